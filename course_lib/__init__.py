@@ -1,0 +1,23 @@
+"""Launch, watch and diagnose PyTorch ranks from a notebook cell: the library of the course."""
+
+import sys as _sys
+
+from .launch import launch, python, warm_up
+from .rank import log, place, track
+from .report import RankError, RankTimeout
+from .run import Run
+
+__all__ = [
+    "RankError",
+    "RankTimeout",
+    "Run",
+    "launch",
+    "log",
+    "place",
+    "python",
+    "track",
+]
+
+if "ipykernel" in _sys.modules:  # in a notebook: torch loads in the background while the learner reads
+    warm_up()
+del warm_up

@@ -1,0 +1,268 @@
+"""What a watched rank writes down about itself, and where.
+
+A thread of the rank notes ten times a second how far the rank is and how much memory it holds, in the
+run's folder: whatever ends the rank later, what it measured until then is on disk. Numbers are rows of
+float64, so a file that was cut short loses its last row at most.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# One tick: what the rank's thread notes ten times a second. Every field is a float64.
+TICK = [
+    "seconds",  # since the launch
+    "samples",  # processed so far, in all passes
+    "steps",
+    "tracked_seconds",  # spent inside track() loops so far: the time that throughput is measured over
+    "passes",  # track() loops begun so far
+    "pass_steps",  # steps done in the present pass
+    "pass_total",  # steps the present pass will take, NaN where that is unknown
+    "memory_bytes",  # on the CPU: what the process itself holds; on a GPU: torch's allocated bytes
+    "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
+    "driver_bytes",  # what NVML says this process (or, in a container, the GPU) holds, NaN on the CPU
+]
+POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of rank-N.names
+TICK_INTERVAL = 0.1  # seconds
+
+_recorder: Recorder | None = None
+
+
+def attach(rank: int | None = None) -> Recorder | None:
+    """The recorder of this process, made at the first call; None where no run watches (no COURSE_RUN)."""
+    global _recorder
+    folder = os.environ.get("COURSE_RUN")
+    if folder is None:
+        return None
+    if _recorder is None:
+        _recorder = Recorder(Path(folder), _rank_number() if rank is None else rank)
+        if rank is None:  # a rank that its own program started: its output is parted from the others' now
+            send_output_to(Path(folder) / f"rank-{_recorder.rank}.log")
+            answer_stack_requests(Path(folder) / f"rank-{_recorder.rank}.stack")
+        _recorder.start()
+        atexit.register(_recorder.close)
+    return _recorder if _recorder.pid == os.getpid() else None  # a forked DataLoader worker is no rank
+
+
+def send_output_to(path: Path) -> None:
+    """Let everything this process prints, from Python or from C, go to the end of a file."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def answer_stack_requests(path: Path) -> None:
+    """Let SIGUSR1, and a crash, write every thread's Python stack to a file, also from inside C code."""
+    file = open(path, "w")
+    print(f"main thread 0x{threading.main_thread().ident:016x}", file=file, flush=True)
+    faulthandler.enable(file)
+    if hasattr(faulthandler, "register"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1, file)
+
+
+def _rank_number() -> int:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"])
+    # mp.spawn numbers its processes from 1 and sets no RANK
+    number = multiprocessing.current_process().name.rpartition("-")[2]
+    return int(number) - 1 if multiprocessing.parent_process() and number.isdigit() else 0
+
+
+class Recorder:
+    """Counts what `track` and `log` tell it and writes it down ten times a second (see TICK, POINT)."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.rank, self.pid = rank, os.getpid()
+        self.samples = self.steps = self.passes = 0
+        self._pass_step = 0  # the step at which the present pass began
+        self._pass_total = math.nan
+        self._pass_began: float | None = None
+        self._tracked = 0.0
+        self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
+        self._stem = folder / f"rank-{rank}"
+        self._names: dict[str, int] = {}
+        self._pending: list[tuple[int, float, int, Any]] = []
+        self._facts: dict[str, Any] = {"pid": self.pid}
+        self._memory = Memory()
+        self._lock = threading.RLock()
+        self._files: dict[str, Any] | None = {
+            kind: open(f"{self._stem}.{kind}", "ab", buffering=0) for kind in ("ticks", "points", "names")
+        }
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
+        self.note()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def note(self, **facts: Any) -> None:
+        """Keep facts about this rank (its device, its backend) beside its figures."""
+        self._facts |= facts
+        part = Path(f"{self._stem}.json.part")
+        with contextlib.suppress(OSError):
+            part.write_text(json.dumps(self._facts))
+            part.replace(f"{self._stem}.json")
+
+    def begin_pass(self, total: int | None) -> None:
+        self.passes += 1
+        self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
+        self._pass_began = time.time()
+
+    def end_pass(self) -> None:
+        if self._pass_began is not None:
+            self._tracked, self._pass_began = self._tracked + time.time() - self._pass_began, None
+
+    def point(self, name: str, value: Any) -> None:
+        numel = getattr(value, "numel", None)
+        if numel is not None and numel() != 1:
+            raise ValueError(
+                f"log({name}=…) takes one number, and got a tensor of shape {tuple(value.shape)}; "
+                f"log its mean, or one entry of it"
+            )
+        if getattr(value, "is_cuda", False):
+            import torch
+
+            event = torch.cuda.Event()
+            value = (value.detach().clone(), event)  # a later step may write into the original
+            event.record()
+        else:
+            try:
+                value = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
+        if name not in self._names:
+            with self._lock:
+                self._names[name] = len(self._names)
+                self._write("names", name.encode() + b"\n")
+        self._pending.append((self._names[name], time.time() - self._launched, self.samples, value))
+        if len(self._pending) >= 50_000:  # someone logs faster than the thread writes: bounded all the same
+            self.flush()
+
+    def tick(self) -> None:
+        now = time.time()
+        began = self._pass_began
+        row = [
+            now - self._launched,
+            self.samples,
+            self.steps,
+            self._tracked + (now - began if began is not None else 0.0),
+            self.passes,
+            self.steps - self._pass_step,
+            self._pass_total,
+            *self._memory.read(),
+        ]
+        self._write("ticks", array("d", row).tobytes())
+
+    def flush(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, []
+            rows = array("d")
+            for name, seconds, samples, value in pending:
+                if isinstance(value, tuple):
+                    tensor, event = value
+                    event.synchronize()  # waits in this thread, not in the training
+                    value = tensor.item()
+                rows.extend((name, seconds, samples, value))
+            if rows:
+                self._write("points", rows.tobytes())
+
+    def close(self) -> None:
+        """Write what is pending. The files stay whole at any moment before, too."""
+        self._stop.set()
+        if self.pid == os.getpid() and self._files is not None:
+            self._thread.join(2)
+            self.tick()
+            self.flush()
+            for file in self._files.values():
+                file.close()
+            self._files = None
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.tick()
+            self.flush()
+            self._stop.wait(TICK_INTERVAL)
+
+    def _write(self, kind: str, data: bytes) -> None:
+        with self._lock:
+            try:
+                if self._files is not None:
+                    self._files[kind].write(data)
+            except OSError as error:  # a full disk ends the recording, never the training
+                self._files = None
+                print(f"course_lib: the figures of rank {self.rank} end here: {error}", file=sys.stderr)
+
+
+class Memory:
+    """How much memory this process holds, cheap enough to ask ten times a second.
+
+    On the CPU the true figure (the pages that are this process's alone, psutil's USS: those that it shares
+    with the process it was forked from are not its own) takes a walk over the page tables, 10 ms with torch
+    loaded. It is taken when its cost is under 0.5 % of the time since the last; in between, the
+    resident size, which costs 10 µs, says how far it has moved.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._exact_at, self._cost = -math.inf, 0.0
+        self._own = self._resident = 0
+
+    def read(self) -> tuple[float, float, float]:
+        """Bytes: held (torch's allocated on a GPU), torch's reserved, the driver's figure."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), driver_bytes()
+        return self._on_the_cpu(), math.nan, math.nan
+
+    def _on_the_cpu(self) -> float:
+        info = self._process.memory_info()
+        resident = info.rss - getattr(info, "shared", 0)
+        now = time.monotonic()
+        if now - self._exact_at > 200 * self._cost:
+            self._own, self._resident = self._process.memory_full_info().uss, resident
+            self._exact_at, self._cost = now, time.monotonic() - now
+        return max(0, self._own + resident - self._resident)
+
+
+def driver_bytes() -> float:
+    """Bytes that NVML counts for this process on its current GPU, or for the whole GPU where it cannot
+    tell processes apart (in most containers); NaN without NVML."""
+    import torch
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return process.usedGpuMemory
+        return pynvml.nvmlDeviceGetMemoryInfo(handle).used
+    except Exception:  # no NVML, no permission, a device it does not know: there is no figure then
+        return math.nan
