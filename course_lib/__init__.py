@@ -2,7 +2,9 @@
 
 import sys as _sys
 
+from .figures import bars, compare, curves
 from .launch import launch, python, warm_up
+from .machine import machine
 from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
@@ -11,8 +13,12 @@ __all__ = [
     "RankError",
     "RankTimeout",
     "Run",
+    "bars",
+    "compare",
+    "curves",
     "launch",
     "log",
+    "machine",
     "place",
     "python",
     "track",

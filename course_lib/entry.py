@@ -159,7 +159,6 @@ def _report(folder: Path, rank: int | str, error: BaseException) -> None:
     )
     text = "".join(traceback.format_exception(error))
     write_failure(folder, rank, name, message, _frames(error.__traceback__), text)
-    print(text, end="", file=sys.stderr)
 
 
 def write_failure(
@@ -233,7 +232,6 @@ def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
         frames = [(m["file"], int(m["line"]), m["function"]) for m in FRAME_LINE.finditer(text)]
         own = [frame for frame in frames if is_learners(frame[0])]
         write_failure(folder, rank, kind, message, [with_source(*f) for f in own or frames[-1:]], text)
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

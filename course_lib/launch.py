@@ -31,7 +31,7 @@ import psutil
 from . import entry, report
 from .dashboard import View, view_of
 from .entry import Job
-from .machine import accelerators, cores
+from .machine import cores, gpu_count
 from .run import Run
 
 WAKE_SECONDS = 0.05  # how often the watching side looks around; the end of a rank wakes it at once
@@ -98,13 +98,17 @@ def launch(
             call=call,
             environment=_environment(run, world_size, port, device),
             threads=max(1, cores() // world_size),
-            cells={name: kept for name, kept in linecache.cache.items() if len(kept) == 4 and kept[1] is None},
+            cells={
+                name: kept for name, kept in linecache.cache.items() if len(kept) == 4 and kept[1] is None
+            },
         )
         _watch(run, lambda: _Ranks(job, world_size), timeout, view_of(run, dashboard))
     return run
 
 
-def python(script: str | os.PathLike[str], *args: Any, timeout: float | None = None, dashboard: bool = True) -> Run:
+def python(
+    script: str | os.PathLike[str], *args: Any, timeout: float | None = None, dashboard: bool = True
+) -> Run:
     """Run ``python script args…``, a program that starts its own ranks with ``mp.spawn``, and watch it.
 
     Its ranks show up once they call `place`, `track` or `log`. The same faults are told in the same way; the
@@ -146,7 +150,7 @@ def python(script: str | os.PathLike[str], *args: Any, timeout: float | None = N
 def _world_size(nprocs: int | None, device: str | None) -> int:
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device is 'cpu', 'cuda', or left out to take what is there; got {device!r}")
-    gpus = 0 if device == "cpu" else len([each for each in accelerators() if each.kind == "cuda"])
+    gpus = 0 if device == "cpu" else gpu_count()
     if device == "cuda" and gpus == 0:
         raise ValueError("device='cuda', but torch sees no CUDA GPU on this machine; leave device out")
     if nprocs is None:
@@ -165,8 +169,8 @@ def _packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byt
     """(function, args, kwargs) as bytes; refused with the name of what cannot be sent."""
     if not callable(function):
         raise TypeError(
-            f"launch takes the function itself and then its arguments, launch(train, 3); its first argument is "
-            f"{function!r:.60}, a {type(function).__name__}, which cannot be called"
+            f"launch takes the function itself and then its arguments, launch(train, 3); its first argument "
+            f"is {function!r:.60}, a {type(function).__name__}, which cannot be called"
         )
     with contextlib.suppress(ValueError):  # some builtins have no signature
         try:
@@ -181,7 +185,9 @@ def _packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byt
         named |= {f"argument {name}=": value for name, value in kwargs.items()}
         with contextlib.suppress(TypeError):
             used = inspect.getclosurevars(function)
-            named |= {f"{name}, which {function.__name__} uses,": v for v_ in used[:2] for name, v in v_.items()}
+            named |= {
+                f"{name}, which {function.__name__} uses,": v for v_ in used[:2] for name, v in v_.items()
+            }
         for name, value in named.items():
             try:
                 cloudpickle.dumps(value)

@@ -1,6 +1,8 @@
 """What the fork server loads once, so that each rank has it from its first millisecond."""
 
+import atexit
 import contextlib
+import gc
 
 import torch
 import torch.distributed
@@ -11,3 +13,9 @@ from . import entry, rank  # noqa: F401
 
 with contextlib.suppress(Exception):  # only some lessons need it, and a rank would say what is wrong with it
     import torchvision  # noqa: F401
+
+# The ranks share these pages until they write to them, and a garbage collection writes to every object it
+# looks at: frozen objects it leaves alone.
+gc.collect()
+gc.freeze()
+atexit.register(gc.unfreeze)  # the server's own end; or libraries report leaks

@@ -152,7 +152,7 @@ class Recorder:
             event.record()
         else:
             try:
-                value = float(value)
+                value = float(value if numel is None else value.item())
             except (TypeError, ValueError):
                 raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
         if name not in self._names:

@@ -198,7 +198,12 @@ class Run:
         """What each rank printed, by rank (of more than 1 MiB the end; the whole is in the folder)."""
         return _ByRank(self.world_size, self._log)
 
-    def _log(self, rank: int) -> str:
+    @property
+    def output(self) -> str:
+        """What a program printed outside its ranks; empty for a `launch`."""
+        return self._log("program")
+
+    def _log(self, rank: int | str) -> str:
         path = self.folder / f"rank-{rank}.log"
         size, text = _end_of(path, LOG_BYTES)
         if size > LOG_BYTES:
@@ -288,7 +293,7 @@ class Run:
 
     def plot(self) -> Picture:
         """Memory and throughput of each rank over the run."""
-        from .figures import plot_run
+        from .run_figure import plot_run
 
         return plot_run(self)
 

@@ -1,0 +1,87 @@
+"""The ``course`` command: ``course doctor`` looks at this machine and tries two ranks on it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable
+
+from .launch import launch
+from .machine import machine
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; its exit status is 0 where nothing is missing."""
+    parser = argparse.ArgumentParser(prog="course", description="The course's own tools.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
+    parser.parse_args(arguments)
+    return doctor()
+
+
+def doctor() -> int:
+    """Print the machine's card and what is missing, and let two ranks meet."""
+    print(machine())
+    print()
+    missing = 0
+    for name, check in CHECKS.items():
+        try:
+            print(f"✓ {name}: {check()}")
+        except Exception as error:
+            missing += 1
+            print(f"✗ {name}: {type(error).__name__}: {error}")
+    print()
+    print(f"{missing} of {len(CHECKS)} checks failed; see ✗ above." if missing else "Everything is there.")
+    return 1 if missing else 0
+
+
+def _pair() -> str:
+    import torch
+    import torchvision
+    from torchvision.ops import nms
+
+    nms(torch.zeros(1, 4), torch.zeros(1), 0.5)  # one of torchvision's own operators: they fit each other
+    return f"torch {torch.__version__} and torchvision {torchvision.__version__} fit each other"
+
+
+def _notebooks() -> str:
+    names = ["jupyterlab", "ipykernel", "ipywidgets"]
+    for name in names:
+        importlib.import_module(name)
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def _data() -> str:
+    from .data import digits
+
+    return f"{len(digits(train=True)):,} digits to train on, {len(digits(train=False)):,} to test"
+
+
+def _two_ranks() -> str:
+    run = launch(_sum_over_ranks, nprocs=2, device="cpu", timeout=60, dashboard=False)
+    if run.results != [3.0, 3.0]:
+        raise RuntimeError(f"two ranks summed 1 and 2 to {run.results}")
+    return f"they met over gloo and summed 1 and 2 to 3 in {run.seconds:.2f} s"
+
+
+def _sum_over_ranks() -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    number = torch.tensor(dist.get_rank() + 1.0)
+    dist.all_reduce(number)
+    return number.item()
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "torch and torchvision": _pair,
+    "JupyterLab": _notebooks,
+    "data": _data,
+    "two ranks": _two_ranks,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

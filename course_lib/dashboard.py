@@ -1,0 +1,219 @@
+"""What a learner sees while ranks run, and what stays when they are done.
+
+In a notebook a run that lasts shows a widget: a bar for each rank, memory and throughput as live curves, each
+rank's latest line, and a Stop button. At its end the widget goes and a plain picture and table stay, which
+show when the notebook is opened again or converted. A run that is over at once, or that has nothing to draw,
+leaves its ranks' lines, by rank. In a terminal, lines are printed as they come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import math
+import sys
+import threading
+import time
+from typing import Any
+
+from .machine import cores
+from .run import Run, as_table
+
+SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
+FASTEST = 0.25  # seconds between two refreshes, at least
+SHARE = 0.008  # of the machine's CPU time that refreshing may take
+MANY_RANKS = 16  # from here on one line of bars, without texts
+LINES_KEPT = 20  # of each rank's output, under the cell
+TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at one refresh
+
+
+def view_of(run: Run, shown: bool) -> View:
+    """The view that fits where we are: a notebook, a terminal, or nothing at all."""
+    if not shown:
+        return View(run)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return NotebookView(run) if getattr(shell, "kernel", None) is not None else TerminalView(run)
+
+
+class View:
+    """Shows nothing. ``stop`` is set by whoever wants the run to end."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.stop = threading.Event()
+
+    def update(self) -> None:
+        """Called some twenty times a second while the ranks run."""
+
+    def finish(self) -> None:
+        """Called once, when all ranks are gone and the run has its end written down."""
+
+
+class TerminalView(View):
+    """Prints each line as it comes, with its rank in front."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._read: dict[str, int] = {}
+
+    def update(self) -> None:
+        self._print_new(whole_lines=True)
+
+    def finish(self) -> None:
+        self._print_new(whole_lines=False)
+        if self.run.tracked:
+            print(self.run.headline())
+            print(text_table(self.run.table()))
+
+    def _print_new(self, whole_lines: bool) -> None:
+        for who in ["program", *map(str, range(self.run.world_size))]:
+            path = self.run.folder / f"rank-{who}.log"
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                size = file.seek(0, 2)
+                start = self._read.get(who, 0)
+                if size - start > TERMINAL_BYTES:
+                    print(f"[rank {who}] … {size - start - TERMINAL_BYTES:,} bytes more in {path}")
+                    start = size - TERMINAL_BYTES
+                file.seek(start)
+                data = file.read(TERMINAL_BYTES)
+                if whole_lines:
+                    data = data[: data.rfind(b"\n") + 1]
+                self._read[who] = start + len(data)
+                for line in data.decode(errors="replace").splitlines():
+                    print(line if who == "program" else f"[rank {who}] {line}", flush=True)
+
+
+class NotebookView(View):
+    """The widget, and what replaces it."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._begun = time.monotonic()
+        self._next = self._begun + SHOW_AFTER
+        self._box: Any = None
+
+    def update(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        before = time.thread_time()
+        if self._box is None:
+            self._open()
+        self._refresh()
+        cost = time.thread_time() - before
+        self._next = time.monotonic() + max(FASTEST, cost / (SHARE * cores()))
+
+    def _open(self) -> None:
+        import ipywidgets
+        from IPython.display import display
+
+        from .run_figure import RunFigure
+
+        self._figure = RunFigure(self.run, live=True)
+        self._title = ipywidgets.HTML()
+        self._bars = ipywidgets.HTML()
+        self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
+        button = ipywidgets.Button(
+            description="Stop", icon="stop", button_style="warning", tooltip="End all ranks of this run"
+        )
+        button.add_class("course-stop")
+        button.on_click(self._on_stop)
+        _let_clicks_in(button)
+        self._button = button
+        head = ipywidgets.HBox([self._title, button], layout={"justify_content": "space-between"})
+        self._box = ipywidgets.VBox([head, self._bars, self._image])
+        self._box.add_class("course-dashboard")
+        self._handle = display(self._box, display_id=True)
+
+    def _on_stop(self, button: Any) -> None:
+        self.stop.set()
+        button.description, button.disabled = "Stopping…", True
+
+    def _refresh(self) -> None:
+        self._title.value = f"<b>{html.escape(self.run.headline())}</b>"
+        self._bars.value = bars_html(self.run)
+        self._figure.update()
+        self._image.value = self._figure.live_png()
+
+    def finish(self) -> None:
+        from IPython.display import display
+
+        if self._box is not None:
+            self._box.close()
+        if self.run.tracked:
+            picture = self.run.plot()
+            data, metadata = picture._repr_mimebundle_()
+            if self._box is not None:
+                self._handle.update(data, metadata=metadata, raw=True)
+            else:
+                display(data, metadata=metadata, raw=True)
+            rows = f"<p><b>{html.escape(self.run.headline())}</b></p>{as_table(self.run.table())}"
+            display({"text/html": rows, "text/plain": text_table(self.run.table())}, raw=True)
+        elif self._box is not None:
+            self._handle.update({"text/plain": self.run.headline()}, raw=True)
+        for line in printed_lines(self.run):
+            print(line)
+
+
+def _let_clicks_in(button: Any) -> None:
+    """Let the Stop button's click arrive while the cell runs.
+
+    JupyterLab sends widget messages to a subshell, a thread of the kernel that is free while a cell runs;
+    ipykernel 7.4 sends them on to the shell that made the widget, which is busy. This is private to
+    ipykernel, so it may go: the kernel's own interrupt always works.
+    """
+    if hasattr(button.comm, "_reply_subshell_for"):
+        button.comm._reply_subshell_for = lambda data, default: default
+
+
+def bars_html(run: Run) -> str:
+    """A progress bar for each rank with its step, last values and last line."""
+    if run.world_size >= MANY_RANKS:
+        bars = "".join(_bar(run, rank, "4em")[0] for rank in range(run.world_size))
+        return f'<div style="line-height:1.2">{bars}</div>'
+    rows = []
+    for rank in range(run.world_size):
+        bar, progress = _bar(run, rank, "12em")
+        values = " · ".join(
+            [progress, *(f"{html.escape(name)} {value:.4g}" for name, value in run.latest(rank).items())]
+        )
+        line = html.escape(" ".join(run.last_lines(rank, 1)))
+        rows.append(
+            f'<tr><td style="padding-right:.8em">rank {rank}</td><td style="padding-right:.8em">{bar}</td>'
+            f'<td style="padding-right:.8em; white-space:nowrap">{values}</td>'
+            f'<td style="max-width:28em; overflow:hidden; text-overflow:ellipsis; white-space:nowrap">'
+            f"<code>{line}</code></td></tr>"
+        )
+    return f'<table style="line-height:1.5">{"".join(rows)}</table>'
+
+
+def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
+    ticks = run.ticks(rank)
+    if not ticks["passes"].any():
+        return f'<progress style="width:{width}" value="0" aria-label="rank {rank}"></progress>', "starting"
+    now = {name: column[-1] for name, column in ticks.items()}
+    known = not math.isnan(now["pass_total"])
+    steps = f"{now['pass_steps']:.0f}/{now['pass_total']:.0f}" if known else f"{now['pass_steps']:.0f}"
+    size = f'value="{now["pass_steps"]:.0f}" max="{max(1, now["pass_total"]):.0f}"' if known else ""
+    bar = f'<progress style="width:{width}" {size} aria-label="rank {rank}"></progress>'
+    return bar, f"pass {now['passes']:.0f}, step {steps}"
+
+
+def printed_lines(run: Run) -> list[str]:
+    """The last lines of each rank's output, by rank, with the rank in front."""
+    shown = []
+    for who in ["program", *range(run.world_size)]:
+        lines = run.last_lines(who, LINES_KEPT + 1)
+        front = "" if who == "program" else f"rank {who} | "
+        if len(lines) > LINES_KEPT:
+            shown.append(f"{front}… (all of it: run.logs[{who}])" if who != "program" else "…")
+        shown += [front + line for line in lines[-LINES_KEPT:]]
+    return shown
+
+
+def text_table(rows: list[dict[str, str]]) -> str:
+    """Rows of the same keys as aligned text."""
+    if not rows:
+        return ""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    lines = [dict(zip(widths, widths, strict=True)), *rows]
+    return "\n".join("  ".join(line[name].rjust(width) for name, width in widths.items()) for line in lines)

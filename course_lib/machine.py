@@ -1,0 +1,183 @@
+"""What this machine offers, and what the course will use of it (lesson 00)."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One accelerator: ``kind`` is torch's device type, ``memory_bytes`` 0 where torch does not tell."""
+
+    kind: str
+    index: int
+    name: str
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        memory = f", {self.memory_bytes / GIB:.1f} GiB" if self.memory_bytes else ""
+        return f"{self.kind}:{self.index} {self.name}{memory}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A card in a notebook, text in a terminal.
+
+    Attributes
+    ----------
+    accelerators : list of Accelerator
+    cores : int
+        CPU cores that this process may use.
+    memory_bytes, available_bytes : int
+        Main memory, within a container's limit.
+    backends : dict of str to bool
+        Each backend of torch.distributed, and whether this build of torch has it.
+    world_size, backend : int, str
+        What `launch` uses without being told otherwise.
+    reason : str
+        Why.
+    """
+
+    accelerators: list[Accelerator]
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    backends: dict[str, bool]
+    world_size: int
+    backend: str
+    reason: str
+
+    @property
+    def plan(self) -> str:
+        """In a few words: ``"2 CPU ranks, gloo"``."""
+        kind = "GPU" if gpu_count() else "CPU"
+        return f"{self.world_size} {kind} rank{'s' if self.world_size > 1 else ''}, {self.backend}"
+
+    def rows(self) -> dict[str, str]:
+        """What the card says, by title."""
+        import torch
+
+        has = [name for name, there in self.backends.items() if there]
+        lacks = [name for name, there in self.backends.items() if not there]
+        return {
+            "Accelerators": "\n".join(map(str, self.accelerators)) or "none that torch can use",
+            "CPU": f"{self.cores} core{'s' if self.cores > 1 else ''} for this process",
+            "Memory": f"{self.memory_bytes / GIB:.1f} GiB, {self.available_bytes / GIB:.1f} GiB of it free",
+            "Backends": f"{', '.join(has) or 'none'} (not in this torch: {', '.join(lacks) or 'none'})",
+            "Software": f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}",
+            "The course will use": f"{self.plan}: {self.reason}",
+        }
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        width = max(map(len, rows)) + 2
+        return "\n".join(
+            f"{title + ':':{width}}{text}".replace("\n", "\n" + " " * width) for title, text in rows.items()
+        )
+
+    def _repr_html_(self) -> str:
+        cell = "padding:.25em .9em .25em 0; text-align:left; vertical-align:top"
+        body = "".join(
+            f'<tr><th scope="row" style="{cell}">{html.escape(title)}</th>'
+            f'<td style="{cell}">{html.escape(text).replace(chr(10), "<br>")}</td></tr>'
+            for title, text in self.rows().items()
+        )
+        return (
+            '<div style="display:inline-block; border:1px solid #8888; border-left:4px solid #0072b2; '
+            'border-radius:4px; padding:.5em 1em"><b>This machine</b>'
+            f'<table style="border:none; margin:.3em 0 0">{body}</table></div>'
+        )
+
+
+def machine() -> Machine:
+    """Look at this machine: accelerators, cores, memory, backends, and what the course will use."""
+    found = accelerators()
+    gpus = gpu_count()
+    shown_only = sorted({each.name for each in found if each.kind != "cuda"})
+    if gpus > 1:
+        world_size, backend, reason = gpus, "nccl", f"one rank for each of the {gpus} GPUs"
+    elif gpus == 1:
+        world_size, backend = 1, "nccl"
+        reason = "one rank on the one GPU; more ranks than GPUs share it, over gloo"
+    elif shown_only:
+        world_size, backend = 2, "gloo"
+        reason = (
+            f"torch.distributed has no backend here for {', '.join(shown_only)}, so ranks are CPU processes"
+        )
+    else:
+        world_size, backend, reason = 2, "gloo", "there is no GPU, so ranks are CPU processes"
+    total, available = memory()
+    return Machine(
+        accelerators=found,
+        cores=cores(),
+        memory_bytes=total,
+        available_bytes=available,
+        backends=backends(),
+        world_size=world_size,
+        backend=backend,
+        reason=reason,
+    )
+
+
+def gpu_count() -> int:
+    """GPUs that ranks can use (CUDA's, or ROCm's under the same name), CUDA_VISIBLE_DEVICES observed."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def accelerators() -> list[Accelerator]:
+    """Every accelerator that torch can use here."""
+    import torch
+
+    found = []
+    for index in range(gpu_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(Accelerator("cuda", index, properties.name, properties.total_memory))
+    if not found and torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        for index in range(torch.accelerator.device_count()):
+            name = {"mps": "Apple GPU (shares main memory)"}.get(kind, kind.upper())
+            found.append(Accelerator(kind, index, name, 0))
+    return found
+
+
+def cores() -> int:
+    """CPU cores that this process may use: its affinity, and a container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return max(1, min(count, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no container, or no quota ("max")
+        return count
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of main memory, and how many are available, within a container's limit."""
+    now = psutil.virtual_memory()
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return now.total, now.available
+    return min(now.total, limit), min(now.available, limit - used)
+
+
+def backends() -> dict[str, bool]:
+    """The backends of torch.distributed and whether this build has them."""
+    import torch.distributed as dist
+
+    names = ["gloo", "nccl", "mpi", "ucc", "xccl"]
+    if not dist.is_available():
+        return dict.fromkeys(names, False)
+    return {name: bool(getattr(dist, f"is_{name}_available", bool)()) for name in names}
