@@ -21,7 +21,8 @@ from .run import Run, as_table
 
 SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
 FASTEST = 0.25  # seconds between two refreshes, at least
-SHARE = 0.008  # of the machine's CPU time that refreshing may take
+SLOWEST = 2.0  # seconds, at most
+SHARE = 0.01  # of the machine's CPU time that refreshing may take
 MANY_RANKS = 16  # from here on one line of bars, without texts
 LINES_KEPT = 20  # of each rank's output, under the cell
 TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at one refresh
@@ -95,12 +96,12 @@ class NotebookView(View):
     def update(self) -> None:
         if time.monotonic() < self._next:
             return
-        before = time.thread_time()
         if self._box is None:
             self._open()
+        before = time.thread_time()
         self._refresh()
         cost = time.thread_time() - before
-        self._next = time.monotonic() + max(FASTEST, cost / (SHARE * cores()))
+        self._next = time.monotonic() + min(SLOWEST, max(FASTEST, cost / (SHARE * cores())))
 
     def _open(self) -> None:
         import ipywidgets

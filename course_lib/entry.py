@@ -64,6 +64,8 @@ def main(rank: int, job: Job) -> None:
     os.environ.update(job.environment, RANK=str(rank), LOCAL_RANK=str(rank))
     _part_from_forkserver()
     end_with(job.kernel_pid)
+    # a process of a fork server would start its own by one: the platform's way, as in a plain program
+    multiprocessing.set_start_method(None, force=True)
     send_output_to(job.folder / f"rank-{rank}.log")
     failed = True
     try:
@@ -175,7 +177,8 @@ def _frames(tb: TracebackType | None) -> list[dict[str, Any]]:
     """The learner's own frames, outermost first; the innermost of all where none is the learner's."""
     places = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(tb)]
     own = [place for place in places if is_learners(place[0])]
-    return [with_source(*place) for place in own or places[-1:]]
+    last = [place for place in places[-1:] if Path(place[0]).parent != Path(__file__).parent]
+    return [with_source(*place) for place in own or last]
 
 
 def is_learners(filename: str) -> bool:

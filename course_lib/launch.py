@@ -38,6 +38,7 @@ WAKE_SECONDS = 0.05  # how often the watching side looks around; the end of a ra
 LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
 KILL_SECONDS = 5.0
 CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
+_main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -88,6 +89,7 @@ def launch(
     """
     world_size = _world_size(nprocs, device)
     _check_timeout(timeout)
+    warm_up()
     call = _packed(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
     run = Run.create(name, world_size)
@@ -99,7 +101,9 @@ def launch(
             environment=_environment(run, world_size, port, device),
             threads=max(1, cores() // world_size),
             cells={
-                name: kept for name, kept in linecache.cache.items() if len(kept) == 4 and kept[1] is None
+                name: kept
+                for name, kept in list(linecache.cache.items())  # other threads add to it
+                if len(kept) == 4 and kept[1] is None
             },
         )
         _watch(run, lambda: _Ranks(job, world_size), timeout, view_of(run, dashboard))
@@ -181,13 +185,12 @@ def _packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byt
     try:
         return cloudpickle.dumps((function, args, kwargs))
     except Exception as error:
-        named = {f"argument {i} of {function.__name__}": value for i, value in enumerate(args, 1)}
+        user = getattr(function, "__name__", type(function).__name__)
+        named = {f"argument {i} of {user}": value for i, value in enumerate(args, 1)}
         named |= {f"argument {name}=": value for name, value in kwargs.items()}
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, ValueError):  # no plain function; a name without a value yet
             used = inspect.getclosurevars(function)
-            named |= {
-                f"{name}, which {function.__name__} uses,": v for v_ in used[:2] for name, v in v_.items()
-            }
+            named |= {f"{name}, which {user} uses,": v for v_ in used[:2] for name, v in v_.items()}
         for name, value in named.items():
             try:
                 cloudpickle.dumps(value)
@@ -238,15 +241,16 @@ def _without_main() -> Iterator[None]:
 
     The function travels by value, so the ranks need nothing of it. A notebook has no such file.
     """
-    main = sys.modules["__main__"]
-    if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
-        yield
-        return
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _main_lock:
+        main = sys.modules["__main__"]
+        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+            yield
+            return
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager
@@ -354,7 +358,10 @@ def _watch(run: Run, start: Callable[[], _Ranks | _Program], timeout: float | No
         finally:
             ranks.kill()
         if error is None:
-            _ = run.results  # loaded while the interrupt is held: nothing is left half read
+            try:
+                run.load_results()  # while the interrupt is held: nothing is left half read
+            except ValueError as reason:
+                error = report.RankError(str(reason), None, run)
         state = "done" if error is None else "stopped" if isinstance(error, report.Stopped) else "failed"
         run.end(state, "" if error is None else str(error))
         view.finish()
@@ -394,7 +401,8 @@ def _follow(
 
 
 def _first_failure(run: Run, codes: dict[int | str, int | None]) -> report.Failure | None:
-    ended = {rank: code for rank, code in codes.items() if code not in (None, 0)}
+    # a rank that ended well has its result; a program may just end
+    ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != "program")}
     failures = [report.failure_of(run, rank, code) for rank, code in ended.items()]
     found = [each for each in failures if each is not None]
     of_ranks = [each for each in found if each.rank != "program"]
@@ -405,6 +413,7 @@ def _what_others_do(run: Run, ranks: _Ranks | _Program) -> dict[int, str]:
     codes = ranks.exit_codes()
     numbers = list(range(run.world_size))
     report.ask_stacks(run, [rank for rank in numbers if codes.get(rank) is None])
+    codes = ranks.exit_codes()  # some may have ended meanwhile
     return {rank: report.doing(run, rank, codes.get(rank)) for rank in numbers}
 
 

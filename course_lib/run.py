@@ -167,12 +167,15 @@ class Run:
             The run was opened from its folder, and a result is more than tensors, numbers, strings and
             containers of them: such a thing is only loaded from ranks that this process started.
         """
+        if self._results is None and self.state == "running":
+            return [self._load_result(rank) for rank in range(self.world_size)]
         if self._results is None:
-            results = [self._load_result(rank) for rank in range(self.world_size)]
-            if self.state == "running":
-                return results
-            self._results = results
-        return self._results
+            self.load_results()
+        return self._results or []
+
+    def load_results(self) -> None:
+        """Read the results once and for all."""
+        self._results = [self._load_result(rank) for rank in range(self.world_size)]
 
     def _load_result(self, rank: int) -> Any:
         import torch
@@ -181,7 +184,12 @@ class Run:
         if not path.exists():
             return None
         if self._trusted:
-            return torch.load(path, map_location="cpu", weights_only=False)
+            try:
+                return torch.load(path, map_location="cpu", weights_only=False)
+            except Exception as error:
+                raise ValueError(
+                    f"rank {rank} returned what cannot be loaded again: {type(error).__name__}: {error}"
+                ) from error
         plain_arrays = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np._core.multiarray.scalar]
         plain_arrays += [type(np.dtype(kind)) for kind in "?bhilBHILefd"]
         try:

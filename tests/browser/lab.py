@@ -1,0 +1,108 @@
+"""A JupyterLab of the test's own and a Chromium that looks at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from conftest import wait_for
+
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Lab:
+    """A running server: its address, its token, and the folder it shows."""
+
+    def __init__(self, folder: Path, home: Path, course_home: Path) -> None:
+        self.folder, self.token = folder, secrets.token_hex(16)
+        settings = home / "settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
+        places = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "IPYTHONDIR": "ipython",
+        }
+        environment = {**os.environ, **{name: str(home / place) for name, place in places.items()}}
+        environment |= {"COURSE_HOME": str(course_home), "JUPYTER_PREFER_ENV_PATH": "1"}
+        self.log = home / "server.log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+                    "--ServerApp.ip=127.0.0.1",
+                    f"--ServerApp.port={20000 + secrets.randbelow(20000)}",
+                    f"--IdentityProvider.token={self.token}",
+                    f"--ServerApp.root_dir={folder}",
+                ],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        info = home / "runtime" / f"jpserver-{self.process.pid}.json"
+        self.url = json.loads(wait_for(lambda: info.exists() and info.read_text(), 60, "the server"))["url"]
+        wait_for(self._answers, 60, "the server's answer")
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}api?token={self.token}", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        for process in psutil.wait_procs(family, timeout=30)[1]:
+            process.kill()
+
+
+class Notebook:
+    """One notebook open in the browser."""
+
+    IDLE = '.jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator[data-status="idle"]'
+
+    def __init__(self, page: Any, lab: Lab, path: str) -> None:
+        self.page = page
+        page.goto(f"{lab.url}lab/tree/{path}?reset&token={lab.token}")
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        page.wait_for_selector(self.IDLE, timeout=60_000)
+
+    def run_all(self) -> None:
+        self.page.click("#jp-MainMenu >> text=Run")
+        self.page.click('.lm-Menu-item[data-command="runmenu:run-all"]')
+
+    def save(self) -> None:
+        self.page.click('.jp-NotebookPanel-toolbar [data-command="docmanager:save"]')
+        self.page.wait_for_selector(".jp-NotebookPanel-toolbar", timeout=10_000)
+
+    def interrupt(self) -> None:
+        self.page.click('.jp-NotebookPanel-toolbar [data-command="notebook:interrupt-kernel"]')
+
+    def wait_idle(self, seconds: float) -> None:
+        self.page.wait_for_selector(self.IDLE, timeout=seconds * 1000)

@@ -1,0 +1,136 @@
+"""A learner opens lesson 06 in JupyterLab, runs it, stops a run, and finds the pictures again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from conftest import processes_marked, require, wait_for
+from lab import CHROMIUM_ARGUMENTS, Lab, Notebook
+
+pytestmark = pytest.mark.browser
+LESSON = "lessons/06_ddp_with_spawn.ipynb"
+PATIENCE = """
+def patience():
+    import torch
+    import torch.distributed as dist
+
+    from course_lib import log, place, track
+
+    dist.init_process_group(place()[1])
+    for step in track(range(100_000)):
+        time.sleep(0.05)
+        dist.all_reduce(torch.ones(1))
+        log(step=step)
+
+
+import time
+
+from course_lib import launch
+
+launch(patience, nprocs=2)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, course_home: Path) -> Iterator[Lab]:
+    """JupyterLab on a copy of the lessons."""
+    require("chromium", "the browser tests drive JupyterLab in it")
+    lessons = Path(__file__).parents[2] / "lessons"
+    folder = tmp_path / "course"
+    shutil.copytree(lessons, folder / "lessons", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    (tmp_path / "jupyter").mkdir()
+    server = Lab(folder, tmp_path / "jupyter", course_home)
+    try:
+        yield server
+    finally:
+        server.close()
+    wait_for(lambda: not processes_marked("COURSE_HOME", str(course_home)), 30, "the end of every process")
+
+
+@pytest.fixture
+def page(tmp_path: Path, lab: Lab) -> Iterator[Any]:
+    """A page of a Chromium that starts with nothing."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path / "chromium"),
+            executable_path=require("chromium", "the browser tests drive JupyterLab in it"),
+            headless=True,
+            viewport={"width": 1280, "height": 900},
+            args=CHROMIUM_ARGUMENTS,
+        )
+        try:
+            yield context.pages[0] if context.pages else context.new_page()
+        finally:
+            context.close()
+
+
+def add_cells(path: Path, *sources: str) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    for source in sources:
+        notebook.cells.append(nbformat.v4.new_code_cell(source.strip()))
+    for cell in notebook.cells:  # so that what the browser shows was made now
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    nbformat.write(notebook, path)
+
+
+def pictures(page: Any) -> int:
+    return page.locator(".jp-OutputArea-output.jp-RenderedImage img").count()
+
+
+def test_lesson_06_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: Path) -> None:
+    add_cells(lab.folder / LESSON, PATIENCE)
+    notebook = Notebook(page, lab, LESSON)
+    notebook.run_all()
+
+    # the lesson's own training shows a dashboard that moves
+    image = page.locator(".course-dashboard img").first
+    image.wait_for(timeout=120_000)
+    sources = set()
+
+    def moved() -> bool:
+        if image.is_visible():
+            sources.add(image.get_attribute("src"))
+        return len(sources) >= 3
+
+    wait_for(moved, 60, "three different pictures of a run")
+    page.screenshot(path=tmp_path / "dashboard.png")
+
+    # the added cell runs until Stop is pressed
+    page.locator(".jp-CodeCell").last.locator(".course-dashboard").wait_for(timeout=180_000)
+    page.locator(".jp-CodeCell").last.locator("button.course-stop").click()
+    pressed = time.monotonic()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.jp-CodeCell')].pop().innerText.includes('Stopped')", timeout=60_000
+    )
+    print(f"stopped {time.monotonic() - pressed:.2f} s after the click")
+    notebook.wait_idle(60)
+    assert page.locator(".course-dashboard").count() == 0
+    shown = pictures(page)
+    assert shown >= 4, "the lesson's pictures and the stopped run's"
+
+    # saved, closed, opened again without a run: the pictures are there, and no widget is missed
+    notebook.save()
+    saved = lab.folder / LESSON
+
+    def is_saved() -> bool:
+        return "Stopped" in str(nbformat.read(saved, as_version=4).cells[-1].get("outputs"))
+
+    wait_for(is_saved, 60, "the saved notebook")
+    again = Notebook(page, lab, LESSON)
+    wait_for(lambda: pictures(again.page) == shown, 60, f"{shown} pictures in the reopened notebook")
+    assert "model not found" not in page.inner_text(".jp-Notebook").lower()
+    widths = page.eval_on_selector_all(
+        ".jp-OutputArea-output.jp-RenderedImage img", "images => images.map(image => image.naturalWidth)"
+    )
+    assert all(width > 300 for width in widths), widths
+    page.screenshot(path=tmp_path / "reopened.png")
