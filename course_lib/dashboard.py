@@ -123,7 +123,9 @@ class NotebookView(View):
         head = ipywidgets.HBox([self._title, button], layout={"justify_content": "space-between"})
         self._box = ipywidgets.VBox([head, self._bars, self._image])
         self._box.add_class("course-dashboard")
-        self._handle = display(self._box, display_id=True)
+        view = self._box._repr_mimebundle_()
+        view.pop("text/plain")  # nothing is left of a run that has nothing to draw, however long it took
+        self._handle = display(view, raw=True, display_id=True)
 
     def _on_stop(self, button: Any) -> None:
         self.stop.set()
@@ -150,7 +152,7 @@ class NotebookView(View):
             rows = f"<p><b>{html.escape(self.run.headline())}</b></p>{as_table(self.run.table())}"
             display({"text/html": rows, "text/plain": text_table(self.run.table())}, raw=True)
         elif self._box is not None:
-            self._handle.update({"text/plain": self.run.headline()}, raw=True)
+            self._handle.update({}, raw=True)
         for line in printed_lines(self.run):
             print(line)
 

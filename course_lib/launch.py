@@ -89,6 +89,8 @@ def launch(
     """
     world_size = _world_size(nprocs, device)
     _check_timeout(timeout)
+    if dashboard and 0 < (gpus := 0 if device == "cpu" else gpu_count()) < world_size:
+        print(f"{world_size} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, over gloo")
     warm_up()
     call = _packed(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
@@ -278,7 +280,6 @@ class _Ranks:
     def __init__(self, job: Job, world_size: int) -> None:
         from torch.multiprocessing import start_processes
 
-        warm_up()
         with _without_main():
             self._processes = start_processes(
                 entry.main, (job,), nprocs=world_size, join=False, start_method=METHOD
@@ -357,16 +358,24 @@ def _watch(run: Run, start: Callable[[], _Ranks | _Program], timeout: float | No
             error = _follow(run, ranks, timeout, view)
         finally:
             ranks.kill()
-        if error is None:
-            try:
-                run.load_results()  # while the interrupt is held: nothing is left half read
-            except ValueError as reason:
-                error = report.RankError(str(reason), None, run)
         state = "done" if error is None else "stopped" if isinstance(error, report.Stopped) else "failed"
         run.end(state, "" if error is None else str(error))
+        if error is None:
+            error = _load_results(run)
         view.finish()
     if error is not None:
         raise error from None
+
+
+def _load_results(run: Run) -> report.RankError | None:
+    """While the interrupt is held, so that nothing is left half read."""
+    try:
+        _ = run.results
+    except Exception as error:
+        text = f"the ranks are done, but a result cannot be read here: {type(error).__name__}: {error}"
+        run.end("failed", text)
+        return report.RankError(text, None, run)
+    return None
 
 
 def _follow(

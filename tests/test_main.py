@@ -1,0 +1,53 @@
+"""``course doctor``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from course_lib import __main__ as command
+
+
+def test_doctor_on_this_machine() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "course_lib", "doctor"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The course will use:" in done.stdout
+    assert "✓ two ranks: they met over gloo and summed 1 and 2 to 3" in done.stdout
+    assert done.stdout.rstrip().endswith("Everything is there.")
+    assert done.stderr == ""
+
+
+def test_doctor_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> str:
+        raise ModuleNotFoundError("No module named 'ipywidgets'")
+
+    monkeypatch.setattr(command, "CHECKS", {"good": lambda: "fine", "JupyterLab": broken})
+    assert command.main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert "✓ good: fine" in printed
+    assert "✗ JupyterLab: ModuleNotFoundError: No module named 'ipywidgets'" in printed
+    assert printed.rstrip().endswith("1 of 2 checks failed; see ✗ above.")
+
+
+def test_the_pair_that_does_not_fit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision.ops
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(torchvision.ops, "nms", refuse)
+    with pytest.raises(RuntimeError, match="nms does not exist"):
+        command.CHECKS["torch and torchvision"]()
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["diagnose"])
+    assert ended.value.code == 2
+    assert "diagnose" in capsys.readouterr().err
