@@ -2,6 +2,7 @@
 
 import sys as _sys
 
+from .data import digits
 from .figures import bars, compare, curves
 from .launch import launch, python, warm_up
 from .machine import machine
@@ -16,6 +17,7 @@ __all__ = [
     "bars",
     "compare",
     "curves",
+    "digits",
     "launch",
     "log",
     "machine",

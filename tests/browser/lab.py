@@ -71,6 +71,12 @@ class Lab:
         except OSError:
             return False
 
+    def connected(self, path: str) -> bool:
+        """Whether a notebook has a kernel that is idle and a page that listens to it."""
+        with urllib.request.urlopen(f"{self.url}api/sessions?token={self.token}", timeout=5) as answer:
+            kernels = [each["kernel"] for each in json.load(answer) if each["path"] == path]
+        return any(each["connections"] and each["execution_state"] == "idle" for each in kernels)
+
     def close(self) -> None:
         family = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
@@ -91,11 +97,20 @@ class Notebook:
         self.page = page
         page.goto(f"{lab.url}lab/tree/{path}?reset&token={lab.token}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        wait_for(lambda: lab.connected(path), 60, "a kernel that the page is connected to")
         page.wait_for_selector(self.IDLE, timeout=60_000)
 
     def run_all(self) -> None:
         self.page.click("#jp-MainMenu >> text=Run")
         self.page.click('.lm-Menu-item[data-command="runmenu:run-all"]')
+        select, begun = self.page.locator(".jp-Dialog .jp-mod-accept"), self.page.locator(".jp-InputPrompt")
+
+        def has_begun() -> bool:
+            if select.count():  # a page that is not yet sure of its kernel asks which one
+                select.click()
+            return any(text not in ("", "[ ]:") for text in begun.all_inner_texts())
+
+        wait_for(has_begun, 60, "the first cell to be run")
 
     def save(self) -> None:
         self.page.click('.jp-NotebookPanel-toolbar [data-command="docmanager:save"]')
