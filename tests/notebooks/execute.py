@@ -1,0 +1,186 @@
+"""`make lesson N=06`: execute lessons from top to bottom, save them with their outputs, fit to commit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_PER_CELL = 120  # as long as nbval waits in `make test`
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class LessonError(Exception):
+    """Why a notebook was not saved, in words for its author."""
+
+
+def find(name: str) -> Path:
+    """The notebook of a lesson's number, as in "06"; or of its path."""
+    if name.endswith(".ipynb"):
+        found = [path for path in [Path(name)] if path.is_file()]
+    else:
+        found = sorted((ROOT / "lessons").glob(f"{name}_*.ipynb"))
+    if len(found) != 1:
+        raise LessonError(
+            f"no lesson {name!r}" if not found else f"{name!r} is {len(found)} lessons: {found}"
+        )
+    return found[0].resolve()
+
+
+def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
+    """Execute a notebook in a fresh kernel and its own folder, and save it unless a cell fails."""
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except nbformat.reader.NotJSONError as error:
+        raise LessonError(f"it is no notebook: {error}") from None
+    if (notebook.nbformat, notebook.nbformat_minor) < (4, 5):
+        notebook = nbformat.v4.upgrade(notebook)
+    _, notebook = nbformat.validator.normalize(notebook)  # gives each cell an id of its own
+    empty = [
+        str(at) for at, cell in numbered(notebook) if cell.cell_type == "code" and not cell.source.strip()
+    ]
+    if empty:
+        raise LessonError(f"empty code cells cannot be counted: cell {', '.join(empty)}")
+    started: list[int] = []
+    client = NotebookClient(
+        notebook,
+        timeout=seconds_per_cell,
+        startup_timeout=120,
+        kernel_name=KERNELSPEC["name"],
+        resources={"metadata": {"path": str(path.parent)}},
+        coalesce_streams=True,
+        record_timing=False,
+        store_widget_state=False,
+        on_cell_execute=lambda cell, cell_index: started.append(cell_index),
+    )
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise LessonError(explain(notebook, started, error, seconds_per_cell)) from None
+    clean(notebook)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    if counts != list(range(1, len(counts) + 1)):
+        raise LessonError(f"its cells count {counts}: is one of them skipped?")
+    nbformat.validate(notebook)
+    new = path.with_name(f".{path.name}.new")
+    nbformat.write(notebook, new)
+    new.replace(path)
+
+
+def numbered(notebook: nbformat.NotebookNode) -> enumerate:
+    return enumerate(notebook.cells, start=1)
+
+
+def explain(notebook: nbformat.NotebookNode, started: list[int], error: Exception, seconds: float) -> str:
+    if not started:
+        return f"the kernel did not start: {error}"
+    if isinstance(error, CellExecutionError):
+        what = f"{error.ename}: {error.evalue}\n{error.traceback}"
+    elif isinstance(error, CellTimeoutError):
+        what = f"not done after {seconds:g} s"
+    else:
+        what = "its kernel died"
+    first_line = notebook.cells[started[-1]].source.strip().splitlines()[0]
+    return f"cell {started[-1] + 1} of {len(notebook.cells)}, which begins {first_line!r}: {what}"
+
+
+def clean(notebook: nbformat.NotebookNode) -> None:
+    """Take out what belongs to this machine or this run: paths, times, versions, live widgets."""
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata["kernelspec"] = dict(KERNELSPEC)
+    notebook.metadata.get("language_info", {}).pop("version", None)
+    for at, cell in numbered(notebook):
+        for record in ("execution", "ExecuteTime"):
+            cell.metadata.pop(record, None)
+        if cell.cell_type != "code":
+            continue
+        shown = [output for output in cell.outputs if LIVE_WIDGET not in output.get("data", {})]
+        if len(shown) < len(cell.outputs):
+            print(f"  cell {at}: left out a live widget, which a saved notebook cannot show")
+        cell.outputs = [without_paths(output) for output in shown]
+
+
+def without_paths(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    for key in ("text", "evalue"):
+        if key in output:
+            output[key] = hide(output[key])
+    if "traceback" in output:
+        output["traceback"] = [hide(line) for line in output["traceback"]]
+    for kind, content in output.get("data", {}).items():
+        if kind.startswith("text/"):
+            output["data"][kind] = hide(content)
+    return output
+
+
+def places() -> list[tuple[str, str]]:
+    """Regular expressions of what names this machine, and what a reader gets instead."""
+    home = str(Path.home())
+    folders = [
+        (os.environ.get("COURSE_HOME", ""), "~/.cache/multi-gpu-course"),
+        (str(ROOT), "."),
+        (sysconfig.get_path("purelib"), "site-packages"),
+        (sysconfig.get_path("stdlib"), "lib/python"),
+    ]
+    # IPython shortens the home folder to ~ by itself
+    folders += [
+        (path.replace(home, "~", 1), short) for path, short in folders if path.startswith(home + os.sep)
+    ]
+    folders = sorted(folders, key=lambda pair: -len(pair[0]))
+    folders += [(home, "~"), (tempfile.gettempdir(), "/tmp")]
+    found = [(re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py", "<cell>")]
+    for path, short in folders:
+        if len(path) > 1:
+            if short == ".":
+                found.append((re.escape(path) + "/", ""))
+            found.append((re.escape(path) + r"(?![\w-])", short))
+    if re.search(r"[-.\d]", socket.gethostname()):  # a plain word may be a word of the lesson
+        found.append((rf"\b{re.escape(socket.gethostname())}\b", "localhost"))
+    return found
+
+
+def hide(text: str) -> str:
+    for pattern, short in places():
+        text = re.sub(pattern, lambda match, short=short: short, text)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make lesson", description=__doc__)
+    parser.add_argument(
+        "lessons", nargs="*", metavar="N", help="a lesson's number, as in 06, or a notebook's path"
+    )
+    parser.add_argument("--seconds-per-cell", type=float, default=SECONDS_PER_CELL)
+    arguments = parser.parse_args()
+    if not arguments.lessons:
+        print("Which lesson? As in: make lesson N=06, or N='00 02 06'.", file=sys.stderr)
+        return 2
+    failed = False
+    for name in arguments.lessons:
+        try:
+            path = find(name)
+            print(f"{path.name} …", flush=True)
+            execute(path, arguments.seconds_per_cell)
+        except LessonError as error:
+            print(f"Lesson {name} was not saved: {error}", file=sys.stderr)
+            failed = True
+        except KeyboardInterrupt:
+            print(f"\nInterrupted: lesson {name} is as it was.", file=sys.stderr)
+            return 130
+        else:
+            print(f"{path.name}: executed and saved.")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""`make lesson`: what is saved, and that nothing is saved when a cell fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+import execute
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, execute.__file__, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def notebook_of(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -> Path:
+    """A notebook as an author might leave it: old format, no ids, marks of an earlier run."""
+    cells = [new_markdown_cell("# A lesson"), *map(new_code_cell, sources)]
+    for at, cell in enumerate(cells):
+        del cell["id"]
+        cell.metadata["tags"] = (tags or {}).get(at, [])
+        cell.metadata["execution"] = {"iopub.status.busy": "2026-01-01T00:00:00Z"}
+        if cell.cell_type == "code":
+            cell["execution_count"] = 40 - at
+    metadata = {"widgets": {"state": {}}, "kernelspec": {"name": "mine", "display_name": "Mine"}}
+    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 4}
+    path.write_text(json.dumps(notebook))
+    return path
+
+
+def test_a_lesson_is_saved_fit_to_be_committed(tmp_path: Path) -> None:
+    path = notebook_of(
+        tmp_path / "06_lesson.ipynb",
+        "import pathlib, sys, warnings, course_lib\nprint(course_lib.__file__, pathlib.Path.home() / 'x')",
+        "warnings.warn('look'); print('one'); print('two')",
+        "1 / 0",
+        "import ipywidgets; ipywidgets.IntSlider()",
+        "pathlib.Path.cwd().name, len(sys.prefix) > 1",
+        tags={3: ["raises-exception"]},
+    )
+    done = run(path)
+    assert done.returncode == 0, done.stderr
+    assert "cell 5: left out a live widget" in done.stdout
+    text = path.read_text()
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert len({cell.id for cell in notebook.cells}) == 6
+    assert [cell.execution_count for cell in code] == [1, 2, 3, 4, 5]
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "version" not in notebook.metadata.language_info
+    assert "widgets" not in notebook.metadata
+    assert "iopub" not in text
+    assert "widget-view" not in text
+    assert code[0].outputs[0].text == "course_lib/__init__.py ~/x\n"
+    streams = {output.name: output.text for output in code[1].outputs}
+    assert len(code[1].outputs) == 2
+    assert streams["stdout"] == "one\ntwo\n"
+    assert streams["stderr"].startswith("<cell>:1: UserWarning: look")
+    assert code[2].outputs[0].ename == "ZeroDivisionError"
+    assert code[3].outputs == []
+    assert code[4].outputs[0].data["text/plain"] == repr((tmp_path.name, True))  # it ran in its own folder
+    for name in (str(execute.ROOT), str(Path.home()) + os.sep, "ipykernel_"):
+        assert name not in text
+    assert list(tmp_path.glob(".*.new")) == []
+
+
+def test_a_cell_that_fails_is_named_and_nothing_is_saved(tmp_path: Path) -> None:
+    good = notebook_of(tmp_path / "good.ipynb", "1 + 1")
+    raises = notebook_of(tmp_path / "raises.ipynb", "a = 1", "# divide\na / 0", "a")
+    before = raises.read_bytes(), good.read_bytes()
+    done = run(raises, good)
+    assert done.returncode == 1
+    assert (
+        "raises.ipynb was not saved: cell 3 of 4, which begins '# divide': ZeroDivisionError" in done.stderr
+    )
+    assert raises.read_bytes() == before[0]
+    assert good.read_bytes() != before[1], "a lesson after one that fails is executed all the same"
+
+
+def test_a_cell_that_hangs_is_named(tmp_path: Path) -> None:
+    path = notebook_of(tmp_path / "hangs.ipynb", "import threading\nthreading.Event().wait()")
+    before = path.read_bytes()
+    with pytest.raises(execute.LessonError, match=r"cell 2 of 2.*'import threading': not done after 1 s"):
+        execute.execute(path, seconds_per_cell=1)
+    assert path.read_bytes() == before
+
+
+def test_a_lesson_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half.ipynb").write_text('{"cells": [')
+    arguments = ["99", str(tmp_path / "none.ipynb"), str(tmp_path / "half.ipynb")]
+    monkeypatch.setattr(sys, "argv", ["execute", *arguments])
+    assert execute.main() == 1
+    told = capsys.readouterr().err
+    assert "half.ipynb was not saved: it is no notebook" in told
+    assert "no lesson '99'" in told
+    assert "none.ipynb'" in told
+    monkeypatch.setattr(sys, "argv", ["execute"])
+    assert execute.main() == 2
+    assert "make lesson N=06" in capsys.readouterr().err
+
+
+def test_an_empty_code_cell_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(execute.LessonError, match="cell 3"):
+        execute.execute(notebook_of(tmp_path / "empty.ipynb", "1", " "))
+
+
+def test_machine_names_are_hidden_and_words_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_HOME", "/data/course-7")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-17.lab")
+    hide, root, home = execute.hide, execute.ROOT, Path.home()
+    assert hide(f"{root}/course_lib/run.py in {root}") == "course_lib/run.py in ."
+    assert hide(f"{root}-2/x") == f"{root}-2/x".replace(str(home) + os.sep, "~" + os.sep)
+    assert hide("/data/course-7/runs/1") == "~/.cache/multi-gpu-course/runs/1"
+    assert hide(f"{home}/.cache/a, {home}") == "~/.cache/a, ~"
+    assert hide(f"{tempfile.gettempdir()}/ipykernel_12/345.py:3: UserWarning") == "<cell>:3: UserWarning"
+    assert hide("host: node-17.lab, rank 0") == "host: localhost, rank 0"
+    monkeypatch.setattr(socket, "gethostname", lambda: "rank")
+    assert hide("rank 0") == "rank 0"
