@@ -20,6 +20,7 @@ from .machine import cores
 from .run import Run, as_table
 
 SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
+CREDIT = 0.1  # seconds of CPU time on top, so that a run of a few seconds is lively
 FASTEST = 0.25  # seconds between two refreshes, at least
 SLOWEST = 2.0  # seconds, at most
 SHARE = 0.01  # of the machine's CPU time that refreshing may take
@@ -91,6 +92,7 @@ class NotebookView(View):
         super().__init__(run)
         self._begun = time.monotonic()
         self._next = self._begun + SHOW_AFTER
+        self._spent = -CREDIT
         self._box: Any = None
 
     def update(self) -> None:
@@ -100,8 +102,9 @@ class NotebookView(View):
             self._open()
         before = time.thread_time()
         self._refresh()
-        cost = time.thread_time() - before
-        self._next = time.monotonic() + min(SLOWEST, max(FASTEST, cost / (SHARE * cores())))
+        self._spent += time.thread_time() - before
+        wait = self._spent / (SHARE * cores()) - (time.monotonic() - self._begun)
+        self._next = time.monotonic() + min(SLOWEST, max(FASTEST, wait))
 
     def _open(self) -> None:
         import ipywidgets
@@ -192,7 +195,8 @@ def bars_html(run: Run) -> str:
 def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
     ticks = run.ticks(rank)
     if not ticks["passes"].any():
-        return f'<progress style="width:{width}" value="0" aria-label="rank {rank}"></progress>', "starting"
+        state = "at work" if len(ticks["passes"]) else "starting"
+        return f'<progress style="width:{width}" value="0" aria-label="rank {rank}"></progress>', state
     now = {name: column[-1] for name, column in ticks.items()}
     known = not math.isnan(now["pass_total"])
     steps = f"{now['pass_steps']:.0f}/{now['pass_total']:.0f}" if known else f"{now['pass_steps']:.0f}"

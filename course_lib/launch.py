@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import socket
@@ -87,6 +88,7 @@ def launch(
     ValueError, TypeError
         Something about the call is wrong; nothing was started.
     """
+    called = time.time()
     world_size = _world_size(nprocs, device)
     _check_timeout(timeout)
     if dashboard and 0 < (gpus := 0 if device == "cpu" else gpu_count()) < world_size:
@@ -94,8 +96,9 @@ def launch(
     warm_up()
     call = _packed(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
-    run = Run.create(name, world_size)
     with _loopback_store() as port:
+        # made last: an interrupt of the first call, while torch is imported, leaves no run behind
+        run = Run.create(name, world_size, started=called)
         job = Job(
             folder=run.folder,
             kernel_pid=os.getpid(),
@@ -145,7 +148,7 @@ def python(
         "PYTHONUNBUFFERED": "1",
         "MPLBACKEND": "Agg",
     }
-    command = [sys.executable, "-m", "course_lib.entry", str(path), *map(str, args)]
+    command = [sys.executable, "-m", "course_lib.program", str(path), *map(str, args)]
     _watch(run, lambda: _Program(command, environment, run), timeout, view_of(run, dashboard))
     return run
 
@@ -234,7 +237,13 @@ def warm_up() -> None:
     if METHOD == "forkserver":
         multiprocessing.set_forkserver_preload(["course_lib.preload"])
         with _without_main():
-            multiprocessing.forkserver.ensure_running()
+            multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signal below
+            # Jupyter's interrupt goes to the kernel's process group: it would end the server as it loads
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                multiprocessing.forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
@@ -281,9 +290,21 @@ class _Ranks:
         from torch.multiprocessing import start_processes
 
         with _without_main():
-            self._processes = start_processes(
-                entry.main, (job,), nprocs=world_size, join=False, start_method=METHOD
-            ).processes
+            before = set(multiprocessing.active_children())
+            try:
+                self._processes = start_processes(
+                    entry.main, (job,), nprocs=world_size, join=False, start_method=METHOD
+                ).processes
+                pids = [each.pid for each in self._processes]
+                self._guard = multiprocessing.get_context(METHOD).Process(
+                    target=entry.guard, args=(job.kernel_pid, pids), daemon=True
+                )
+                if METHOD == "forkserver":
+                    self._guard.start()
+            except BaseException:  # the system has no room for so many
+                for process in set(multiprocessing.active_children()) - before:
+                    process.kill()
+                raise
 
     def wait(self, seconds: float) -> None:
         """Until one of them ends, at most so long."""
@@ -301,6 +322,9 @@ class _Ranks:
             process.kill()
         for process in self._processes:
             process.join(KILL_SECONDS)
+        if self._guard.pid is not None:
+            self._guard.kill()
+            self._guard.join(KILL_SECONDS)
 
 
 class _Program:
@@ -353,7 +377,12 @@ def _watch(run: Run, start: Callable[[], _Ranks | _Program], timeout: float | No
     """From the start of the processes to their end, and to what the learner is left with."""
     error: BaseException | None = None
     with _interrupts_held(view.stop):
-        ranks = start()
+        try:
+            ranks = start()
+        except Exception as reason:
+            run.end("failed", f"the ranks could not be started: {reason}")
+            view.finish()
+            raise
         try:
             error = _follow(run, ranks, timeout, view)
         finally:

@@ -62,14 +62,14 @@ def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch
     if total is None:
         with contextlib.suppress(TypeError):  # an iterator without a length
             total = len(iterable)  # type: ignore[arg-type]
-    recorder.begin_pass(total)
+    around = recorder.begin_pass(total)
     try:
         for batch in iterable:
             yield batch
             recorder.samples += _samples(batch)
             recorder.steps += 1
     finally:
-        recorder.end_pass()
+        recorder.end_pass(around)
 
 
 def log(**values: Any) -> None:

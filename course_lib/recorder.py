@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from array import array
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class Recorder:
         self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
         self._stem = folder / f"rank-{rank}"
         self._names: dict[str, int] = {}
-        self._pending: list[tuple[int, float, int, Any]] = []
+        self._pending: deque[tuple[int, float, int, Any]] = deque()
         self._facts: dict[str, Any] = {"pid": self.pid}
         self._memory = Memory()
         self._lock = threading.RLock()
@@ -128,14 +129,21 @@ class Recorder:
             part.write_text(json.dumps(self._facts))
             part.replace(f"{self._stem}.json")
 
-    def begin_pass(self, total: int | None) -> None:
+    def begin_pass(self, total: int | None) -> tuple[int, float, float | None]:
+        """Returns what `end_pass` needs to go on with the pass around this one, where there is one."""
+        around = self.steps - self._pass_step, self._pass_total, self._pass_began
         self.passes += 1
         self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
-        self._pass_began = time.time()
+        if self._pass_began is None:  # or the time runs already
+            self._pass_began = time.time()
+        return around
 
-    def end_pass(self) -> None:
-        if self._pass_began is not None:
+    def end_pass(self, around: tuple[int, float, float | None]) -> None:
+        steps, total, began = around
+        if began is None and self._pass_began is not None:
             self._tracked, self._pass_began = self._tracked + time.time() - self._pass_began, None
+        elif began is not None:
+            self._pass_step, self._pass_total = self.steps - steps, total
 
     def point(self, name: str, value: Any) -> None:
         numel = getattr(value, "numel", None)
@@ -152,16 +160,25 @@ class Recorder:
             event.record()
         else:
             try:
+                if isinstance(value, str | bytes):
+                    raise TypeError
                 value = float(value if numel is None else value.item())
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
         if name not in self._names:
-            with self._lock:
-                self._names[name] = len(self._names)
-                self._write("names", name.encode() + b"\n")
+            self._new_name(name)
         self._pending.append((self._names[name], time.time() - self._launched, self.samples, value))
         if len(self._pending) >= 50_000:  # someone logs faster than the thread writes: bounded all the same
             self.flush()
+
+    def _new_name(self, name: str) -> None:
+        if name in TICK:
+            raise ValueError(f"log({name}=…): the run's own figures have this name; choose another")
+        with self._lock:
+            if name not in self._names:
+                line = name.replace("\n", " ").replace("\r", " ")
+                self._write("names", line.encode(errors="replace") + b"\n")
+                self._names[name] = len(self._names)
 
     def tick(self) -> None:
         now = time.time()
@@ -180,9 +197,9 @@ class Recorder:
 
     def flush(self) -> None:
         with self._lock:
-            pending, self._pending = self._pending, []
             rows = array("d")
-            for name, seconds, samples, value in pending:
+            for _ in range(len(self._pending)):  # one at a time: the training appends meanwhile
+                name, seconds, samples, value = self._pending.popleft()
                 if isinstance(value, tuple):
                     tensor, event = value
                     event.synchronize()  # waits in this thread, not in the training

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .entry import is_learners, with_source
+from .failure import is_learners, with_source
 
 if TYPE_CHECKING:
     from .run import Run
 
 STACK_SECONDS = 0.3  # how long the ranks get to write their stacks down
-MESSAGE_LINES = 12
+MESSAGE_LINES, LINE_LENGTH = 12, 400
 THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
@@ -95,16 +95,19 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(path.read_text())
         lines = record["message"].strip().splitlines() or [""]
-        if len(lines) > MESSAGE_LINES:
-            lines[MESSAGE_LINES:] = [f"[{len(lines) - MESSAGE_LINES} more lines in the log]"]
-        message = "\n".join(lines)
+        if len(lines) > MESSAGE_LINES:  # what a DataLoader's worker met stands at the end
+            half = MESSAGE_LINES // 2
+            lines[half:-half] = [f"[{len(lines) - MESSAGE_LINES} more lines in {path}]"]
+        message = "\n".join(shortened(line) for line in lines)
         if record["type"] == "SystemExit":
             what = f"ended itself by sys.exit({message})"
         elif record["type"]:
             what = f"raised {record['type']}: {message}".rstrip(": ")
         else:
             what = message
-        consequence = bool(LOST_PEER.search(record["message"]))
+        causes = record.get("causes", [])
+        what += "".join(f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in causes)
+        consequence = any(LOST_PEER.search(text) for text in (record["message"], *causes))
         return Failure(rank, what, record["time"], record["frames"], consequence)
     if exit_code is None:
         return None
@@ -113,9 +116,11 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
             name = signal.Signals(-exit_code).name
             frames = stack_of(run, rank)[:1]
             return Failure(rank, SIGNALS.get(name, f"was ended by {name}"), time.time(), frames)
-    return Failure(
-        rank, f"ended with exit code {exit_code} and without an exception (os._exit?)", time.time()
-    )
+    what = f"ended with exit code {exit_code} and without an exception (os._exit?)"
+    if rank == "program":  # argparse, sys.exit("words"): its last lines say why
+        said = [shortened(line) for line in run.last_lines(rank, MESSAGE_LINES)]
+        what = "\n".join([f"ended with exit code {exit_code}" + (" and said" if said else ""), *said])
+    return Failure(rank, what, time.time())
 
 
 def cause(failures: Iterable[Failure]) -> Failure | None:
@@ -134,11 +139,16 @@ def describe(run: Run, failure: Failure, others: dict[int, str]) -> str:
 
 def show(frame: dict[str, Any]) -> str:
     """A frame as lines of source with the failing one marked."""
-    lines = [f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}"]
+    lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
+    lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
     for number, text in frame["source"]:
         mark = "---->" if number == frame["line"] else "     "
-        lines.append(f"{mark} {number:4} {text}".rstrip())
+        lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
     return "\n".join(lines) + "\n"
+
+
+def shortened(line: str) -> str:
+    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"
 
 
 def label(filename: str) -> str:
@@ -191,22 +201,36 @@ def _stack(run: Run, rank: int | str) -> list[tuple[str, int, str]]:
     stacks = [match[2] for match in THREAD.finditer(text) if int(match[1], 16) == main_thread]
     if not stacks:
         return []
-    return [(file, int(line), function) for file, line, function in STACK_LINE.findall(stacks[-1])]
+    stack = [(file, int(line), function) for file, line, function in STACK_LINE.findall(stacks[-1])]
+    started_by = ("<string>", 1, "<module>")  # multiprocessing's python -c
+    return stack[:-1] if stack[-1:] == [started_by] else stack
 
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
     """What a rank was doing when it was asked, in words that follow "rank N"."""
     if (run.folder / f"rank-{rank}.result").exists():
         return "had returned"
+    if failure := failure_of(run, rank, exit_code):
+        if failure.consequence and failure.frames:
+            return f"then lost its connection ({_where(failure.frames[-1])})"
+        return f"then {failure.what.splitlines()[0]}"
     if exit_code is not None:
-        failure = failure_of(run, rank, exit_code)
-        return f"{failure.what.splitlines()[0]} after that" if failure else "had ended"
+        return "had ended"
     stack = _stack(run, rank)
     mine = next((i for i, place in enumerate(stack) if is_learners(place[0])), None)
     if mine is None:
-        return "was starting" if not stack else f"was in {stack[0][2]}"
-    file, line, function = stack[mine]
+        ours = [function for file, _, function in stack if Path(file).parent == Path(__file__).parent]
+        if ours[:1] == ["_run"] == [stack[0][2]]:
+            return "was at work"
+        if not stack or ours:
+            return "was ending" if {"report_exception", "_save_result", "close"} & set(ours) else "was starting"
+        return f"was in {stack[0][2]}"
     called = next((name for _, _, name in reversed(stack[:mine]) if name not in WRAPPERS), None)
-    source = dict(with_source(file, line, function)["source"]).get(line, "").strip()
-    where = f"{label(file)}, line {line}" + (f": {source}" if source else "")
+    where = _where(with_source(*stack[mine]))
     return f"was in {called} ({where})" if called else f"was at {where}"
+
+
+def _where(frame: dict[str, Any]) -> str:
+    """Place and source of a frame's line, in one line."""
+    source = dict(frame["source"]).get(frame["line"], "").strip()
+    return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")

@@ -31,6 +31,8 @@ Item = TypeVar("Item")
 KEPT_RUNS = 50
 LOG_BYTES = 1 << 20  # of a longer output, run.logs gives the end
 TAIL_BYTES = 1 << 14
+KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}  # in run.json
+MOST_RANKS = 1 << 16  # a run.json that tells of more is damaged
 
 
 class Run:
@@ -92,7 +94,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str] | None = None) -> Run:
-        """The run kept in a folder; without one, the newest.
+        """The run kept in a folder; without one, the newest of this kernel, or of all where it had none.
 
         Raises
         ------
@@ -105,7 +107,7 @@ class Run:
             runs = _newest_first(home() / "runs")
             if not runs:
                 raise FileNotFoundError(f"there is no run yet in {home() / 'runs'}")
-            path = runs[0]
+            path = next((each for each in runs if _kernel_of(each) == os.getpid()), runs[0])
         else:
             path = Path(folder)
             if not path.is_dir():
@@ -114,8 +116,14 @@ class Run:
                 )
         try:
             facts = json.loads((path / "run.json").read_text())
-            return cls(path, {**facts, "name": str(facts["name"]), "world_size": int(facts["world_size"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
+            for name, kind in KINDS.items():
+                if name in facts and not isinstance(facts[name], kind):
+                    raise TypeError(f"{name} is {facts[name]!r:.40}")
+            if not 0 <= facts["world_size"] <= MOST_RANKS:
+                raise ValueError(f"world_size is {facts['world_size']}")
+            return cls(path, facts)
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
     def end(self, state: str, error: str = "") -> None:
@@ -167,15 +175,12 @@ class Run:
             The run was opened from its folder, and a result is more than tensors, numbers, strings and
             containers of them: such a thing is only loaded from ranks that this process started.
         """
-        if self._results is None and self.state == "running":
-            return [self._load_result(rank) for rank in range(self.world_size)]
         if self._results is None:
-            self.load_results()
-        return self._results or []
-
-    def load_results(self) -> None:
-        """Read the results once and for all."""
-        self._results = [self._load_result(rank) for rank in range(self.world_size)]
+            results = [self._load_result(rank) for rank in range(self.world_size)]
+            if self.state == "running":
+                return results
+            self._results = results
+        return self._results
 
     def _load_result(self, rank: int) -> Any:
         import torch
@@ -184,21 +189,17 @@ class Run:
         if not path.exists():
             return None
         if self._trusted:
-            try:
-                return torch.load(path, map_location="cpu", weights_only=False)
-            except Exception as error:
-                raise ValueError(
-                    f"rank {rank} returned what cannot be loaded again: {type(error).__name__}: {error}"
-                ) from error
+            return torch.load(path, map_location="cpu", weights_only=False)
         plain_arrays = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np._core.multiarray.scalar]
         plain_arrays += [type(np.dtype(kind)) for kind in "?bhilBHILefd"]
         try:
             with torch.serialization.safe_globals(plain_arrays):
                 return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
             raise ValueError(
                 f"the result of rank {rank} in {path} is not loaded again: from a folder, only tensors, "
-                f"arrays, numbers, strings and containers of them are ({str(error).splitlines()[0]:.120})"
+                f"arrays, numbers, strings and containers of them are ({reason:.120})"
             ) from None
 
     @property
@@ -259,8 +260,8 @@ class Run:
             return {}
         names = self._names(rank)
         points = _rows(path, POINT, skip=max(0, whole - TAIL_BYTES // size))
-        last = dict(zip(points["name"].astype(int), points["value"], strict=True))
-        return {names[i]: value for i, value in last.items() if i < len(names)}
+        last = dict(zip(points["name"], points["value"], strict=True))
+        return {name: last[i] for i, name in enumerate(names) if i in last}
 
     def last_lines(self, rank: int | str, count: int) -> list[str]:
         """The last lines that a rank printed."""
@@ -270,13 +271,15 @@ class Run:
     def facts(self, rank: int) -> dict[str, Any]:
         """What a rank said of itself: its pid, and, once it called `place`, device and backend."""
         try:
-            return json.loads((self.folder / f"rank-{rank}.json").read_text())
-        except (OSError, ValueError):
+            facts = json.loads((self.folder / f"rank-{rank}.json").read_text())
+        except (OSError, ValueError, RecursionError):
             return {}
+        return facts if isinstance(facts, dict) else {}
 
     def _names(self, rank: int) -> list[str]:
         try:
-            return (self.folder / f"rank-{rank}.names").read_text().splitlines()
+            text = (self.folder / f"rank-{rank}.names").read_text(errors="replace")
+            return text.split("\n")[:-1]  # a last one cut short is left out
         except OSError:
             return []
 
@@ -313,7 +316,7 @@ class Run:
             rows.append(
                 {
                     "rank": str(rank),
-                    "device": self.facts(rank).get("device", "–"),
+                    "device": str(self.facts(rank).get("device", "–")),
                     "samples": f"{ticks['samples'].max(initial=0):,.0f}",
                     "samples/s": f"{self.samples_per_second(rank):,.0f}",
                     "peak memory": f"{self.peak_memory_bytes(rank) / 2**20:,.0f} MiB",
@@ -393,6 +396,13 @@ def _newest_first(runs: Path) -> list[Path]:
         return sorted((path for path in runs.iterdir() if (path / "run.json").exists()), reverse=True)
     except OSError:
         return []
+
+
+def _kernel_of(folder: Path) -> int | None:
+    try:
+        return json.loads((folder / "run.json").read_text())["kernel_pid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _clear_old(runs: Path) -> None:

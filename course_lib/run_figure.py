@@ -75,7 +75,8 @@ class RunFigure:
         self._title(self.memory, f"Memory: at most {peaks[top]:,.0f} MiB{on}")
         total = self.run.samples_per_second()
         together = f", {len(ticks)} ranks together" if len(ticks) > 1 else ""
-        self._title(self.rate, f"{total:,.0f} samples/s{together}" if total else "Throughput: no track() yet")
+        nothing = "Throughput: no track() yet" if self.run.state == "running" else "Throughput: no track()"
+        self._title(self.rate, f"{total:,.0f} samples/s{together}" if total else nothing)
         self._fit(self.memory, memory + (reserved if on_gpus else []))
         self._fit(self.rate, rates)
         if 1 < len(ticks) < MANY_RANKS and not self.figure.legends:

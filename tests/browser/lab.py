@@ -26,15 +26,21 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false"},
+    "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
+}
+
 
 class Lab:
     """A running server: its address, its token, and the folder it shows."""
 
     def __init__(self, folder: Path, home: Path, course_home: Path) -> None:
         self.folder, self.token = folder, secrets.token_hex(16)
-        settings = home / "settings" / "@jupyterlab" / "apputils-extension"
-        settings.mkdir(parents=True)
-        (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
+        for name, chosen in SETTINGS.items():
+            file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(chosen))
         places = {
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_DATA_DIR": "data",

@@ -1,0 +1,298 @@
+"""python(): a program that starts its own ranks with mp.spawn, and the same faults."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from kernels import Kernel
+
+from conftest import wait_for
+from course_lib import RankError, RankTimeout, Run, python
+
+quiet_python = functools.partial(python, dashboard=False)
+
+# Its first argument says what its rank 1 does.
+PROGRAM = """
+    import os, sys, time
+    import helper  # a module beside the script
+    import torch, torch.distributed as dist, torch.multiprocessing as mp
+    from course_lib import log, place, track
+
+    def train(rank, how, store):
+        device, backend = place()
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        total = torch.ones(1)
+        for batch in track([torch.zeros(4)] * 3):
+            dist.all_reduce(total)
+            log(loss=rank + 0.5)
+        print(f"rank {rank} of {helper.NAME}: {total.item()}", flush=True)
+        if how == "raise" and rank == 1:
+            fails(rank)
+        if how == "hang" and rank == 1:
+            while True:
+                time.sleep(0.05)
+        if how == "deaf":
+            import signal
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if how != "fine":
+            while True:
+                dist.all_reduce(total)
+
+    def fails(rank):
+        raise KeyError(f"no column of rank {rank}")  # marked
+
+    if __name__ == "__main__":
+        print("program", sys.argv, __file__, flush=True)
+        mp.spawn(train, args=(sys.argv[1], sys.argv[2]), nprocs=2)
+        print("after the ranks")
+    """
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/helper.py").write_text("NAME = 'helper'\n")
+    path = tmp_path / "scripts/train.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    return path
+
+
+def script(folder: Path, source: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def failing(*args: Any, **kwargs: Any) -> RankError:
+    with pytest.raises(RankError) as caught:
+        quiet_python(*args, **kwargs)
+    assert caught.value.run.state == "failed"
+    assert Run.open().error == str(caught.value)
+    return caught.value
+
+
+# --- with ranks -------------------------------------------------------------------------------------------
+
+
+def test_its_ranks_are_watched(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = quiet_python("scripts/train.py", "fine", tmp_path / "store")
+
+    assert (run.name, run.state, run.world_size) == ("train.py", "done", 2)
+    first, last = run.output.splitlines()
+    assert first == f"program ['scripts/train.py', 'fine', '{tmp_path / 'store'}'] scripts/train.py"
+    assert last == "after the ranks"
+    for rank, again in ((rank, Run.open()) for rank in range(2)):
+        assert again.logs[rank] == run.logs[rank] == f"rank {rank} of helper: 8.0\n"
+        series = again.metrics[rank]
+        np.testing.assert_array_equal(series["loss"], [rank + 0.5] * 3)
+        assert (series["steps"][-1], series["samples"][-1]) == (3, 12)
+        assert (run.facts(rank)["device"], run.facts(rank)["backend"])[0] in ("cpu", "cuda:0", "cuda:1")
+    assert run.results == [None, None]
+    assert "COURSE_RUN" not in os.environ
+
+
+def test_a_rank_of_it_raises(program: Path, tmp_path: Path) -> None:
+    error = failing(program, "raise", tmp_path / "store")
+
+    assert str(error).splitlines()[0] == "rank 1 raised KeyError: 'no column of rank 1'"
+    assert 'raise KeyError(f"no column of rank {rank}")  # marked' in str(error)
+    assert "---->   16         fails(rank)" in str(error)
+    assert "site-packages" not in str(error)
+    assert error.rank == 1
+    assert "\nrank 0 " in str(error)
+    np.testing.assert_array_equal(error.run.metrics[1]["loss"], [1.5] * 3)
+    assert error.run.logs[1].startswith("rank 1 of helper: 8.0\n")
+    assert_none_left(error.run)
+
+
+def test_a_rank_of_it_is_killed(program: Path, tmp_path: Path) -> None:
+    killed: list[float] = []
+
+    def kill() -> None:
+        run = wait_for(with_its_ranks)
+        assert isinstance(run, Run)
+        killed.append(time.time())
+        os.kill(run.facts(1)["pid"], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    error = failing(program, "wait", tmp_path / "store")
+    print(f"SIGKILL of a program's rank to RankError: {time.time() - killed[0]:.2f} s")
+    thread.join()
+
+    assert str(error).startswith("rank 1 was ")
+    assert "SIGKILL" in str(error).splitlines()[0]
+    assert error.rank == 1
+    assert_none_left(error.run)
+
+
+def test_a_timeout_says_where_its_ranks_are(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's clock jumps to the timeout once both ranks are where they stay."""
+
+    def now() -> float:
+        run = with_its_ranks()
+        settled = run and all(len(each["seconds"]) > 5 and each["steps"][-1] == 3 for each in run.metrics)
+        return time.monotonic() + (1000 if settled else 0)
+
+    clock = SimpleNamespace(monotonic=now, time=time.time, sleep=time.sleep)
+    monkeypatch.setattr(sys.modules[python.__module__], "time", clock)
+    with pytest.raises(RankTimeout) as caught:
+        quiet_python(program, "hang", tmp_path / "store", timeout=500)
+
+    assert str(caught.value).splitlines() == [
+        "not done after 500 s; the ranks were ended",
+        "",
+        "rank 0 was in all_reduce (train.py, line 26: dist.all_reduce(total))",
+        "rank 1 was at train.py, line 19: time.sleep(0.05)",
+    ]
+    assert_none_left(caught.value.run)
+
+
+def with_its_ranks() -> Run | None:
+    """The running run, once its ranks have logged."""
+    try:
+        run = Run.open()
+    except (FileNotFoundError, ValueError):
+        return None
+    logged = run.world_size == 2 and all(len(run.metrics[rank].get("loss", [])) == 3 for rank in range(2))
+    return run if logged else None
+
+
+def assert_none_left(run: Run) -> None:
+    for rank in range(run.world_size):
+        pid = run.facts(rank).get("pid")
+        if pid and psutil.pid_exists(pid):
+            wait_for(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, seconds=5)
+
+
+# --- without ranks ----------------------------------------------------------------------------------------
+
+
+def test_a_script_that_is_not_there(tmp_path: Path, course_home: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no script 'no/such\.py' in /"):
+        python("no/such.py")
+    with pytest.raises(FileNotFoundError, match="there is no script"):
+        python(tmp_path)
+    with pytest.raises(ValueError, match="seconds above 0"):
+        python(script(tmp_path, ""), timeout=-1)
+    assert not (course_home / "runs").exists()
+
+
+def test_a_program_without_ranks(tmp_path: Path) -> None:
+    run = quiet_python(script(tmp_path, "import sys\nprint(sys.argv[1:], file=sys.stderr)\n"), 3, 0.5, "a b")
+
+    assert (run.state, run.world_size, run.results, list(run.logs)) == ("done", 0, [], [])
+    assert run.output == "['3', '0.5', 'a b']\n"
+    assert repr(run).startswith("<Run script.py: 0 ranks, done")
+    assert run._repr_html_()
+
+
+def test_a_program_that_is_one_rank_itself(tmp_path: Path) -> None:
+    run = quiet_python(
+        script(
+            tmp_path,
+            """
+            from course_lib import log, track
+            for i in track(range(5)):
+                log(i=i)
+            """,
+        )
+    )
+
+    assert run.world_size == 1
+    np.testing.assert_array_equal(run.metrics[0]["i"], range(5))
+
+
+def test_a_program_that_raises_before_its_ranks(tmp_path: Path) -> None:
+    path = script(tmp_path, "import os\n\ndef read():\n    open('/no/such/file')\n\nread()\n")
+    error = failing(path)
+
+    assert str(error).splitlines()[0].startswith("the program raised FileNotFoundError: [Errno 2]")
+    assert "---->    4     open('/no/such/file')" in str(error)
+    assert "runpy" not in str(error)
+    assert error.rank == "program"
+
+
+def test_a_program_with_a_slip_in_its_syntax(tmp_path: Path) -> None:
+    error = failing(script(tmp_path, "x = 1\nprint('hello'\n"))
+
+    assert str(error).startswith("the program raised SyntaxError: '(' was never closed (script.py, line 2)")
+
+
+def test_a_program_that_exits(tmp_path: Path) -> None:
+    source = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs', type=int)\n"
+    )
+    path = script(tmp_path, source + "print(parser.parse_args().epochs)\n")
+
+    assert quiet_python(path, "--epochs", 3).output == "3\n"
+    error = failing(path, "--epochs", "many")
+    assert str(error).startswith("the program ended with exit code 2")
+    assert "argument --epochs: invalid int value: 'many'" in str(error), "what it said is the reason"
+    assert "argument --epochs: invalid int value: 'many'" in error.run.output
+
+    path = script(tmp_path, "import sys\nsys.exit('no data here')\n")
+    assert "no data here" in str(failing(path))
+    assert quiet_python(script(tmp_path, "import sys\nsys.exit(0)\n")).state == "done"
+
+
+def test_a_program_that_is_killed(tmp_path: Path) -> None:
+    error = failing(script(tmp_path, "import os\nos.kill(os.getpid(), 9)\n"))
+    assert str(error).startswith("the program was killed (SIGKILL)")
+
+
+# --- interrupted, and its kernel killed -------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_it_with_its_ranks(program: Path, tmp_path: Path) -> None:
+    source = f"""
+    import json
+    from course_lib import python, Run
+    try:
+        python({str(program)!r}, "deaf", {str(tmp_path / "store")!r}, dashboard=False)
+    except KeyboardInterrupt as error:
+        run = Run.open()
+        losses = list(run.metrics[1]["loss"])
+        say("caught", json.dumps([run.state, type(error).__name__, run.world_size, losses]))
+    """
+    with Kernel(tmp_path, source) as kernel:
+        run = wait_for(with_its_ranks)
+        assert isinstance(run, Run)
+        pids = [run.facts(rank)["pid"] for rank in range(2)]
+        began = time.monotonic()
+        kernel.interrupt()
+        kernel.wait_for("caught")
+        print(f"interrupt of a program to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
+        left = [each for each in kernel.left() if each.pid in pids]
+        assert left == []
+        assert json.loads((kernel.there / "caught").read_text()) == ["stopped", "Stopped", 2, [1.5] * 3]
+        assert kernel.process.wait(60) == 0
+        wait_for(lambda: not kernel.left())
+
+
+def test_its_kernel_is_killed(program: Path, tmp_path: Path) -> None:
+    source = f"""
+    from course_lib import python
+    python({str(program)!r}, "deaf", {str(tmp_path / "store")!r}, dashboard=False)
+    """
+    with Kernel(tmp_path, source) as kernel:
+        wait_for(with_its_ranks)
+        assert len(kernel.left()) >= 4, "kernel, program, two ranks"
+        print(f"SIGKILL of the kernel of a program: everything gone in {kernel.kill()[1]:.2f} s")
