@@ -4,11 +4,12 @@ import sys as _sys
 
 from .data import digits
 from .figures import bars, compare, curves
-from .launch import launch, python, warm_up
+from .launch import launch, python
 from .machine import machine
 from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
+from .start import warm_up
 
 __all__ = [
     "RankError",

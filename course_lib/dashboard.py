@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from .machine import cores
-from .run import Run, as_table
+from .run import Run
+from .tables import text_table
 
 SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
 CREDIT = 0.1  # seconds of CPU time on top, so that a run of a few seconds is lively
@@ -152,8 +153,8 @@ class NotebookView(View):
                 self._handle.update(data, metadata=metadata, raw=True)
             else:
                 display(data, metadata=metadata, raw=True)
-            rows = f"<p><b>{html.escape(self.run.headline())}</b></p>{as_table(self.run.table())}"
-            display({"text/html": rows, "text/plain": text_table(self.run.table())}, raw=True)
+            table = {"text/html": self.run._repr_html_(), "text/plain": text_table(self.run.table())}
+            display(table, raw=True)
         elif self._box is not None:
             self._handle.update({}, raw=True)
         for line in printed_lines(self.run):
@@ -215,12 +216,3 @@ def printed_lines(run: Run) -> list[str]:
             shown.append(f"{front}… (all of it: run.logs[{who}])" if who != "program" else "…")
         shown += [front + line for line in lines[-LINES_KEPT:]]
     return shown
-
-
-def text_table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same keys as aligned text."""
-    if not rows:
-        return ""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    lines = [dict(zip(widths, widths, strict=True)), *rows]
-    return "\n".join("  ".join(line[name].rjust(width) for name, width in widths.items()) for line in lines)

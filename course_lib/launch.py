@@ -1,8 +1,4 @@
-"""Start ranks, watch them, hand back a `Run`.
-
-The ranks are started by ``torch.multiprocessing.start_processes`` from a fork server that has torch loaded:
-each is a fresh process, with none of the kernel's state and no CUDA context, within milliseconds.
-"""
+"""`launch` and `python`: what a learner calls to run code on several ranks."""
 
 from __future__ import annotations
 
@@ -10,37 +6,21 @@ import contextlib
 import inspect
 import linecache
 import math
-import multiprocessing
-import multiprocessing.connection
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 
-from . import entry, report
-from .dashboard import View, view_of
+from .dashboard import view_of
 from .entry import Job
 from .machine import cores, gpu_count
 from .run import Run
-
-WAKE_SECONDS = 0.05  # how often the watching side looks around; the end of a rank wakes it at once
-LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
-KILL_SECONDS = 5.0
-CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
-_main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
-METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+from .start import Program, Ranks, loopback_store, warm_up
+from .watch import watch
 
 
 def launch(
@@ -96,7 +76,7 @@ def launch(
     warm_up()
     call = _packed(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
-    with _loopback_store() as port:
+    with loopback_store() as port:
         # made last: an interrupt of the first call, while torch is imported, leaves no run behind
         run = Run.create(name, world_size, started=called)
         job = Job(
@@ -111,7 +91,7 @@ def launch(
                 if len(kept) == 4 and kept[1] is None
             },
         )
-        _watch(run, lambda: _Ranks(job, world_size), timeout, view_of(run, dashboard))
+        watch(run, lambda: Ranks(job, world_size), timeout, view_of(run, dashboard))
     return run
 
 
@@ -149,7 +129,7 @@ def python(
         "MPLBACKEND": "Agg",
     }
     command = [sys.executable, "-m", "course_lib.program", str(path), *map(str, args)]
-    _watch(run, lambda: _Program(command, environment, run), timeout, view_of(run, dashboard))
+    watch(run, lambda: Program(command, environment, run), timeout, view_of(run, dashboard))
     return run
 
 
@@ -227,242 +207,3 @@ def _environment(run: Run, world_size: int, port: int, device: str | None) -> di
         "COURSE_RUN": str(run.folder),
         "COURSE_STARTED": repr(time.time()),
     }
-
-
-# --- what is started --------------------------------------------------------------------------------------
-
-
-def warm_up() -> None:
-    """Start the fork server, which loads torch meanwhile; nothing happens where it runs already."""
-    if METHOD == "forkserver":
-        multiprocessing.set_forkserver_preload(["course_lib.preload"])
-        with _without_main():
-            multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signal below
-            # Jupyter's interrupt goes to the kernel's process group: it would end the server as it loads
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                multiprocessing.forkserver.ensure_running()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide a script's own file from multiprocessing, which would run it again in each rank.
-
-    The function travels by value, so the ranks need nothing of it. A notebook has no such file.
-    """
-    with _main_lock:
-        main = sys.modules["__main__"]
-        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
-            yield
-            return
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _loopback_store() -> Iterator[int]:
-    """The store where the ranks meet, on a free port of the loopback address; yields the port.
-
-    A ``TCPStore`` left to itself listens on every interface of the machine, so it is given a socket.
-    """
-    from torch.distributed import TCPStore
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    try:
-        yield port
-    finally:
-        del store
-
-
-class _Ranks:
-    """The processes of a launch."""
-
-    def __init__(self, job: Job, world_size: int) -> None:
-        from torch.multiprocessing import start_processes
-
-        with _without_main():
-            before = set(multiprocessing.active_children())
-            try:
-                self._processes = start_processes(
-                    entry.main, (job,), nprocs=world_size, join=False, start_method=METHOD
-                ).processes
-                pids = [each.pid for each in self._processes]
-                self._guard = multiprocessing.get_context(METHOD).Process(
-                    target=entry.guard, args=(job.kernel_pid, pids), daemon=True
-                )
-                if METHOD == "forkserver":
-                    self._guard.start()
-            except BaseException:  # the system has no room for so many
-                for process in set(multiprocessing.active_children()) - before:
-                    process.kill()
-                raise
-
-    def wait(self, seconds: float) -> None:
-        """Until one of them ends, at most so long."""
-        multiprocessing.connection.wait(
-            [each.sentinel for each in self._processes if each.exitcode is None], seconds
-        )
-
-    def exit_codes(self) -> dict[int | str, int | None]:
-        return {rank: process.exitcode for rank, process in enumerate(self._processes)}
-
-    def kill(self) -> None:
-        """End what is left of them, their DataLoader workers included."""
-        for process in self._processes:
-            _kill_group(process.pid)
-            process.kill()
-        for process in self._processes:
-            process.join(KILL_SECONDS)
-        if self._guard.pid is not None:
-            self._guard.kill()
-            self._guard.join(KILL_SECONDS)
-
-
-class _Program:
-    """A program that starts its own ranks."""
-
-    def __init__(self, command: list[str], environment: dict[str, str], run: Run) -> None:
-        self._run = run
-        with open(run.folder / "rank-program.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def wait(self, seconds: float) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-
-    def exit_codes(self) -> dict[int | str, int | None]:
-        code = self._process.poll()
-        ranks = range(self._run.world_size) if code else ()
-        failed = [rank for rank in ranks if (self._run.folder / f"rank-{rank}.failure.json").exists()]
-        return {"program": code, **dict.fromkeys(failed, code)}
-
-    def kill(self) -> None:
-        family = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self._process.pid).children(recursive=True)
-        _kill_group(self._process.pid)
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process.kill()
-        self._process.wait(KILL_SECONDS)
-
-
-def _kill_group(pid: int | None) -> None:
-    if pid and hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-# --- watching ---------------------------------------------------------------------------------------------
-
-
-def _watch(run: Run, start: Callable[[], _Ranks | _Program], timeout: float | None, view: View) -> None:
-    """From the start of the processes to their end, and to what the learner is left with."""
-    error: BaseException | None = None
-    with _interrupts_held(view.stop):
-        try:
-            ranks = start()
-        except Exception as reason:
-            run.end("failed", f"the ranks could not be started: {reason}")
-            view.finish()
-            raise
-        try:
-            error = _follow(run, ranks, timeout, view)
-        finally:
-            ranks.kill()
-        state = "done" if error is None else "stopped" if isinstance(error, report.Stopped) else "failed"
-        run.end(state, "" if error is None else str(error))
-        if error is None:
-            error = _load_results(run)
-        view.finish()
-    if error is not None:
-        raise error from None
-
-
-def _load_results(run: Run) -> report.RankError | None:
-    """While the interrupt is held, so that nothing is left half read."""
-    try:
-        _ = run.results
-    except Exception as error:
-        text = f"the ranks are done, but a result cannot be read here: {type(error).__name__}: {error}"
-        run.end("failed", text)
-        return report.RankError(text, None, run)
-    return None
-
-
-def _follow(
-    run: Run, ranks: _Ranks | _Program, timeout: float | None, view: View
-) -> report.RankError | report.Stopped | None:
-    """Wait for the end; what went wrong, if anything did."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    all_returned_at = math.inf
-    while True:
-        ranks.wait(WAKE_SECONDS)
-        if view.stop.is_set():
-            return report.Stopped(run)
-        codes = ranks.exit_codes()
-        failure = _first_failure(run, codes)
-        if failure is not None:
-            if failure.consequence:  # whose end was it that this rank met?
-                time.sleep(CONSEQUENCE_SECONDS)
-                failure = _first_failure(run, ranks.exit_codes()) or failure
-            others = _what_others_do(run, ranks)
-            return report.RankError(report.describe(run, failure, others), failure.rank, run)
-        if all(code is not None for code in codes.values()):
-            return None
-        if time.monotonic() > deadline:
-            lines = [f"rank {rank} {doing}" for rank, doing in _what_others_do(run, ranks).items()]
-            text = f"not done after {timeout:g} s; the ranks were ended\n\n" + "\n".join(lines)
-            return report.RankTimeout(text, None, run)
-        if all((run.folder / f"rank-{rank}.result").exists() for rank in codes):
-            all_returned_at = min(all_returned_at, time.monotonic())
-            if time.monotonic() > all_returned_at + LINGER_SECONDS:
-                return None
-        view.update()
-
-
-def _first_failure(run: Run, codes: dict[int | str, int | None]) -> report.Failure | None:
-    # a rank that ended well has its result; a program may just end
-    ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != "program")}
-    failures = [report.failure_of(run, rank, code) for rank, code in ended.items()]
-    found = [each for each in failures if each is not None]
-    of_ranks = [each for each in found if each.rank != "program"]
-    return report.cause(of_ranks or found)
-
-
-def _what_others_do(run: Run, ranks: _Ranks | _Program) -> dict[int, str]:
-    codes = ranks.exit_codes()
-    numbers = list(range(run.world_size))
-    report.ask_stacks(run, [rank for rank in numbers if codes.get(rank) is None])
-    codes = ranks.exit_codes()  # some may have ended meanwhile
-    return {rank: report.doing(run, rank, codes.get(rank)) for rank in numbers}
-
-
-@contextlib.contextmanager
-def _interrupts_held(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and the kernel's interrupt set ``stop``, so that none strikes between two processes' starts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from .failure import is_learners, with_source
 
 if TYPE_CHECKING:
@@ -220,10 +222,14 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     mine = next((i for i, place in enumerate(stack) if is_learners(place[0])), None)
     if mine is None:
         ours = [function for file, _, function in stack if Path(file).parent == Path(__file__).parent]
+        if {"report_exception", "_save_result", "close"} & set(ours):
+            return "was ending"
+        if not stack and not psutil.pid_exists(run.facts(rank).get("pid", os.getpid())):
+            return "had ended"  # a program ends its other ranks when one has failed
         if ours[:1] == ["_run"] == [stack[0][2]]:
             return "was at work"
         if not stack or ours:
-            return "was ending" if {"report_exception", "_save_result", "close"} & set(ours) else "was starting"
+            return "was starting"
         return f"was in {stack[0][2]}"
     called = next((name for _, _, name in reversed(stack[:mine]) if name not in WRAPPERS), None)
     where = _where(with_source(*stack[mine]))

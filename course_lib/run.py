@@ -14,20 +14,21 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
+from .files import ByRank, end_of, rows_of
 from .home import home
 from .recorder import POINT, TICK
+from .tables import html_table
 
 if TYPE_CHECKING:
     from .figures import Picture
 
-Item = TypeVar("Item")
 KEPT_RUNS = 50
 LOG_BYTES = 1 << 20  # of a longer output, run.logs gives the end
 TAIL_BYTES = 1 << 14
@@ -205,7 +206,7 @@ class Run:
     @property
     def logs(self) -> Sequence[str]:
         """What each rank printed, by rank (of more than 1 MiB the end; the whole is in the folder)."""
-        return _ByRank(self.world_size, self._log)
+        return ByRank(self.world_size, self._log)
 
     @property
     def output(self) -> str:
@@ -214,7 +215,7 @@ class Run:
 
     def _log(self, rank: int | str) -> str:
         path = self.folder / f"rank-{rank}.log"
-        size, text = _end_of(path, LOG_BYTES)
+        size, text = end_of(path, LOG_BYTES)
         if size > LOG_BYTES:
             text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
         return text
@@ -229,14 +230,14 @@ class Run:
         ``driver_bytes`` (NVML). For each name given to `log`, an array with an entry for each call, and
         beside ``loss`` also ``loss.seconds`` and ``loss.samples``: when that was.
         """
-        return _ByRank(self.world_size, self._metrics)
+        return ByRank(self.world_size, self._metrics)
 
     def _metrics(self, rank: int) -> dict[str, np.ndarray]:
         ticks = self.ticks(rank)
         shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
         shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
         series = {name: ticks[name] for name in shown}
-        points = _rows(self.folder / f"rank-{rank}.points", POINT)
+        points = rows_of(self.folder / f"rank-{rank}.points", POINT)
         for i, name in enumerate(self._names(rank)):
             mine = {field: column[points["name"] == i] for field, column in points.items()}
             series |= {
@@ -248,7 +249,7 @@ class Run:
 
     def ticks(self, rank: int) -> dict[str, np.ndarray]:
         """Every column of `recorder.TICK` of one rank, one entry for each tick so far."""
-        return _rows(self.folder / f"rank-{rank}.ticks", TICK)
+        return rows_of(self.folder / f"rank-{rank}.ticks", TICK)
 
     def latest(self, rank: int) -> dict[str, float]:
         """The last value logged under each name among the rank's latest, without reading the rest."""
@@ -259,13 +260,13 @@ class Run:
         except OSError:
             return {}
         names = self._names(rank)
-        points = _rows(path, POINT, skip=max(0, whole - TAIL_BYTES // size))
+        points = rows_of(path, POINT, skip=max(0, whole - TAIL_BYTES // size))
         last = dict(zip(points["name"], points["value"], strict=True))
         return {name: last[i] for i, name in enumerate(names) if i in last}
 
     def last_lines(self, rank: int | str, count: int) -> list[str]:
         """The last lines that a rank printed."""
-        text = _end_of(self.folder / f"rank-{rank}.log", TAIL_BYTES)[1]
+        text = end_of(self.folder / f"rank-{rank}.log", TAIL_BYTES)[1]
         return [line.rpartition("\r")[2][:400] for line in text.rstrip().splitlines()[-count:]]
 
     def facts(self, rank: int) -> dict[str, Any]:
@@ -333,62 +334,7 @@ class Run:
         return f"<Run {self.headline()}>"
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.headline())}</b></p>" + as_table(self.table())
-
-
-def as_table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same keys as an HTML table."""
-    if not rows:
-        return ""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in row.values()) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-class _ByRank(Sequence[Item]):
-    """A list with an entry for each rank, each read when it is asked for."""
-
-    def __init__(self, count: int, read: Callable[[int], Item]) -> None:
-        self._count, self._read = count, read
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, rank: Any) -> Any:
-        if isinstance(rank, slice):
-            return [self._read(each) for each in range(self._count)[rank]]
-        if not -self._count <= rank < self._count:
-            raise IndexError(f"rank {rank} of a run with {self._count} ranks")
-        return self._read(rank % self._count)
-
-    def __iter__(self) -> Iterator[Item]:
-        return (self._read(rank) for rank in range(self._count))
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-
-def _rows(path: Path, columns: list[str], skip: int = 0) -> dict[str, np.ndarray]:
-    """The columns of a file of float64 rows; a last row cut short is left out."""
-    try:
-        flat = np.fromfile(path, "<f8", offset=8 * len(columns) * skip)
-    except OSError:
-        flat = np.empty(0)
-    whole = flat[: flat.size // len(columns) * len(columns)].reshape(-1, len(columns))
-    return dict(zip(columns, whole.T, strict=True))
-
-
-def _end_of(path: Path, count: int) -> tuple[int, str]:
-    """A text file's size in bytes, and its last ones."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - count))
-            return size, file.read(count).decode(errors="replace")
-    except OSError:
-        return 0, ""
+        return f"<p><b>{html.escape(self.headline())}</b></p>" + html_table(self.table())
 
 
 def _newest_first(runs: Path) -> list[Path]:

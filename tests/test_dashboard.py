@@ -18,7 +18,6 @@ from course_lib.dashboard import (
     View,
     bars_html,
     printed_lines,
-    text_table,
     view_of,
 )
 
@@ -86,12 +85,6 @@ def test_only_the_last_lines_stay_under_the_cell() -> None:
     lines = printed_lines(run)
     assert lines[0] == "rank 0 | … (all of it: run.logs[0])"
     assert lines[1:] == [f"rank 0 | line {i}" for i in range(100 - LINES_KEPT, 100)] + ["rank 1 | short"]
-
-
-def test_a_table_in_text() -> None:
-    rows = [{"rank": "0", "device": "cpu"}, {"rank": "10", "device": "cuda:0"}]
-    assert text_table(rows).splitlines() == ["rank  device", "   0     cpu", "  10  cuda:0"]
-    assert text_table([]) == ""
 
 
 CELLS = {
