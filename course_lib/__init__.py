@@ -1,6 +1,11 @@
 """Launch, watch and diagnose PyTorch ranks from a notebook cell: the library of the course."""
 
+import os as _os
 import sys as _sys
+
+# Threads of OpenMP that have nothing to do sleep instead of spinning. On cores that ranks share, or that
+# other work keeps busy, spinning makes a training several times slower. Read once, when torch is loaded.
+_os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .data import digits
 from .figures import bars, compare, curves

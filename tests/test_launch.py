@@ -591,3 +591,7 @@ def test_torchs_usual_port_may_be_taken() -> None:
         with contextlib.suppress(OSError):  # somebody else holds it, which is as good
             stack.enter_context(socket.create_server(("127.0.0.1", 29500)))
         assert quiet_launch(reduced, 1.0).results == [2.0, 2.0]
+
+
+def test_idle_openmp_threads_sleep_in_ranks() -> None:
+    assert quiet_launch(os.environ.get, "OMP_WAIT_POLICY", nprocs=1).results == ["PASSIVE"]

@@ -496,3 +496,10 @@ def test_json_of_a_run_is_whole_at_any_moment() -> None:
     stop.set()
     thread.join()
     assert torn == []
+
+
+def test_the_newest_run_is_the_newest_of_this_kernel() -> None:
+    mine = Run.create("mine", 1)
+    other = Run.create("other kernel's", 1, kernel_pid=os.getppid())
+    assert Run.open().folder == mine.folder
+    assert Run.open(other.folder).name == "other kernel's"
