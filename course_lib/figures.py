@@ -156,6 +156,8 @@ def curves(
         for name, (x, y) in series.items():
             axes.plot(x, y, label=name, marker="o" if len(x) <= 12 else None, markersize=5)
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+        if all(float(value).is_integer() for x, _ in series.values() for value in x):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if logx:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

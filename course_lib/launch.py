@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
+import io
 import linecache
 import math
 import os
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,7 +171,7 @@ def _packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byt
             name = getattr(function, "__name__", "the function")
             raise TypeError(f"{name} cannot be called with these arguments: {error}") from None
     try:
-        return cloudpickle.dumps((function, args, kwargs))
+        return _dumps((function, args, kwargs))
     except Exception as error:
         user = getattr(function, "__name__", type(function).__name__)
         named = {f"argument {i} of {user}": value for i, value in enumerate(args, 1)}
@@ -178,13 +181,29 @@ def _packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byt
             named |= {f"{name}, which {user} uses,": v for v_ in used[:2] for name, v in v_.items()}
         for name, value in named.items():
             try:
-                cloudpickle.dumps(value)
+                _dumps(value)
             except Exception as reason:
                 raise TypeError(
                     f"{name} cannot be sent to the ranks: it is {value!r:.80} ({reason}); "
                     f"make it inside the function instead"
                 ) from None
         raise TypeError(f"{function!r:.80} cannot be sent to the ranks: {error}") from None
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, and by name also modules of a class of their own (``torch.backends.cudnn`` is one)."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        own_class = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
+        if own_class and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
+def _dumps(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def _environment(run: Run, world_size: int, port: int, device: str | None) -> dict[str, str]:

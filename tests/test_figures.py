@@ -138,3 +138,9 @@ def test_bars_and_curves_label_their_axes(tmp_path: Path) -> None:
     )
     assert logarithmic.figure.axes[0].get_yscale() == "log"
     assert overlapping(logarithmic.figure) == []
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    picture = curves({"a": (range(1, 6), [1, 2, 3, 4, 5])}, "t", "step", "y")
+    picture.png()
+    assert all(float(tick).is_integer() for tick in picture.figure.axes[0].get_xticks())

@@ -595,3 +595,14 @@ def test_torchs_usual_port_may_be_taken() -> None:
 
 def test_idle_openmp_threads_sleep_in_ranks() -> None:
     assert quiet_launch(os.environ.get, "OMP_WAIT_POLICY", nprocs=1).results == ["PASSIVE"]
+
+
+def test_a_function_may_mention_cudnn() -> None:
+    def tuned() -> bool:
+        torch.backends.cudnn.benchmark = True
+        return torch.backends.cudnn.benchmark
+
+    assert quiet_launch(tuned, nprocs=1).results == [True]
+    assert quiet_launch(lambda module: module.__name__, torch.backends.cudnn, nprocs=1).results == [
+        "torch.backends.cudnn"
+    ]
