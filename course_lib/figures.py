@@ -83,15 +83,17 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(columns: int = 1, width: float = 8.6, height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """An empty figure in the course's style (inches), with its axes side by side."""
+def new_figure(
+    columns: int = 1, width: float = 8.6, height: float = 3.2, margins: Mapping[str, float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure in the course's style (inches), its axes side by side, by given margins or fitted."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with styled():
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout=None if margins else "constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, columns, squeeze=False)[0]
+        axes = figure.subplots(1, columns, squeeze=False, gridspec_kw=dict(margins or {}))[0]
     return figure, list(axes)
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 MANY_RANKS = 16  # from here on a mean line and its range instead of a line for each rank
 THROUGHPUT_WINDOW = 1.0  # seconds that a point of the throughput curve looks back over
-ROOM = 1.4  # how far a live picture's axes are opened beyond what is there, so that they last a while
+LIVE_SECONDS = 10.0  # a live picture's time axis begins with so many, and doubles
+LIVE_ROOM = 1.5  # how far its other axes are opened beyond what is there, so that they last a while
+LIVE_MARGINS = {"left": 0.08, "right": 0.985, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # costs no layout
 Curve = tuple[np.ndarray, np.ndarray]
 
 
@@ -43,7 +45,7 @@ class RunFigure:
 
     def __init__(self, run: Run, live: bool = False) -> None:
         self.run, self.live = run, live
-        self.figure, (self.memory, self.rate) = new_figure(2)
+        self.figure, (self.memory, self.rate) = new_figure(2, margins=LIVE_MARGINS if live else None)
         self._moving: dict[Any, Artist] = {}
         self._limits: dict[Axes, tuple[float, float]] = {}
         self._background: Any = None
@@ -81,7 +83,8 @@ class RunFigure:
         self._fit(self.rate, rates)
         if 1 < len(ticks) < MANY_RANKS and not self.figure.legends:
             handles = [self._moving[self.memory, rank, "-"] for rank in range(len(ticks))]
-            self.figure.legend(handles=handles, loc="outside lower center", ncols=8)
+            below = "lower center" if self.live else "outside lower center"
+            self.figure.legend(handles=handles, loc=below, ncols=8)
             self._background = None
 
     def live_png(self) -> bytes:
@@ -90,9 +93,7 @@ class RunFigure:
 
         canvas: Any = self.figure.canvas
         if self._background is None:
-            self.figure.set_layout_engine("constrained")
             canvas.draw()
-            self.figure.set_layout_engine("none")
             self._background = canvas.copy_from_bbox(self.figure.bbox)
         canvas.restore_region(self._background)
         for artist in self._moving.values():
@@ -142,11 +143,12 @@ class RunFigure:
         top = max((float(np.nanmax(y)) for _, y in curves if np.isfinite(y).any()), default=1.0)
         right, top = max(right, 0.1), max(top, 1e-9) * (1.15 if len(curves) >= MANY_RANKS else 1.05)
         if self.live:
-            before = self._limits.get(axes, (0.0, 0.0))
-            if right <= before[0] and top <= before[1]:
+            before = self._limits.get(axes, (LIVE_SECONDS, 0.0))
+            if axes in self._limits and right <= before[0] and top <= before[1]:
                 return
-            right = before[0] if right <= before[0] else right * ROOM
-            top = before[1] if top <= before[1] else top * ROOM
+            while right > before[0]:
+                before = (2 * before[0], before[1])
+            right, top = before[0], before[1] if top <= before[1] else top * LIVE_ROOM
             self._background = None
         self._limits[axes] = right, top
         axes.set_xlim(0, right)
