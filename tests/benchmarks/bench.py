@@ -36,21 +36,19 @@ WORK = textwrap.dedent(
         return x.tolist()
     """
 )
-LAUNCHES = textwrap.dedent(
-    """
-    import time
-
-    begun = time.perf_counter()  # a user's first launch: the import is part of it
-    from course_lib import launch
-    from work import work
-
-    for i in range({rounds} + 1):
-        run = launch(work, nprocs=2, dashboard=False)
-        assert run.results == [[2.0] * 4] * 2
-        print(time.perf_counter() - begun)
-        begun = time.perf_counter()
-    """
-)
+FIRST = """
+import time
+begun = time.perf_counter()  # the import is part of a notebook's first launch
+from course_lib import launch
+from work import work
+assert launch(work, nprocs=2).results == [[2.0] * 4] * 2
+print(time.perf_counter() - begun)
+"""
+WARM = """
+begun = time.perf_counter()
+assert launch(work, nprocs=2).results == [[2.0] * 4] * 2
+print(time.perf_counter() - begun)
+"""
 TRAINING = textwrap.dedent(
     """
     import torch
@@ -79,14 +77,40 @@ TRAINING = textwrap.dedent(
 )
 
 
+class Kernel:
+    """A real kernel that runs cells, as a notebook does."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(folder), "COURSE_HOME": str(folder / "home")}
+        self._manager, self._client = start_new_kernel(kernel_name="python3", env=environment)
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+    def number(self, code: str) -> float:
+        """Run a cell; the number that it prints last (0 if it prints nothing)."""
+        printed: list[str] = []
+
+        def hook(message: dict) -> None:
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                printed.append(message["content"]["text"])
+
+        reply = self._client.execute_interactive(code, output_hook=hook, timeout=600)
+        if reply["content"]["status"] != "ok":
+            raise RuntimeError("\n".join(reply["content"]["traceback"]))
+        return float(("".join(printed).split() or ["0"])[-1])
+
+
 def start_times(rounds: int, folder: Path) -> dict[str, list[float]]:
     """Seconds of each way to start, taken in turns."""
     (folder / "work.py").write_text(WORK)
     (folder / "script.py").write_text("from work import work\nassert work() == [2.0] * 4\n")
-    (folder / "launches.py").write_text(LAUNCHES.format(rounds=3))
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COURSE_HOME": str(folder / "home")}
-    environment["GLOO_SOCKET_IFNAME"] = "lo"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     times: dict[str, list[float]] = {"torchrun, cold": [], "first launch": [], "warm launch": []}
     for _ in range(rounds):
         begun = time.perf_counter()
@@ -94,49 +118,24 @@ def start_times(rounds: int, folder: Path) -> dict[str, list[float]]:
             [*torchrun, str(folder / "script.py")], env=environment, check=True, capture_output=True
         )
         times["torchrun, cold"].append(time.perf_counter() - begun)
-        process = subprocess.run(
-            [sys.executable, str(folder / "launches.py")],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        first, *warm = map(float, process.stdout.split())
-        times["first launch"].append(first)
-        times["warm launch"] += warm
+        with Kernel(folder) as kernel:
+            times["first launch"].append(kernel.number(FIRST))
+            times["warm launch"] += [kernel.number(WARM) for _ in range(5)]
     return times
 
 
 def dashboard_ratios(rounds: int, folder: Path, steps: int = 400) -> list[float]:
     """Throughput with the dashboard over throughput without, of runs in pairs."""
-    environment = {**os.environ, "COURSE_HOME": str(folder / "home")}
-    manager, client = start_new_kernel(kernel_name="python3", env=environment)
-    try:
-
-        def execute(code: str) -> str:
-            printed: list[str] = []
-
-            def hook(message: dict) -> None:
-                if message["msg_type"] == "stream":
-                    printed.append(message["content"]["text"])
-
-            reply = client.execute_interactive(code, output_hook=hook, timeout=600)
-            if reply["content"]["status"] != "ok":
-                raise RuntimeError("\n".join(reply["content"]["traceback"]))
-            return "".join(printed)
-
-        execute(TRAINING)
-        rate = "print(launch(train, {}, nprocs=2, dashboard={}).samples_per_second())"
-        execute(rate.format(50, True))
-        ratios = []
+    rate = "print(launch(train, {}, nprocs=2, dashboard={}).samples_per_second())"
+    ratios = []
+    with Kernel(folder) as kernel:
+        kernel.number(TRAINING)
+        kernel.number(rate.format(50, True))
         for i in range(rounds):
             order = [True, False] if i % 2 else [False, True]
-            rates = {shown: float(execute(rate.format(steps, shown)).split()[-1]) for shown in order}
+            rates = {shown: kernel.number(rate.format(steps, shown)) for shown in order}
             ratios.append(rates[True] / rates[False])
-        return ratios
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+    return ratios
 
 
 def main() -> None:
