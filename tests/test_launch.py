@@ -28,8 +28,7 @@ import torch.distributed as dist
 
 from cells import cell, quiet_launch
 from conftest import wait_for
-from course_lib import RankError, RankTimeout, Run, launch
-from course_lib import launch as launch_function
+from course_lib import RankError, RankTimeout, Run, launch, watch
 
 
 def gone(run: Run) -> bool:
@@ -516,7 +515,7 @@ def test_launches_leave_no_files_open_and_no_threads() -> None:
 def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys.modules[launch_function.__module__], "LINGER_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.3)
 
     def work() -> str:
         threading.Thread(target=time.sleep, args=(60,)).start()  # not a daemon: holds the interpreter up
