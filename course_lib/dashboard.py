@@ -21,10 +21,10 @@ from .run import Run
 from .tables import text_table
 
 SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
-CREDIT = 0.1  # seconds of CPU time on top, so that a run of a few seconds is lively
+CREDIT = 0.05  # seconds of CPU time on top, so that a run of a few seconds is lively
 FASTEST = 0.25  # seconds between two refreshes, at least
 SLOWEST = 2.0  # seconds, at most
-SHARE = 0.01  # of the machine's CPU time that refreshing may take
+SHARE = 0.006  # of the machine's CPU time that refreshing may take
 MANY_RANKS = 16  # from here on one line of bars, without texts
 LINES_KEPT = 20  # of each rank's output, under the cell
 TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at one refresh

@@ -83,9 +83,8 @@ def answer_stack_requests(path: Path) -> None:
 
 
 def _rank_number() -> int:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     if "RANK" in os.environ:
         return int(os.environ["RANK"])
@@ -180,7 +179,7 @@ class Recorder:
                 self._write("names", line.encode(errors="replace") + b"\n")
                 self._names[name] = len(self._names)
 
-    def tick(self) -> None:
+    def tick(self, exact: bool = True) -> None:
         now = time.time()
         began = self._pass_began
         row = [
@@ -191,7 +190,7 @@ class Recorder:
             self.passes,
             self.steps - self._pass_step,
             self._pass_total,
-            *self._memory.read(),
+            *self._memory.read(exact),
         ]
         self._write("ticks", array("d", row).tobytes())
 
@@ -213,7 +212,7 @@ class Recorder:
         self._stop.set()
         if self.pid == os.getpid() and self._files is not None:
             self._thread.join(2)
-            self.tick()
+            self.tick(exact=False)  # the walk would hold up the end of every short run
             self.flush()
             for file in self._files.values():
                 file.close()
@@ -246,24 +245,27 @@ class Memory:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._exact_at, self._cost = -math.inf, 0.0
-        self._own = self._resident = 0
+        self._exact_at = time.monotonic()
+        self._cost = TICK_INTERVAL / 2 / 200  # the first walk comes with the second tick
+        self._own, self._resident = 0, self._resident_bytes()
 
-    def read(self) -> tuple[float, float, float]:
+    def read(self, exact: bool = True) -> tuple[float, float, float]:
         """Bytes: held (torch's allocated on a GPU), torch's reserved, the driver's figure."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), driver_bytes()
-        return self._on_the_cpu(), math.nan, math.nan
+        return self._on_the_cpu(exact), math.nan, math.nan
 
-    def _on_the_cpu(self) -> float:
-        info = self._process.memory_info()
-        resident = info.rss - getattr(info, "shared", 0)
-        now = time.monotonic()
-        if now - self._exact_at > 200 * self._cost:
+    def _on_the_cpu(self, exact: bool) -> float:
+        resident, now = self._resident_bytes(), time.monotonic()
+        if exact and now - self._exact_at > 200 * self._cost:
             self._own, self._resident = self._process.memory_full_info().uss, resident
             self._exact_at, self._cost = now, time.monotonic() - now
         return max(0, self._own + resident - self._resident)
+
+    def _resident_bytes(self) -> int:
+        info = self._process.memory_info()
+        return info.rss - getattr(info, "shared", 0)
 
 
 def driver_bytes() -> float:

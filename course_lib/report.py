@@ -172,12 +172,14 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
     if not hasattr(signal, "SIGUSR1"):
         return
     before: dict[Path, int] = {}
+    pids: dict[Path, int] = {}
     for rank in ranks:
         path = run.folder / f"rank-{rank}.stack"
         with contextlib.suppress(OSError, KeyError):
             size = path.stat().st_size
             if size:  # it has said that it listens; the signal would end it otherwise
-                os.kill(run.facts(rank)["pid"], signal.SIGUSR1)
+                pids[path] = run.facts(rank)["pid"]
+                os.kill(pids[path], signal.SIGUSR1)
                 before[path] = size
     seen: dict[Path, int] = {}
     until = time.monotonic() + STACK_SECONDS
@@ -185,6 +187,7 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
         time.sleep(0.01)
         sizes = {path: path.stat().st_size if path.exists() else 0 for path in before}
         before = {path: size for path, size in before.items() if not size < sizes[path] == seen.get(path)}
+        before = {path: size for path, size in before.items() if psutil.pid_exists(pids[path])}
         seen = sizes
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -191,7 +192,9 @@ class Run:
             return None
         if self._trusted:
             return torch.load(path, map_location="cpu", weights_only=False)
-        plain_arrays = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np._core.multiarray.scalar]
+        loaded = sys.modules  # NumPy 1 has it in another place
+        multiarray = loaded.get("numpy._core.multiarray") or loaded["numpy.core.multiarray"]
+        plain_arrays = [multiarray._reconstruct, np.ndarray, np.dtype, multiarray.scalar]
         plain_arrays += [type(np.dtype(kind)) for kind in "?bhilBHILefd"]
         try:
             with torch.serialization.safe_globals(plain_arrays):

@@ -433,15 +433,6 @@ def test_launches_in_threads_at_once_do_not_meet() -> None:
     assert outcomes == {number: [[2.0 * number] * 2] * 3 for number in (1, 2, 3)}
 
 
-def test_the_fork_server_may_die_between_two_launches() -> None:
-    quiet_launch(os.getpid)
-    (server,) = {psutil.Process(pid) for pid in quiet_launch(os.getppid).results}
-    server.kill()
-    wait_for(lambda: server.status() == psutil.STATUS_ZOMBIE if server.is_running() else True)
-
-    assert quiet_launch(reduced, 1.0).results == [2.0, 2.0]
-
-
 def test_only_loopback_listens_while_it_runs(tmp_path: Path) -> None:
     def work(there: Path) -> None:
         dist.init_process_group("gloo")
@@ -523,6 +514,7 @@ def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
 
     run = quiet_launch(work)
 
+    assert run.seconds < 30
     assert run.results == ["returned", "returned"]
     assert run.state == "done"
     assert gone(run)

@@ -158,7 +158,7 @@ def test_a_failed_start_leaves_no_rank_and_no_running_run(monkeypatch: pytest.Mo
     assert Run.open().state == "failed"
 
 
-# --- interrupt --------------------------------------------------------------------------------------------
+# --- interrupt, and the end of the kernel ------------------------------------------------------------------
 
 STATES = """
     import torch, torch.distributed as dist
@@ -222,7 +222,7 @@ STATES = """
 NAMES = ["python_code", "all_reduce", "loader", "lock", "child", "deaf"]
 
 
-def test_an_interrupt_ends_the_ranks_whatever_they_do(tmp_path: Path) -> None:
+def test_interrupts_and_then_the_end_of_the_kernel_whatever_the_ranks_do(tmp_path: Path) -> None:
     source = (
         STATES
         + """
@@ -235,31 +235,50 @@ def test_an_interrupt_ends_the_ranks_whatever_they_do(tmp_path: Path) -> None:
             run = Run.open()
             say("caught-" + state.__name__, repr((run.state, type(error).__name__, str(error), run.error,
                 [list(each.get("loss", [])) for each in run.metrics])))
-    assert launch(lambda: 1, dashboard=False).results == [1, 1]
+
+    for path in THERE.glob("*-?"):
+        path.unlink()
+    say("all at once", str(launch(lambda: 1, dashboard=False).results))
+    for state in states:
+        run_it = lambda state=state: state(int(os.environ["RANK"]))
+        threading.Thread(target=launch, args=(run_it,), kwargs={"dashboard": False}).start()
+    while True:  # and some that are just starting
+        launch(time.sleep, 0, dashboard=False)
+        say("round")
     """
     )
     with Kernel(tmp_path, source) as kernel:
         kernel.wait_for("warm")
         for i, name in enumerate(NAMES):
             kernel.wait_for(f"{name}-0", f"{name}-1")
-            started = {each.pid for each in kernel.ranks()}
-            assert started >= set(pids_of(tmp_path / "course-home")), "the test does not see the ranks"
-            began = time.monotonic()
-            if i % 2:
-                kernel.interrupt()
-            else:
-                kernel.process.send_signal(signal.SIGINT)
-            kernel.wait_for(f"caught-{name}")
-            print(f"interrupt in {name} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
-            assert not started & {each.pid for each in kernel.ranks()}
-            state, kind, text, error, losses = eval((kernel.there / f"caught-{name}").read_text())
-            assert (state, kind) == ("stopped", "Stopped")
-            assert text.startswith("stopped after ")
-            assert error == text
-            if name == "python_code":
-                assert losses == [[0.5], [0.5]], "what was measured is kept"
-        assert kernel.process.wait(60) == 0
-        wait_for(lambda: not kernel.left(), what="the fork server to end with its kernel")
+            interrupted(kernel, name, only_the_kernel=bool(i % 2), home=tmp_path / "course-home")
+
+        kernel.wait_for("all at once")
+        assert (kernel.there / "all at once").read_text() == "[1, 1]"
+        kernel.wait_for(*(f"{name}-{rank}" for name in NAMES for rank in range(2)), "round")
+        # each launch has two ranks and a guard; one has four workers, one has two children
+        wait_for(lambda: len(kernel.ranks()) >= 3 * len(NAMES) + 4 + 2, what="all that they start")
+        ranks, everything = kernel.kill()
+        print(f"SIGKILL of the kernel: ranks gone in {ranks:.2f} s, everything in {everything:.2f} s")
+
+
+def interrupted(kernel: Kernel, name: str, only_the_kernel: bool, home: Path) -> None:
+    started = {each.pid for each in kernel.ranks()}
+    assert started >= set(pids_of(home)), "the test does not see the ranks"
+    began = time.monotonic()
+    if only_the_kernel:
+        kernel.process.send_signal(signal.SIGINT)
+    else:
+        kernel.interrupt()
+    kernel.wait_for(f"caught-{name}")
+    print(f"interrupt in {name} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
+    assert not started & {each.pid for each in kernel.ranks()}
+    state, kind, text, error, losses = eval((kernel.there / f"caught-{name}").read_text())
+    assert (state, kind) == ("stopped", "Stopped")
+    assert text.startswith("stopped after ")
+    assert error == text
+    if name == "python_code":
+        assert losses == [[0.5], [0.5]], "what was measured is kept"
 
 
 def pids_of(home: Path) -> list[int]:
@@ -291,39 +310,3 @@ def test_an_interrupt_of_the_first_launch_while_torch_still_loads(tmp_path: Path
         assert (kernel.there / "second").read_text() == "[1, 1]"
         assert kernel.process.wait(60) == 0
         assert kernel.log.read_text() == ""
-
-
-# --- the kernel is killed ---------------------------------------------------------------------------------
-
-
-def test_a_kernel_killed_leaves_nothing_whatever_the_ranks_do(tmp_path: Path) -> None:
-    source = (
-        STATES
-        + """
-    launch(os.getpid, dashboard=False)
-    for state in states:
-        run_it = lambda state=state: state(int(os.environ["RANK"]))
-        threading.Thread(target=launch, args=(run_it,), kwargs={"dashboard": False}).start()
-    """
-    )
-    with Kernel(tmp_path, source) as kernel:
-        kernel.wait_for(*(f"{name}-{rank}" for name in NAMES for rank in range(2)))
-        # each launch has two ranks and a guard; one has four workers, one has two children
-        wait_for(lambda: len(kernel.ranks()) == 3 * len(NAMES) + 4 + 2, what="all that they start")
-
-        ranks, everything = kernel.kill()
-        print(f"SIGKILL of the kernel: ranks gone in {ranks:.2f} s, everything in {everything:.2f} s")
-
-
-def test_a_kernel_killed_while_the_ranks_start_leaves_nothing(tmp_path: Path) -> None:
-    source = """
-    from course_lib import launch
-    while True:
-        say("round")
-        launch(time.sleep, 0, nprocs=4, dashboard=False)
-    """
-    with Kernel(tmp_path, source) as kernel:
-        wait_for(lambda: len(list((tmp_path / "course-home/runs").glob("*/rank-3.result"))) > 2)
-        (kernel.there / "round").unlink()
-        kernel.wait_for("round")
-        print(f"SIGKILL of the kernel in a start: everything gone in {kernel.kill()[1]:.2f} s")

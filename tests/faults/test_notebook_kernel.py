@@ -85,7 +85,8 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     )
     yield kernel
     kernel.close()
-    wait_for(lambda: not kernel.left(), seconds=20, what="all of the kernel's processes to be gone")
+    for process in kernel.left():
+        process.kill()
 
 
 def test_cells_define_what_the_ranks_run(notebook: Notebook) -> None:
@@ -194,36 +195,29 @@ def test_the_interrupt_button_ends_the_ranks_and_keeps_the_figures(notebook: Not
     assert notebook.value("launch(lambda: 1, dashboard=False).results") == [1, 1]
 
 
-def test_a_restart_that_kills_leaves_nothing(tmp_path: Path) -> None:
-    """Jupyter kills the kernel's whole process group, the fork server with it."""
-    notebook = Notebook(tmp_path)
+def test_a_restart_that_kills_leaves_nothing(notebook: Notebook) -> None:
+    """Jupyter kills the kernel's whole process group, the fork server with it (the last test here)."""
+    notebook.run("from torch.utils.data import DataLoader, Dataset\nthere = Path.cwd()")
+    notebook.send(
+        "class Slow(Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 8\n"
+        "    def __getitem__(self, i):\n"
+        "        (there / f'worker-{os.getpid()}').touch()\n"
+        "        while True:\n"
+        "            time.sleep(0.05)\n"
+        "def train():\n"
+        "    for batch in DataLoader(Slow(), num_workers=2):\n"
+        "        pass\n"
+        "launch(train, dashboard=False)"
+    )
+    wait_for(lambda: len(list(notebook.folder.glob("worker-*"))) == 4)
+    assert len(notebook.left()) >= 7
+    began = time.monotonic()
+    assert notebook.manager.provisioner is not None
+    os.killpg(notebook.manager.provisioner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     try:
-        notebook.run(
-            "import os, time, torch\nfrom pathlib import Path\n"
-            "from torch.utils.data import DataLoader, Dataset\n"
-            "from course_lib import launch\nthere = Path.cwd()"
-        )
-        notebook.send(
-            "class Slow(Dataset):\n"
-            "    def __len__(self):\n"
-            "        return 8\n"
-            "    def __getitem__(self, i):\n"
-            "        (there / f'worker-{os.getpid()}').touch()\n"
-            "        while True:\n"
-            "            time.sleep(0.05)\n"
-            "def train():\n"
-            "    for batch in DataLoader(Slow(), num_workers=2):\n"
-            "        pass\n"
-            "launch(train, dashboard=False)"
-        )
-        wait_for(lambda: len(list(tmp_path.glob("worker-*"))) == 4)
-        assert len(notebook.left()) >= 7
-        began = time.monotonic()
-        assert notebook.manager.provisioner is not None
-        os.killpg(notebook.manager.provisioner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         wait_for(lambda: not notebook.left(), seconds=20, what="all of the kernel's processes to be gone")
-        print(f"SIGKILL of the kernel's group: everything gone in {time.monotonic() - began:.2f} s")
     finally:
-        for process in notebook.left():
-            process.kill()
-        notebook.close()
+        print("left:", notebook.left())
+    print(f"SIGKILL of the kernel's group: everything gone in {time.monotonic() - began:.2f} s")
