@@ -9,11 +9,12 @@ _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .data import digits
 from .figures import bars, compare, curves
-from .launch import launch, python
+from .launch import launch
 from .machine import machine
 from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
+from .scripts import python, torchrun
 from .start import warm_up
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "machine",
     "place",
     "python",
+    "torchrun",
     "track",
 ]
 

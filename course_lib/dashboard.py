@@ -8,14 +8,15 @@ leaves its ranks' lines, by rank. In a terminal, lines are printed as they come.
 
 from __future__ import annotations
 
-import contextlib
 import html
 import math
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from .hang import WARN_SECONDS, stalled
 from .machine import cores
 from .run import Run
 from .tables import text_table
@@ -57,10 +58,18 @@ class TerminalView(View):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._read: dict[str, int] = {}
+        self._read: dict[Path, int] = {}
+        self._warned = False
+        self._look_again = time.monotonic() + WARN_SECONDS
 
     def update(self) -> None:
         self._print_new(whole_lines=True)
+        if time.monotonic() > self._look_again:
+            self._look_again += 1
+            warning = stalled(self.run)
+            if warning and not self._warned:
+                print(f"no progress:\n{warning}", flush=True)
+            self._warned = bool(warning)
 
     def finish(self) -> None:
         self._print_new(whole_lines=False)
@@ -69,21 +78,28 @@ class TerminalView(View):
             print(text_table(self.run.table()))
 
     def _print_new(self, whole_lines: bool) -> None:
-        for who in ["program", *map(str, range(self.run.world_size))]:
-            path = self.run.folder / f"rank-{who}.log"
-            with contextlib.suppress(OSError), open(path, "rb") as file:
+        for who in ["program", *range(self.run.world_size)]:
+            front = "" if who == "program" else f"[rank {who}] "
+            for path in self.run.log_files(who):
+                for line in self._new_lines(path, whole_lines):
+                    print(front + line, flush=True)
+
+    def _new_lines(self, path: Path, whole_lines: bool) -> list[str]:
+        start, left_out = self._read.get(path, 0), []
+        try:
+            with open(path, "rb") as file:
                 size = file.seek(0, 2)
-                start = self._read.get(who, 0)
                 if size - start > TERMINAL_BYTES:
-                    print(f"[rank {who}] … {size - start - TERMINAL_BYTES:,} bytes more in {path}")
+                    left_out = [f"… {size - start - TERMINAL_BYTES:,} bytes more in {path}"]
                     start = size - TERMINAL_BYTES
                 file.seek(start)
                 data = file.read(TERMINAL_BYTES)
-                if whole_lines:
-                    data = data[: data.rfind(b"\n") + 1]
-                self._read[who] = start + len(data)
-                for line in data.decode(errors="replace").splitlines():
-                    print(line if who == "program" else f"[rank {who}] {line}", flush=True)
+        except OSError:
+            return []
+        if whole_lines:
+            data = data[: data.rfind(b"\n") + 1]
+        self._read[path] = start + len(data)
+        return left_out + data.decode(errors="replace").splitlines()
 
 
 class NotebookView(View):
@@ -125,7 +141,9 @@ class NotebookView(View):
         _let_clicks_in(button)
         self._button = button
         head = ipywidgets.HBox([self._title, button], layout={"justify_content": "space-between"})
-        self._box = ipywidgets.VBox([head, self._bars, self._image])
+        self._warning = ipywidgets.HTML()
+        self._warning.add_class("course-warning")
+        self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
         self._box.add_class("course-dashboard")
         view = self._box._repr_mimebundle_()
         view.pop("text/plain")  # nothing is left of a run that has nothing to draw, however long it took
@@ -137,6 +155,7 @@ class NotebookView(View):
 
     def _refresh(self) -> None:
         self._title.value = f"<b>{html.escape(self.run.headline())}</b>"
+        self._warning.value = warning_html(self.run)
         self._bars.value = bars_html(self.run)
         self._figure.update()
         self._image.value = self._figure.live_png()
@@ -170,6 +189,12 @@ def _let_clicks_in(button: Any) -> None:
     """
     if hasattr(button.comm, "_reply_subshell_for"):
         button.comm._reply_subshell_for = lambda data, default: default
+
+
+def warning_html(run: Run) -> str:
+    """Who waits where, and for whom, once ranks have stood still for long."""
+    lines = "<br>".join(map(html.escape, stalled(run).splitlines()))
+    return f'<div style="line-height:1.5"><b>⏳ No progress</b><br>{lines}</div>' if lines else ""
 
 
 def bars_html(run: Run) -> str:

@@ -98,20 +98,6 @@ def end_with(kernel_pid: int) -> None:
     threading.Thread(target=watch, name="course-end-with-kernel", daemon=True).start()
 
 
-def guard(kernel_pid: int, ranks: list[int]) -> None:
-    """Be the process that outlives the kernel by a moment, to end the ranks with all they have started.
-
-    A rank that dies of its fork server's end has no time to end its DataLoader workers, and one that holds
-    the interpreter's lock no thread to do it; Jupyter's restart kills kernel and fork server at one blow.
-    """
-    os.setsid()
-    _part_from_forkserver(die_with_it=False)
-    _wait_for_end_of(kernel_pid)
-    for pid in ranks:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
 def _wait_for_end_of(pid: int) -> None:
     """Until a process has ended, also where its parent has not asked for its exit code yet."""
     try:
@@ -126,21 +112,23 @@ def _wait_for_end_of(pid: int) -> None:
             time.sleep(0.2)
 
 
-def _part_from_forkserver(die_with_it: bool = True) -> None:
-    """Die with the fork server, and let it die: each rank inherits the pipe that keeps it running.
+def die_with_parent() -> None:
+    """The thread of `end_with` needs the interpreter; this works also in a rank that sits in C code."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
-    The thread of `end_with` needs the interpreter; this works also in a rank that sits in C code.
-    """
+
+def _part_from_forkserver() -> None:
+    """Die with the fork server, and let it die: each rank inherits the pipe that keeps it running."""
     server = getattr(multiprocessing, "forkserver", None)
     server = getattr(server, "_forkserver", None)
     fd = getattr(server, "_forkserver_alive_fd", None)
     if fd is None:
         return
-    parent = os.getppid()
-    if die_with_it and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent()
     os.close(fd)
     # a rank whose DataLoader wants a fork server gets one of its own
     server._forkserver_alive_fd = server._forkserver_address = None

@@ -58,10 +58,12 @@ def write_failure(
     frames: list[dict[str, Any]],
     text: str,
     causes: Sequence[str] = (),
+    exit_code: int | None = None,
 ) -> None:
+    """Write down a failure; without a ``kind`` the rank said nothing, and its exit code is all there is."""
     path = folder / f"rank-{rank}.failure.json"
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
-    record["causes"] = list(causes)
+    record |= {"causes": list(causes), "exit_code": exit_code}
     part = path.with_suffix(".part")
     part.write_text(json.dumps(record))
     part.replace(path)

@@ -1,4 +1,4 @@
-"""`launch` and `python`: what a learner calls to run code on several ranks."""
+"""`launch`: what a learner calls to run a function on several ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -22,7 +21,7 @@ from .dashboard import view_of
 from .entry import Job
 from .machine import cores, gpu_count
 from .run import Run
-from .start import Program, Ranks, loopback_store, warm_up
+from .start import Ranks, loopback_store, warm_up
 from .watch import watch
 
 
@@ -73,7 +72,7 @@ def launch(
     """
     called = time.time()
     world_size = _world_size(nprocs, device)
-    _check_timeout(timeout)
+    check_timeout(timeout)
     if dashboard and 0 < (gpus := 0 if device == "cpu" else gpu_count()) < world_size:
         print(f"{world_size} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, over gloo")
     warm_up()
@@ -94,45 +93,7 @@ def launch(
                 if len(kept) == 4 and kept[1] is None
             },
         )
-        watch(run, lambda: Ranks(job, world_size), timeout, view_of(run, dashboard))
-    return run
-
-
-def python(
-    script: str | os.PathLike[str], *args: Any, timeout: float | None = None, dashboard: bool = True
-) -> Run:
-    """Run ``python script args…``, a program that starts its own ranks with ``mp.spawn``, and watch it.
-
-    Its ranks show up once they call `place`, `track` or `log`. The same faults are told in the same way; the
-    results stay in the program (``run.output`` has what it printed outside its ranks).
-
-    Parameters
-    ----------
-    script
-        Its path, from the current folder.
-    args
-        Its arguments; numbers and paths are turned to text.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such script. Otherwise as `launch`.
-    """
-    path = Path(script)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no script {str(script)!r} in {Path.cwd()}")
-    _check_timeout(timeout)
-    run = Run.create(path.name, 0, program=True)
-    environment = {
-        **os.environ,
-        "COURSE_RUN": str(run.folder),
-        "COURSE_KERNEL": str(os.getpid()),
-        "COURSE_STARTED": repr(time.time()),
-        "PYTHONUNBUFFERED": "1",
-        "MPLBACKEND": "Agg",
-    }
-    command = [sys.executable, "-m", "course_lib.program", str(path), *map(str, args)]
-    watch(run, lambda: Program(command, environment, run), timeout, view_of(run, dashboard))
+        watch(run, lambda stop: Ranks(job, world_size, stop), timeout, view_of(run, dashboard))
     return run
 
 
@@ -152,7 +113,7 @@ def _world_size(nprocs: int | None, device: str | None) -> int:
     return nprocs
 
 
-def _check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None) -> None:
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"timeout is a number of seconds above 0, or None for no limit; got {timeout!r}")
 
@@ -208,10 +169,8 @@ def _dumps(value: Any) -> bytes:
 
 def _environment(run: Run, world_size: int, port: int, device: str | None) -> dict[str, str]:
     """What torchrun sets, what keeps gloo and NCCL on this machine, and where the figures go."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
+        **loopback_environment(),
         **os.environ,
         **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
         "WORLD_SIZE": str(world_size),
@@ -225,4 +184,14 @@ def _environment(run: Run, world_size: int, port: int, device: str | None) -> di
         "MPLBACKEND": "Agg",  # the notebook's own backend cannot draw in a rank
         "COURSE_RUN": str(run.folder),
         "COURSE_STARTED": repr(time.time()),
+    }
+
+
+def loopback_environment() -> dict[str, str]:
+    """What keeps gloo and NCCL on this machine, and PyTorch's flight recorder small."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "TORCH_FR_BUFFER_SIZE": "16",  # it keeps 2000 collectives, and a look at those takes 20 ms
     }

@@ -31,6 +31,7 @@ def place() -> tuple[Any, str]:
 
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+    ranks_here *= int(os.environ.get("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes, one machine
     gpus = torch.cuda.device_count()
     if gpus == 0:
         device, backend = torch.device("cpu"), "gloo"

@@ -14,6 +14,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from .lookout import Lookout
 
 # One tick: what the rank's thread notes ten times a second. Every field is a float64.
 TICK = [
@@ -38,6 +41,10 @@ TICK = [
     "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
     "driver_bytes",  # what NVML says this process (or, in a container, the GPU) holds, NaN on the CPU
 ]
+# What a launcher tells a rank.
+TOLD = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
+)
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of rank-N.names
 TICK_INTERVAL = 0.1  # seconds
 
@@ -99,26 +106,45 @@ class Recorder:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank, self.pid = rank, os.getpid()
         self.samples = self.steps = self.passes = 0
+        self._tracked = 0.0
         self._pass_step = 0  # the step at which the present pass began
         self._pass_total = math.nan
         self._pass_began: float | None = None
-        self._tracked = 0.0
         self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
         self._stem = folder / f"rank-{rank}"
         self._names: dict[str, int] = {}
         self._pending: deque[tuple[int, float, int, Any]] = deque()
-        self._facts: dict[str, Any] = {"pid": self.pid}
+        told = {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)}
+        self._facts: dict[str, Any] = {"pid": self.pid, "environment": told}
         self._memory = Memory()
+        self._lookout = Lookout(Path(f"{self._stem}.where"))
         self._lock = threading.RLock()
         self._files: dict[str, Any] | None = {
             kind: open(f"{self._stem}.{kind}", "ab", buffering=0) for kind in ("ticks", "points", "names")
         }
+        self._go_on()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
         self.note()
 
     def start(self) -> None:
         self._thread.start()
+
+    def _go_on(self) -> None:
+        """Count on from where an earlier attempt of this rank ended (torchrun has restarted it)."""
+        with contextlib.suppress(OSError):
+            size = 8 * len(TICK)
+            whole = os.path.getsize(f"{self._stem}.ticks") // size
+            if whole:
+                os.truncate(f"{self._stem}.ticks", whole * size)
+                with open(f"{self._stem}.ticks", "rb") as ticks:
+                    ticks.seek((whole - 1) * size)
+                    last = dict(zip(TICK, array("d", ticks.read(size)), strict=True))
+                self.samples, self.steps = int(last["samples"]), int(last["steps"])
+                self.passes, self._tracked = int(last["passes"]), last["tracked_seconds"]
+                self._pass_step = self.steps
+            names = Path(f"{self._stem}.names").read_text(errors="replace").split("\n")[:-1]
+            self._names = {name: i for i, name in enumerate(names)}
 
     def note(self, **facts: Any) -> None:
         """Keep facts about this rank (its device, its backend) beside its figures."""
@@ -212,6 +238,7 @@ class Recorder:
         self._stop.set()
         if self.pid == os.getpid() and self._files is not None:
             self._thread.join(2)
+            self._lookout.close()
             self.tick(exact=False)  # the walk would hold up the end of every short run
             self.flush()
             for file in self._files.values():
@@ -222,6 +249,7 @@ class Recorder:
         while not self._stop.is_set():
             self.tick()
             self.flush()
+            self._lookout.look(self.steps)
             self._stop.wait(TICK_INTERVAL)
 
     def _write(self, kind: str, data: bytes) -> None:
@@ -251,8 +279,8 @@ class Memory:
 
     def read(self, exact: bool = True) -> tuple[float, float, float]:
         """Bytes: held (torch's allocated on a GPU), torch's reserved, the driver's figure."""
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
+        torch = sys.modules.get("torch")  # half imported, perhaps, by the main thread
+        if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), driver_bytes()
         return self._on_the_cpu(exact), math.nan, math.nan
 

@@ -165,6 +165,21 @@ class Run:
     def seconds(self) -> float:
         return self._facts.get("seconds", time.time() - self._facts.get("started", math.nan))
 
+    @property
+    def command(self) -> str:
+        """What to type in a terminal for the same, where a program ran; empty for a `launch`."""
+        return self._facts.get("command", "")
+
+    @property
+    def restarts(self) -> int:
+        """How often torchrun has started the ranks anew."""
+        return max((self.facts(rank).get("restart", 0) for rank in range(self.world_size)), default=0)
+
+    @property
+    def environments(self) -> Sequence[dict[str, str]]:
+        """What the launcher told each rank, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
+        return ByRank(self.world_size, lambda rank: self.facts(rank).get("environment", {}))
+
     # --- what the ranks gave back -------------------------------------------------------------------------
 
     @property
@@ -217,11 +232,22 @@ class Run:
         return self._log("program")
 
     def _log(self, rank: int | str) -> str:
-        path = self.folder / f"rank-{rank}.log"
-        size, text = end_of(path, LOG_BYTES)
-        if size > LOG_BYTES:
-            text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
-        return text
+        texts = []
+        for path in self.log_files(rank):
+            size, text = end_of(path, LOG_BYTES)
+            if size > LOG_BYTES:
+                text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
+            texts.append(text)
+        return "".join(texts)
+
+    def log_files(self, rank: int | str) -> list[Path]:
+        """Where a rank's output is; torchrun keeps two files for each attempt."""
+        output = self.facts(rank).get("output")
+        if not isinstance(output, str):
+            return [self.folder / f"rank-{rank}.log"]
+        last = self.folder / output  # torchrun/node-0/<id>/attempt_0/<local rank>
+        attempts = sorted(last.parents[1].glob("attempt_*"), key=lambda each: each.stat().st_mtime)
+        return [each / last.name / f"{kind}.log" for each in attempts for kind in ("stdout", "stderr")]
 
     @property
     def metrics(self) -> Sequence[dict[str, np.ndarray]]:
@@ -269,10 +295,12 @@ class Run:
 
     def last_lines(self, rank: int | str, count: int) -> list[str]:
         """The last lines that a rank printed."""
-        text = end_of(self.folder / f"rank-{rank}.log", TAIL_BYTES)[1]
-        return [line.rpartition("\r")[2][:400] for line in text.rstrip().splitlines()[-count:]]
+        lines: list[str] = []
+        for path in self.log_files(rank)[-2:]:  # of the last attempt
+            lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
+        return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
 
-    def facts(self, rank: int) -> dict[str, Any]:
+    def facts(self, rank: int | str) -> dict[str, Any]:
         """What a rank said of itself: its pid, and, once it called `place`, device and backend."""
         try:
             facts = json.loads((self.folder / f"rank-{rank}.json").read_text())
@@ -286,6 +314,10 @@ class Run:
             return text.split("\n")[:-1]  # a last one cut short is left out
         except OSError:
             return []
+
+    def has_returned(self, rank: int) -> bool:
+        """Whether a rank has come to its end as it should."""
+        return (self.folder / f"rank-{rank}.result").exists() or bool(self.facts(rank).get("returned"))
 
     # --- figures and words --------------------------------------------------------------------------------
 
@@ -331,7 +363,8 @@ class Run:
 
     def headline(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{self.name}: {ranks}, {self.state}, {self.seconds:.1f} s"
+        again = f", restart {self.restarts} of {self._facts['max_restarts']}" if self.restarts else ""
+        return f"{self.name}: {ranks}, {self.state}, {self.seconds:.1f} s{again}"
 
     def __repr__(self) -> str:
         return f"<Run {self.headline()}>"

@@ -7,6 +7,7 @@ each is a fresh process, with none of the kernel's state and no CUDA context, wi
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
@@ -17,16 +18,22 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 
 from . import entry
+from .guard import end_families, protect, release
 from .run import Run
 
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
+WAKE_SECONDS = 0.05  # how often the watching side looks around; the end of a rank wakes it at once
+REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
+_loaded: int | None = None  # the fork server that has loaded torch
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -81,28 +88,49 @@ def loopback_store() -> Iterator[int]:
         del store
 
 
-class Ranks:
-    """The processes of a launch."""
+def wait_until_loaded(stop: threading.Event) -> None:
+    """Until the fork server has loaded torch, which takes seconds, or until someone wants an end of it."""
+    global _loaded
+    server = getattr(multiprocessing.forkserver, "_forkserver", None)
+    pid = getattr(server, "_forkserver_pid", None)
+    if METHOD != "forkserver" or pid == _loaded is not None:
+        return
 
-    def __init__(self, job: entry.Job, world_size: int) -> None:
+    def probe() -> None:
+        process = multiprocessing.get_context(METHOD).Process(target=int, daemon=True)
+        with without_main():
+            process.start()
+        process.join()
+
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    while thread.is_alive() and not stop.is_set():
+        thread.join(WAKE_SECONDS)
+    if not thread.is_alive():
+        _loaded = pid
+
+
+class Ranks:
+    """The processes of a launch; none where ``stop`` is set before they could start."""
+
+    def __init__(self, job: entry.Job, world_size: int, stop: threading.Event) -> None:
         from torch.multiprocessing import start_processes
 
+        self._processes: list[Any] = []
+        wait_until_loaded(stop)
+        if stop.is_set():
+            return
         with without_main():
             before = set(multiprocessing.active_children())
             try:
                 self._processes = start_processes(
                     entry.main, (job,), nprocs=world_size, join=False, start_method=METHOD
                 ).processes
-                pids = [each.pid for each in self._processes]
-                self._guard = multiprocessing.get_context(METHOD).Process(
-                    target=entry.guard, args=(job.kernel_pid, pids), daemon=True
-                )
-                if METHOD == "forkserver":
-                    self._guard.start()
             except BaseException:  # the system has no room for so many
                 for process in set(multiprocessing.active_children()) - before:
                     process.kill()
                 raise
+        protect(each.pid for each in self._processes)
 
     def wait(self, seconds: float) -> None:
         """Until one of them ends, at most so long."""
@@ -120,46 +148,70 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.join(KILL_SECONDS)
-        if self._guard.pid is not None:
-            self._guard.kill()
-            self._guard.join(KILL_SECONDS)
+        release(each.pid for each in self._processes)
 
 
 class Program:
-    """A program that starts its own ranks."""
+    """A program that starts its own ranks; torchrun on several nodes is as many."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], run: Run) -> None:
+    def __init__(
+        self, commands: list[list[str]], environments: list[dict[str, str]], run: Run, restarts: bool = False
+    ) -> None:
         self._run = run
+        self._restarts = restarts  # whether the program goes on after the failure of a rank
+        self._failed_at = math.inf
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._family: list[psutil.Process] = []
         with open(run.folder / "rank-program.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                for command, environment in zip(commands, environments, strict=True):
+                    self._processes.append(
+                        subprocess.Popen(
+                            command,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=subprocess.STDOUT,
+                            start_new_session=True,
+                        )
+                    )
+                    self._family.append(psutil.Process(self._processes[-1].pid))
+            except BaseException:
+                self.kill()
+                raise
+        protect(each.pid for each in self._processes)
 
     def wait(self, seconds: float) -> None:
+        """Until one of them ends, at most so long."""
+        running = [each for each in self._processes if each.poll() is None]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+            if running:
+                running[0].wait(seconds)
 
     def exit_codes(self) -> dict[int | str, int | None]:
-        code = self._process.poll()
-        ranks = range(self._run.world_size) if code else ()
-        failed = [rank for rank in ranks if (self._run.folder / f"rank-{rank}.failure.json").exists()]
-        return {"program": code, **dict.fromkeys(failed, code)}
+        """Of the program, and of those of its ranks that have failed for good."""
+        codes = [each.poll() for each in self._processes]
+        code = None if None in codes else next(filter(None, codes), 0)
+        failed = [
+            rank
+            for rank in range(self._run.world_size)
+            if (self._run.folder / f"rank-{rank}.failure.json").exists()
+        ]
+        if code is None and (self._restarts or not failed):
+            return {"program": None}
+        self._failed_at = min(self._failed_at, time.monotonic())
+        if code is None and time.monotonic() < self._failed_at + REPORT_SECONDS:
+            return {"program": None}  # it has its own to say of the failure
+        return {"program": code, **dict.fromkeys(failed if code != 0 else (), code or 1)}
 
     def kill(self) -> None:
-        family = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self._process.pid).children(recursive=True)
-        kill_group(self._process.pid)
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._process.kill()
-        self._process.wait(KILL_SECONDS)
+        """End what is left of them, with all that they have started."""
+        end_families(self._family)
+        for rank in range(self._run.world_size):  # torchrun's ranks, where their agent was killed
+            kill_group(self._run.facts(rank).get("pid"))
+        for process in self._processes:
+            process.wait(KILL_SECONDS)
+        release(each.pid for each in self._processes)
 
 
 def kill_group(pid: int | None) -> None:

@@ -9,22 +9,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from . import report
+from . import hang, report
 from .dashboard import View
 from .run import Run
-from .start import Program, Ranks
+from .start import WAKE_SECONDS, Program, Ranks
 
-WAKE_SECONDS = 0.05  # how often the watching side looks around; the end of a rank wakes it at once
 LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
 CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
 
 
-def watch(run: Run, start: Callable[[], Ranks | Program], timeout: float | None, view: View) -> None:
+def watch(
+    run: Run, start: Callable[[threading.Event], Ranks | Program], timeout: float | None, view: View
+) -> None:
     """From the start of the processes to their end, and to what the learner is left with."""
     error: BaseException | None = None
     with _interrupts_held(view.stop):
         try:
-            ranks = start()
+            ranks = start(view.stop)
         except Exception as reason:
             run.end("failed", f"the ranks could not be started: {reason}")
             view.finish()
@@ -69,19 +70,25 @@ def _follow(
             if failure.consequence:  # whose end was it that this rank met?
                 time.sleep(CONSEQUENCE_SECONDS)
                 failure = _first_failure(run, ranks.exit_codes()) or failure
-            others = _what_others_do(run, ranks)
-            return report.RankError(report.describe(run, failure, others), failure.rank, run)
+            others = hang.whereabouts(run, ranks.exit_codes())
+            why = hang.odd_one_out(run) if failure.consequence else ""
+            return report.RankError(report.describe(run, failure, others, why), failure.rank, run)
         if all(code is not None for code in codes.values()):
             return None
         if time.monotonic() > deadline:
-            lines = [f"rank {rank} {doing}" for rank, doing in _what_others_do(run, ranks).items()]
-            text = f"not done after {timeout:g} s; the ranks were ended\n\n" + "\n".join(lines)
-            return report.RankTimeout(text, None, run)
+            return _timed_out(run, ranks, timeout)
         if all((run.folder / f"rank-{rank}.result").exists() for rank in codes):
             all_returned_at = min(all_returned_at, time.monotonic())
             if time.monotonic() > all_returned_at + LINGER_SECONDS:
                 return None
         view.update()
+
+
+def _timed_out(run: Run, ranks: Ranks | Program, timeout: float | None) -> report.RankTimeout:
+    lines = [f"rank {rank} {doing}" for rank, doing in hang.whereabouts(run, ranks.exit_codes()).items()]
+    why = hang.odd_one_out(run)
+    head = f"not done after {timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
+    return report.RankTimeout("\n".join([head, "", *lines]), None, run)
 
 
 def _first_failure(run: Run, codes: dict[int | str, int | None]) -> report.Failure | None:
@@ -91,14 +98,6 @@ def _first_failure(run: Run, codes: dict[int | str, int | None]) -> report.Failu
     found = [each for each in failures if each is not None]
     of_ranks = [each for each in found if each.rank != "program"]
     return report.cause(of_ranks or found)
-
-
-def _what_others_do(run: Run, ranks: Ranks | Program) -> dict[int, str]:
-    codes = ranks.exit_codes()
-    numbers = list(range(run.world_size))
-    report.ask_stacks(run, [rank for rank in numbers if codes.get(rank) is None])
-    codes = ranks.exit_codes()  # some may have ended meanwhile
-    return {rank: report.doing(run, rank, codes.get(rank)) for rank in numbers}
 
 
 @contextlib.contextmanager
