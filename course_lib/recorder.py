@@ -118,7 +118,8 @@ class Recorder:
         self._facts: dict[str, Any] = {"pid": self.pid, "environment": told}
         self._memory = Memory()
         self._lookout = Lookout(Path(f"{self._stem}.where"))
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held to write, never to wait for the GPU
+        self._reading = threading.RLock()  # one thread at a time reads the values, in order
         self._files: dict[str, Any] | None = {
             kind: open(f"{self._stem}.{kind}", "ab", buffering=0) for kind in ("ticks", "points", "names")
         }
@@ -221,7 +222,7 @@ class Recorder:
         self._write("ticks", array("d", row).tobytes())
 
     def flush(self) -> None:
-        with self._lock:
+        with self._reading:
             rows = array("d")
             for _ in range(len(self._pending)):  # one at a time: the training appends meanwhile
                 name, seconds, samples, value = self._pending.popleft()
@@ -281,7 +282,14 @@ class Memory:
         """Bytes: held (torch's allocated on a GPU), torch's reserved, the driver's figure."""
         torch = sys.modules.get("torch")  # half imported, perhaps, by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
-            return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), driver_bytes()
+            # the rank's GPU is the one it holds most of: the current device is each thread's own
+            stats = [torch.cuda.memory_stats_as_nested_dict(i) for i in range(torch.cuda.device_count())]
+            held = [
+                (each["reserved_bytes"]["all"]["current"], each["allocated_bytes"]["all"]["current"])
+                for each in stats
+            ]
+            reserved, allocated = max(held)
+            return allocated, reserved, driver_bytes(held.index((reserved, allocated)))
         return self._on_the_cpu(exact), math.nan, math.nan
 
     def _on_the_cpu(self, exact: bool) -> float:
@@ -296,8 +304,8 @@ class Memory:
         return info.rss - getattr(info, "shared", 0)
 
 
-def driver_bytes() -> float:
-    """Bytes that NVML counts for this process on its current GPU, or for the whole GPU where it cannot
+def driver_bytes(gpu: int) -> float:
+    """Bytes that NVML counts for this process on one of torch's GPUs, or for the whole GPU where it cannot
     tell processes apart (in most containers); NaN without NVML."""
     import torch
 
@@ -305,7 +313,7 @@ def driver_bytes() -> float:
         import pynvml
 
         pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        uuid = str(torch.cuda.get_device_properties(gpu).uuid)
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory:

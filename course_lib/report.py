@@ -30,6 +30,27 @@ SIGNALS = {
     "SIGBUS": "crashed (SIGBUS): often no space left in shared memory (/dev/shm)",
     "SIGTERM": "was asked to end (SIGTERM)",
 }
+# What to do about errors whose own words do not say it. NCCL's words are others since its version 2.30.
+HINTS = [
+    (
+        re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU"),
+        "NCCL takes one rank for each GPU, and two of these ranks use the same one. Where there is a GPU for "
+        "each rank, call torch.cuda.set_device(local_rank) before init_process_group; where ranks share a "
+        "GPU, use gloo. place() does the one and names the other.",
+    ),
+    (
+        re.compile(r"Cannot re-initialize CUDA in forked subprocess"),
+        "A process that was forked from one that uses CUDA cannot use it. Let a DataLoader's workers return "
+        "CPU tensors and move them to the GPU in the training loop, or start processes by the spawn method: "
+        'DataLoader(…, multiprocessing_context="spawn"), torch.multiprocessing.spawn.',
+    ),
+    (
+        re.compile(r"CUDA (error: )?out of memory"),
+        "The GPU has no memory left for this. Every rank has a model, gradients, optimizer state and "
+        "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
+        "(nprocs). Run.open().metrics has what each rank held.",
+    ),
+]
 
 
 class RankError(RuntimeError):
@@ -78,6 +99,7 @@ class Failure:
     seen: float  # time.time() when it happened, or was noticed
     frames: list[dict[str, Any]] = field(default_factory=list)
     consequence: bool = False
+    hint: str = ""  # what to do about it, where that is known
 
 
 def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | None:
@@ -117,8 +139,10 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         what = f"raised {record['type']}: {message}".rstrip(": ")
     causes = record["causes"]
     what += "".join(f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in causes)
-    consequence = any(LOST_PEER.search(text) for text in (record["message"], *causes))
-    return Failure(rank, what, record["time"], record["frames"], consequence)
+    texts = [record["message"], *causes]
+    consequence = any(LOST_PEER.search(text) for text in texts)
+    hint = next((hint for words, hint in HINTS if any(map(words.search, texts))), "")
+    return Failure(rank, what, record["time"], record["frames"], consequence, hint)
 
 
 def _said(run: Run, rank: int | str) -> str:
@@ -137,7 +161,8 @@ def describe(run: Run, failure: Failure, others: dict[int, str], why: str = "") 
     parts = [*filter(None, [why]), f"{who} {failure.what}"]
     parts += [show(frame) for frame in failure.frames]
     parts += [f"rank {rank} {doing}" for rank, doing in others.items() if rank != failure.rank]
-    return "\n".join([parts[0], "", *parts[1:]]).rstrip()
+    text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
+    return f"{text}\n\n{failure.hint}" if failure.hint else text
 
 
 def show(frame: dict[str, Any]) -> str:

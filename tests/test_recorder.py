@@ -418,6 +418,32 @@ def test_a_full_disk_ends_the_figures_and_not_the_training(
     assert told.count("the figures of rank 0 end here: [Errno 28] No space left on device") == 1
 
 
+def test_a_new_name_does_not_wait_for_the_gpu(mine: recorder.Recorder, tmp_path: Path) -> None:
+    """The recorder's thread waits for the GPU to reach a value; training goes on, with other names too."""
+    asked, reached = threading.Event(), threading.Event()
+
+    class CudaEvent:
+        def synchronize(self) -> None:
+            asked.set()
+            assert reached.wait(60)
+
+    log(loss=1.0)
+    mine._pending[0] = (*mine._pending[0][:3], (torch.tensor(2.0), CudaEvent()))
+    thread = threading.Thread(target=mine.flush)
+    thread.start()
+    assert asked.wait(60)
+    logging = threading.Thread(target=log, kwargs={"accuracy": 3.0}, daemon=True)
+    logging.start()
+    logging.join(20)
+    waited = logging.is_alive()
+    reached.set()
+    thread.join()
+
+    assert not waited
+    series, _ = read(mine, tmp_path)
+    assert (list(series["loss"]), list(series["accuracy"])) == ([2.0], [3.0])
+
+
 # --- memory -----------------------------------------------------------------------------------------------
 
 
@@ -466,6 +492,20 @@ def test_a_rank_shows_the_memory_that_is_its_own(tmp_path: Path, course_home: Pa
         for step in ("start", "full", "empty"):
             (tmp_path / step).touch()
         thread.join(30)
+
+
+def test_on_a_gpu_the_figures_are_of_the_one_that_the_rank_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder has a thread of its own, whose current device stays the first one."""
+
+    def stats(gpu: int) -> dict[str, Any]:
+        of = {"allocated_bytes": [0, 3, 0][gpu], "reserved_bytes": [0, 5, 2][gpu]}
+        return {name: {"all": {"current": held}} for name, held in of.items()}
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(recorder, "driver_bytes", lambda gpu: 100 + gpu)
+    assert recorder.Memory().read() == (3, 5, 101)
 
 
 def test_memory_is_followed_between_its_exact_readings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,6 +300,76 @@ def test_a_survivors_lost_connection_is_never_named_the_cause(how: str) -> None:
         assert f"\nrank {1 - bad} " in str(error)
 
 
+# --- what to do about it ---------------------------------------------------------------------------------
+
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage "
+    "(run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+)
+ADVICE = {
+    "two ranks on one GPU": (
+        NCCL + "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 59000",
+        "NCCL takes one rank for each GPU",
+    ),
+    "and in torch 2.15 with NCCL 2.30": (
+        "Failed to initialize NCCL communicator: invalid usage\nNCCL Last Error: "
+        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this "
+        "configuration.",
+        "use gloo. place()",
+    ),
+    "CUDA in a worker": (
+        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        + "  File worker.py\n" * 20
+        + "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+        "you must use the 'spawn' start method",
+        'multiprocessing_context="spawn"',
+    ),
+    "no memory": (
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.77 GiB",
+        "a smaller batch needs less",
+    ),
+    "no memory for a context": ("CUDA error: out of memory", "fewer ranks on one GPU (nprocs)"),
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
+def test_a_known_error_comes_with_advice(kind: str) -> None:
+    message, words = ADVICE[kind]
+    failure = failed_with("torch.distributed.DistBackendError", message)
+
+    text = report.describe(Run.create("made", 2), failure, {1: "was in all_reduce"})
+    head, advice = text.split("\nrank 1 was in all_reduce\n\n")
+    assert head.startswith(f"rank 0 raised torch.distributed.DistBackendError: {message.splitlines()[0]}")
+    assert words in advice
+    assert not failure.consequence
+
+
+def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
+    def work() -> None:
+        try:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        except RuntimeError as error:
+            raise ValueError("training failed") from error
+
+    assert str(failing(work, nprocs=1)).endswith("Run.open().metrics has what each rank held.")
+    for message in (
+        "shapes cannot be multiplied (2x4 and 3x3)",
+        "Connection closed by peer",
+        "out of memory",
+    ):
+        assert failed_with("RuntimeError", message).hint == ""
+
+
+def failed_with(kind: str, message: str) -> Failure:
+    run = Run.create("made", 2)
+    record = {"time": 0.0, "type": kind, "message": message, "frames": [], "text": ""}
+    (run.folder / "rank-0.failure.json").write_text(json.dumps(record))
+    failure = report.failure_of(run, 0, 1)
+    assert failure is not None
+    return failure
+
+
 # --- where the ranks are ----------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ class Kernel:
         if kind is not None:
             print("the kernel's output:", self.log.read_text(), sep="\n")
 
-    def wait_for(self, *words: str) -> None:
+    def wait_for(self, *words: str, seconds: float = 60) -> None:
         """Until each of them was said."""
 
         def said() -> bool:
@@ -59,7 +59,7 @@ class Kernel:
                 raise AssertionError(f"the kernel ended: {self.log.read_text()}")
             return all((self.there / word).exists() for word in words)
 
-        wait_for(said, what=f"{words}")
+        wait_for(said, seconds, what=f"{words}")
 
     def left(self) -> list[psutil.Process]:
         return processes_marked(MARK, self.mark)

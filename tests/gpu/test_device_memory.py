@@ -1,0 +1,114 @@
+"""The GPU's memory: a rank's figures are torch's own, and nothing of it stays in use, however a run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from kernels import Kernel
+
+from course_lib import place
+from gpus import MIB, START_SECONDS, gpu_launch, on_a_gpu, used_bytes, wait_until_free_again
+
+pytestmark = on_a_gpu
+HELD = 512 * MIB  # by each rank
+
+
+@pytest.fixture(scope="module", autouse=True)
+def context() -> Iterator[None]:
+    """A context of our own all the while: the driver would else set up and tear down the GPU between runs."""
+    kept = torch.ones(1, device="cuda")
+    yield
+    del kept
+
+
+# --- what a rank says it holds ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_figures_are_torchs_own(ranks: int) -> None:
+    def work() -> tuple[int, int, int]:
+        device, _ = place()
+        kept = torch.ones(256 * MIB, dtype=torch.uint8, device=device)
+        freed = torch.ones(64 * MIB, dtype=torch.uint8, device=device)
+        del freed  # reserved, and no longer allocated
+        time.sleep(1.5)  # a tick is taken ten times a second
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), kept.numel()
+
+    run = gpu_launch(work, nprocs=ranks)
+
+    for (allocated, reserved, kept), metrics in zip(run.results, run.metrics, strict=True):
+        assert allocated >= kept
+        assert reserved >= allocated + 64 * MIB
+        held = metrics["memory_bytes"] == allocated
+        assert held.sum() >= 5, metrics["memory_bytes"]
+        np.testing.assert_array_equal(metrics["reserved_bytes"][held], reserved)
+        driver = metrics["driver_bytes"][held]
+        assert np.isfinite(driver).all()
+        assert (driver >= reserved).all()
+        print(f"driver's figure: {driver[-1] / MIB:.0f} MiB for {reserved / MIB:.0f} MiB reserved")
+    assert run.peak_memory_bytes(0) >= run.results[0][0]
+
+
+# --- after the end of a run -------------------------------------------------------------------------------
+
+TRAINING = """
+    import torch, torch.distributed as dist
+    from course_lib import launch, log, place
+
+    def training(how):
+        rank = os.environ["RANK"]
+        device, backend = place()
+        dist.init_process_group(backend)
+        held = torch.ones(512 << 20, dtype=torch.uint8, device=device)
+        done, steps = torch.zeros(1, device=device), 0
+        while not done.item():  # the ranks decide together, or one would wait for the other for ever
+            done.fill_(float((THERE / f"end {how}").exists()))
+            dist.all_reduce(done)
+            log(done=done)
+            steps += 1
+            if steps == 3:
+                say(f"{how}-{rank}", str(os.getpid()))
+
+    for how in ("by itself", "interrupt", "rank killed", "kernel killed"):
+        try:
+            launch(training, how, nprocs=2, dashboard=False)
+        except BaseException as error:
+            say(f"after {how}", type(error).__name__)
+        else:
+            say(f"after {how}", "no error")
+        while not (THERE / f"on from {how}").exists():
+            time.sleep(0.05)
+    """
+
+
+def test_no_memory_stays_in_use_however_a_run_ends(tmp_path: Path) -> None:
+    before = used_bytes()
+    with Kernel(tmp_path, TRAINING) as kernel:
+
+        def rank_1() -> int:
+            return int((kernel.there / "rank killed-1").read_text())
+
+        for how, end, outcome in (
+            ("by itself", lambda: (kernel.there / "end by itself").touch(), "no error"),
+            ("interrupt", kernel.interrupt, "Stopped"),
+            ("rank killed", lambda: os.kill(rank_1(), signal.SIGKILL), "RankError"),
+            ("kernel killed", kernel.kill, None),
+        ):
+            kernel.wait_for(f"{how}-0", f"{how}-1", seconds=START_SECONDS)
+            in_use = used_bytes() - before
+            assert in_use > 2 * HELD, "the test does not see the ranks' memory"
+            began = time.monotonic()
+            end()
+            if outcome is not None:
+                kernel.wait_for(f"after {how}")
+                assert (kernel.there / f"after {how}").read_text() == outcome
+            wait_until_free_again(before, how)
+            print(f"{how}: {in_use / MIB:.0f} MiB free again after {time.monotonic() - began:.2f} s")
+            (kernel.there / f"on from {how}").touch()

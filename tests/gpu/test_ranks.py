@@ -1,0 +1,171 @@
+"""Ranks on a GPU: one of its own over NCCL, several on one over gloo, and a kernel that uses CUDA itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from kernels import Kernel
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib import RankError, launch, place
+from gpus import START_SECONDS, gpu_launch, on_a_gpu
+
+pytestmark = on_a_gpu
+GPUS = torch.cuda.device_count()
+
+
+def data() -> torch.Tensor:
+    """A batch of 12: each of 1, 2, 3 or 4 ranks has an equal share."""
+    return torch.linspace(-1, 1, 12 * 4).reshape(12, 4)
+
+
+def one_ddp_step(tidy: bool = True) -> dict[str, Any]:
+    """All-reduce, and a step of DDP, on the device and the backend that place() gives."""
+    device, backend = place()
+    dist.init_process_group(backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    total = torch.full((1000,), rank + 1.0, device=device)
+    dist.all_reduce(total)
+
+    torch.manual_seed(rank)  # each rank begins with other weights: DDP has to send rank 0's
+    model = DistributedDataParallel(torch.nn.Linear(4, 2).to(device), device_ids=[device])
+    model(data()[rank::ranks].to(device)).square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    if tidy:
+        dist.destroy_process_group()
+    return {
+        "place": (str(device), backend),
+        "current": torch.cuda.current_device(),
+        "total": total.unique().tolist(),
+        "weight": model.module.weight.detach().cpu(),
+    }
+
+
+def weight_after_one_step() -> torch.Tensor:
+    """The same step in one process, on the CPU."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    model(data()).square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("tidy", [True, False], ids=["destroyed", "left to the end"])
+def test_one_rank_over_nccl(tidy: bool) -> None:
+    run = gpu_launch(one_ddp_step, tidy, nprocs=1)
+
+    (result,) = run.results
+    assert result["place"] == ("cuda:0", "nccl")
+    assert result["total"] == [1.0]
+    torch.testing.assert_close(result["weight"], weight_after_one_step())
+    assert (run.facts(0)["device"], run.facts(0)["backend"]) == ("cuda:0", "nccl")
+    assert run.state == "done"
+
+
+def test_launch_starts_a_rank_for_each_gpu() -> None:
+    run = gpu_launch(lambda: str(place()[0]))
+    assert run.results == [f"cuda:{i}" for i in range(GPUS)]
+
+
+def test_ranks_that_share_a_gpu_over_gloo(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = GPUS + 1
+    run = launch(one_ddp_step, nprocs=ranks, timeout=START_SECONDS)
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"{ranks} ranks share {GPUS} GPU{'s' if GPUS > 1 else ''}, over gloo"
+    expected = weight_after_one_step() if 12 % ranks == 0 else run.results[0]["weight"]
+    for rank, result in enumerate(run.results):
+        assert result["place"] == (f"cuda:{rank % GPUS}", "gloo")
+        assert result["total"] == [ranks * (ranks + 1) / 2]
+        torch.testing.assert_close(result["weight"], expected)
+        assert torch.equal(result["weight"], run.results[0]["weight"])
+
+
+def test_local_ranks_go_round_the_gpus() -> None:
+    ranks = 2 * GPUS + 1
+
+    def work() -> tuple[str, int, int]:
+        device, _ = place()
+        return str(device), torch.cuda.current_device(), torch.ones(1, device="cuda").get_device()
+
+    run = gpu_launch(work, nprocs=ranks)
+    for rank, result in enumerate(run.results):
+        gpu = rank % GPUS
+        assert result == (f"cuda:{gpu}", gpu, gpu)
+        assert run.facts(rank)["backend"] == "gloo"
+
+
+def test_nccls_refusal_of_two_ranks_on_one_gpu_is_explained() -> None:
+    def work() -> None:
+        device, _ = place()
+        dist.init_process_group("nccl")  # since torch 2.15 it fails here, before at the first collective
+        dist.all_reduce(torch.ones(1, device=device))
+
+    with pytest.raises(RankError) as caught:
+        gpu_launch(work, nprocs=GPUS + 1)
+
+    text = str(caught.value)
+    print(text)
+    assert re.match(rf"rank {caught.value.rank} raised \S+: .*NCCL", text)
+    assert "Duplicate GPU detected" in text or "Multiple Ranks are using the same GPU" in text
+    assert ", in work\n" in text
+    assert 'dist.init_process_group("nccl")' in text
+    assert "NCCL takes one rank for each GPU" in text
+    assert "use gloo. place()" in text
+
+
+def test_the_cpu_on_request() -> None:
+    def work() -> tuple[Any, ...]:
+        device, backend = place()
+        dist.init_process_group(backend)
+        total = torch.ones(3, device=device)
+        dist.all_reduce(total)
+        seen = torch.cuda.is_available(), torch.cuda.device_count(), os.environ["CUDA_VISIBLE_DEVICES"]
+        return str(device), backend, total.tolist(), *seen
+
+    run = gpu_launch(work, nprocs=2, device="cpu")
+    assert run.results == [("cpu", "gloo", [2.0] * 3, False, 0, "")] * 2
+    assert "reserved_bytes" not in run.metrics[0]
+
+
+# The context is made and used before course_lib is there, so the fork server starts from a CUDA process.
+CUDA_FIRST = """
+    import torch
+    mine = torch.arange(1 << 20, device="cuda")
+    assert int(mine.sum()) == (1 << 19) * ((1 << 20) - 1)
+    held = torch.cuda.memory_allocated()
+
+    import torch.distributed as dist
+    from course_lib import launch, place
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def work():
+        device, backend = place()
+        dist.init_process_group(backend)
+        loader = DataLoader(TensorDataset(torch.ones(64)), batch_size=16, num_workers=2, pin_memory=True)
+        total = sum(batch.to(device, non_blocking=True).sum() for (batch,) in loader)
+        dist.all_reduce(total)
+        return str(device), total.item()
+
+    results = [launch(work, nprocs=ranks, dashboard=False, timeout=200).results for ranks in (1, 2, 1)]
+    same = torch.equal(mine.cpu(), torch.arange(1 << 20)) and torch.cuda.memory_allocated() == held
+    say("done", repr((results, same, int((mine + 1).max()))))
+    """
+
+
+def test_cuda_in_use_in_the_kernel_before(tmp_path: Path) -> None:
+    with Kernel(tmp_path, CUDA_FIRST) as kernel:
+        kernel.wait_for("done", seconds=START_SECONDS)
+        results, same, largest = eval((kernel.there / "done").read_text())
+        assert kernel.process.wait(60) == 0
+
+    other = f"cuda:{1 % GPUS}"
+    assert results == [[("cuda:0", 64.0)], [("cuda:0", 128.0), (other, 128.0)], [("cuda:0", 64.0)]]
+    assert same, "the kernel's own tensors and memory are what they were"
+    assert largest == 1 << 20
