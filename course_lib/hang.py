@@ -115,8 +115,9 @@ def odd_one_out(run: Run) -> str:
         return _late(run, late, "init_process_group", joining) if late else ""
     calls: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)  # by group and rank
     for rank, record in waiting.items():
-        if record["pending"]:
-            calls[record["pending"][0]["group"]][rank] = record["pending"][0]
+        failed = (run.folder / f"rank-{rank}.failure.json").exists()
+        for call in (record["pending"] or (record["last"] if failed else []))[:1]:
+            calls[call["group"]][rank] = call
     for group, by_rank in calls.items():
         number = min(call["number"] for call in by_rank.values())
         there = {rank: call for rank, call in by_rank.items() if call["number"] == number}
@@ -138,8 +139,7 @@ def odd_one_out(run: Run) -> str:
 def _late(run: Run, late: list[int], name: str, waiting: list[int]) -> str:
     returned = [rank for rank in late if run.has_returned(rank)]
     has = ("; it has returned" if len(late) == 1 else "; they have returned") if returned == late else ""
-    wait = "waits" if len(waiting) == 1 else "wait"
-    return f"{_ranks(late)} never called {name}, in which {_ranks(waiting)} {wait}{has}"
+    return f"{_ranks(late)} never called {name}, in which {_ranks(waiting)} waited{has}"
 
 
 def _each(by_rank: dict[int, str]) -> str:

@@ -87,17 +87,17 @@ def _flight_recorder(**options: Any) -> bytes:
 
 
 def _collectives() -> dict[str, Any]:
-    """For each process group how many collectives were called; and those that are not over yet."""
+    """For each process group how many collectives were called; those that are not over yet; the last one."""
     called: dict[str, int] = {}
-    pending = []
+    calls, pending = [], []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         for entry in json.loads(_flight_recorder() or "{}").get("entries", []):
             if entry["is_p2p"]:
                 continue
             group, number = entry["process_group"][0], entry["collective_seq_id"]
             called[group] = max(number, called.get(group, 0))
+            name = entry["profiling_name"].rpartition(":")[2]
+            calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
             if not entry["retired"] and entry["state"] != "completed":
-                name = entry["profiling_name"].rpartition(":")[2]
-                call = {"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]}
-                pending.append(call)
-    return {"called": called, "pending": pending}
+                pending.append(calls[-1])
+    return {"called": called, "pending": pending, "last": calls[-1:]}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .entry import end_with
 from .failure import is_learners, report_exception, with_source, write_failure
-from .recorder import attach
+from .recorder import answer_stack_requests, attach
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
@@ -67,6 +67,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
     failure, attempt = folder / f"rank-{rank}.failure.json", int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if failure.exists():  # of the attempt before
         failure.replace(folder / f"rank-{rank}.failure-{attempt - 1}.json")
+    answer_stack_requests(folder / f"rank-{rank}.stack")
     recorder = attach(rank)
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
     recorder.note(restart=attempt, output=os.path.relpath(output, folder))

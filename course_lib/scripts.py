@@ -17,6 +17,10 @@ from .run import Run
 from .start import Program, loopback_store
 from .watch import watch
 
+# Ranks that torchrun has restarted meet at the store of the attempt before, and may read there where the
+# dead ranks listened: every second restart failed so with gloo on torch 2.15. This lets them open a new one.
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
 
 def python(
     script: str | os.PathLike[str], *args: Any, timeout: float | None = None, dashboard: bool = True
@@ -84,7 +88,7 @@ def torchrun(
     -------
     Run
         ``logs`` has what the ranks printed, of all attempts; ``output`` what torchrun said itself;
-        ``command`` what to type in a terminal; ``folder / "torchrun"`` the log folders that it made.
+        ``command`` what to type in a terminal (of each node); ``folder / "torchrun"`` its log folders.
 
     Raises
     ------
@@ -102,11 +106,13 @@ def torchrun(
     _check_count("nproc_per_node", nproc_per_node, 1)
     world_size = nnodes * nproc_per_node
     words = [str(path), *map(str, args)]
+    again = {} if max_restarts == 0 else FRESH_STORE
     shape = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
+    meet = ["--standalone"] if nnodes == 1 else ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     run = Run.create(
         path.name,
         world_size,
-        command=shlex.join(["torchrun", *([] if nnodes > 1 else ["--standalone"]), *shape, *words]),
+        command=shlex.join([*map("=".join, again.items()), "torchrun", *shape, *meet, *words]),
         max_restarts=max_restarts,
     )
     with loopback_store() as port:
@@ -118,7 +124,7 @@ def torchrun(
             options = [*shape, *meeting, *logs, "-m", "course_lib.program"]
             commands.append([sys.executable, "-m", "course_lib.program", "--torchrun", *options, *words])
             threads = {"OMP_NUM_THREADS": str(max(1, cores() // world_size))}
-            environments.append(_environment(run) | threads | _gpus_of(node, nproc_per_node, nnodes))
+            environments.append(_environment(run) | again | threads | _gpus_of(node, nproc_per_node, nnodes))
         watch(
             run,
             lambda _: Program(commands, environments, run, restarts=max_restarts > 0),
