@@ -68,7 +68,7 @@ def _in_the_learners_code(stack: Stack, record: dict[str, Any]) -> str:
     if called is None:
         return f"was at {line}"
     in_distributed = any(DISTRIBUTED in file for file, _, _ in stack[:mine])
-    verb = "waited" if since and (record["pending"] or in_distributed) else "was"
+    verb = "waited" if in_distributed or record.get("pending") else "was"
     return f"{verb} in {called}{still} ({line})"
 
 

@@ -67,8 +67,8 @@ def test_the_report_of_a_cell() -> None:
         "         5 \n"
         "         6 def train():\n"
     ).replace(" \n", "\n")
-    assert rest[-1] in (
-        f"rank 0 was in barrier ({name}, line 12: dist.barrier())",
+    assert timeless(rest[-1]) in (
+        f"rank 0 waited in barrier ({name}, line 12: dist.barrier())",
         f"rank 0 then lost its connection ({name}, line 12: dist.barrier())",
     )
     assert error.rank == 1
@@ -242,6 +242,7 @@ def test_the_loss_of_a_peer_is_a_consequence(text: str) -> None:
     now = time.time()
     for rank, message, at in ((0, text, now), (1, "no such column", now + 0.4)):
         record = {"time": at, "type": "RuntimeError", "message": message, "frames": [], "text": ""}
+        record |= {"causes": [], "exit_code": None}
         (run.folder / f"rank-{rank}.failure.json").write_text(json.dumps(record))
     failures = [report.failure_of(run, rank, 1) for rank in range(2)]
 
@@ -363,11 +364,16 @@ def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
 
 def failed_with(kind: str, message: str) -> Failure:
     run = Run.create("made", 2)
-    record = {"time": 0.0, "type": kind, "message": message, "frames": [], "text": ""}
+    record = {"time": 0.0, "type": kind, "message": message, "frames": [], "causes": [], "exit_code": None}
     (run.folder / "rank-0.failure.json").write_text(json.dumps(record))
     failure = report.failure_of(run, 0, 1)
     assert failure is not None
     return failure
+
+
+def timeless(text: str) -> str:
+    """Without the seconds that a rank waited."""
+    return re.sub(r" for \d+\.\d s", "", text)
 
 
 # --- where the ranks are ----------------------------------------------------------------------------------
@@ -400,14 +406,14 @@ def test_a_timeout_says_where_each_rank_is() -> None:
 
     began = time.monotonic()
     with pytest.raises(RankTimeout) as caught:
-        quiet_launch(waiting.three, nprocs=4, timeout=0.7)
+        quiet_launch(waiting.three, nprocs=4, timeout=3)
     took = time.monotonic() - began
 
-    head, blank, *lines = str(caught.value).splitlines()
-    assert head == "not done after 0.7 s; the ranks were ended"
+    head, blank, *lines = timeless(str(caught.value)).splitlines()
+    assert head == "not done after 3 s: ranks 1, 2, 3 never called init_process_group, in which rank 0 waited"
     assert blank == ""
     assert lines == [
-        f'rank 0 was in init_process_group ({name}, line 6: dist.init_process_group("gloo"))',
+        f'rank 0 waited in init_process_group ({name}, line 6: dist.init_process_group("gloo"))',
         f"rank 1 was at {name}, line 15: time.sleep(0.05)",
         f"rank 2 was at {name}, line 20: time.sleep(0.05)",
         "rank 3 had returned",
@@ -416,7 +422,7 @@ def test_a_timeout_says_where_each_rank_is() -> None:
     assert isinstance(caught.value, RankError)
     assert caught.value.run.state == "failed"
     assert caught.value.run.results[3] == "early"
-    print(f"RankTimeout {took - 0.7:.2f} s after its time")
+    print(f"RankTimeout {took - 3:.2f} s after its time")
     assert took < 20
 
 
@@ -440,7 +446,7 @@ def test_a_stuck_collective_is_named_with_its_line() -> None:
 
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(stuck.work, timeout=1)
-    assert "rank 0 was in all_reduce (" in str(caught.value)
+    assert "rank 0 waited in all_reduce (" in timeless(str(caught.value))
     assert "line 6: dist.all_reduce(torch.ones(1)))" in str(caught.value)
     assert "line 9: time.sleep(0.05)" in str(caught.value)
 
