@@ -59,7 +59,7 @@ def main() -> None:
     torch = importlib.metadata.version("torch")
     print(f"{cores()} cores, torch {torch}, Python {platform.python_version()}, {platform.system()}")
     print("load {:.1f} before and {:.1f} after; {} rounds\n".format(*loads, asked.rounds))
-    print(text_of(sections))
+    print(text_of(sections), *peers.left_out, sep="\n")
 
 
 if __name__ == "__main__":

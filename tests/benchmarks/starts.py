@@ -137,7 +137,7 @@ def from_cell_to_result(rounds: int, folder: Path, peers: Peers) -> Section:
     section.judge("warm launch / the floor", ratio(taken[warm], taken[least]), most=1.3)
     section.judge("warm launch / torchrun", ratio(taken[warm], taken[by_torchrun]), most=1 / 30)
     section.judge("first launch / torchrun", ratio(taken[first], taken[by_torchrun]), most=1)
-    for note in notes + peers.left_out:
+    for note in notes:
         section.remark(note)
     return section
 
