@@ -9,7 +9,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 START = /lab/tree/lessons/00_start_here.ipynb
 NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile
 
-.PHONY: help setup lab test lint lesson
+.PHONY: help setup lab test lint lesson bench
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -34,3 +34,6 @@ lint: setup  ## ruff: rules and format
 
 lesson: setup  ## execute lessons and save them with their outputs: make lesson N=06, or N='00 02 06'
 	@$(IN_VENV) python tests/notebooks/execute.py $(N)
+
+bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
+	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)

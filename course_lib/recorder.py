@@ -54,10 +54,10 @@ _recorder: Recorder | None = None
 def attach(rank: int | None = None) -> Recorder | None:
     """The recorder of this process, made at the first call; None where no run watches (no COURSE_RUN)."""
     global _recorder
-    folder = os.environ.get("COURSE_RUN")
-    if folder is None:
-        return None
-    if _recorder is None:
+    if _recorder is None:  # asked first: `log` comes here in every step, and a look at os.environ is slow
+        folder = os.environ.get("COURSE_RUN")
+        if folder is None:
+            return None
         _recorder = Recorder(Path(folder), _rank_number() if rank is None else rank)
         if rank is None:  # a rank that its own program started: its output is parted from the others' now
             send_output_to(Path(folder) / f"rank-{_recorder.rank}.log")
@@ -186,7 +186,7 @@ class Recorder:
             event.record()
         else:
             try:
-                if isinstance(value, str | bytes):
+                if isinstance(value, (str, bytes)):
                     raise TypeError
                 value = float(value if numel is None else value.item())
             except (TypeError, ValueError, OverflowError):

@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import kernels
 import numpy as np
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from kernels import Kernel
 
+import kernels
 from cells import quiet_launch
 from conftest import wait_for
 from course_lib import RankError, Run, log
+from kernels import Kernel
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
-from kernels import MARK
 
 from conftest import processes_marked, wait_for
+from kernels import MARK
 
 
 class Notebook:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from kernels import Kernel
 
 from conftest import wait_for
 from course_lib import RankError, RankTimeout, Run, python, watch
+from kernels import Kernel
 
 quiet_python = functools.partial(python, dashboard=False)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kernels import Kernel
 
 from course_lib import place
 from gpus import MIB, START_SECONDS, gpu_launch, on_a_gpu, used_bytes, wait_until_free_again
+from kernels import Kernel
 
 pytestmark = on_a_gpu
 HELD = 512 * MIB  # by each rank

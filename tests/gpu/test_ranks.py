@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from kernels import Kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib import RankError, launch, place
 from gpus import START_SECONDS, gpu_launch, on_a_gpu
+from kernels import Kernel
 
 pytestmark = on_a_gpu
 GPUS = torch.cuda.device_count()

@@ -1,0 +1,73 @@
+"""Other people's tools for the same things, in a virtual environment beside the course's.
+
+It sees the packages of the Python that runs this, torch among them, so it is small and made in seconds. What
+cannot be installed, without a network for example, is left out.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NAMES = ("accelerate", "ipyparallel", "tqdm")
+PROBE = """
+import importlib.util, platform, sysconfig
+there = [name for name in {names} if importlib.util.find_spec(name)]
+print(platform.python_version(), sysconfig.get_path("purelib"), *there, sep="\\n")
+"""
+
+
+@dataclass
+class Peers:
+    """Which of them are there, for which Python, in which folder, and a line for each that is not."""
+
+    python: str = ""
+    packages: str = ""
+    there: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
+
+
+def installed_peers(folder: Path) -> Peers:
+    """The peers, installed now where they are missing."""
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    version, packages, *there = _look(python)
+    if version != platform.python_version():  # there is none yet, or the course's Python has changed
+        venv.create(folder, clear=True, with_pip=False, symlinks=sys.platform != "win32")
+        version, packages, *there = _look(python)
+    peers = Peers(str(python), packages)
+    # written each time: the course's folder may have moved
+    Path(peers.packages, "course.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name in NAMES:
+        if name not in there and (problem := _install(name, peers.python)):
+            peers.left_out.append(f"{name} is left out, it could not be installed: {problem}")
+        else:
+            peers.there.add(name)
+    return peers
+
+
+def _look(python: Path) -> list[str]:
+    """A Python's version, where its packages are, and the peers among them; empty where it does not work."""
+    try:
+        run = subprocess.run([python, "-c", PROBE.format(names=NAMES)], capture_output=True, text=True)
+    except OSError:
+        return ["", ""]
+    return run.stdout.split("\n")[:-1] or ["", ""]
+
+
+def _install(name: str, python: str) -> str:
+    """Install one; what pip said last where that failed."""
+    print(f"installing {name} beside the course", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder, "kept.txt")  # a peer that wants another torch is left out
+        kept.write_text(f"torch=={importlib.metadata.version('torch')}\n")
+        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--no-input"]
+        command = [*pip, "install", "--quiet", "--constraint", str(kept), name]
+        run = subprocess.run(command, capture_output=True, text=True)
+    return (run.stderr.strip().splitlines() or ["pip failed"])[-1] if run.returncode else ""

@@ -1,0 +1,75 @@
+"""What `track` and `log` cost a training in each step, beside tqdm.
+
+The loops run in a rank of a `launch`, where recording is on, all in the same process in turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from kernel import Kernel
+from peers import Peers
+from rounds import Take, interleaved, ratio
+from table import Section
+
+CELL = """
+import json
+from course_lib import launch
+from steps import microseconds
+print(json.dumps(launch(microseconds, {rounds}, {steps}, {packages!r}, nprocs=1, dashboard=False).results[0]))
+"""
+BATCHES = ", batches of tensors"
+Pass = Callable[[Iterable[Any]], Iterable[Any]]
+
+
+def microseconds(rounds: int, steps: int, packages: str) -> dict[str, list[float]]:
+    """In a rank: what a step of each loop takes; tqdm from a folder of packages, if one is named."""
+    import torch
+
+    from course_lib import log, track
+
+    numbers = range(steps)
+    batches = [(torch.zeros(64, 4), torch.zeros(64))] * steps
+    passes: dict[str, Pass] = {"bare loop": iter, "track": track}
+    if packages:
+        sys.path.append(packages)
+        from tqdm import tqdm
+
+        passes["tqdm"] = functools.partial(tqdm, file=open(os.devnull, "w"))
+
+    def passing(through: Pass, items: Iterable[Any]) -> float:
+        begun = time.perf_counter()
+        for _ in through(items):
+            pass
+        return (time.perf_counter() - begun) / steps * 1e6
+
+    def logging() -> float:
+        begun = time.perf_counter()
+        for _ in numbers:
+            log(loss=0.5)
+        return (time.perf_counter() - begun) / steps * 1e6
+
+    takes: dict[str, Take] = {name: functools.partial(passing, one, numbers) for name, one in passes.items()}
+    takes["log(loss=0.5)"] = logging
+    takes |= {name + BATCHES: functools.partial(passing, one, batches) for name, one in passes.items()}
+    return interleaved(takes, rounds)
+
+
+def cost(rounds: int, folder: Path, peers: Peers, steps: int) -> Section:
+    """`track` and `log` beside the bare loop and tqdm."""
+    packages = peers.packages if "tqdm" in peers.there else ""
+    with Kernel(folder) as kernel:
+        taken = kernel.value(CELL.format(rounds=rounds, steps=steps, packages=packages))
+    section = Section(f"A step of a loop of {steps:,} (ratio: to tqdm)")
+    for name, spent in taken.items():
+        beside = taken.get("tqdm" + BATCHES * name.endswith(BATCHES))
+        section.add(name, spent, "{:.3f} µs", f"{ratio(spent, beside):.2f}" if beside else "")
+    if packages:
+        section.judge("track / tqdm", ratio(taken["track"], taken["tqdm"]), most=2)
+    return section
