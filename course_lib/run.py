@@ -11,7 +11,6 @@ import html
 import json
 import math
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -20,17 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from .files import ByRank, end_of, rows_of
-from .home import home
 from .recorder import POINT, TICK
+from .runs import folder_of_runs, kernel_of, newest_first
 from .tables import html_table
 
 if TYPE_CHECKING:
     from .figures import Picture
 
-KEPT_RUNS = 50
 LOG_BYTES = 1 << 20  # of a longer output, run.logs gives the end
 TAIL_BYTES = 1 << 14
 KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}  # in run.json
@@ -64,11 +61,10 @@ class Run:
 
     @classmethod
     def create(cls, name: str, world_size: int, **facts: Any) -> Run:
-        """A new folder for a run that begins now, with those of old runs cleared."""
-        runs = home() / "runs"
+        """A new folder for a run that begins now."""
+        runs = folder_of_runs()
         try:
             runs.mkdir(mode=0o700, exist_ok=True)
-            _clear_old(runs)
             safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:40]
             now = time.time()
             stamp = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}.{int(now * 1000) % 1000:03}"
@@ -106,10 +102,10 @@ class Run:
             It holds no run, or one that was cut short.
         """
         if folder is None:
-            runs = _newest_first(home() / "runs")
+            runs = newest_first()
             if not runs:
-                raise FileNotFoundError(f"there is no run yet in {home() / 'runs'}")
-            path = next((each for each in runs if _kernel_of(each) == os.getpid()), runs[0])
+                raise FileNotFoundError(f"there is no run yet in {folder_of_runs()}")
+            path = next((each for each in runs if kernel_of(each) == os.getpid()), runs[0])
         else:
             path = Path(folder)
             if not path.is_dir():
@@ -371,28 +367,3 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<p><b>{html.escape(self.headline())}</b></p>" + html_table(self.table())
-
-
-def _newest_first(runs: Path) -> list[Path]:
-    try:
-        return sorted((path for path in runs.iterdir() if (path / "run.json").exists()), reverse=True)
-    except OSError:
-        return []
-
-
-def _kernel_of(folder: Path) -> int | None:
-    try:
-        return json.loads((folder / "run.json").read_text())["kernel_pid"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _clear_old(runs: Path) -> None:
-    for path in _newest_first(runs)[KEPT_RUNS - 1 :]:
-        try:
-            facts = json.loads((path / "run.json").read_text())
-            if facts["state"] == "running" and psutil.pid_exists(facts["kernel_pid"]):
-                continue
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        shutil.rmtree(path, ignore_errors=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from . import hang, report
 from .dashboard import View
 from .run import Run
+from .runs import clear_old
 from .start import WAKE_SECONDS, Program, Ranks
 
 LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
@@ -31,6 +32,7 @@ def watch(
             view.finish()
             raise
         try:
+            clear_old()  # while the ranks begin
             error = _follow(run, ranks, timeout, view)
         finally:
             ranks.kill()

@@ -22,7 +22,6 @@ import torch
 from cells import cell, quiet_launch
 from conftest import wait_for
 from course_lib import RankError, Run, log, track
-from course_lib import run as run_module
 from course_lib.recorder import TICK
 
 
@@ -396,29 +395,6 @@ def test_folders_are_their_owners_alone(course_home: Path) -> None:
 
     for folder in (course_home, course_home / "runs", run.folder):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
-
-
-def test_of_old_runs_the_newest_50_stay_and_those_that_still_run() -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    running = [made(f"running-{i}", state="running") for i in range(2)]
-    abandoned = made("abandoned", state="running", kernel_pid=ended.pid)
-    nonsense = [made(f"nonsense-{i}") for i in range(4)]
-    for run, content in zip(
-        nonsense, ("{", "[]", '{"state": "running", "kernel_pid": 1e300}', ""), strict=True
-    ):
-        (run.folder / "run.json").write_text(content)
-    done = []
-    for i in range(55):
-        done.append(made(f"done-{i}"))
-        wait_for(
-            lambda: int(time.time() * 1000) != int(done[-1]._facts["started"] * 1000)
-        )  # names sort by ms
-
-    kept = {path.name for path in run_module._newest_first(done[0].folder.parent)}
-    assert run_module.KEPT_RUNS == 50
-    assert kept == {run.folder.name for run in done[-50:] + running}
-    assert not abandoned.folder.exists()
 
 
 def test_runs_of_the_same_moment_have_folders_of_their_own() -> None:

@@ -1,0 +1,55 @@
+"""Which runs are kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from cells import quiet_launch
+from conftest import wait_for
+from course_lib import Run, runs
+
+
+def made(name: str, state: str = "done", **facts: Any) -> Run:
+    """A run's folder without its ranks."""
+    run = Run.create(name, 1, **facts)
+    if state != "running":
+        run.end(state)
+    return run
+
+
+def test_of_old_runs_the_newest_50_stay_and_those_that_still_run() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    running = [made(f"running-{i}", state="running") for i in range(2)]
+    abandoned = made("abandoned", state="running", kernel_pid=ended.pid)
+    nonsense = [made(f"nonsense-{i}") for i in range(4)]
+    for run, content in zip(
+        nonsense, ("{", "[]", '{"state": "running", "kernel_pid": 1e300}', ""), strict=True
+    ):
+        (run.folder / "run.json").write_text(content)
+    done = []
+    for i in range(55):
+        done.append(made(f"done-{i}"))
+        wait_for(
+            lambda: int(time.time() * 1000) != int(done[-1]._facts["started"] * 1000)
+        )  # names sort by ms
+
+    runs.clear_old()
+
+    kept = {path.name for path in runs.newest_first()}
+    assert runs.KEPT_RUNS == 50
+    assert kept == {run.folder.name for run in done[-50:] + running}
+    assert not abandoned.folder.exists()
+
+
+def test_a_launch_clears_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "KEPT_RUNS", 2)
+    names = [quiet_launch(os.getpid, nprocs=1).folder.name for _ in range(3)]
+
+    assert [path.name for path in runs.newest_first()] == names[:0:-1]
