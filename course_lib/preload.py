@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import ctypes
 import gc
 
 import torch
@@ -18,4 +19,6 @@ with contextlib.suppress(Exception):  # only some lessons need it, and a rank wo
 # looks at: frozen objects it leaves alone.
 gc.collect()
 gc.freeze()
+with contextlib.suppress(Exception):  # glibc: what the imports have freed need not be copied at each fork
+    ctypes.CDLL(None).malloc_trim(0)
 atexit.register(gc.unfreeze)  # the server's own end; or libraries report leaks

@@ -47,6 +47,7 @@ TOLD = re.compile(
 )
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of rank-N.names
 TICK_INTERVAL = 0.1  # seconds
+FIRST_TICK = 0.03  # seconds: the rank's own work begins before
 
 _recorder: Recorder | None = None
 
@@ -247,6 +248,7 @@ class Recorder:
             self._files = None
 
     def _run(self) -> None:
+        self._stop.wait(FIRST_TICK)
         while not self._stop.is_set():
             self.tick()
             self.flush()
