@@ -15,6 +15,7 @@ from typing import Any
 
 NOTEBOOK = Path(__file__).parents[2] / "lessons" / "06_ddp_with_spawn.ipynb"
 PARTS = ("class ConvNet", "def evaluate", "def train(")  # how the cells of the training begin
+IMPORT = ("import ", "from ")
 BATCH_SIZE, WIDTH = 64, 8
 LEFT_OUT = 10  # steps at the start of each epoch
 
@@ -42,7 +43,8 @@ def _training(track: Pass, log: Callable[..., None]) -> Callable[..., Any]:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
     names: dict[str, Any] = {"__name__": "lesson"}
-    exec("\n".join(line for line in sources[0].splitlines() if line.startswith(("import ", "from "))), names)
+    imports = [line for source in sources[:2] for line in source.splitlines() if line.startswith(IMPORT)]
+    exec("\n".join(imports), names)
     names |= {"track": track, "log": log}
     for part in PARTS:
         (source,) = [text for text in sources if text.startswith(part)]
