@@ -194,7 +194,8 @@ def _let_clicks_in(button: Any) -> None:
 def warning_html(run: Run) -> str:
     """Who waits where, and for whom, once ranks have stood still for long."""
     lines = "<br>".join(map(html.escape, stalled(run).splitlines()))
-    return f'<div style="line-height:1.5"><b>⏳ No progress</b><br>{lines}</div>' if lines else ""
+    style = "line-height:1.5; border-left:4px solid #d55e00; padding-left:.6em"
+    return f'<div style="{style}"><b>No progress</b><br>{lines}</div>' if lines else ""
 
 
 def bars_html(run: Run) -> str:

@@ -12,7 +12,7 @@ import os
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -27,6 +27,15 @@ WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who wait
 MOST_SHOWN = 8  # ranks in the dashboard's warning
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
+
+
+class Tense(NamedTuple):
+    is_: str
+    waits: str
+    wait: str
+
+
+PAST, PRESENT = Tense("was", "waited", "waited"), Tense("is", "waits", "wait")
 Stack = list[tuple[str, int, str]]  # file, line, function; innermost first
 
 
@@ -60,15 +69,15 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     return "was starting" if not stack or ours else f"was in {stack[0][2]}"
 
 
-def _in_the_learners_code(stack: Stack, record: dict[str, Any]) -> str:
+def _in_the_learners_code(stack: Stack, record: dict[str, Any], tense: Tense = PAST) -> str:
     mine = next(i for i, place in enumerate(stack) if is_learners(place[0]))
     called, line = _called(stack), line_of(with_source(*stack[mine]))
     since = record.get("since")
     still = f" for {time.time() - since:.1f} s" if since else ""
     if called is None:
-        return f"was at {line}"
+        return f"{tense.is_} at {line}"
     in_distributed = any(DISTRIBUTED in file for file, _, _ in stack[:mine])
-    verb = "waited" if in_distributed or record.get("pending") else "was"
+    verb = tense.waits if in_distributed or record.get("pending") else tense.is_
     return f"{verb} in {called}{still} ({line})"
 
 
@@ -93,11 +102,10 @@ def stalled(run: Run) -> str:
     }
     if not still:
         return ""
-    lines = [odd_one_out(run)]
+    lines = [odd_one_out(run, PRESENT)]
     for rank, record in list(still.items())[:MOST_SHOWN]:
         if any(is_learners(file) for file, _, _ in record["stack"]):
-            words = _in_the_learners_code(record["stack"], record)
-            lines.append(f"rank {rank} {words.replace('waited', 'waits').replace('was', 'is', 1)}")
+            lines.append(f"rank {rank} {_in_the_learners_code(record['stack'], record, PRESENT)}")
         else:
             lines.append(f"rank {rank} has not moved for {now - record['since']:.1f} s")
     if len(still) > MOST_SHOWN:
@@ -105,14 +113,14 @@ def stalled(run: Run) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def odd_one_out(run: Run) -> str:
+def odd_one_out(run: Run, tense: Tense = PAST) -> str:
     """Whom the waiting ranks wait for, in one line, where that can be told; empty otherwise."""
     records = {rank: _record(run, rank) for rank in range(run.world_size)}
     waiting = {rank: each for rank, each in records.items() if each and not run.has_returned(rank)}
     joining = [r for r, each in waiting.items() if _called(each.get("stack", [])) == "init_process_group"]
     if joining:
         late = [rank for rank in records if rank not in joining]
-        return _late(run, late, "init_process_group", joining) if late else ""
+        return _late(run, late, "init_process_group", joining, tense) if late else ""
     calls: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)  # by group and rank
     for rank, record in waiting.items():
         failed = (run.folder / f"rank-{rank}.failure.json").exists()
@@ -132,14 +140,15 @@ def odd_one_out(run: Run) -> str:
         late = [rank for rank in members if records[rank].get("called", {}).get(group, 0) < number]
         late = [rank for rank in late if records[rank]]  # of the others nothing is known
         if late:
-            return _late(run, late, f"{next(iter(names.values()))} (collective {number})", list(there))
+            return _late(run, late, f"{next(iter(names.values()))} (collective {number})", list(there), tense)
     return ""
 
 
-def _late(run: Run, late: list[int], name: str, waiting: list[int]) -> str:
+def _late(run: Run, late: list[int], name: str, waiting: list[int], tense: Tense) -> str:
     returned = [rank for rank in late if run.has_returned(rank)]
     has = ("; it has returned" if len(late) == 1 else "; they have returned") if returned == late else ""
-    return f"{_ranks(late)} never called {name}, in which {_ranks(waiting)} waited{has}"
+    wait = tense.waits if len(waiting) == 1 else tense.wait
+    return f"{_ranks(late)} never called {name}, in which {_ranks(waiting)} {wait}{has}"
 
 
 def _each(by_rank: dict[int, str]) -> str:

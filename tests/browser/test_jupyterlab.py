@@ -37,6 +37,29 @@ from course_lib import launch
 launch(patience, nprocs=2)
 """
 
+HANG = """
+import torch
+import torch.distributed as dist
+
+from course_lib import launch
+
+
+def forgetful():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+
+
+def forgetful_and_busy():
+    import time
+    forgetful()
+    while True:
+        time.sleep(0.01)
+
+
+launch(forgetful_and_busy, nprocs=2, timeout=14)
+"""
+
 
 @pytest.fixture
 def lab(tmp_path: Path, course_home: Path) -> Iterator[Lab]:
@@ -137,3 +160,25 @@ def test_lesson_06_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
     )
     assert all(width > 300 for width in widths), widths
     page.screenshot(path=tmp_path / "reopened.png")
+
+
+def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> None:
+    path = "lessons/hang.ipynb"
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
+    nbformat.write(nbformat.v4.new_notebook(metadata=kernel), lab.folder / path)
+    add_cells(lab.folder / path, HANG)
+    notebook = Notebook(page, lab, path)
+    notebook.run_all()
+
+    warning = page.locator(".course-dashboard .course-warning")
+    page.wait_for_function(
+        "document.querySelector('.course-warning')?.innerText.includes('No progress')", timeout=60_000
+    )
+    page.screenshot(path=tmp_path / "warning.png")
+    told = warning.inner_text()
+    assert "rank 1 never called all_reduce (collective 1), in which rank 0 waits" in told
+    assert "rank 0 waits in all_reduce for 1" in told
+    assert "Cell In[1], line 10: dist.all_reduce(torch.ones(1))" in told
+    notebook.wait_idle(60)
+    shown = page.locator(".jp-CodeCell").last.inner_text()
+    assert "RankTimeout: not done after 14 s: rank 1 never called all_reduce (collective 1)" in shown
