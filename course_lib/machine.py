@@ -181,3 +181,12 @@ def backends() -> dict[str, bool]:
     if not dist.is_available():
         return dict.fromkeys(names, False)
     return {name: bool(getattr(dist, f"is_{name}_available", bool)()) for name in names}
+
+
+def oom_kills() -> int:
+    """How many processes Linux has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        with open("/proc/vmstat") as counters:
+            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

@@ -51,6 +51,10 @@ HINTS = [
         "(nprocs). Run.open().metrics has what each rank held.",
     ),
 ]
+OUT_OF_MEMORY = (
+    "was killed (SIGKILL) because the machine ran out of memory; take fewer ranks, smaller batches or fewer "
+    "DataLoader workers"
+)
 
 
 class RankError(RuntimeError):
@@ -118,7 +122,10 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         with contextlib.suppress(ValueError):
             name = signal.Signals(-exit_code).name
             frames = stack_of(run, rank)[:1]
-            return Failure(rank, SIGNALS.get(name, f"was ended by {name}"), seen, frames)
+            what = SIGNALS.get(name, f"was ended by {name}")
+            if name == "SIGKILL" and run.short_of_memory:
+                what = OUT_OF_MEMORY
+            return Failure(rank, what, seen, frames)
     if rank == "program":  # argparse, sys.exit("words"): its last lines say why
         what = f"ended with exit code {exit_code}" + _said(run, rank)
     else:

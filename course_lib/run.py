@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .files import ByRank, end_of, rows_of
+from .machine import oom_kills
 from .recorder import POINT, TICK
 from .runs import folder_of_runs, kernel_of, newest_first
 from .tables import html_table
@@ -77,6 +78,7 @@ class Run:
                     "state": "running",
                     "started": time.time(),
                     "kernel_pid": os.getpid(),
+                    "oom_kills": oom_kills(),
                     **facts,
                 },
                 trusted=True,
@@ -160,6 +162,11 @@ class Run:
     @property
     def seconds(self) -> float:
         return self._facts.get("seconds", time.time() - self._facts.get("started", math.nan))
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether the system has killed processes for want of memory since it began."""
+        return oom_kills() > self._facts.get("oom_kills", math.inf)
 
     @property
     def command(self) -> str:

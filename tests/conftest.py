@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -16,10 +17,15 @@ def require(tool: str, reason: str) -> str:
     """The path of a program; without it the test is skipped, or fails where all of them are promised."""
     path = shutil.which(tool)
     if path is None:
-        if os.environ.get("COURSE_REQUIRE_ALL") == "1":
-            pytest.fail(f"{tool} is missing, and COURSE_REQUIRE_ALL=1 promises it: {reason}")
-        pytest.skip(f"{tool} is not installed: {reason}")
+        missing(f"{tool} is not installed: {reason}")
     return path
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip a test for want of something; or fail, where all that tests need is promised."""
+    if os.environ.get("COURSE_REQUIRE_ALL") == "1":
+        pytest.fail(f"{reason} (COURSE_REQUIRE_ALL=1 promises it)")
+    pytest.skip(reason)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60, what: str = "the condition") -> object:

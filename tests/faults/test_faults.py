@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import kernels
 from cells import quiet_launch
-from conftest import wait_for
+from conftest import missing, wait_for
 from course_lib import RankError, Run, log
 from kernels import Kernel
 
@@ -83,6 +83,36 @@ def test_a_rank_is_killed_from_outside() -> None:
     assert took < ENOUGH
     assert caught.value.rank == 1
     assert "\nrank 0 " in str(caught.value)
+    assert_no_rank_left(caught.value.run)
+
+
+def test_the_system_kills_a_rank_for_want_of_memory() -> None:
+    """In a cgroup of its own, which holds less than the rank wants."""
+    version_1, version_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    group, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_2, "memory.max")
+    group /= f"course-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(200 << 20))
+    except OSError as error:
+        missing(f"no cgroup can be made here: {error}")
+
+    def work() -> None:
+        if os.environ["RANK"] == "1":
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            _ = bytearray(1 << 30)
+        time.sleep(60)
+
+    try:
+        with pytest.raises(RankError) as caught:
+            quiet_launch(work)
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(
+        "rank 1 was killed (SIGKILL) because the machine ran out of memory; take fewer ranks"
+    )
     assert_no_rank_left(caught.value.run)
 
 
