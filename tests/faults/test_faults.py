@@ -100,7 +100,7 @@ def test_the_system_kills_a_rank_for_want_of_memory() -> None:
     def work() -> None:
         if os.environ["RANK"] == "1":
             (group / "cgroup.procs").write_text(str(os.getpid()))
-            _ = bytearray(1 << 30)
+            _ = b"x" * (1 << 30)
         time.sleep(60)
 
     try:
