@@ -212,9 +212,11 @@ class Program:
 
     def kill(self) -> None:
         """End what is left of them, with all that they have started."""
+        codes = [each.poll() for each in self._processes]
         end_families(self._family)
-        for rank in range(self._run.world_size):  # torchrun's ranks, where their agent was killed
-            kill_group(self._run.facts(rank).get("pid"))
+        if any(code is not None and code < 0 for code in codes):
+            for rank in range(self._run.world_size):  # torchrun's ranks, which no agent looks after now
+                kill_group(self._run.facts(rank).get("pid"))
         for process in self._processes:
             process.wait(KILL_SECONDS)
         release(each.pid for each in self._processes)
