@@ -23,10 +23,10 @@ lab: setup  ## open JupyterLab on the first lesson; ARGS=--no-browser on a serve
 	@$(IN_VENV) python -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 	    --LabApp.default_url=$(START) $(AS_ROOT) $(ARGS)
 
-test: lint  ## everything that CI runs: lint, the tests, every lesson from top to bottom
+test: lint  ## everything that CI runs: lint, the tests, every notebook from top to bottom
 	@$(IN_VENV) python -m pytest --durations=10
-	@$(if $(wildcard lessons/*.ipynb),$(IN_VENV) python -m pytest $(NBVAL) --durations=10 lessons)
-	@echo "make test: lint, tests and lessons passed."
+	@$(IN_VENV) python -m pytest $(NBVAL) --durations=10 lessons solutions exercises
+	@echo "make test: lint, tests and notebooks passed."
 
 lint: setup  ## ruff: rules and format
 	@$(IN_VENV) python -m ruff check

@@ -7,10 +7,12 @@ import sys as _sys
 # other work keeps busy, spinning makes a training several times slower. Read once, when torch is loaded.
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from .check import check
 from .data import digits
 from .figures import bars, compare, curves
 from .launch import launch
 from .machine import machine
+from .progress import progress
 from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
@@ -22,6 +24,7 @@ __all__ = [
     "RankTimeout",
     "Run",
     "bars",
+    "check",
     "compare",
     "curves",
     "digits",
@@ -29,6 +32,7 @@ __all__ = [
     "log",
     "machine",
     "place",
+    "progress",
     "python",
     "torchrun",
     "track",

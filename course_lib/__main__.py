@@ -1,4 +1,4 @@
-"""The ``course`` command: ``course doctor`` looks at this machine and tries two ranks on it."""
+"""The ``course`` command: ``course doctor`` and ``course exercises``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from .launch import launch
 from .machine import machine
@@ -17,8 +18,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="course", description="The course's own tools.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
-    parser.parse_args(arguments)
-    return doctor()
+    made = commands.add_parser("exercises", help="write exercises/ anew from solutions/")
+    made.add_argument("--check", action="store_true", help="write nothing; fail where they differ")
+    asked = parser.parse_args(arguments)
+    return doctor() if asked.command == "doctor" else exercises(asked.check)
+
+
+def exercises(check: bool) -> int:
+    """Generate the exercises from the solutions in the current folder."""
+    from .exercises import ExerciseError, generate
+
+    try:
+        changed = generate(Path("solutions"), Path("exercises"), check)
+    except ExerciseError as error:
+        print(f"course exercises: {error}", file=sys.stderr)
+        return 2
+    for path in changed:
+        print(f"{path} {'is not as its solution has it: run `course exercises`' if check else 'written'}")
+    return 1 if check and changed else 0
 
 
 def doctor() -> int:
