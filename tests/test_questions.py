@@ -65,7 +65,7 @@ def test_the_blank_has_none(number: str) -> None:
     assert "failed" not in feedback.trouble, "it runs"
 
 
-# --- wrong answers: what they are called, the properties that still hold, and words of a hint -----------------
+# --- wrong answers: what they are called, the properties that still hold, and words of a hint ---
 
 WRONG: dict[str, list[tuple[Callable[..., Any], set[str], str]]] = {}
 
@@ -423,7 +423,7 @@ class ForgetsSuper(nn.Module):
         self.module = module
 
 
-@pytest.mark.parametrize(("number", "answer", "hold", "hint"), cases())
+@pytest.mark.parametrize(("number", "answer", "hold", "hint"), list(cases()))
 def test_a_wrong_answer_misses_what_it_should(number: str, answer: Any, hold: set[str], hint: str) -> None:
     feedback = check(number, answer)
     print(feedback)
