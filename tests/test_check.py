@@ -127,7 +127,7 @@ def test_progress_keeps_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     assert "99.1  0 of 1.5  begun" in repr(progress_card())
     feedback_of(prints, capsys)
     feedback_of(raises, capsys)
-    assert "99.1  1.5 of 1.5      ✓" in repr(progress_card())
+    assert "99.1  1.5 of 1.5  ✓" in repr(progress_card())
     assert "<table>" in progress_card()._repr_html_()
 
 

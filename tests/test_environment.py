@@ -26,7 +26,7 @@ def ranges(requirements: list[str]) -> dict[str, str]:
 def differences(environment: str, pyproject: str) -> list[str]:
     """What one of the two files asks for and the other does not, in words."""
     project = tomllib.loads(pyproject)["project"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    extras = project["optional-dependencies"]["test"]  # what a class or a release wants besides is its own
     by_pip = ranges(project["dependencies"] + extras)
     by_pip = {CONDA_NAMES.get(name, name): specifier for name, specifier in by_pip.items()}
     content = yaml.safe_load(environment)

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,17 +35,17 @@ class Peers:
     left_out: list[str] = field(default_factory=list)
 
 
-def installed_peers(folder: Path) -> Peers:
+def installed_peers(folder: Path, names: Sequence[str] = NAMES) -> Peers:
     """The peers, installed now where they are missing."""
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    version, packages, *there = _look(python)
+    version, packages, *there = _look(python, names)
     if version != platform.python_version():  # there is none yet, or the course's Python has changed
         venv.create(folder, clear=True, with_pip=False, symlinks=sys.platform != "win32")
-        version, packages, *there = _look(python)
+        version, packages, *there = _look(python, names)
     peers = Peers(str(python), packages)
     # written each time: the course's folder may have moved
     Path(peers.packages, "course.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for name in NAMES:
+    for name in names:
         if name not in there and (problem := _install(name, peers.python)):
             peers.left_out.append(f"{name} is left out, it could not be installed: {problem}")
         else:
@@ -52,10 +53,10 @@ def installed_peers(folder: Path) -> Peers:
     return peers
 
 
-def _look(python: Path) -> list[str]:
+def _look(python: Path, names: Sequence[str]) -> list[str]:
     """A Python's version, where its packages are, and the peers among them; empty where it does not work."""
     try:
-        run = subprocess.run([python, "-c", PROBE.format(names=NAMES)], capture_output=True, text=True)
+        run = subprocess.run([python, "-c", PROBE.format(names=tuple(names))], capture_output=True, text=True)
     except OSError:
         return ["", ""]
     return run.stdout.split("\n")[:-1] or ["", ""]
