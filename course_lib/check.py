@@ -61,7 +61,8 @@ class Feedback:
     def _repr_html_(self) -> str:
         rows = []
         for each in self.findings:
-            notes = "".join(f"<br>{html.escape(text)}" for text in self._notes(each))
+            notes = "<br>".join(map(html.escape, self._notes(each)))
+            notes = f'<div style="margin-left:1.4em">{notes}</div>' if notes else ""
             mark = f'<b style="color:{"#009e73" if each.ok else "#d55e00"}">{"✓" if each.ok else "✗"}</b>'
             rows.append(f'<li style="list-style:none">{mark} {html.escape(each.what)}{notes}</li>')
         trouble = f"<pre>{html.escape(self.trouble)}</pre>" if self.trouble else ""
