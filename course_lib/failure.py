@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
@@ -33,7 +32,7 @@ def report_exception(folder: Path, rank: int | str, error: BaseException) -> Non
         seen.add(id(cause))
         cause = _cause(cause)
     text = "".join(traceback.format_exception(error))
-    write_failure(folder, rank, *_name_and_message(error), _frames(error.__traceback__), text, causes)
+    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes)
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -69,9 +68,13 @@ def write_failure(
     part.replace(path)
 
 
-def _frames(tb: TracebackType | None) -> list[dict[str, Any]]:
+def _frames(error: BaseException) -> list[dict[str, Any]]:
     """The learner's own frames, outermost first; the innermost of all where none is the learner's."""
-    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(tb)]
+    places = [
+        (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    if isinstance(error, SyntaxError):  # the line that cannot be read has not run
+        places.append((error.filename or "", error.lineno or 0, "<module>"))
     own = [place for place in places if is_learners(place[0])]
     last = [place for place in places[-1:] if Path(place[0]).parent != Path(__file__).parent]
     own = own or last

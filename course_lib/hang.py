@@ -53,7 +53,7 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     if failure := failure_of(run, rank, exit_code):
         if failure.consequence and failure.frames:
             return f"then lost its connection ({line_of(failure.frames[-1])})"
-        return f"then {failure.what.splitlines()[0]}"
+        return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
     stack = python_stack(run, rank)

@@ -50,6 +50,12 @@ HINTS = [
         "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
         "(nprocs). Run.open().metrics has what each rank held.",
     ),
+    (
+        re.compile(r"MemoryError\b|an(not|'t) allocate memory"),
+        "There is no memory left for this, on the machine or under a limit set for it (ulimit, a container's). "
+        "Every rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer "
+        "ranks (nprocs). Run.open().metrics has what each rank held.",
+    ),
 ]
 
 
@@ -141,7 +147,7 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     what += "".join(f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in causes)
     texts = [record["message"], *causes]
     consequence = any(LOST_PEER.search(text) for text in texts)
-    hint = next((hint for words, hint in HINTS if any(map(words.search, texts))), "")
+    hint = next((hint for words, hint in HINTS if any(map(words.search, [record["type"], *texts]))), "")
     return Failure(rank, what, record["time"], record["frames"], consequence, hint)
 
 
