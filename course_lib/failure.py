@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import linecache
 import os
+import sys
 import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
 MOST_FRAMES = 12  # of a deep recursion, the outermost and the innermost ones are shown
@@ -64,17 +66,25 @@ def write_failure(
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
     record |= {"causes": list(causes), "exit_code": exit_code}
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(record))
-    part.replace(path)
+    with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
+        part.write_text(json.dumps(record))
+        part.replace(path)
+
+
+def end_now(code: int) -> NoReturn:
+    """The end of a process whose failure is told: an orderly one may hang or abort without its peers."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream
+            stream.flush()
+    os._exit(code)
 
 
 def _frames(error: BaseException) -> list[dict[str, Any]]:
     """The learner's own frames, outermost first; the innermost of all where none is the learner's."""
-    places = [
-        (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)
-    ]
-    if isinstance(error, SyntaxError):  # the line that cannot be read has not run
-        places.append((error.filename or "", error.lineno or 0, "<module>"))
+    trace = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in trace]
+    if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be read has not run
+        places.append((error.filename, error.lineno or 0, "<module>"))
     own = [place for place in places if is_learners(place[0])]
     last = [place for place in places[-1:] if Path(place[0]).parent != Path(__file__).parent]
     own = own or last
