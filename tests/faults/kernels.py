@@ -80,7 +80,10 @@ class Kernel:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self, with_its_group: bool = False) -> tuple[float, float]:
-        """SIGKILL, as Jupyter's restart does it with the whole group; seconds until no rank, and until nothing of it, is left. It stays a zombie meanwhile."""
+        """SIGKILL, as a restart sends it to the whole group; seconds until no rank, and nothing, is left.
+
+        It stays a zombie meanwhile.
+        """
         ranks = self.ranks()
         began = time.monotonic()
         if with_its_group:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from conftest import wait_for
-from course_lib import Run, watch
+from course_lib import RankTimeout, Run, watch
 from kernels import alive
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
@@ -162,6 +162,19 @@ HANGS = {
         "the ranks do not match: collective 1 is all_reduce on rank 0 and barrier on rank 1$",
         ["waited in all_reduce (FILE, line 6: ", "waited in barrier (FILE, line 7: dist.barrier())"],
     ),
+    "the shapes do not match": (
+        """
+        import time, torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            dist.all_reduce(torch.ones(0 if dist.get_rank() == 1 else 10))
+            while True:
+                time.sleep(0.05)
+        """,
+        r"the ranks do not match: collective 1 is all_reduce of \[\[10\]\] on rank 0 and all_reduce of \[\[0\]\] on rank 1$",
+        ["waited in all_reduce (FILE, line 5: dist.all_reduce(", "was at FILE, line 7: "],
+    ),
     "a rank does not join": (
         """
         import os, time, torch.distributed as dist
@@ -271,3 +284,13 @@ def assert_none_left(run: Run) -> None:
         pid = run.facts(rank).get("pid")
         if pid and psutil.pid_exists(pid):
             wait_for(lambda pid=pid: not alive(psutil.Process(pid)), 5, f"rank {rank} to be gone")
+
+
+def assert_timed_out(error: RankTimeout, why: str, doing: list[str], file: str) -> None:
+    """The report of one of HANGS."""
+    head, blank, *lines = timeless(str(error)).splitlines()
+    assert re.match(f"not done after 120 s[:;] {why}", head)
+    assert blank == ""
+    for rank, (line, start) in enumerate(zip(lines, doing, strict=True)):
+        assert line.startswith(f"rank {rank} {start}".replace("FILE", file)), str(error)
+    assert_none_left(error.run)
