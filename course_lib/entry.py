@@ -144,7 +144,7 @@ def _part_from_forkserver() -> bool:
 def _save_result(result: Any, path: Path) -> None:
     import torch
 
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.part")
     try:
         # without the zip archive around it: a tenth of a warm launch's own time
         torch.save(result, part, pickle_module=cloudpickle, _use_new_zipfile_serialization=False)
