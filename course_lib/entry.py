@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import linecache
 import multiprocessing
 import os
@@ -24,7 +25,7 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from .failure import report_exception
+from .failure import end_now, report_exception
 from .recorder import answer_stack_requests, attach, send_output_to
 
 PR_SET_PDEATHSIG = 1
@@ -64,9 +65,7 @@ def main(rank: int, job: Job) -> None:
     if recorder := attach():
         recorder.close()
     if failed:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # told already; an orderly exit may hang or abort in a backend that lost its peers
+        end_now(1)
 
 
 def _take_environment(environment: dict[str, str]) -> None:
@@ -145,14 +144,14 @@ def _part_from_forkserver() -> bool:
 def _save_result(result: Any, path: Path) -> None:
     import torch
 
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.part")
     try:
         # without the zip archive around it: a tenth of a warm launch's own time
         torch.save(result, part, pickle_module=cloudpickle, _use_new_zipfile_serialization=False)
-    except OSError:
-        raise
     except Exception as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's has no errno
+            raise OSError(f"what the function returned cannot be kept: {error}") from None
         raise TypeError(
             f"the function returned a {type(result).__name__} that cannot be sent back ({error}); "
             f"return numbers, strings, tensors, arrays, or lists and dicts of them"

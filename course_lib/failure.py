@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import linecache
 import os
+import sys
 import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
 MOST_FRAMES = 12  # of a deep recursion, the outermost and the innermost ones are shown
@@ -33,7 +34,7 @@ def report_exception(folder: Path, rank: int | str, error: BaseException) -> Non
         seen.add(id(cause))
         cause = _cause(cause)
     text = "".join(traceback.format_exception(error))
-    write_failure(folder, rank, *_name_and_message(error), _frames(error.__traceback__), text, causes)
+    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes)
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -65,13 +66,25 @@ def write_failure(
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
     record |= {"causes": list(causes), "exit_code": exit_code}
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(record))
-    part.replace(path)
+    with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
+        part.write_text(json.dumps(record))
+        part.replace(path)
 
 
-def _frames(tb: TracebackType | None) -> list[dict[str, Any]]:
+def end_now(code: int) -> NoReturn:
+    """The end of a process whose failure is told: an orderly one may hang or abort without its peers."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream
+            stream.flush()
+    os._exit(code)
+
+
+def _frames(error: BaseException) -> list[dict[str, Any]]:
     """The learner's own frames, outermost first; the innermost of all where none is the learner's."""
-    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(tb)]
+    trace = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in trace]
+    if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be read has not run
+        places.append((error.filename, error.lineno or 0, "<module>"))
     own = [place for place in places if is_learners(place[0])]
     last = [place for place in places[-1:] if Path(place[0]).parent != Path(__file__).parent]
     own = own or last

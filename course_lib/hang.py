@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who waits where
 MOST_SHOWN = 8  # ranks in the dashboard's warning
+UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
 
@@ -53,7 +54,7 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     if failure := failure_of(run, rank, exit_code):
         if failure.consequence and failure.frames:
             return f"then lost its connection ({line_of(failure.frames[-1])})"
-        return f"then {failure.what.splitlines()[0]}"
+        return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
     stack = python_stack(run, rank)
@@ -129,11 +130,17 @@ def odd_one_out(run: Run, tense: Tense = PAST) -> str:
     for group, by_rank in calls.items():
         number = min(call["number"] for call in by_rank.values())
         there = {rank: call for rank, call in by_rank.items() if call["number"] == number}
-        names = {rank: call["name"] for rank, call in there.items()}
+        over = {  # who got through it all the same
+            rank: call
+            for rank, record in records.items()
+            for call in record.get("last", [])
+            if (call["group"], call["number"]) == (group, number)
+        }
+        names = {rank: call["name"] for rank, call in (over | there).items()}
         if len(set(names.values())) > 1:
             return f"the ranks do not match: collective {number} is {_each(names)}"
-        sizes = {rank: f"{names[rank]} of {call['sizes']}" for rank, call in there.items()}
-        if len(set(sizes.values())) > 1:
+        sizes = {rank: f"{names[rank]} of {call['sizes']}" for rank, call in (over | there).items()}
+        if len(set(sizes.values())) > 1 and not UNEVEN & set(names.values()):
             return f"the ranks do not match: collective {number} is {_each(sizes)}"
         # only the default group is known to have every rank in it
         members = records if group == "0" else [r for r in records if group in records[r].get("called", {})]

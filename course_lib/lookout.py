@@ -61,7 +61,7 @@ class Lookout:
             if not text:
                 self._path.unlink(missing_ok=True)
                 return
-            part = self._path.with_suffix(".part")
+            part = self._path.with_name(f"{self._path.name}.part")
             part.write_text(text)
             part.replace(self._path)
 

@@ -6,6 +6,7 @@ that the agent starts. Each ends with who started it, as a rank of `launch` does
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import runpy
@@ -14,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from .entry import end_with
-from .failure import is_learners, report_exception, with_source, write_failure
+from .failure import end_now, is_learners, report_exception, with_source, write_failure
 from .recorder import answer_stack_requests, attach
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
@@ -85,17 +86,15 @@ def run_rank(script: str, arguments: list[str]) -> None:
         trace = error.__traceback__  # from the script on, as without this frame around it
         while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
-        traceback.print_exception(type(error), error, trace)
+        with contextlib.suppress(OSError):  # a full disk
+            traceback.print_exception(type(error), error, trace)
         _end(1)
 
 
 def _end(code: int) -> None:
-    """At once: an orderly exit may hang or abort in a backend that lost its peers."""
     if recorder := attach():
         recorder.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_now(code)
 
 
 def _run(script: str, arguments: list[str]) -> None:

@@ -262,7 +262,8 @@ class Recorder:
                     self._files[kind].write(data)
             except OSError as error:  # a full disk ends the recording, never the training
                 self._files = None
-                print(f"course_lib: the figures of rank {self.rank} end here: {error}", file=sys.stderr)
+                with contextlib.suppress(OSError):  # the output may be on the same disk
+                    print(f"course_lib: the figures of rank {self.rank} end here: {error}", file=sys.stderr)
 
 
 class Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 MESSAGE_LINES = 12
+NO_ROOM = 1 << 16  # bytes of free space; a failure may take as many
 # What a rank meets when another one is gone: a consequence of that rank's failure, never the cause.
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed)|recvvalue failed|"
@@ -48,6 +50,12 @@ HINTS = [
         re.compile(r"CUDA (error: )?out of memory"),
         "The GPU has no memory left for this. Every rank has a model, gradients, optimizer state and "
         "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
+        "(nprocs). Run.open().metrics has what each rank held.",
+    ),
+    (
+        re.compile(r"MemoryError\b|an(not|'t) allocate memory"),
+        "There is no memory left for this, on the machine or under a limit (a container's, ulimit's). Every "
+        "rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer ranks "
         "(nprocs). Run.open().metrics has what each rank held.",
     ),
 ]
@@ -127,9 +135,10 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
                 what = OUT_OF_MEMORY
             return Failure(rank, what, seen, frames)
     if rank == "program":  # argparse, sys.exit("words"): its last lines say why
-        what = f"ended with exit code {exit_code}" + _said(run, rank)
+        what = f"ended with exit code {exit_code}" + (_unheard(run) or _said(run, rank))
     else:
-        what = f"ended with exit code {exit_code} and without an exception (os._exit?)"
+        why = _unheard(run) or " and without an exception (os._exit?)"
+        what = f"ended with exit code {exit_code}{why}"
     return Failure(rank, what, seen)
 
 
@@ -148,8 +157,17 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     what += "".join(f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in causes)
     texts = [record["message"], *causes]
     consequence = any(LOST_PEER.search(text) for text in texts)
-    hint = next((hint for words, hint in HINTS if any(map(words.search, texts))), "")
+    hint = next((hint for words, hint in HINTS if any(map(words.search, [record["type"], *texts]))), "")
     return Failure(rank, what, record["time"], record["frames"], consequence, hint)
+
+
+def _unheard(run: Run) -> str:
+    """Why a rank's last words may be lost."""
+    try:
+        full = shutil.disk_usage(run.folder).free < NO_ROOM
+    except OSError:
+        return f"; the run's folder was removed, and with it what was kept: {run.folder}"
+    return f"; its last words are lost, for the disk is full on which the run is kept: {run.folder}" * full
 
 
 def _said(run: Run, rank: int | str) -> str:

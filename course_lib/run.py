@@ -130,7 +130,10 @@ class Run:
         """Write down how it ended."""
         self._facts["world_size"] = self.world_size
         self._facts |= {"state": state, "seconds": time.time() - self._facts["started"], "error": error}
-        self._save()
+        try:
+            self._save()
+        except OSError as reason:  # a full disk, a folder that was removed: it has ended all the same
+            print(f"course_lib: how this run ended cannot be kept: {reason}", file=sys.stderr)
 
     def _save(self) -> None:
         part = self.folder / "run.json.part"

@@ -79,11 +79,17 @@ class Kernel:
         """As Jupyter's ■ and Ctrl-C do: the whole process group gets SIGINT."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def kill(self) -> tuple[float, float]:
-        """SIGKILL; seconds until no rank, and until nothing of it, is left. It stays a zombie meanwhile."""
+    def kill(self, with_its_group: bool = False) -> tuple[float, float]:
+        """SIGKILL, as a restart sends it to the whole group; seconds until no rank, and nothing, is left.
+
+        It stays a zombie meanwhile.
+        """
         ranks = self.ranks()
         began = time.monotonic()
-        self.process.send_signal(signal.SIGKILL)
+        if with_its_group:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.send_signal(signal.SIGKILL)
         try:
             wait_for(lambda: not any(map(alive, ranks)), seconds=20, what="its ranks to be gone")
             ranks_gone = time.monotonic() - began

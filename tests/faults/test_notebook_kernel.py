@@ -195,6 +195,32 @@ def test_the_interrupt_button_ends_the_ranks_and_keeps_the_figures(notebook: Not
     assert notebook.value("launch(lambda: 1, dashboard=False).results") == [1, 1]
 
 
+def test_much_output_and_many_points_stay_out_of_the_kernel(notebook: Notebook) -> None:
+    """100 MiB printed, a million points logged, with the dashboard."""
+    notebook.run(
+        "import psutil\n"
+        "def work(lines, points):\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        for i in range(lines):\n"
+        "            print('x' * 1023)\n"
+        "        time.sleep(1)\n"
+        "    else:\n"
+        "        for i in track(range(points)):\n"
+        "            log(i=i)\n"
+        "launch(work, 1000, 1000)\n"
+        "before = psutil.Process().memory_info().rss"
+    )
+    shown = notebook.run("run = launch(work, 100 * 1024, 1_000_000)")
+    grown = notebook.value("psutil.Process().memory_info().rss - before")
+    print(f"100 MiB of output, a million points: {grown / 2**20:.0f} MiB of memory")
+    assert grown < 150 * 2**20
+    assert len(shown.stdout) < 100_000
+    assert notebook.value("run.log_files(0)[0].stat().st_size, len(run.metrics[1]['i'])") == (
+        100 << 20,
+        1_000_000,
+    )
+
+
 def test_a_restart_that_kills_leaves_nothing(notebook: Notebook) -> None:
     """Jupyter kills the kernel's whole process group, the fork server with it (the last test here)."""
     notebook.run("from torch.utils.data import DataLoader, Dataset\nthere = Path.cwd()")

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from conftest import wait_for
 from course_lib import RankError, RankTimeout, Run, python, watch
 from kernels import Kernel
+from programs import assert_none_left, script
 
 quiet_python = functools.partial(python, dashboard=False)
 
@@ -68,12 +68,6 @@ def program(tmp_path: Path) -> Path:
     (tmp_path / "scripts/helper.py").write_text("NAME = 'helper'\n")
     path = tmp_path / "scripts/train.py"
     path.write_text(textwrap.dedent(PROGRAM))
-    return path
-
-
-def script(folder: Path, source: str) -> Path:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(source))
     return path
 
 
@@ -174,13 +168,6 @@ def with_its_ranks() -> Run | None:
         return None
     logged = run.world_size == 2 and all(len(run.metrics[rank].get("loss", [])) == 3 for rank in range(2))
     return run if logged else None
-
-
-def assert_none_left(run: Run) -> None:
-    for rank in range(run.world_size):
-        pid = run.facts(rank).get("pid")
-        if pid and psutil.pid_exists(pid):
-            wait_for(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, seconds=5)
 
 
 # --- without ranks ----------------------------------------------------------------------------------------

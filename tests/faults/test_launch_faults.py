@@ -1,0 +1,100 @@
+"""launch() with the faults that torchrun's tests cause, too: how ranks end and hang, late interrupts."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import pytest
+
+from cells import cell, quiet_launch
+from course_lib import RankError, RankTimeout
+from kernels import Kernel
+from programs import ENDS, ENOUGH, HANGS, Jump, assert_marked, assert_timed_out
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_how_a_rank_ends(how: str) -> None:
+    source, words = ENDS[how]
+    with pytest.raises(RankError) as caught:
+        quiet_launch(cell(source).work, nprocs=1)
+    report = str(caught.value)
+
+    assert report.startswith(f"rank 0 {words}"), report
+    assert_marked(report, source)
+    assert ("There is no memory left for this" in report) == how.startswith("no memory")
+    assert caught.value.run.state == "failed"
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, why, doing = HANGS[how]
+    defined = cell(source)
+    jump = Jump(monkeypatch)
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(defined.work, timeout=120)
+    took = time.monotonic() - jump.at
+
+    print(f"timeout to RankTimeout: {took:.2f} s")
+    assert took < ENOUGH
+    assert_timed_out(caught.value, why, doing, Path(defined.filename).name)
+
+
+def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> None:
+    source = """
+    import torch.distributed as dist
+    from course_lib import launch, log, Run
+
+    def stay(phase):
+        say(f"{phase}-{os.environ['RANK']}")
+        while True:
+            time.sleep(0.05)
+
+    def work(phase):
+        import signal
+        from multiprocessing import util
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        log(loss=0.5)
+        folder, rank = Path(os.environ["COURSE_RUN"]), os.environ["RANK"]
+        while not (folder / f"rank-{rank}.points").stat().st_size:
+            time.sleep(0.01)
+        if phase == "rendezvous" and rank == "1":
+            stay(phase)
+        say(f"rendezvous-{rank}")
+        dist.init_process_group("gloo")
+        if phase == "teardown":  # as a slow destroy_process_group()
+            try:
+                return "done"
+            finally:
+                stay(phase)
+        util.Finalize(None, stay, (phase,), exitpriority=1)  # multiprocessing's atexit
+        return "done"
+
+    for phase in ("rendezvous", "teardown", "exit"):
+        say("now-" + phase)
+        try:
+            launch(work, phase, dashboard=False)
+        except KeyboardInterrupt as error:
+            run = Run.open()
+            losses = [each["loss"].tolist() for each in run.metrics]
+            say("caught-" + phase, repr((run.state, type(error).__name__, losses, run.results)))
+        for path in THERE.glob("rendezvous-?"):
+            path.unlink()
+    """
+    with Kernel(tmp_path, source) as kernel:
+        for phase in ("rendezvous", "teardown", "exit"):
+            kernel.wait_for(f"{phase}-0", f"{phase}-1")
+            started = {each.pid for each in kernel.ranks()}
+            assert len(started) >= 2
+            began = time.monotonic()
+            kernel.interrupt()
+            kernel.wait_for(f"caught-{phase}")
+            print(f"interrupt in {phase} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
+            assert time.monotonic() - began < ENOUGH
+            assert not started & {each.pid for each in kernel.ranks()}
+            state, kind, losses, results = ast.literal_eval((kernel.there / f"caught-{phase}").read_text())
+            assert (state, kind, losses) == ("stopped", "Stopped", [[0.5], [0.5]])
+            if phase == "exit":
+                assert results == ["done", "done"], "they had returned"
+        assert kernel.process.wait(60) == 0

@@ -1,0 +1,231 @@
+"""Runs that need much room, or more than there is: output, points, a large result, a full disk, no folder."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from cells import cell, quiet_launch
+from course_lib import RankError, Run, launch, torchrun
+from programs import ENOUGH, assert_none_left, calling_work, script
+
+MIB = 1 << 20
+LAUNCHERS = ["launch", "torchrun"]
+
+LOUD = """
+    import os
+    from course_lib import log
+
+    def work():
+        if os.environ["RANK"] == "0":
+            for i in range(100):
+                print(("x" * 1023 + "\\n") * 1024, end="")
+        else:
+            for i in range(1_000_000):
+                log(i=i)
+    """
+FILLS = """
+    import os
+    from pathlib import Path
+    from course_lib import log, track
+
+    def fill():
+        try:
+            with open(Path(os.environ["COURSE_RUN"]) / "filling", "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1000))
+        except OSError:
+            pass
+    """
+FULL = {
+    "it goes on": "for i in track(range(3)):\n    log(loss=i)",
+    "it prints": "for i in range(10_000):\n    print('x' * 1000)",
+    "it raises": "raise ValueError('unheard')",
+}
+REMOVES = """
+    import os, shutil
+    import torch.distributed as dist
+    from course_lib import log, track
+
+    def work():
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if dist.get_rank() == 0:
+            while os.path.exists(os.environ["COURSE_RUN"]):  # something new may come meanwhile
+                shutil.rmtree(os.environ["COURSE_RUN"], ignore_errors=True)
+        dist.barrier()
+        for i in track(range(3)):
+            log(loss=i)
+            log(**{f"new {i}": i})
+            print("still here")
+        RAISES
+    """
+
+
+def run_it(launcher: str, source: str, folder: Path, **options: Any) -> Run:
+    if launcher == "launch":
+        return launch(cell(source).work, **options)
+    return torchrun(script(folder, calling_work(source)), **options)
+
+
+def outcome(launcher: str, source: str, folder: Path, **options: Any) -> tuple[Run, str]:
+    """The run, and the report of its failure, empty where it did not fail."""
+    began = time.monotonic()
+    try:
+        run, report = run_it(launcher, source, folder, dashboard=False, **options), ""
+    except RankError as error:
+        run, report = error.run, str(error)
+    assert time.monotonic() - began < 3 * ENOUGH
+    assert run.state == ("failed" if report else "done")
+    assert_none_left(run)
+    return run, report
+
+
+class Growth:
+    """The most that this process's memory grew meanwhile."""
+
+    def __enter__(self) -> Growth:
+        self._process, self._done = psutil.Process(), threading.Event()
+        self._before = self.most = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            self.most = max(self.most, self._process.memory_info().rss)
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self.bytes = self.most - self._before
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_much_output_and_many_points_stay_out_of_the_kernel(
+    launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """100 MiB printed, a million points logged; a terminal shows the end of the output as it comes."""
+    quiet_launch(lambda: 1, nprocs=1)
+    with Growth() as growth:
+        run = run_it(launcher, LOUD, tmp_path)
+        text = run.logs[0]
+        assert run.latest(1) == {"i": 999_999}
+    shown = len(capsys.readouterr().out)
+    print(f"100 MiB of output: {growth.bytes / MIB:.1f} MiB of memory, {shown / MIB:.1f} MiB shown")
+
+    assert growth.bytes < 50 * MIB
+    assert shown < 50 * MIB
+    assert len(text) < MIB + 1000
+    assert text.endswith("x\n")
+    path = run.log_files(0)[0]
+    assert path.stat().st_size == 100 * MIB
+    assert path.is_relative_to(run.folder)
+    np.testing.assert_array_equal(run.metrics[1]["i"], np.arange(1_000_000))
+
+
+def test_a_large_result() -> None:
+    """1 GiB: written once by the rank, read once here."""
+
+    def work() -> torch.Tensor:
+        return torch.arange(1 << 27, dtype=torch.int64)
+
+    began = time.monotonic()
+    (result,) = quiet_launch(work, nprocs=1).results
+    print(f"1 GiB came back after {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < 5 * ENOUGH
+    assert torch.equal(result, work())
+
+
+def test_a_result_that_takes_long_to_save() -> None:
+    """Meanwhile the rank stands still, and writes that down."""
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            time.sleep(1)
+            return int, (7,)
+
+    assert quiet_launch(lambda: Slow()).results == [7, 7]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The course's folder on a disk of 2 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    try:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount here")
+    if done.returncode != 0:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    monkeypatch.setenv("COURSE_HOME", str(folder / "home"))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("how", FULL)
+def test_a_full_disk(how: str, launcher: str, small_disk: Path, tmp_path: Path) -> None:
+    source = FILLS + "\n    def work():\n        fill()\n"
+    source += "".join(f"        {line}\n" for line in FULL[how].splitlines())
+    one = {"nprocs": 1} if launcher == "launch" else {"nproc_per_node": 1}  # another might not even begin
+    run, report = outcome(launcher, source, tmp_path, **one)
+    print(report)
+
+    if how == "it goes on" and launcher == "torchrun":
+        assert report == "", "nothing of it needs the disk"
+    else:
+        words = ["disk is full on which the run is kept", "No space left on device"]
+        words += ["raised ValueError: unheard"] if how == "it raises" else []  # there may be room for it
+        assert any(word in report.splitlines()[0] for word in words)
+        assert (words[0] in report) == (str(run.folder) in report)
+
+
+def test_a_result_for_which_there_is_no_room(small_disk: Path, tmp_path: Path) -> None:
+    run, report = outcome("launch", "import torch\ndef work():\n    return torch.ones(1 << 20)\n", tmp_path)
+    assert "raised OSError: what the function returned cannot be kept: " in report
+    assert "No space left on device" in report.splitlines()[0]
+    assert not list(run.folder.glob("*.part")), "it makes room again"
+    assert Run.open().error == report
+
+
+def test_a_disk_that_is_full_before_the_run(small_disk: Path) -> None:
+    (small_disk / "home/runs").mkdir(parents=True)
+    with contextlib.suppress(OSError), open(small_disk / "filling", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1000))
+    with pytest.raises(OSError, match="no run can be kept: No space left on device; set COURSE_HOME"):
+        quiet_launch(lambda: 1)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("ends", ["return", "raise ValueError('unheard')"])
+def test_a_folder_that_is_removed_under_the_run(
+    ends: str, launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, report = outcome(launcher, REMOVES.replace("RAISES", ends), tmp_path)
+
+    assert not run.folder.exists()
+    assert f"how this run ended cannot be kept: [Errno 2] No such file or directory: '{run.folder}" in (
+        capsys.readouterr().err
+    )
+    if ends == "return" and launcher == "torchrun":
+        assert report == "", "nothing of it needs the folder"
+    else:
+        assert "ended with exit code 1; the run's folder was removed" in report.splitlines()[0]
+    assert list(run.logs) == ["", ""]
+    assert run._repr_html_()

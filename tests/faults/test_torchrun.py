@@ -1,0 +1,384 @@
+"""torchrun(): PyTorch's own launcher with the same faults, and with restarts and nodes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import wait_for
+from course_lib import RankError, RankTimeout, Run, torchrun
+from kernels import Kernel, alive
+from programs import (
+    ENDS,
+    ENOUGH,
+    HANGS,
+    Jump,
+    assert_marked,
+    assert_none_left,
+    assert_timed_out,
+    calling_work,
+    script,
+)
+
+quiet_torchrun = functools.partial(torchrun, dashboard=False)
+
+
+def failing(*args: Any, **kwargs: Any) -> RankError:
+    with pytest.raises(RankError) as caught:
+        quiet_torchrun(*args, **kwargs)
+    assert caught.value.run.state == "failed"
+    assert Run.open().error == str(caught.value)
+    assert_none_left(caught.value.run)
+    return caught.value
+
+
+# --- a rank ends before its time --------------------------------------------------------------------------
+
+
+def test_a_rank_raises_while_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        import sys, time
+        import torch, torch.distributed as dist
+        from course_lib import log
+
+        def fails():
+            raise ValueError(f"at {time.time()}")  # here
+
+        dist.init_process_group("gloo")
+        log(loss=dist.get_rank() + 0.5)
+        print("rank", dist.get_rank(), sys.argv)
+        if dist.get_rank() == 1:
+            fails()
+        while True:
+            dist.all_reduce(torch.ones(1))
+        """
+    script(tmp_path, source, "train.py")
+    monkeypatch.chdir(tmp_path)
+    error = failing("train.py", "--lr", 0.5)
+    took = time.time() - float(str(error).partition("at ")[2].split()[0])
+
+    print(f"raise to RankError: {took:.2f} s")
+    assert took < ENOUGH
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 raised ValueError: at ")
+    assert_marked(str(error), source)
+    assert "train.py, line 12, in <module>" in str(error)
+    last = str(error).splitlines()[-1]
+    assert re.match(r"rank 0 (waited in|then lost its connection|was ).*train\.py, line 14: dist", last), last
+    for rank in range(2):
+        np.testing.assert_array_equal(error.run.metrics[rank]["loss"], [rank + 0.5])
+        said = f"rank {rank} ['train.py', '--lr', '0.5']\n"
+        assert error.run.logs[rank].startswith(said)
+        (kept,) = error.run.folder.glob(f"torchrun/node-0/*/attempt_0/{rank}/stdout.log")
+        assert kept.read_text() == said
+    assert error.run.logs[1].count("Traceback (most recent call last)") == 1
+    assert "runpy" not in error.run.logs[1], "the traceback is as without the course around it"
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_how_a_rank_ends(how: str, tmp_path: Path) -> None:
+    source, words = ENDS[how]
+    error = failing(script(tmp_path, calling_work(source)), nproc_per_node=1)
+
+    assert str(error).startswith(f"rank 0 {words}"), str(error)
+    assert error.rank == 0
+    assert_marked(str(error), source)
+    assert ("There is no memory left for this" in str(error)) == how.startswith("no memory")
+
+
+def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:
+    """One start for each: wrong arguments, a module that is missing, a slip in the syntax."""
+    parses = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int)
+        parser.parse_args()  # here
+        """
+    error = failing(script(tmp_path, parses), "--epochs", "many")
+    assert re.match(r"rank \d ended itself by sys\.exit\(2\) and said\nusage: script\.py", str(error))
+    assert "error: argument --epochs: invalid int value: 'many'" in str(error), "what it said is the reason"
+    assert_marked(str(error), parses)
+    assert not re.search(r"sys\.exit\(2\) and said$", str(error)), "nor does the other rank's end break off"
+
+    imports = "import no_such_module  # here\n"
+    error = failing(script(tmp_path, imports), nproc_per_node=1)
+    assert str(error).startswith("rank 0 raised ModuleNotFoundError: No module named 'no_such_module'\n")
+    assert_marked(str(error), imports)
+
+    slips = "x = 1\nprint('hello'  # here\n"
+    error = failing(script(tmp_path, slips), nproc_per_node=1)
+    assert str(error).startswith("rank 0 raised SyntaxError: '(' was never closed")
+    assert_marked(str(error), slips)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node is a whole number from 1 on; got 0"),
+        ({"nnodes": "two"}, "nnodes is a whole number from 1 on; got 'two'"),
+        ({"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
+        ({"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
+    ],
+)
+def test_a_wrong_call_is_told_in_a_sentence(
+    wrong: dict[str, Any], words: str, tmp_path: Path, course_home: Path
+) -> None:
+    path = script(tmp_path, "")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        torchrun(path, **wrong)
+    with pytest.raises(FileNotFoundError, match=r"there is no script 'no/such\.py' in /"):
+        torchrun("no/such.py")
+    assert not (course_home / "runs").exists()
+
+
+# --- ranks that hang --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_timeout_names_the_odd_one_out(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, why, doing = HANGS[how]
+    path = script(tmp_path, calling_work(source).lstrip())
+    jump = Jump(monkeypatch)
+    with pytest.raises(RankTimeout) as caught:
+        quiet_torchrun(path, timeout=120)
+    took = time.monotonic() - jump.at
+
+    print(f"timeout to RankTimeout: {took:.2f} s")
+    assert took < ENOUGH
+    assert_timed_out(caught.value, why, doing, path.name)
+
+
+# --- interrupted, and its kernel or its agent killed --------------------------------------------------------
+
+# Its first argument is the phase where it stays.
+PHASES = """
+    import atexit, os, signal, sys, time
+    from pathlib import Path
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+    from course_lib import log
+
+    rank = int(os.environ["RANK"])
+
+    def wait_for_points():
+        while not (Path(os.environ["COURSE_RUN"]) / f"rank-{rank}.points").stat().st_size:
+            time.sleep(0.01)
+
+    def stay(phase):
+        if sys.argv[1] == phase:
+            wait_for_points()
+            (Path(os.environ["THERE"]) / f"{phase}-{rank}").touch()
+            while True:
+                time.sleep(0.05)
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            (Path(os.environ["THERE"]) / f"worker-{os.getpid()}").touch()
+            while True:  # a worker that looks at nothing else
+                time.sleep(0.05)
+
+    if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        log(loss=rank + 0.5)
+        if rank == 1:
+            stay("rendezvous")
+        else:
+            (Path(os.environ["THERE"]) / "rendezvous-0").touch()
+        dist.init_process_group("gloo")
+        if sys.argv[1] == "training":
+            wait_for_points()
+            for batch in DataLoader(Slow(), num_workers=2):
+                pass
+        atexit.register(stay, "teardown")
+        dist.destroy_process_group()
+    """
+
+
+@pytest.fixture
+def phases(tmp_path: Path) -> Path:
+    return script(tmp_path, PHASES, "phases.py")
+
+
+def agents(kernel: Kernel) -> list[Any]:
+    return [each for each in kernel.left() if "--torchrun" in each.cmdline()]
+
+
+def family(kernel: Kernel) -> set[int]:
+    """The agents and all that they have started."""
+    return {each.pid for agent in agents(kernel) for each in (agent, *agent.children(recursive=True))}
+
+
+def workers(kernel: Kernel) -> int:
+    return len(list(kernel.there.glob("worker-*")))
+
+
+def test_an_interrupt_in_each_phase_and_then_the_end_of_the_kernel(phases: Path, tmp_path: Path) -> None:
+    source = f"""
+    from course_lib import torchrun, Run
+    for phase in ("start", "rendezvous", "training", "teardown"):
+        say("now-" + phase)
+        try:
+            torchrun({str(phases)!r}, phase, dashboard=False)
+        except KeyboardInterrupt as error:
+            run = Run.open()
+            losses = [each["loss"].tolist() for each in run.metrics if "loss" in each]
+            say("caught-" + phase, repr((run.state, type(error).__name__, losses)))
+    for path in THERE.glob("worker-*"):
+        path.unlink()
+    say("last")
+    torchrun({str(phases)!r}, "training", dashboard=False)
+    """
+    with Kernel(tmp_path, source) as kernel:
+        for phase in ("start", "rendezvous", "training", "teardown"):
+            kernel.wait_for(f"now-{phase}")
+            if phase == "start":
+                wait_for(lambda: agents(kernel), what="the agent")
+            elif phase == "training":
+                wait_for(lambda: workers(kernel) == 4, what="both ranks' workers")
+            else:
+                kernel.wait_for(f"{phase}-1" if phase == "rendezvous" else f"{phase}-0", f"{phase}-1")
+                kernel.wait_for("rendezvous-0")
+            started = family(kernel)
+            began = time.monotonic()
+            kernel.interrupt()
+            kernel.wait_for(f"caught-{phase}")
+            print(f"interrupt in {phase} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
+            assert time.monotonic() - began < ENOUGH
+            left = started & {each.pid for each in kernel.left()}
+            assert not left
+            state, kind, losses = ast.literal_eval((kernel.there / f"caught-{phase}").read_text())
+            assert (state, kind) == ("stopped", "Stopped")
+            if phase in ("training", "teardown"):
+                assert losses == [[0.5], [1.5]], "what was measured is kept"
+
+        kernel.wait_for("last")
+        wait_for(lambda: workers(kernel) == 4, what="both ranks' workers")
+        assert len(kernel.left()) >= 8, "kernel, agent, two ranks, four workers"
+        print(f"SIGKILL of the kernel: everything gone in {kernel.kill()[1]:.2f} s")
+
+
+def test_the_agent_is_killed_and_then_the_kernel_with_its_group(phases: Path, tmp_path: Path) -> None:
+    source = f"""
+    from course_lib import launch, torchrun, RankError, Run
+    try:
+        torchrun({str(phases)!r}, "training", dashboard=False)
+    except RankError as error:
+        say("caught", str(error))
+    for path in THERE.glob("worker-*"):
+        path.unlink()
+
+    def as_a_rank():
+        import runpy, sys
+        sys.argv = ["phases.py", "training"]
+        runpy.run_path({str(phases)!r}, run_name="__main__")
+
+    def in_a_thread():
+        torchrun({str(phases)!r}, "training", dashboard=False)
+
+    threading.Thread(target=in_a_thread).start()
+    say("last")
+    launch(as_a_rank, dashboard=False)
+    """
+    with Kernel(tmp_path, source) as kernel:
+        wait_for(lambda: workers(kernel) == 4, what="both ranks' workers")
+        (agent,) = agents(kernel)
+        started = agent.children(recursive=True)
+        assert len(started) >= 6, "two ranks, four workers"
+        began = time.monotonic()
+        agent.send_signal(signal.SIGKILL)
+        kernel.wait_for("caught")
+        print(f"SIGKILL of torchrun's agent to RankError: {time.monotonic() - began:.2f} s")
+        wait_for(lambda: not any(map(alive, started)), what="its ranks and their workers to be gone")
+        print(f"and to the end of all its processes: {time.monotonic() - began:.2f} s")
+        assert (kernel.there / "caught").read_text().startswith("the program was killed (SIGKILL)")
+
+        kernel.wait_for("last")
+        wait_for(lambda: workers(kernel) == 8, what="the workers of four ranks")
+        print(f"SIGKILL of the group: everything gone in {kernel.kill(with_its_group=True)[1]:.2f} s")
+
+
+# --- restarts and nodes -----------------------------------------------------------------------------------
+
+
+def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
+    source = """
+        import os, sys
+        from pathlib import Path
+        import torch, torch.distributed as dist
+        from course_lib import log, track
+
+        attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+        print("attempt", attempt, flush=True)
+        print("on stderr", attempt, file=sys.stderr)
+        dist.init_process_group("gloo")
+        for i in track(range(3)):
+            log(loss=10 * attempt + i)
+        points = Path(os.environ["COURSE_RUN"]) / f"rank-{rank}.points"
+        while points.stat().st_size < 32 * 3 * (attempt + 1):
+            pass
+        dist.all_reduce(torch.ones(1))
+        if attempt == 0 and rank == 1:
+            os.kill(os.getpid(), 9)
+        dist.barrier()
+        dist.destroy_process_group()
+        """
+    run = quiet_torchrun(script(tmp_path, source), max_restarts=1)
+
+    assert (run.state, run.restarts) == ("done", 1)
+    assert "restart 1 of 1" in run.headline()
+    for rank in range(2):
+        log = run.logs[rank]
+        assert [log.count(f"{kind} {i}\n") for kind in ("attempt", "on stderr") for i in range(2)] == [1] * 4
+        assert log.index("attempt 0") < log.index("attempt 1")
+        np.testing.assert_array_equal(run.metrics[rank]["loss"], [0, 1, 2, 10, 11, 12])
+        steps = run.metrics[rank]["steps"]
+        assert steps[-1] == 6
+        assert (np.diff(steps) >= 0).all(), "it counts on"
+        assert (np.diff(run.metrics[rank]["seconds"]) >= 0).all()
+    assert_none_left(run)
+
+
+def test_two_nodes_and_the_environment_of_their_ranks(tmp_path: Path) -> None:
+    source = """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(float(os.environ["RANK"]))
+        dist.all_reduce(total)
+        print("total", total.item(), flush=True)
+        if os.environ["RANK"] == "3":
+            raise ValueError("on the second node")  # here
+        while True:
+            dist.barrier()
+        """
+    error = failing(script(tmp_path, source), nnodes=2, nproc_per_node=2)
+
+    run = error.run
+    assert str(error).startswith("rank 3 raised ValueError: on the second node")
+    assert error.rank == 3
+    assert_marked(str(error), source)
+    for rank in range(3):
+        assert f"\nrank {rank} " in str(error)
+    names = ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    assert [tuple(each[name] for name in names) for each in run.environments] == [
+        (str(rank), str(rank // 2), str(rank % 2), "4", "2", "127.0.0.1") for rank in range(4)
+    ]
+    assert len({each["MASTER_PORT"] for each in run.environments}) == 1
+    for rank in range(4):
+        assert run.logs[rank].startswith("total 6.0\n")
+    kept = {
+        path.relative_to(run.folder).parts[1:2] for path in run.folder.glob("torchrun/*/*/*/*/stdout.log")
+    }
+    assert kept == {("node-0",), ("node-1",)}
+    assert "--nnodes=2" in run.command
