@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -13,17 +12,16 @@ from conftest import wait_for
 from course_lib.guard import end_families
 from kernels import Kernel, alive
 
-# A family: the leader of a session of its own, and its child.
+# A family: the leader of a session, a child in its process group, and one in a session of its own.
 START = """
     import array, fcntl, subprocess, termios
     from course_lib import guard
 
-    LEADER = "sleep 1000 & echo $!; wait"
+    LEADER = "sleep 1000 & child=$!; setsid sleep 1000 & echo $child $!; wait"
 
     def family(name):
         leader = subprocess.Popen(["sh", "-c", LEADER], stdout=subprocess.PIPE, start_new_session=True)
-        child = int(leader.stdout.readline())
-        say(name, f"{leader.pid} {child}")
+        say(name, f"{leader.pid} {leader.stdout.readline().decode()}")
         return leader
 
     def told():
@@ -43,7 +41,7 @@ def kernel_of(folder: Path, source: str) -> Kernel:
 
 
 def family(kernel: Kernel, name: str) -> list[psutil.Process]:
-    """Leader and child; of those that are gone already, none."""
+    """The leader and its two children; of those that are gone already, none."""
     pids = map(int, (kernel.there / name).read_text().split())
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
@@ -70,12 +68,12 @@ def test_families_end_with_their_kernel_and_released_ones_do_not(tmp_path: Path)
     with kernel_of(tmp_path, source) as kernel:
         kernel.wait_for("ready")
         (guard,) = guards(kernel)
-        both, (leader, orphan), free = (family(kernel, each) for each in ("protected", "headless", "released"))
-        leader.kill()  # a group outlives its leader
-        wait_for(lambda: not alive(leader))
-        assert len(both) == len(free) == 2
+        whole, headless, free = (family(kernel, each) for each in ("protected", "headless", "released"))
+        headless[0].kill()  # a group outlives its leader
+        wait_for(lambda: not alive(headless[0]))
+        assert len(whole) == len(free) == 3
         kill(kernel)
-        gone([*both, orphan, guard])
+        gone([*whole, *headless[:2], guard])
         assert all(map(alive, free))
 
 
@@ -91,7 +89,7 @@ def test_a_group_whose_leader_is_gone_altogether_ends(tmp_path: Path) -> None:
     """
     with kernel_of(tmp_path, source) as kernel:
         kernel.wait_for("started")
-        leader, orphan = family(kernel, "family")
+        leader, orphan, _ = family(kernel, "family")
         leader.kill()
         kernel.wait_for("ready")
         assert not psutil.pid_exists(leader.pid)
@@ -121,6 +119,9 @@ def test_a_fork_of_the_kernel_has_its_own(tmp_path: Path) -> None:
     source = """
     mine = family("kernel's")
     guard.protect([mine.pid])
+    if (idle := os.fork()) == 0:
+        time.sleep(1000)  # holds the kernel's pipe open
+    say("idle", str(idle))
     if os.fork() == 0:
         guard.release([mine.pid])  # of a list that it has from the kernel: not its to release
         guard.protect([family("fork's").pid])
@@ -129,31 +130,33 @@ def test_a_fork_of_the_kernel_has_its_own(tmp_path: Path) -> None:
     """
     with kernel_of(tmp_path, source) as kernel:
         kernel.wait_for("fork", "ready")
-        fork = psutil.Process(int((kernel.there / "fork").read_text()))
+        idle, fork = (psutil.Process(int((kernel.there / each).read_text())) for each in ("idle", "fork"))
         of_kernel, of_fork = family(kernel, "kernel's"), family(kernel, "fork's")
         assert len(guards(kernel)) == 2
         kill(kernel)
-        gone(of_kernel)  # though the fork holds the kernel's pipe open
+        gone(of_kernel)
         assert all(map(alive, of_fork))
         fork.kill()
         gone(of_fork)
+        idle.kill()
         wait_for(lambda: not kernel.left(), what="both guards to end")
 
 
 def test_a_process_that_has_a_dead_ones_number_is_not_meant() -> None:
-    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    dead, living = (subprocess.Popen(sleep, start_new_session=True) for _ in range(2))
-    try:
+    pipe = subprocess.PIPE
+    dead, living = (subprocess.Popen("cat", stdin=pipe, stdout=pipe, start_new_session=True) for _ in "12")
+    with dead, living:
         reused = psutil.Process(dead.pid)
         dead.kill()
         dead.wait()
         reused._pid = living.pid  # as if the system had given the number anew
 
         end_families([reused])
-        assert living.poll() is None
+        assert living.stdin is not None
+        assert living.stdout is not None
+        living.stdin.write(b"alive\n")
+        living.stdin.flush()
+        assert living.stdout.readline() == b"alive\n"
 
         end_families([psutil.Process(living.pid)])
         assert living.wait(20) == -signal.SIGKILL, "the test's own weapon is blunt"
-    finally:
-        living.kill()
-        living.wait()
