@@ -106,7 +106,10 @@ def test_a_launch_listens_on_loopback_alone(there: Path, course_home: Path) -> N
     ranks: dict[str, Callable[[], None]] = {"__name__": "__main__"}  # type: ignore[dict-item]
     exec(textwrap.dedent(RANKS), ranks)
 
-    with at_work(lambda: launch(ranks["reduce_until_told"], nprocs=2, dashboard=False), there) as (run, found):
+    with at_work(lambda: launch(ranks["reduce_until_told"], nprocs=2, dashboard=False), there) as (
+        run,
+        found,
+    ):
         store = int(run.environments[0]["MASTER_PORT"])
         assert Socket(os.getpid(), "127.0.0.1", store) in found, "the test does not see what listens"
         assert {each.pid for each in found} > {os.getpid()}, "it does not see the ranks"
