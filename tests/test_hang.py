@@ -98,8 +98,14 @@ CASES = {
     "other sizes": (
         [waits(5, sizes=[[4, 3]]), waits(5, sizes=[[4, 2]])],
         (),
-        "the ranks do not match: collective 5 is all_reduce of [[4, 3]] on rank 0 "
-        "and all_reduce of [[4, 2]] on rank 1",
+        "the ranks do not match: collective 5 is all_reduce of shape [4, 3] on rank 0 "
+        "and all_reduce of shape [4, 2] on rank 1",
+    ),
+    "other numbers of tensors": (
+        [waits(5, sizes=[[4], [2, 2]]), waits(5, sizes=[])],
+        (),
+        "the ranks do not match: collective 5 is all_reduce of shapes [4], [2, 2] on rank 0 "
+        "and all_reduce of no tensor on rank 1",
     ),
     "a group of some": (
         [ELSEWHERE, ELSEWHERE, waits(2, group="7"), elsewhere({"0": 4, "7": 1})],
@@ -154,13 +160,15 @@ def test_a_record_that_is_half_written_is_none() -> None:
 def test_the_warning_is_in_the_present_tense() -> None:
     at = elsewhere({"0": 4}, stood=60)
     assert stalled(run_of(waits(5), waits(5), at, at)).splitlines() == [
-        "ranks 2, 3 never called all_reduce (collective 5), in which ranks 0, 1 wait",
+        "ranks 2, 3 have not called all_reduce (collective 5), in which ranks 0, 1 wait",
         "rank 0 waits in all_reduce for 12.5 s (cell.py, line 12)",
         "rank 1 waits in all_reduce for 12.5 s (cell.py, line 12)",
         "rank 2 is at cell.py, line 12",
         "rank 3 is at cell.py, line 12",
     ]
-    assert odd_one_out(run_of(waits(5), at), PRESENT).endswith("in which rank 0 waits")
+    assert odd_one_out(run_of(waits(5), at), PRESENT) == (
+        "rank 1 has not called all_reduce (collective 5), in which rank 0 waits"
+    )
 
 
 def test_a_rank_outside_the_learners_code_has_not_moved() -> None:
