@@ -34,9 +34,12 @@ class Tense(NamedTuple):
     is_: str
     waits: str
     wait: str
+    one_never: str
+    they_never: str
 
 
-PAST, PRESENT = Tense("was", "waited", "waited"), Tense("is", "waits", "wait")
+PAST = Tense("was", "waited", "waited", "never called", "never called")
+PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may be slow
 Stack = list[tuple[str, int, str]]  # file, line, function; innermost first
 
 
@@ -139,7 +142,7 @@ def odd_one_out(run: Run, tense: Tense = PAST) -> str:
         names = {rank: call["name"] for rank, call in (over | there).items()}
         if len(set(names.values())) > 1:
             return f"the ranks do not match: collective {number} is {_each(names)}"
-        sizes = {rank: f"{names[rank]} of {call['sizes']}" for rank, call in (over | there).items()}
+        sizes = {r: f"{names[r]} of {_shapes(call['sizes'])}" for r, call in (over | there).items()}
         if len(set(sizes.values())) > 1 and not UNEVEN & set(names.values()):
             return f"the ranks do not match: collective {number} is {_each(sizes)}"
         # only the default group is known to have every rank in it
@@ -155,7 +158,12 @@ def _late(run: Run, late: list[int], name: str, waiting: list[int], tense: Tense
     returned = [rank for rank in late if run.has_returned(rank)]
     has = ("; it has returned" if len(late) == 1 else "; they have returned") if returned == late else ""
     wait = tense.waits if len(waiting) == 1 else tense.wait
-    return f"{_ranks(late)} never called {name}, in which {_ranks(waiting)} {wait}{has}"
+    never = tense.one_never if len(late) == 1 else tense.they_never
+    return f"{_ranks(late)} {never} {name}, in which {_ranks(waiting)} {wait}{has}"
+
+
+def _shapes(sizes: list[list[int]]) -> str:
+    return f"shape{'s' if len(sizes) > 1 else ''} {', '.join(map(str, sizes))}" if sizes else "no tensor"
 
 
 def _each(by_rank: dict[int, str]) -> str:

@@ -35,9 +35,17 @@ def kernel_of(folder: Path) -> int | None:
         return None
 
 
+def _written(folder: Path) -> float:
+    """When its run began or, once it has, ended: a long one is not old because many began after it."""
+    try:
+        return (folder / "run.json").stat().st_mtime
+    except OSError:  # another kernel clears, too
+        return 0.0
+
+
 def clear_old() -> None:
-    """Remove all but the newest; never a run that is still at work."""
-    for path in newest_first()[KEPT_RUNS:]:
+    """Remove all but those that began or ended last; never a run that is still at work."""
+    for path in sorted(newest_first(), key=_written, reverse=True)[KEPT_RUNS:]:
         try:
             facts = json.loads((path / "run.json").read_text())
             if facts["state"] == "running" and psutil.pid_exists(facts["kernel_pid"]):

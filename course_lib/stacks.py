@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STACK_SECONDS = 0.3  # how long the ranks get to write their stacks down
 LINE_LENGTH = 400
+MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
 THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
@@ -59,8 +60,8 @@ def python_stack(run: Run, rank: int | str) -> list[tuple[str, int, str]]:
         text = (run.folder / f"rank-{rank}.stack").read_text(errors="replace")
     except OSError:
         return []
-    head, _, text = text.partition("\n")
-    main_thread = int(head.rpartition("0x")[2] or "0", 16)
+    head = MAIN_THREAD.match(text)
+    main_thread = int(head[1], 16) if head else None
     stacks = [match[2] for match in THREAD.finditer(text) if int(match[1], 16) == main_thread]
     if not stacks:
         return []

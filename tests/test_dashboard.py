@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from jupyter_client.manager import start_new_kernel
 
 from cells import quiet_launch
-from course_lib import Run, log, track
+from course_lib import Run, dashboard, log, track
 from course_lib.dashboard import (
     LINES_KEPT,
     MANY_RANKS,
@@ -19,6 +21,7 @@ from course_lib.dashboard import (
     bars_html,
     printed_lines,
     view_of,
+    warning_html,
 )
 
 
@@ -85,6 +88,41 @@ def test_only_the_last_lines_stay_under_the_cell() -> None:
     lines = printed_lines(run)
     assert lines[0] == "rank 0 | … (all of it: run.logs[0])"
     assert lines[1:] == [f"rank 0 | line {i}" for i in range(100 - LINES_KEPT, 100)] + ["rank 1 | short"]
+
+
+def test_a_standstill_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, words = [100.0], [""]
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(dashboard, "stalled", lambda run: words[0])
+    view = TerminalView(Run.create("train", 2))
+
+    def printed(seconds: int, what: str) -> str:
+        words[0] = what
+        for _ in range(20 * seconds):
+            now[0] += 0.05
+            view.update()
+        return capsys.readouterr().out
+
+    assert printed(9, "rank 0 waits") == "", "too soon to look"
+    assert printed(20, "rank 0 waits") == "no progress:\nrank 0 waits\n"
+    assert printed(20, "rank 0 waits for longer") == ""
+    assert printed(20, "") == ""
+    assert printed(20, "rank 1 waits") == "no progress:\nrank 1 waits\n"
+
+
+def test_the_warning_is_text_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create("train", 2)
+    assert warning_html(run) == ""
+    record = {"since": time.time() - 60, "called": {}, "pending": [], "last": []}
+    record["stack"] = [("/elsewhere/<b>.py", 3, "<i>"), ("/elsewhere/<script>.py", 7, "train")]
+    (run.folder / "rank-1.where").write_text(json.dumps(record))
+
+    shown = warning_html(run)
+    assert "<b>No progress</b><br>rank 1 is at &lt;b&gt;.py, line 3</div>" in shown
+    monkeypatch.setattr(dashboard, "stalled", lambda run: "one & all\ntwo")
+    assert "<br>one &amp; all<br>two</div>" in warning_html(run)
 
 
 CELLS = {

@@ -433,31 +433,6 @@ def test_launches_in_threads_at_once_do_not_meet() -> None:
     assert outcomes == {number: [[2.0 * number] * 2] * 3 for number in (1, 2, 3)}
 
 
-def test_only_loopback_listens_while_it_runs(tmp_path: Path) -> None:
-    def work(there: Path) -> None:
-        dist.init_process_group("gloo")
-        dist.barrier()
-        (there / os.environ["RANK"]).write_text(str(os.getpid()))
-        while not (there / "go").exists():
-            time.sleep(0.01)
-        dist.destroy_process_group()
-
-    own_before = listening(os.getpid())
-    thread = threading.Thread(target=lambda: quiet_launch(work, tmp_path))
-    thread.start()
-    try:
-        wait_for(lambda: all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"))
-        ranks = [int((tmp_path / rank).read_text()) for rank in "01"]
-        addresses = set().union(*(listening(pid) for pid in [os.getpid(), *ranks])) - own_before
-    finally:
-        (tmp_path / "go").touch()
-        thread.join(60)
-
-    assert addresses, "nothing listens: the test does not look at the right place"
-    assert {host for host, _ in addresses} == {"127.0.0.1"}
-    assert listening(os.getpid()) == own_before
-
-
 def listening(pid: int) -> set[tuple[str, int]]:
     connections = psutil.Process(pid).net_connections("inet")
     return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}

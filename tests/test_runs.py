@@ -53,3 +53,17 @@ def test_a_launch_clears_them(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [quiet_launch(os.getpid, nprocs=1).folder.name for _ in range(3)]
 
     assert [path.name for path in runs.newest_first()] == names[:0:-1]
+
+
+def test_a_long_run_is_not_old_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel that clears right then would take it from under the one that reads its results."""
+    monkeypatch.setattr(runs, "KEPT_RUNS", 2)
+    long = made("long", state="running")
+    later = [made(f"later-{i}") for i in range(3)]
+    for age, run in enumerate(reversed(later), 1):  # times of files may be as coarse as 10 ms
+        os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
+    long.end("done")
+
+    runs.clear_old()
+
+    assert [run.folder.exists() for run in (long, *later)] == [True, False, False, True]

@@ -176,7 +176,7 @@ def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> N
     )
     page.screenshot(path=tmp_path / "warning.png")
     told = warning.inner_text()
-    assert "rank 1 never called all_reduce (collective 1), in which rank 0 waits" in told
+    assert "rank 1 has not called all_reduce (collective 1), in which rank 0 waits" in told
     assert "rank 0 waits in all_reduce for 1" in told
     assert "Cell In[1], line 10: dist.all_reduce(torch.ones(1))" in told
     notebook.wait_idle(60)

@@ -1,0 +1,118 @@
+"""Many at once: kernels, launches and ranks, far more than the machine has cores."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from cells import quiet_launch
+from conftest import wait_for
+from course_lib.machine import memory
+from kernels import Kernel
+
+MOST_KERNELS = 30
+MIB = 1 << 20
+KERNEL_BYTES = 700 * MIB  # its own, its fork server with torch, and two ranks: with a CUDA build of torch
+
+LAUNCHES = """
+    import json, torch, torch.distributed as dist
+    from course_lib import launch
+
+    def total(value):
+        dist.init_process_group("gloo")
+        reduced = torch.tensor(float(value))
+        dist.all_reduce(reduced)
+        dist.destroy_process_group()
+        return reduced.item()
+
+    def launches(name, count):
+        say("at " + name)
+        while not (THERE.parent.parent / name).exists():
+            time.sleep(0.01)
+        runs = [launch(total, i, dashboard=False) for i in range(count)]
+        say(name, json.dumps([[run.results for run in runs], runs[0].seconds]))
+
+    launches("cold", 1)
+    launches("warm", 3)
+    """
+
+
+def test_many_kernels_launch_at_the_same_moment(tmp_path: Path) -> None:
+    """Each has its own fork server, store and guard; they share the course's folder."""
+    free = memory()[1]
+    count = min(MOST_KERNELS, int(0.75 * free / KERNEL_BYTES))  # other tests may be at work on this machine
+    if count < 2:
+        pytest.skip(f"{free / MIB:,.0f} MiB of free memory are not enough for two kernels")
+    for i in range(count):
+        (tmp_path / str(i)).mkdir()
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        kernels = [stack.enter_context(Kernel(tmp_path / str(i), LAUNCHES)) for i in range(count)]
+        for name, expected in (("cold", [[0.0, 0.0]]), ("warm", [[0.0, 0.0], [2.0, 2.0], [4.0, 4.0]])):
+            for kernel in kernels:
+                kernel.wait_for(f"at {name}", seconds=600)
+            started = time.monotonic()
+            (tmp_path / name).touch()
+            for kernel in kernels:
+                kernel.wait_for(name, seconds=600)
+            said = [json.loads((kernel.there / name).read_text()) for kernel in kernels]
+            assert [results for results, _ in said] == [expected] * count
+            seconds = sorted(seconds for _, seconds in said)
+            print(
+                f"{count} kernels, {name}: a launch took {seconds[0]:.1f} to {seconds[-1]:.1f} s, "
+                f"all {time.monotonic() - started:.1f} s; "
+                f"memory {(free - memory()[1]) / MIB:,.0f} MiB"
+            )
+        for kernel in kernels:
+            assert kernel.process.wait(60) == 0
+            assert kernel.log.read_text() == ""
+        wait_for(lambda: not any(kernel.left() for kernel in kernels), what="all processes to be gone")
+    print(f"{count} kernels: {time.monotonic() - began:.1f} s from the first to the end of the last")
+
+
+def test_64_ranks_reduce() -> None:
+    def total() -> float:
+        dist.init_process_group("gloo")
+        reduced = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(reduced)
+        dist.destroy_process_group()
+        return reduced.item()
+
+    run = quiet_launch(total, nprocs=64, timeout=300)
+
+    print(f"64 ranks: {run.seconds:.1f} s")
+    assert run.results == [sum(range(64))] * 64
+
+
+def test_large_results_that_are_dropped_leave_nothing_in_the_kernel() -> None:
+    """Files and threads: tests/test_launch.py."""
+
+    def launched() -> None:
+        run = quiet_launch(torch.ones, 5 * MIB)  # 20 MiB from each of two ranks
+        assert [result.sum() for result in run.results] == [5 * MIB] * 2
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # what the C library keeps for later is no leak
+            ctypes.CDLL(None).malloc_trim(0)
+        me = psutil.Process()
+        return me.memory_full_info().uss // MIB, len(me.children(recursive=True))
+
+    launched()
+    before = held()
+    for _ in range(20):
+        launched()
+    after = held()
+
+    print(f"20 launches of 2 x 20 MiB: {before} MiB and children before, {after} after")
+    assert after[0] - before[0] < 2 * 20, "not even one run's, of 800 MiB that went through"
+    assert after[1] <= before[1]
