@@ -96,6 +96,17 @@ def test_without_a_flight_recorder_there_is_the_place(
     assert record(standing._path) | NOTHING == record(standing._path)
 
 
+def test_messages_between_two_ranks_are_no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    word = {"process_group": ["0", "default_pg"], "input_sizes": [[1]], "retired": False, "state": "started"}
+    entries = [
+        word | {"is_p2p": False, "collective_seq_id": 3, "profiling_name": "gloo:all_reduce"},
+        word | {"is_p2p": True, "collective_seq_id": 9, "profiling_name": "gloo:send 0->1"},
+    ]
+    monkeypatch.setattr(lookout, "_flight_recorder", lambda **_: json.dumps({"entries": entries}).encode())
+    call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]]}
+    assert lookout._collectives() == {"called": {"0": 3}, "pending": [call], "last": [call]}
+
+
 def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(**_: Any) -> bytes:
         raise RuntimeError("not this one")

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from cells import quiet_launch
 from conftest import wait_for
+from course_lib import guard
 from course_lib.machine import memory
 from kernels import Kernel
 
@@ -116,3 +117,4 @@ def test_large_results_that_are_dropped_leave_nothing_in_the_kernel() -> None:
     print(f"20 launches of 2 x 20 MiB: {before} MiB and children before, {after} after")
     assert after[0] - before[0] < 2 * 20, "not even one run's, of 800 MiB that went through"
     assert after[1] <= before[1]
+    assert not guard._guarded, "numbers that are those of other processes by now"
