@@ -22,7 +22,8 @@ from kernels import Kernel
 
 MOST_KERNELS = 30
 MIB = 1 << 20
-KERNEL_BYTES = 700 * MIB  # its own, its fork server with torch, and two ranks: with a CUDA build of torch
+# A kernel's own, its fork server with torch (and torchvision), and two ranks: with a CUDA build of torch.
+LEAN_BYTES, KERNEL_BYTES = 560 * MIB, 720 * MIB
 
 LAUNCHES = """
     import json, torch, torch.distributed as dist
@@ -47,10 +48,12 @@ LAUNCHES = """
     """
 
 
-def test_many_kernels_launch_at_the_same_moment(tmp_path: Path) -> None:
+def test_many_kernels_launch_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own fork server, store and guard; they share the course's folder."""
     free = memory()[1]
-    count = min(MOST_KERNELS, int(0.75 * free / KERNEL_BYTES))  # other tests may be at work on this machine
+    if 0.8 * free < MOST_KERNELS * KERNEL_BYTES:  # as the README says for a server that many share
+        monkeypatch.setenv("COURSE_LEAN", "1")
+    count = min(MOST_KERNELS, int(0.8 * free / LEAN_BYTES))  # other tests may be at work on this machine
     if count < 2:
         pytest.skip(f"{free / MIB:,.0f} MiB of free memory are not enough for two kernels")
     for i in range(count):
