@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,9 +134,11 @@ def check(number: str, answer: Any) -> Feedback:
     findings = {what: Finding(what, points) for what, points in asked.properties.items()}
     feedback = Feedback(number, list(findings.values()))
     try:
-        for what, ok, seen, hint in asked.judge(answer, random.Random()):
-            finding = findings[what]
-            finding.ok, finding.seen, finding.hint = bool(ok), seen, hint
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they would go to stderr
+            for what, ok, seen, hint in asked.judge(answer, random.Random()):
+                finding = findings[what]
+                finding.ok, finding.seen, finding.hint = bool(ok), seen, hint
     except Refused as reason:
         feedback.trouble = str(reason)
     except RankTimeout as error:
@@ -145,7 +148,8 @@ def check(number: str, answer: Any) -> Feedback:
     except KeyboardInterrupt:
         raise
     except Exception as error:
-        feedback.trouble = f"your code failed: {type(error).__name__}: {error}"
+        reason = (str(error).splitlines() or [""])[0]
+        feedback.trouble = f"your code failed: {type(error).__name__}: {reason:.300}"
     note(number, feedback.points, feedback.most)
     return feedback
 
@@ -153,7 +157,10 @@ def check(number: str, answer: Any) -> Feedback:
 def observe(work: Callable[..., Any], *args: Any, nprocs: int = 1) -> list[Any]:
     """What `work` returns on fresh ranks, by rank: tensors, numbers, strings and containers of them."""
     run = launch(work, *args, nprocs=nprocs, device="cpu", timeout=LIMIT_SECONDS, dashboard=False)
-    return Run.open(run.folder).results  # read as plain data, whatever the answer has done
+    results = Run.open(run.folder).results  # read as plain data, whatever the answer has done
+    if any(each is None for each in results):
+        raise Refused("your code ended its process before it was done (sys.exit?)")
+    return results
 
 
 def a_function(answer: Any, form: str) -> None:

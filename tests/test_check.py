@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from course_lib import check
@@ -79,6 +80,10 @@ def prints(number: int) -> int:
     return number
 
 
+def is_sparse(number: int) -> Any:
+    return torch.ones(3).to_sparse()
+
+
 class Unreadable:
     def __reduce__(self) -> Any:
         return os.system, ("echo hacked >&2",)
@@ -91,6 +96,7 @@ class Unreadable:
         (is_killed, "was killed (SIGKILL)"),
         (lambda number: Unreadable(), "is not loaded again"),
         (lambda: 1, "cannot be called with these arguments"),
+        (lambda number: exit(0), "ended its process before it was done"),
         (None, "same(number) is a function; this is None, a NoneType"),
         (3, "same(number) is a function; this is 3, a int"),
     ],
@@ -111,6 +117,10 @@ def test_a_hang_ends_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_output_of_the_answer_stays_away(capsys: pytest.CaptureFixture[str]) -> None:
     assert repr(feedback_of(prints, capsys)) == "1.5"
+
+
+def test_warnings_about_what_came_back_stay_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert repr(feedback_of(is_sparse, capsys)) == "0"
 
 
 def test_an_unknown_question(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -97,9 +98,29 @@ def mean_of_means(losses, sizes):
     return sum(losses) / len(losses)
 
 
-@wrong("02.1", hint="A batch's mean times its size")
+@wrong("02.1", hint="By what should it be divided?")
 def the_sum(losses, sizes):
     return sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+
+
+@wrong("02.1", hint="By what should it be divided?")
+def over_the_batches(losses, sizes):
+    return the_sum(losses, sizes) / len(sizes)
+
+
+@wrong("02.1", EQUAL, hint="By what should it be divided?")
+def as_if_all_were_full(losses, sizes):
+    return the_sum(losses, sizes) / (len(sizes) * sizes[0])
+
+
+@wrong("02.1", hint="it returned nothing (None)")
+def prints_it(losses, sizes):
+    print(the_sum(losses, sizes) / sum(sizes))
+
+
+@wrong("02.1", hint="ended its process")
+def exits(losses, sizes):
+    raise SystemExit
 
 
 @wrong("02.1", hint="A batch's mean times its size")
@@ -116,7 +137,7 @@ RIGHT, QUIET = "counts right, whatever the sizes of the batches", "the model is 
 GRAPHLESS, BACK = "no graph is kept", "the model is in training mode again afterwards"
 
 
-@wrong("02.2", RIGHT, GRAPHLESS, hint="What ends it?")
+@wrong("02.2", RIGHT, GRAPHLESS, hint="nothing to go back from")
 @torch.no_grad()
 def never_in_eval(model, loader):
     right = sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
@@ -159,11 +180,28 @@ def how_many(model, loader):
 
 @wrong("02.2", hint="it returned tensor(")
 @torch.no_grad()
-def a_tensor(model, loader):
+def each_on_its_own(model, loader):
     model.eval()
-    right = sum((model(x).argmax(1) == y).sum() for x, y in loader)
+    right = torch.cat([model(x).argmax(1) == y for x, y in loader])
     model.train()
-    return right / sum(len(y) for _, y in loader)
+    return right
+
+
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="in percent")
+def in_percent(model, loader):
+    return 100 * whole_set(model, loader)
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="For how long are graphs switched off?")
+def never_switched_on_again(model, loader):
+    torch.set_grad_enabled(False)
+    return whole_set(model, loader)
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="For how long are graphs switched off?")
+def frozen_for_good(model, loader):
+    model.requires_grad_(False)
+    return whole_set(model, loader)
 
 
 CLEARED, MODE = "each step follows the gradient of its own batch alone", "the model is in training mode"
@@ -190,17 +228,17 @@ def epoch(clear: bool = True, mode: bool = True, step: bool = True, late: bool =
     return train
 
 
-@wrong("02.3", MODE, RELEASED, hint="backward() adds to what .grad holds")
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="backward() adds to what .grad holds")
 def never_clears(model, loader, optimizer):
     return epoch(clear=False)(model, loader, optimizer)
 
 
-@wrong("02.3", MODE, RELEASED, hint="They have not moved at all")
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="They have not moved at all")
 def clears_after_backward(model, loader, optimizer):
     return epoch(late=True)(model, loader, optimizer)
 
 
-@wrong("02.3", MODE, RELEASED, hint="Who changes the weights?")
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="Who changes the weights?")
 def never_steps(model, loader, optimizer):
     return epoch(step=False)(model, loader, optimizer)
 
@@ -227,6 +265,30 @@ def keeps_the_graphs(model, loader, optimizer):
         optimizer.step()
         total, count = total + loss * len(y), count + len(y)
     return (total / count).item()
+
+
+@wrong("02.3", CLEARED, MODE, RELEASED, hint="what is divided by what?")
+def over_the_number_of_batches(model, loader, optimizer):
+    return epoch()(model, loader, optimizer) * len(loader.dataset) / len(loader)
+
+
+@wrong("02.3", MODE, RELEASED, hint="Where does the loop end?")
+def returns_in_the_loop(model, loader, optimizer):
+    for batch in loader:
+        return epoch()(model, [batch], optimizer)
+
+
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="One step for each batch")
+def steps_along_the_sum(model, loader, optimizer):
+    total = 0
+    model.train()
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(loader.dataset)
 
 
 @wrong("02.3", CLEARED, MODE, hint="It shall return the mean loss")
@@ -263,7 +325,7 @@ def divided_twice(model):
         p.grad /= dist.get_world_size()
 
 
-@wrong("06.1", hint="Which call gives every rank")
+@wrong("06.1", hint="Do the others do the same")
 def only_rank_0(model):
     for p in model.parameters():
         dist.reduce(p.grad, dst=0)
@@ -292,6 +354,40 @@ def the_weights_instead(model):
 
 
 @wrong("06.1", hint="Which call gives every rank")
+def divides_alone(model):
+    for p in model.parameters():
+        p.grad /= dist.get_world_size()
+
+
+@wrong("06.1", hint="What does it return?")
+def takes_what_it_returns(model):
+    for p in model.parameters():
+        p.grad = dist.all_reduce(p.grad)
+
+
+@wrong("06.1", hint="Do the others do the same")
+def rank_0_divides(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        if dist.get_rank() == 0:
+            p.grad /= dist.get_world_size()
+
+
+@wrong("06.1", hint="never called all_reduce (collective 1)")
+def rank_0_alone(model):
+    if dist.get_rank() == 0:
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+
+
+@wrong("06.1", hint="other shapes")
+def flattens(model):
+    for p in model.parameters():
+        p.data, p.grad = p.data.flatten(), None
+        p.grad = torch.zeros_like(p)
+
+
+@wrong("06.1", hint="Is it done for every parameter?")
 def the_first_alone(model):
     p = next(model.parameters())
     dist.all_reduce(p.grad)
@@ -334,12 +430,26 @@ def the_first_tensor(model):
     dist.broadcast(next(model.parameters()).data, src=0)
 
 
-@wrong("06.2", hint="Nothing arrived there")
+@wrong("06.2", PARAMETERS, hint="The first one arrived")
+def all_but_the_counter(model):
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            dist.broadcast(tensor, src=0)
+
+
+@wrong("06.2", hint="Nothing arrived in the model")
+def another_model(model):
+    objects = [model]
+    dist.broadcast_object_list(objects, src=0)
+    model = objects[0]
+
+
+@wrong("06.2", hint="Nothing arrived in the model")
 def the_same_seed(model):
     torch.manual_seed(0)
 
 
-@wrong("06.2", hint="Nothing arrived there")
+@wrong("06.2", hint="Nothing arrived in the model")
 def into_copies(model):
     for tensor in model.state_dict().values():
         dist.broadcast(tensor.clone(), src=0)
@@ -417,6 +527,70 @@ class AveragesInForward(Wrapper):
         return self.module(*args)
 
 
+@wrong("06.3", BEGINS, hint="for its own")
+class HooksOfTheLast(Wrapper):
+    def begin(self) -> None:
+        for p in self.module.parameters():
+            dist.broadcast(p.data, src=0)
+            p.register_post_accumulate_grad_hook(lambda _: self.of_the_last(p))  # noqa: B023
+
+    def of_the_last(self, p: Any) -> None:
+        if p.grad is not None:
+            self.average(p)
+
+
+@wrong("06.3", BEGINS, hint="Do all do the same")
+class DividesOnRank0(Wrapper):
+    def average(self, p: Any) -> None:
+        dist.all_reduce(p.grad)
+        if dist.get_rank() == 0:
+            p.grad /= dist.get_world_size()
+
+
+@wrong("06.3", BEGINS, hint="to its .grad")
+class AveragesACopy(Wrapper):
+    def average(self, p: Any) -> None:
+        mean = p.grad.clone()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+
+
+@wrong("06.3", BEGINS, DURING, hint="What does the first leave behind?")
+class WorksOnce(Wrapper):
+    done = 0
+
+    def average(self, p: Any) -> None:
+        self.done += 1
+        if self.done <= len(list(self.parameters())):
+            super().average(p)
+
+
+@wrong("06.3", hint="that comes first")
+class StartsWithTheMean(Wrapper):
+    def begin(self) -> None:
+        for p in self.module.parameters():
+            dist.all_reduce(p.data)
+            p.data /= dist.get_world_size()
+            p.register_post_accumulate_grad_hook(self.average)
+
+
+@wrong("06.3", hint="other shapes")
+class HasMore(Wrapper):
+    def begin(self) -> None:
+        super().begin()
+        self.more = nn.Parameter(torch.zeros(3))
+
+
+@wrong("06.3", hint="this time it is yours")
+class LetsDDPDoIt(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = nn.parallel.DistributedDataParallel(module)
+
+    def forward(self, x: Any) -> Any:
+        return self.module(x)
+
+
 @wrong("06.3", hint="raised AttributeError")
 class ForgetsSuper(nn.Module):
     def __init__(self, module: nn.Module) -> None:
@@ -431,6 +605,179 @@ def test_a_wrong_answer_misses_what_it_should(number: str, answer: Any, hold: se
     assert hint in str(feedback)
     assert all(each.seen and each.hint for each in feedback.findings if not each.ok) or feedback.trouble
     assert leaks_nothing(feedback)
+
+
+# --- other right answers, in the styles that people write ---
+
+OTHERS: list[tuple[str, Any]] = []
+
+
+def right(number: str) -> Callable[[Any], Any]:
+    def register(answer: Any) -> Any:
+        OTHERS.append((number, answer))
+        return answer
+
+    return register
+
+
+@right("02.1")
+def by_numpy(losses, sizes):
+    return np.average(np.float32(losses), weights=np.float32(sizes))
+
+
+@right("02.1")
+def by_tensors(losses, sizes):
+    losses, sizes = torch.tensor(losses), torch.tensor(sizes)
+    return (losses * sizes).sum() / sizes.sum()
+
+
+@right("02.2")
+@torch.inference_mode()
+def with_a_tensor(model, loader):
+    was = model.training
+    model.train(False)
+    right = sum((model(x).max(1).indices == y).sum() for x, y in loader)
+    model.train(was)
+    return right / len(loader.dataset)
+
+
+@right("02.2")
+def whole_set(model, loader):
+    model.eval()
+    with torch.no_grad():
+        guesses = torch.cat([model(x).argmax(1) for x, _ in loader])
+    model.train()
+    return (guesses.numpy() == torch.cat([y for _, y in loader]).numpy()).mean()
+
+
+@right("02.3")
+def clears_at_the_end(model, loader, optimizer):
+    model.train()
+    total = torch.zeros(())
+    for _, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        total += loss.detach() * x.size(0)
+    return total / len(loader.dataset)
+
+
+@right("02.3")
+def by_the_model_and_numpy(model, loader, optimizer):
+    model.train()
+    losses, sizes = [], []
+    for x, y in loader:
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().numpy())
+        sizes.append(len(y))
+    return np.average(losses, weights=sizes).astype(np.float32)
+
+
+@right("02.3")
+def by_a_closure(model, loader, optimizer):
+    total = 0.0
+    model.train()
+    for x, y in loader:
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        total += optimizer.step(closure).item() * len(y)
+    return total / len(loader.dataset)
+
+
+@right("06.1")
+def gathers_all(model):
+    for p in model.parameters():
+        each = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(each, p.grad)
+        p.grad = torch.stack(each).mean(0)
+
+
+@right("06.1")
+def sends_all_at_once(model):
+    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+    for work in works:
+        work.wait()
+    for p in model.parameters():
+        p.grad.div_(dist.get_world_size())
+
+
+@right("06.1")
+def in_one_tensor(model):
+    flat = torch.cat([p.grad.flatten() for p in model.parameters()]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    for p, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True):
+        p.grad = part.view_as(p)
+
+
+@right("06.1")
+def by_rank_0(model):
+    for p in model.parameters():
+        dist.reduce(p.grad, dst=0)
+        dist.broadcast(p.grad, src=0)
+        p.grad /= dist.get_world_size()
+    dist.destroy_process_group()
+
+
+@right("06.2")
+def one_after_the_other(model):
+    for p in model.parameters():
+        dist.broadcast(p, src=0)
+    for b in model.buffers():
+        dist.broadcast(b, 0)
+
+
+@right("06.2")
+def as_an_object(model):
+    state = [model.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(state, src=0)
+    model.load_state_dict(state[0])
+
+
+@right("06.3")
+class HooksTheGradient(Wrapper):
+    def begin(self) -> None:
+        for p in self.module.parameters():
+            dist.broadcast(p.data, src=0)
+            p.register_hook(self.mean)
+
+    def mean(self, gradient: Any) -> Any:
+        gradient = gradient / dist.get_world_size()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+@right("06.3")
+class WaitsAtTheEnd(Wrapper):
+    def average(self, p: Any) -> None:
+        p.grad /= dist.get_world_size()
+        work = dist.all_reduce(p.grad, async_op=True)
+        torch.autograd.Variable._execution_engine.queue_callback(work.wait)
+
+
+@right("06.3")
+class AllInTheLastHook(Wrapper):
+    ready = 0
+
+    def average(self, p: Any) -> None:
+        self.ready += 1
+        if self.ready % len(list(self.parameters())) == 0:
+            for each in self.parameters():
+                super().average(each)
+
+
+@pytest.mark.parametrize(("number", "answer"), [pytest.param(*each, id=each[1].__name__) for each in OTHERS])
+def test_a_right_answer_of_another_style_has_full_points(number: str, answer: Any) -> None:
+    feedback = check(number, answer)
+    assert feedback.points == feedback.most, str(feedback)
 
 
 def leaks_nothing(feedback: Feedback) -> bool:

@@ -22,6 +22,14 @@ def _tensors(seed: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
+def _join() -> None:
+    """Into the group; none goes on before all are in, or one that is done early would fail the others."""
+    store, rank, count = next(dist.rendezvous("env://"))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    store.set(f"course/{rank}", "in")
+    store.wait([f"course/{each}" for each in range(count)])
+
+
 def _model(tensors: list[torch.Tensor]) -> nn.Module:
     """Linear, batch norm, linear, with these tensors as its parameters and buffers."""
     return _filled(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)), tensors)
@@ -40,13 +48,25 @@ def _filled(model: nn.Module, tensors: list[torch.Tensor]) -> nn.Module:
 
 
 def _held(model: nn.Module) -> list[torch.Tensor]:
-    """Its parameters, then its buffers, of floats."""
-    floats = [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]
-    return [each.detach() for each in floats]
+    """Its parameters, then its buffers."""
+    return [each.detach() for each in (*model.parameters(), *model.buffers())]
 
 
 SHAPES: list[tuple[int, ...]] = [(5, 4), (5,), (5,), (5,), (2, 5), (2,), (5,), (5,)]
-PARAMETERS = 6  # of these; then the two buffers
+PARAMETERS = 6  # of these; then the buffers, batch norm's counter the last of them
+
+
+def _everything(seed: int) -> list[torch.Tensor]:
+    counter = torch.tensor(seed % 1000, dtype=torch.float64)
+    return [*_tensors(seed, SHAPES), counter]
+
+
+def _as_before(held: list[list[torch.Tensor]], before: list[torch.Tensor]) -> None:
+    """Refuse tensors of other shapes than those that the answer was given."""
+    shapes = [each.shape for each in before]
+    for rank, tensors in enumerate(held):
+        if [each.shape for each in tensors] != shapes:
+            raise Refused(f"the tensors of rank {rank} have other shapes now, or are more or fewer")
 
 
 def _far(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
@@ -54,8 +74,19 @@ def _far(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return max((x - y).abs().nan_to_num(float("inf")).max().item() for x, y in zip(a, b, strict=True))
 
 
-def _first(tensors: list[torch.Tensor]) -> float:
-    return tensors[0].flatten()[0].item()
+Place = tuple[int, int]  # which tensor, and where in it
+
+
+def _furthest(ranks: list[list[torch.Tensor]], right: list[torch.Tensor]) -> tuple[int, Place]:
+    """The rank that is furthest from what is right, and where."""
+    rank = max(range(len(ranks)), key=lambda rank: _far(ranks[rank], right))
+    gaps = [(x - y).abs().nan_to_num(float("inf")) for x, y in zip(ranks[rank], right, strict=True)]
+    which = max(range(len(gaps)), key=lambda i: gaps[i].max().item())
+    return rank, (which, int(gaps[which].argmax()))
+
+
+def _at(tensors: list[torch.Tensor], place: Place) -> float:
+    return tensors[place[0]].flatten()[place[1]].item()
 
 
 # --- 06.1 -------------------------------------------------------------------------------------------------
@@ -70,15 +101,38 @@ def average_gradients(answer: Any, rng: random.Random) -> Found:
     held = observe(_averaged, answer, seeds, nprocs=RANKS)
     drawn = [_tensors(seed, SHAPES[:PARAMETERS]) for seed in seeds]
     mean = [torch.stack(each).mean(0) for each in zip(*drawn, strict=True)]
+    if any(each is None for gradients in held for each in gradients):
+        for what in (AGREE, MEAN):
+            yield (
+                what,
+                False,
+                "a gradient is None now",
+                "A collective works in place. What does it return?",
+            )
+        return
+    _as_before(held, mean)
     apart = max(_far(held[0], each) for each in held)
-    seen = f"one gradient is {_first(held[0]):.4f} on rank 0 and {_first(held[1]):.4f} on rank 1"
-    yield AGREE, apart < CLOSE, seen, "Which call gives every rank something that depends on all of them?"
-    seen = ", ".join(f"{_first(each):.4f}" for each in drawn)
-    seen = f"the ranks had {seen}; rank 0 holds {_first(held[0]):.4f} now, the mean is {_first(mean):.4f}"
+    rank, place = _furthest(held, held[0])
+    seen = (
+        f"one gradient is {_at(held[0], place):.4f} on rank 0 and {_at(held[rank], place):.4f} on rank {rank}"
+    )
+    if any(all(_far([each[i]], [held[0][i]]) < CLOSE for each in held) for i in range(PARAMETERS)):
+        hint = "Some gradients agree and others do not. Is it done for every parameter?"
+    elif any(_far(each, mean) < CLOSE for each in held):
+        hint = "One rank holds the mean. Do the others do the same, and get the same?"
+    else:
+        hint = "Which call gives every rank something that depends on all of them?"
+    yield AGREE, apart < CLOSE, seen, hint
+    rank, place = _furthest(held, mean)
+    seen = ", ".join(f"{_at(each, place):.4f}" for each in drawn)
+    seen = f"the ranks had {seen}; rank {rank} holds {_at(held[rank], place):.4f} now"
+    seen = f"{seen}, the mean is {_at(mean, place):.4f}"
     total = [each * RANKS for each in mean]
-    if _far(held[0], total) < CLOSE:
+    if _far(held[rank], total) < CLOSE:
         hint = "That is the sum. What makes a mean of it, for any number of ranks?"
-    elif apart < CLOSE and any(_far(held[0], each) < CLOSE for each in drawn):
+    elif apart > CLOSE:
+        hint = "Once the ranks agree, look at this again."
+    elif any(_far(held[0], each) < CLOSE for each in drawn):
         hint = "That is the gradient of one rank. What of the others' samples?"
     elif _far(held[0], [each * RANKS / 2 for each in mean]) < CLOSE:
         hint = "It is divided by 2, and there are 3 ranks here. Where does a rank learn how many there are?"
@@ -87,15 +141,15 @@ def average_gradients(answer: Any, rng: random.Random) -> Found:
     yield MEAN, max(_far(each, mean) for each in held) < CLOSE, seen, hint
 
 
-def _averaged(answer: Any, seeds: list[int]) -> list[torch.Tensor]:
-    dist.init_process_group("gloo")
-    model = _model(_tensors(0, SHAPES))
+def _averaged(answer: Any, seeds: list[int]) -> list[torch.Tensor | None]:
+    _join()
+    model = _model(_everything(0))
     for parameter, gradient in zip(
         model.parameters(), _tensors(seeds[dist.get_rank()], SHAPES[:PARAMETERS]), strict=True
     ):
         parameter.grad = gradient
     answer(model)
-    return [torch.zeros(()) if each.grad is None else each.grad for each in model.parameters()]
+    return [None if each.grad is None else each.grad.detach() for each in model.parameters()]
 
 
 # --- 06.2 -------------------------------------------------------------------------------------------------
@@ -108,12 +162,13 @@ def same_start(answer: Any, rng: random.Random) -> Found:
     a_function(answer, "same_start(model)")
     seeds = [rng.randrange(2**31) for _ in range(RANKS)]
     held = observe(_started, answer, seeds, nprocs=RANKS)
-    drawn = [_tensors(seed, SHAPES) for seed in seeds]
+    drawn = [_everything(seed) for seed in seeds]
+    _as_before(held, drawn[0])
     for what, part in ((START, slice(PARAMETERS)), (BUFFERS, slice(PARAMETERS, None))):
-        wrong = [rank for rank in range(RANKS) if _far(held[rank][part], drawn[0][part]) > CLOSE]
-        shown = wrong[-1] if wrong else 0
-        begins, right = _first(held[shown][part]), _first(drawn[0][part])
-        seen = f"one of rank {shown} begins with {begins:.4f}, and rank 0 had {right:.4f}"
+        shown, place = _furthest([each[part] for each in held], drawn[0][part])
+        ok = _far(held[shown][part], drawn[0][part]) < CLOSE
+        is_, right = _at(held[shown][part], place), _at(drawn[0][part], place)
+        seen = f"one number of rank {shown} is {is_:.4f}, and rank 0 had {right:.4f}"
         if any(
             all(_far(held[r][part], drawn[i][part]) < CLOSE for r in range(RANKS)) for i in range(1, RANKS)
         ):
@@ -125,13 +180,13 @@ def same_start(answer: Any, rng: random.Random) -> Found:
         elif part.stop is None:
             hint = "A model holds more than parameters: batch norm's running mean, for one. What lists them?"
         else:
-            hint = "Nothing arrived there. Which collective copies a tensor of one rank to all?"
-        yield what, not wrong, seen, hint
+            hint = "Nothing arrived in the model. Which collective copies a tensor of one rank into all?"
+        yield what, ok, seen, hint
 
 
 def _started(answer: Any, seeds: list[int]) -> list[torch.Tensor]:
-    dist.init_process_group("gloo")
-    model = _model(_tensors(seeds[dist.get_rank()], SHAPES))
+    _join()
+    model = _model(_everything(seeds[dist.get_rank()]))
     answer(model)
     return _held(model)
 
@@ -153,26 +208,44 @@ def hand_ddp(answer: Any, rng: random.Random) -> Found:
     seeds = [rng.randrange(2**31) for _ in range(RANKS)]
     data = rng.randrange(2**31)
     held = observe(_wrapped, answer, seeds, data, nprocs=RANKS)
-    reference = _one_device(seeds[0], data)
+    if any(each["by_ddp"] for each in held):
+        raise Refused("DistributedDataParallel does the work here; this time it is yours")
+    reference = _train(_network(seeds[0]), data, slice(None))
+    own = [_train(_network(seeds[0]), data, _share(rank))["gradients"] for rank in range(RANKS)]
+    right = True  # all that came before
     for what, name in ((BEGINS, "start"), (DURING, "gradients"), (FULL, "end")):
         ranks = [each[name] for each in held]
-        off = max(_far(each, reference[name]) for each in ranks)
-        apart = max(_far(ranks[0], each) for each in ranks)
-        far = max(range(RANKS), key=lambda rank: _far(ranks[rank], reference[name]))
-        is_, right = _first(ranks[far]), _first(reference[name])
-        seen = f"one number of rank {far} is {is_:.5f}, and should be {right:.5f}"
-        yield what, off < CLOSE, seen, _hint(what, ranks, reference[name], apart)
+        _as_before(ranks, reference[name])
+        far, place = _furthest(ranks, reference[name])
+        is_, should = _at(ranks[far], place), _at(reference[name], place)
+        seen = f"one number of rank {far} is {is_:.5f}, and should be {should:.5f}"
+        ok = _far(ranks[far], reference[name]) < CLOSE
+        if what == BEGINS:
+            hint = "What has to travel before the first step, and from where?"
+        elif not right:
+            hint = "This rests on what is above; that comes first."
+        elif what == DURING:
+            hint = _of_gradients(ranks, reference[name], own)
+        else:
+            hint = "The first step is right, and a later one is not. What does the first leave behind?"
+        yield what, ok, seen, hint
+        right = right and ok
 
 
-def _hint(what: str, ranks: list[list[torch.Tensor]], right: list[torch.Tensor], apart: float) -> str:
-    if what == BEGINS:
-        return "What has to travel before the first step, and from where?"
-    if what == FULL:
-        return "Look at what still differs above; then, whether a hook is there for every parameter."
+def _of_gradients(
+    ranks: list[list[torch.Tensor]], right: list[torch.Tensor], own: list[list[torch.Tensor]]
+) -> str:
     if max(each.abs().max().item() for each in ranks[0]) == 0:
         return "There are no gradients at all. Does forward() call the model?"
-    if apart > CLOSE:
-        return "Nobody calls anything after backward(): a hook on each parameter has to do it."
+    untouched = [
+        all(_far([ranks[r][i]], [own[r][i]]) < CLOSE for r in range(len(ranks))) for i in range(len(right))
+    ]
+    if all(untouched):
+        return "Nobody calls anything after backward(): a hook on each parameter has to do it, to its .grad."
+    if any(untouched):
+        return "Some gradients are still each rank's own: a hook on each parameter has to do it, for its own."
+    if max(_far(ranks[0], each) for each in ranks) > CLOSE:
+        return "The ranks differ still. Do all do the same, and has it arrived when the hook ends?"
     if _far(ranks[0], [each * RANKS for each in right]) < CLOSE:
         return "That is the sum over the ranks."
     return "All ranks agree, but on another number than the mean. Is it divided once, after the sum?"
@@ -183,14 +256,16 @@ def _batches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def _wrapped(answer: Any, seeds: list[int], data: int) -> dict[str, list[torch.Tensor]]:
-    dist.init_process_group("gloo")
+def _wrapped(answer: Any, seeds: list[int], data: int) -> dict[str, Any]:
+    _join()
     rank = dist.get_rank()
-    return _train(answer(_network(seeds[rank])), data, slice(rank * SHARE, (rank + 1) * SHARE))
+    model = answer(_network(seeds[rank]))
+    by_ddp = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in model.modules())
+    return {"by_ddp": by_ddp, **_train(model, data, _share(rank))}
 
 
-def _one_device(seed: int, data: int) -> dict[str, list[torch.Tensor]]:
-    return _train(_network(seed), data, slice(None))
+def _share(rank: int) -> slice:
+    return slice(rank * SHARE, (rank + 1) * SHARE)
 
 
 def _train(model: nn.Module, data: int, mine: slice) -> dict[str, list[torch.Tensor]]:
