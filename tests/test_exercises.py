@@ -121,7 +121,12 @@ def test_nbgrader_makes_the_same_exercise_and_gives_the_same_points(tmp_path: Pa
 
 def run_nbgrader(folder: Path, python: str, *arguments: str) -> str:
     """Run it in its course's folder; it looks for its helpers on the PATH."""
-    environment = {**os.environ, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the course is not in it
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     command = [python, "-m", "nbgrader", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

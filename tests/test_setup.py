@@ -440,21 +440,19 @@ def test_no_network_and_no_package_are_told(ready: Course, tmp_path: Path) -> No
 def test_make_test_runs_all_and_stops_at_what_fails(ready: Course, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     lint, tests = ["ruff check", "ruff format --check"], ["pytest --durations=10"]
-    lessons = ["pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile"]
-    lessons = [lessons[0] + " --durations=10 lessons"]
+    nbval = "pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile"
+    notebooks = [f"{nbval} --durations=10 lessons solutions exercises"]
 
     def called(*arguments: str, failing: str = "none") -> tuple[int, list[str], str]:
         calls.write_text("")
         status, told = ready.run("make", *arguments, CALLS=str(calls), FAILING=failing)
         return status, calls.read_text().splitlines(), (told.splitlines() or [""])[-1]
 
-    assert called("test") == (0, lint + tests, "make test: lint, tests and lessons passed.")
-    (ready.root / "lessons" / "00_start_here.ipynb").touch()
-    assert called("test") == (0, lint + tests + lessons, "make test: lint, tests and lessons passed.")
+    assert called("test") == (0, lint + tests + notebooks, "make test: lint, tests and notebooks passed.")
     assert called("lint")[:2] == (0, lint)
     for failing, until in {"ruff format": 2, "pytest --durations": 3, "nbval": 4}.items():
         status, made, last = called("test", failing=failing)
-        assert (status != 0, made, "passed" in last) == (True, (lint + tests + lessons)[:until], False)
+        assert (status != 0, made, "passed" in last) == (True, (lint + tests + notebooks)[:until], False)
 
 
 def test_make_lesson_hands_the_numbers_on(ready: Course, tmp_path: Path) -> None:
