@@ -15,6 +15,7 @@ import pytest
 from cells import cell, quiet_launch
 from course_lib import RankError, RankTimeout, Run, report
 from course_lib.report import Failure
+from programs import timeless
 
 
 def failing(function: Any, *args: Any, **kwargs: Any) -> RankError:
@@ -368,11 +369,6 @@ def failed_with(kind: str, message: str) -> Failure:
     failure = report.failure_of(run, 0, 1)
     assert failure is not None
     return failure
-
-
-def timeless(text: str) -> str:
-    """Without the seconds that a rank waited."""
-    return re.sub(r" for \d+\.\d s", "", text)
 
 
 # --- where the ranks are ----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from cells import quiet_launch
 from conftest import missing, wait_for
 from course_lib import RankError, Run, log
 from kernels import Kernel
+from programs import running
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
 
@@ -114,14 +115,6 @@ def test_the_system_kills_a_rank_for_want_of_memory() -> None:
         "rank 1 was killed (SIGKILL) because the machine ran out of memory; take fewer ranks"
     )
     assert_no_rank_left(caught.value.run)
-
-
-def running() -> Run | None:
-    try:
-        run = Run.open()
-    except (FileNotFoundError, ValueError):
-        return None
-    return run if run.state == "running" else None
 
 
 def assert_no_rank_left(run: Run) -> None:
