@@ -9,23 +9,26 @@ leaves its ranks' lines, by rank. In a terminal, lines are printed as they come.
 from __future__ import annotations
 
 import html
+import io
 import math
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .hang import WARN_SECONDS, stalled
 from .machine import cores
 from .run import Run
 from .tables import text_table
 
+if TYPE_CHECKING:
+    from .run_figure import RunFigure
+
 SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
-CREDIT = 0.05  # seconds of CPU time on top, so that a run of a few seconds is lively
 FASTEST = 0.25  # seconds between two refreshes, at least
 SLOWEST = 2.0  # seconds, at most
-SHARE = 0.006  # of the machine's CPU time that refreshing may take
+SHARE = 0.004  # of the machine's CPU time that refreshing may take
 MANY_RANKS = 16  # from here on one line of bars, without texts
 LINES_KEPT = 20  # of each rank's output, under the cell
 TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at one refresh
@@ -109,15 +112,15 @@ class NotebookView(View):
         super().__init__(run)
         self._begun = time.monotonic()
         self._next = self._begun + SHOW_AFTER
-        self._spent = -CREDIT
+        self._spent = 0.0
         self._box: Any = None
 
     def update(self) -> None:
         if time.monotonic() < self._next:
             return
+        before = time.thread_time()
         if self._box is None:
             self._open()
-        before = time.thread_time()
         self._refresh()
         self._spent += time.thread_time() - before
         wait = self._spent / (SHARE * cores()) - (time.monotonic() - self._begun)
@@ -127,9 +130,7 @@ class NotebookView(View):
         import ipywidgets
         from IPython.display import display
 
-        from .run_figure import RunFigure
-
-        self._figure = RunFigure(self.run, live=True)
+        self._figure = _live_figure(self.run.world_size)
         self._title = ipywidgets.HTML()
         self._bars = ipywidgets.HTML()
         self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
@@ -157,7 +158,7 @@ class NotebookView(View):
         self._title.value = f"<b>{html.escape(self.run.headline())}</b>"
         self._warning.value = warning_html(self.run)
         self._bars.value = bars_html(self.run)
-        self._figure.update()
+        self._figure.update(self.run)
         self._image.value = self._figure.live_png()
 
     def finish(self) -> None:
@@ -165,6 +166,7 @@ class NotebookView(View):
 
         if self._box is not None:
             self._box.close()
+            _drawn[self.run.world_size] = self._figure
         if self.run.tracked:
             picture = self.run.plot()
             data, metadata = picture._repr_mimebundle_()
@@ -178,6 +180,35 @@ class NotebookView(View):
             self._handle.update({}, raw=True)
         for line in printed_lines(self.run):
             print(line)
+
+
+_drawn: dict[int, RunFigure] = {}  # the live picture of the run before, by its number of ranks
+
+
+def _live_figure(world_size: int) -> RunFigure:
+    """The one of the run before: to draw its axes takes longer than all else that a short run is shown."""
+    from .run_figure import RunFigure
+
+    spare = _drawn.pop(world_size, None) if world_size < MANY_RANKS else None
+    _drawn.clear()
+    return spare or RunFigure(live=True)
+
+
+def rehearse() -> None:
+    """Load what the first dashboard draws with, which takes longer than to draw it.
+
+    For a thread of its own, while the learner reads: it leaves matplotlib's settings, which are everyone's.
+    """
+    import ipywidgets  # noqa: F401
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from . import run_figure  # noqa: F401
+
+    figure = Figure()
+    canvas = FigureCanvasAgg(figure)
+    figure.subplots().set_title("fonts", weight="bold")
+    canvas.print_png(io.BytesIO())
 
 
 def _let_clicks_in(button: Any) -> None:

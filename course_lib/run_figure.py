@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from .figures import COLORS, Picture, new_figure, styled
 
@@ -20,13 +22,15 @@ MANY_RANKS = 16  # from here on a mean line and its range instead of a line for 
 THROUGHPUT_WINDOW = 1.0  # seconds that a point of the throughput curve looks back over
 LIVE_SECONDS = 10.0  # a live picture's time axis begins with so many, and doubles
 LIVE_ROOM = 1.5  # how far its other axes are opened beyond what is there, so that they last a while
+LIVE_LOW = 5.0  # curves that fill less than this part of the axes that a run before has left get new ones
 LIVE_MARGINS = {"left": 0.08, "right": 0.985, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # costs no layout
 Curve = tuple[np.ndarray, np.ndarray]
 
 
 def plot_run(run: Run) -> Picture:
     """Memory and throughput of each rank of a run."""
-    drawn = RunFigure(run)
+    drawn = RunFigure()
+    drawn.update(run)
     rows = "; ".join(
         f"rank {row['rank']}: peak memory {row['peak memory']}, {row['samples/s']} samples/s"
         for row in run.table()
@@ -37,15 +41,16 @@ def plot_run(run: Run) -> Picture:
 
 
 class RunFigure:
-    """Drawn once, then moved along with the run.
+    """Drawn once, then moved along with a run, and with the next one of as many ranks.
 
     A live picture keeps axes, grid and labels as a background and draws only curves and titles anew, which
     takes a fifth of the time; the background follows when the curves have outgrown the axes.
     """
 
-    def __init__(self, run: Run, live: bool = False) -> None:
-        self.run, self.live = run, live
+    def __init__(self, live: bool = False) -> None:
+        self.live = live
         self.figure, (self.memory, self.rate) = new_figure(2, margins=LIVE_MARGINS if live else None)
+        self._run: Run | None = None
         self._moving: dict[Any, Artist] = {}
         self._limits: dict[Axes, tuple[float, float]] = {}
         self._background: Any = None
@@ -53,12 +58,17 @@ class RunFigure:
             for axes, unit in ((self.memory, "MiB"), (self.rate, "samples/s")):
                 axes.set_xlabel("seconds since the launch")
                 axes.set_ylabel(unit)
-                axes.locator_params(nbins=6)
-            self.update()
+                axes.locator_params(nbins=4 if live else 6)
 
-    def update(self) -> None:
-        """Take in what the ranks have written by now."""
-        ticks = [self.run.ticks(rank) for rank in range(self.run.world_size)]
+    @styled()
+    def update(self, run: Run) -> None:
+        """Take in what the run's ranks have written by now; another run than before takes its place."""
+        if run is not self._run:
+            self._run = run
+            for artist in self._moving.values():
+                if isinstance(artist, Line2D):
+                    artist.set_data([], [])
+        ticks = [run.ticks(rank) for rank in range(run.world_size)]
         memory = [(each["seconds"], each["memory_bytes"] / 2**20) for each in ticks]
         reserved = [(each["seconds"], each["reserved_bytes"] / 2**20) for each in ticks]
         on_gpus = any(np.isfinite(values).any() for _, values in reserved)
@@ -75,9 +85,9 @@ class RunFigure:
         top = int(np.argmax(peaks))
         on = f", on rank {top}" if len(ticks) > 1 else ""
         self._title(self.memory, f"Memory: at most {peaks[top]:,.0f} MiB{on}")
-        total = self.run.samples_per_second()
+        total = run.samples_per_second()
         together = f", {len(ticks)} ranks together" if len(ticks) > 1 else ""
-        nothing = "Throughput: no track() yet" if self.run.state == "running" else "Throughput: no track()"
+        nothing = "Throughput: no track() yet" if run.state == "running" else "Throughput: no track()"
         self._title(self.rate, f"{total:,.0f} samples/s{together}" if total else nothing)
         self._fit(self.memory, memory + (reserved if on_gpus else []))
         self._fit(self.rate, rates)
@@ -139,18 +149,19 @@ class RunFigure:
         self._moving[axes, "mean"].set_data(grid, values.mean(0))
 
     def _fit(self, axes: Axes, curves: Sequence[Curve]) -> None:
-        right = max((x[-1] for x, _ in curves if len(x)), default=1.0)
-        top = max((float(np.nanmax(y)) for _, y in curves if np.isfinite(y).any()), default=1.0)
-        right, top = max(right, 0.1), max(top, 1e-9) * (1.15 if len(curves) >= MANY_RANKS else 1.05)
+        right = max((x[-1] for x, _ in curves if len(x)), default=0.1)
+        known = [float(np.nanmax(y)) for _, y in curves if np.isfinite(y).any()]
+        top = max(known, default=1.0) * (1.15 if len(curves) >= MANY_RANKS else 1.05)
+        right, top = max(right, 0.1), max(top, 1e-9)
         if self.live:
-            before = self._limits.get(axes, (LIVE_SECONDS, 0.0))
-            if axes in self._limits and right <= before[0] and top <= before[1]:
+            right = LIVE_SECONDS * 2 ** max(0, math.ceil(math.log2(right / LIVE_SECONDS)))
+            before = self._limits.get(axes, (0.0, 0.0))
+            fits = top <= before[1] <= LIVE_LOW * top
+            top = before[1] if fits or (before[1] and not known) else LIVE_ROOM * top
+            if (right, top) == before:
                 return
-            while right > before[0]:
-                before = (2 * before[0], before[1])
-            right, top = before[0], before[1] if top <= before[1] else top * LIVE_ROOM
+            self._limits[axes] = right, top
             self._background = None
-        self._limits[axes] = right, top
         axes.set_xlim(0, right)
         axes.set_ylim(0, top)
 

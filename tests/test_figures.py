@@ -89,13 +89,13 @@ def test_throughput_is_samples_over_the_time_inside_track() -> None:
 
 @pytest.mark.parametrize("ranks", [2, MANY_RANKS])
 def test_the_live_picture_moves_and_grows(ranks: int) -> None:
+    live = RunFigure(live=True)
     run = made_run(ranks, seconds=1)
-    live = RunFigure(run, live=True)
+    live.update(run)
     first = live.live_png()
+    live.update(run)
     assert live.live_png() == first
-    longer = made_run(ranks, seconds=20)
-    live.run = longer
-    live.update()
+    live.update(made_run(ranks, seconds=20))
     second = live.live_png()
     assert second != first
     assert live.memory.get_xlim()[1] >= 20
@@ -104,11 +104,34 @@ def test_the_live_picture_moves_and_grows(ranks: int) -> None:
 
 def test_the_live_picture_shows_what_the_final_one_shows() -> None:
     run = made_run(2)
-    live, final = RunFigure(run, live=True), RunFigure(run)
+    live, final = RunFigure(live=True), RunFigure()
+    live.update(run)
+    final.update(run)
     for mine, theirs in zip(live.figure.axes, final.figure.axes, strict=True):
+        assert mine.get_title(loc="left") == theirs.get_title(loc="left")
+        assert len(mine.lines) == 2
+        for one, other in zip(mine.lines, theirs.lines, strict=True):
+            assert np.array_equal(one.get_xydata(), other.get_xydata(), equal_nan=True)
+
+
+@pytest.mark.parametrize("rate", [100, 500, 4000])
+def test_a_live_picture_taken_over_from_another_run_is_like_a_new_one(rate: int) -> None:
+    used, new = RunFigure(live=True), RunFigure(live=True)
+    used.update(made_run(2, seconds=30))
+    used.live_png()
+    run = made_run(2, rate=rate)
+    for live in (used, new):
+        live.update(Run.create("not begun", 2))
+        live.update(run)
+    for mine, theirs in zip(used.figure.axes, new.figure.axes, strict=True):
+        assert mine.get_xlim() == theirs.get_xlim()
+        assert theirs.get_ylim()[1] / 5 < mine.get_ylim()[1] < theirs.get_ylim()[1] * 5
         assert mine.get_title(loc="left") == theirs.get_title(loc="left")
         for one, other in zip(mine.lines, theirs.lines, strict=True):
             assert np.array_equal(one.get_xydata(), other.get_xydata(), equal_nan=True)
+    background = used._background
+    used.update(run)
+    assert used._background is background  # which costs most
 
 
 def test_compare_tells_the_ratio() -> None:
