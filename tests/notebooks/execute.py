@@ -40,25 +40,44 @@ def find(name: str) -> Path:
 
 def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
     """Execute a notebook in a fresh kernel and its own folder, and save it unless a cell fails."""
+    notebook = read(path)
+    run(notebook, path.parent, seconds_per_cell)
+    clean(notebook)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    if counts != list(range(1, len(counts) + 1)):
+        raise LessonError(f"its cells count {counts}: is one of them skipped?")
+    nbformat.validate(notebook)
+    new = path.with_name(f".{path.name}.new")
+    nbformat.write(notebook, new)
+    new.replace(path)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    """A notebook in today's format, each cell with an id of its own."""
     try:
         notebook = nbformat.read(path, as_version=4)
     except nbformat.reader.NotJSONError as error:
         raise LessonError(f"it is no notebook: {error}") from None
     if (notebook.nbformat, notebook.nbformat_minor) < (4, 5):
         notebook = nbformat.v4.upgrade(notebook)
-    _, notebook = nbformat.validator.normalize(notebook)  # gives each cell an id of its own
+    _, notebook = nbformat.validator.normalize(notebook)
     empty = [
         str(at) for at, cell in numbered(notebook) if cell.cell_type == "code" and not cell.source.strip()
     ]
     if empty:
         raise LessonError(f"empty code cells cannot be counted: cell {', '.join(empty)}")
+    return notebook
+
+
+def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
+    """Execute its cells in a fresh kernel in that folder; their outputs are in the notebook then."""
     started: list[int] = []
     client = NotebookClient(
         notebook,
         timeout=seconds_per_cell,
         startup_timeout=120,
         kernel_name=KERNELSPEC["name"],
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(folder)}},
         coalesce_streams=True,
         record_timing=False,
         store_widget_state=False,
@@ -68,14 +87,6 @@ def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise LessonError(explain(notebook, started, error, seconds_per_cell)) from None
-    clean(notebook)
-    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
-    if counts != list(range(1, len(counts) + 1)):
-        raise LessonError(f"its cells count {counts}: is one of them skipped?")
-    nbformat.validate(notebook)
-    new = path.with_name(f".{path.name}.new")
-    nbformat.write(notebook, new)
-    new.replace(path)
 
 
 def numbered(notebook: nbformat.NotebookNode) -> enumerate:

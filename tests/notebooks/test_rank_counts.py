@@ -1,0 +1,52 @@
+"""A lesson holds for other numbers of ranks than the one it is committed with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from execute import ROOT, hide, read, run
+
+COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)$", re.MULTILINE)
+OTHERS = (2, 3, 4)
+
+
+def cases() -> Iterator[Any]:
+    for path in sorted((ROOT / "lessons").glob("*.ipynb")):
+        written = COUNT.findall("\n".join(cell.source for cell in read(path).cells))
+        for ranks in OTHERS:
+            if written and ranks != int(written[0][1]):
+                yield pytest.param(path, ranks, id=f"{path.stem} {ranks}")
+
+
+def texts(cell: Any) -> list[str]:
+    """What a cell printed or showed, in words."""
+    found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
+    return [hide(text) for text in found]
+
+
+def errors(cell: Any) -> list[str]:
+    return [each.ename for each in cell.outputs if each.output_type == "error"]
+
+
+@pytest.mark.parametrize(("path", "ranks"), list(cases()))
+def test_a_lesson_with_another_number_of_ranks(path: Path, ranks: int) -> None:
+    committed, notebook = read(path), read(path)
+    counted = [cell for cell in notebook.cells if COUNT.search(cell.source)]
+    assert len(counted) == 1, "the number stands in one cell"
+    counted[0].source = COUNT.sub(rf"\1 = {ranks}", counted[0].source)
+    run(notebook, path.parent)
+    compared = 0
+    for before, now in zip(committed.cells, notebook.cells, strict=True):
+        tags = now.metadata.get("tags", [])
+        if now.cell_type == "code":
+            assert errors(now) == errors(before), f"in the cell that begins {now.source[:60]!r}"
+        if "any-ranks" in tags:
+            assert "nbval-check-output" in tags
+            assert texts(now) == texts(before)
+            compared += 1
+    assert compared >= 2, "cells tagged any-ranks"
