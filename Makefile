@@ -10,7 +10,7 @@ START = /lab/tree/lessons/00_start_here.ipynb
 NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile
 RANK_COUNTS = tests/notebooks/test_rank_counts.py
 
-.PHONY: help setup lab test lint lesson bench
+.PHONY: help setup lab test lint lesson look bench
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -35,6 +35,9 @@ lint: setup  ## ruff: rules and format
 
 lesson: setup  ## execute lessons and save them with their outputs: make lesson N=06, or N='00 02 06'
 	@$(IN_VENV) python tests/notebooks/execute.py $(N)
+
+look: setup  ## the same in a real JupyterLab, as pictures of what a learner sees: make look N=06
+	@PYTHONPATH=tests:tests/notebooks $(IN_VENV) python tests/browser/look.py $(N)
 
 bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)

@@ -465,7 +465,7 @@ def test_make_lesson_hands_the_numbers_on(ready: Course, tmp_path: Path) -> None
 
 def test_make_names_its_commands(course: Course) -> None:
     told = course.make()
-    for command in ("setup", "lab", "test", "lint", "lesson"):
+    for command in ("setup", "lab", "test", "lint", "lesson", "look", "bench"):
         assert f"make {command}: " in told
 
 

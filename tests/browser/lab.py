@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,25 @@ class Lab:
             self.process.kill()
         for process in psutil.wait_procs(family, timeout=30)[1]:
             process.kill()
+
+
+@contextlib.contextmanager
+def fresh_page(chromium: str, folder: Path, height: int = 900) -> Iterator[Any]:
+    """A page of a Chromium that starts with nothing; what it keeps is in the folder."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(folder),
+            executable_path=chromium,
+            headless=True,
+            viewport={"width": 1280, "height": height},
+            args=CHROMIUM_ARGUMENTS,
+        )
+        try:
+            yield context.pages[0] if context.pages else context.new_page()
+        finally:
+            context.close()
 
 
 class Notebook:

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from conftest import processes_marked, require, wait_for
-from lab import CHROMIUM_ARGUMENTS, Lab, Notebook
+from lab import Lab, Notebook, fresh_page
 
 pytestmark = pytest.mark.browser
 LESSON = "lessons/06_ddp_with_spawn.ipynb"
@@ -80,20 +80,9 @@ def lab(tmp_path: Path, course_home: Path) -> Iterator[Lab]:
 @pytest.fixture
 def page(tmp_path: Path, lab: Lab) -> Iterator[Any]:
     """A page of a Chromium that starts with nothing."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path / "chromium"),
-            executable_path=require("chromium", "the browser tests drive JupyterLab in it"),
-            headless=True,
-            viewport={"width": 1280, "height": 900},
-            args=CHROMIUM_ARGUMENTS,
-        )
-        try:
-            yield context.pages[0] if context.pages else context.new_page()
-        finally:
-            context.close()
+    chromium = require("chromium", "the browser tests drive JupyterLab in it")
+    with fresh_page(chromium, tmp_path / "chromium") as page:
+        yield page
 
 
 def add_cells(path: Path, *sources: str) -> None:

@@ -1,0 +1,68 @@
+"""`make look N=06`: run a notebook in a real JupyterLab and keep what a learner sees, as pictures.
+
+For the eyes of whoever writes a lesson or an exercise: nbval sees outputs, not a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from execute import ROOT, LessonError, find
+from lab import Lab, Notebook, fresh_page
+
+FOLDERS = ("lessons", "exercises", "solutions")
+HEIGHT = 1400  # pixels of a picture
+PANEL = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+
+
+def look(path: Path, into: Path, seconds: float) -> int:
+    """Run a notebook in JupyterLab, on a copy; how many pictures it took, one for each screenful."""
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for each in FOLDERS:
+            shutil.copytree(ROOT / each, folder / "course" / each)
+        (folder / "jupyter").mkdir()
+        lab = Lab(folder / "course", folder / "jupyter", Path(os.environ.get("COURSE_HOME", folder / "home")))
+        try:
+            with fresh_page(shutil.which("chromium") or "chromium", folder / "chromium", HEIGHT) as page:
+                notebook = Notebook(page, lab, str(path.relative_to(ROOT)))
+                page.keyboard.press("Control+b")  # the file browser goes
+                notebook.run_all()
+                notebook.wait_idle(seconds)
+                panel = page.locator(PANEL)
+                height, shown = panel.evaluate("panel => [panel.scrollHeight, panel.clientHeight]")
+                tops = range(0, height, shown)
+                for at, top in enumerate(tops):
+                    panel.evaluate("(panel, top) => { panel.scrollTop = top }", top)
+                    page.wait_for_timeout(200)
+                    panel.screenshot(path=into / f"{path.stem}-{at:02}.png")
+        finally:
+            lab.close()
+    return len(tops)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make look", description=__doc__)
+    parser.add_argument("notebooks", nargs="+", metavar="N", help="a lesson's number, or a notebook's path")
+    parser.add_argument("--into", type=Path, default=Path(tempfile.gettempdir()) / "look")
+    parser.add_argument("--seconds", type=float, default=300)
+    arguments = parser.parse_args()
+    for name in arguments.notebooks:
+        try:
+            path = find(name)
+        except LessonError as error:
+            print(error, file=sys.stderr)
+            return 2
+        count = look(path, arguments.into, arguments.seconds)
+        print(f"{path.name}: {count} pictures in {arguments.into}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
