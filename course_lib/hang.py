@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from .failure import is_learners, with_source
-from .report import failure_of
+from .report import SIGNALS, failure_of
 from .stacks import ask_stacks, line_of, python_stack
 
 if TYPE_CHECKING:
@@ -57,11 +57,14 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     if failure := failure_of(run, rank, exit_code):
         if failure.consequence and failure.frames:
             return f"then lost its connection ({line_of(failure.frames[-1])})"
+        record = _record(run, rank)
+        if failure.what == SIGNALS["SIGTERM"] and _is_in_the_learners_code(record.get("stack", [])):
+            return f"{_in_the_learners_code(record['stack'], record)} when it was asked to end"
         return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
     stack = python_stack(run, rank)
-    if any(is_learners(file) for file, _, _ in stack):
+    if _is_in_the_learners_code(stack):
         return _in_the_learners_code(stack, _record(run, rank))
     ours = [function for file, _, function in stack if Path(file).parent == Path(__file__).parent]
     if {"report_exception", "_save_result", "close"} & set(ours):
@@ -71,6 +74,10 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     if ours[:1] == ["_run"] == [stack[0][2]]:
         return "was at work"
     return "was starting" if not stack or ours else f"was in {stack[0][2]}"
+
+
+def _is_in_the_learners_code(stack: Stack) -> bool:
+    return any(is_learners(file) for file, _, _ in stack)
 
 
 def _in_the_learners_code(stack: Stack, record: dict[str, Any], tense: Tense = PAST) -> str:
@@ -108,7 +115,7 @@ def stalled(run: Run) -> str:
         return ""
     lines = [odd_one_out(run, PRESENT)]
     for rank, record in list(still.items())[:MOST_SHOWN]:
-        if any(is_learners(file) for file, _, _ in record["stack"]):
+        if _is_in_the_learners_code(record["stack"]):
             lines.append(f"rank {rank} {_in_the_learners_code(record['stack'], record, PRESENT)}")
         else:
             lines.append(f"rank {rank} has not moved for {now - record['since']:.1f} s")

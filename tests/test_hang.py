@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 import pytest
 
 from course_lib import Run
-from course_lib.hang import MOST_SHOWN, PRESENT, WARN_SECONDS, odd_one_out, stalled
+from course_lib.hang import MOST_SHOWN, PRESENT, WARN_SECONDS, doing, odd_one_out, stalled
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 LONG = WARN_SECONDS + 2.5
@@ -174,6 +175,14 @@ def test_the_warning_is_in_the_present_tense() -> None:
 def test_a_rank_outside_the_learners_code_has_not_moved() -> None:
     run = run_of(elsewhere() | {"stack": [(TORCH, 7, "wait")]})
     assert stalled(run) == "rank 0 has not moved for 12.5 s"
+
+
+def test_a_rank_that_was_asked_to_end_stood_where_its_record_says() -> None:
+    run = run_of(waits(5, stood=3), None)
+    assert re.fullmatch(
+        r"waited in all_reduce for 3\.\d s \(.*\) when it was asked to end", doing(run, 0, -15)
+    )
+    assert doing(run, 1, -15) == "then was asked to end (SIGTERM)"
 
 
 def test_only_a_long_standstill_is_told_and_only_of_who_is_still_there() -> None:

@@ -45,9 +45,10 @@ def failing(*args: Any, **kwargs: Any) -> RankError:
 
 def test_a_rank_raises_while_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
-        import sys, time
+        import os, pathlib, sys, time
         import torch, torch.distributed as dist
         from course_lib import log
+        known = pathlib.Path(os.environ["COURSE_RUN"], "rank-0.where")
 
         def fails():
             raise ValueError(f"at {time.time()}")  # here
@@ -56,6 +57,8 @@ def test_a_rank_raises_while_the_others_wait(tmp_path: Path, monkeypatch: pytest
         log(loss=dist.get_rank() + 0.5)
         print("rank", dist.get_rank(), sys.argv)
         if dist.get_rank() == 1:
+            while not (known.exists() and "all_reduce" in known.read_text()):
+                time.sleep(0.01)
             fails()
         while True:
             dist.all_reduce(torch.ones(1))
@@ -70,9 +73,11 @@ def test_a_rank_raises_while_the_others_wait(tmp_path: Path, monkeypatch: pytest
     assert error.rank == 1
     assert str(error).startswith("rank 1 raised ValueError: at ")
     assert_marked(str(error), source)
-    assert "train.py, line 12, in <module>" in str(error)
+    assert "train.py, line 15, in <module>" in str(error)
     last = str(error).splitlines()[-1]
-    assert re.match(r"rank 0 (waited in|then lost its connection|was ).*train\.py, line 14: dist", last), last
+    assert re.match(
+        r"rank 0 (waited in all_reduce|then lost its connection).*train\.py, line 17: dist", last
+    ), last
     for rank in range(2):
         np.testing.assert_array_equal(error.run.metrics[rank]["loss"], [rank + 0.5])
         said = f"rank {rank} ['train.py', '--lr', '0.5']\n"
