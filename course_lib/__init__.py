@@ -1,7 +1,6 @@
 """Launch, watch and diagnose PyTorch ranks from a notebook cell: the library of the course."""
 
 import os as _os
-import sys as _sys
 import threading as _threading
 
 # Threads of OpenMP that have nothing to do sleep instead of spinning. On cores that ranks share, or that
@@ -14,6 +13,7 @@ from .data import digits
 from .figures import bars, compare, curves
 from .launch import launch
 from .machine import machine
+from .notebook import in_kernel as _in_kernel
 from .progress import progress
 from .rank import log, place, track
 from .report import RankError, RankTimeout
@@ -40,6 +40,6 @@ __all__ = [
     "track",
 ]
 
-if "ipykernel" in _sys.modules:  # in a notebook: torch loads in the background while the learner reads
+if _in_kernel():  # torch loads in the background while the learner reads
     _warm_up()
     _threading.Thread(target=_rehearse, name="course-rehearsal", daemon=True).start()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import io
 import math
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .hang import WARN_SECONDS, stalled
 from .machine import cores
+from .notebook import in_kernel
 from .run import Run
 from .tables import text_table
 
@@ -38,8 +38,7 @@ def view_of(run: Run, shown: bool) -> View:
     """The view that fits where we are: a notebook, a terminal, or nothing at all."""
     if not shown:
         return View(run)
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return NotebookView(run) if getattr(shell, "kernel", None) is not None else TerminalView(run)
+    return NotebookView(run) if in_kernel() else TerminalView(run)
 
 
 class View:

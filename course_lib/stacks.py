@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from .failure import is_learners, with_source
+from .notebook import shell
 
 if TYPE_CHECKING:
     from .run import Run
@@ -72,10 +72,8 @@ def python_stack(run: Run, rank: int | str) -> list[tuple[str, int, str]]:
 
 def label(filename: str) -> str:
     """``Cell In[7]`` for a cell of this kernel, a short path for a file."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
-        with contextlib.suppress(AttributeError, TypeError):
-            return " ".join(shell.compile.format_code_name(filename))
+    with contextlib.suppress(AttributeError, TypeError):  # outside IPython, too
+        return " ".join(shell().compile.format_code_name(filename))
     with contextlib.suppress(ValueError):
         return str(Path(filename).relative_to(Path.cwd()))
     return Path(filename).name
