@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 COPIED, SHARED, REFUSED = COLORS[0], COLORS[1], "#767676"
 KEYS = {"call", "source", "target", "shares", "dtype", "lost", "error"}
 ROW = 0.36  # inches
-AT_MEMORY, AT_DTYPE, AT_VALUES, RIGHT = 0.45, 1.2, 2.45, 4.2  # columns of words, right of the last form
+AT_MEMORY, AT_DTYPE, AT_VALUES, RIGHT = 0.42, 1.05, 2.05, 3.4  # columns of words, right of the last form
 LOOP = 0.28  # how far the arrow of a form to itself goes out
 
 
@@ -86,7 +86,7 @@ def _columns(axes: Axes, forms: list[str], rows: int) -> None:
         )
     for offset, name in ((AT_MEMORY, "memory"), (AT_DTYPE, "dtype"), (AT_VALUES, "values")):
         axes.text(last + offset, rows + 0.75, name, weight="bold", size=9, va="center")
-    axes.set(xlim=(-0.5, last + RIGHT), ylim=(-0.1, rows + 1.5))
+    axes.set(xlim=(-0.5, last + RIGHT), ylim=(-0.1, rows + 1.5), xticks=[], yticks=[])
     axes.axis("off")
 
 

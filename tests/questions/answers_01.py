@@ -55,9 +55,14 @@ def throws_it_away(data, device):
     return made
 
 
+@wrong("01.1", hint="Which ways of making a tensor look at the type")
+def with_a_capital_t(data, device):
+    return torch.Tensor(solved(data, "cpu").tolist()).to(device)  # a number is a size there
+
+
 @wrong("01.1", OWN, THERE, hint="Which ways of making a tensor look at the type")
 def all_in_float32(data, device):
-    return torch.Tensor(solved(data, "cpu").tolist()).to(device)
+    return solved(data, device).float()
 
 
 @wrong("01.1", OWN, THERE, hint="Which ways of making a tensor look at the type")
@@ -78,7 +83,7 @@ def not_flipped(data, device):
     return solved(data, device)
 
 
-@wrong("01.1", THERE, hint="whatever comes in")
+@wrong("01.1", hint="whatever comes in")
 def arrays_alone(data, device):
     return torch.from_numpy(data.copy()).to(device)
 
@@ -230,12 +235,12 @@ def tensors_alone(device, **things):
     return sorted(n for n, t in things.items() if isinstance(t, torch.Tensor) and t.device != device)
 
 
-@wrong("01.3", AMONG, hint="What lists parameters and buffers, named?")
+@wrong("01.3", AMONG, PLAIN, hint="What lists them, with names?")
 def parameters_alone(device, **things):
     return search(device, things, lambda name, model: inside(name, model, buffers=False), plain)
 
 
-@wrong("01.3", AMONG, INSIDE, hint="What no list of the module has")
+@wrong("01.3", AMONG, INSIDE, hint="What no list of a module has")
 def by_the_lists(device, **things):
     return search(device, things, inside)
 
@@ -245,13 +250,13 @@ def at_the_top_alone(device, **things):
     return search(device, things, inside, lambda name, model: plain(name, model, deep=False))
 
 
-@wrong("01.3", hint="Which of the devices is not the one")
+@wrong("01.3", hint="Which device is not the one")
 def those_that_moved(device, **things):
     every = search(torch.device("cuda"), things, inside, plain)
     return [name for name in every if name not in search(device, things, inside, plain)]
 
 
-@wrong("01.3", hint="not in the order of the alphabet")
+@wrong("01.3", PLAIN, hint="not in the order of the alphabet")
 def backwards(device, **things):
     return search(device, things, inside, plain)[::-1]
 
@@ -271,7 +276,7 @@ def asks_the_model(device, **things):
     return sorted(name for name, thing in things.items() if thing.device != device)
 
 
-@wrong("01.3", hint="Which of the devices is not the one")
+@wrong("01.3", hint="Which device is not the one")
 def a_number(device, **things):
     return len(search(device, things, inside, plain))
 
