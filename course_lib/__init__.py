@@ -8,6 +8,7 @@ import threading as _threading
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .check import check
+from .conversion_map import conversion_map
 from .dashboard import rehearse as _rehearse
 from .data import digits
 from .figures import bars, compare, curves
@@ -28,6 +29,7 @@ __all__ = [
     "bars",
     "check",
     "compare",
+    "conversion_map",
     "curves",
     "digits",
     "launch",
