@@ -1,4 +1,4 @@
-"""Which tensors are alive, whose they are, and what for: memory counted by storages, not guessed (lesson 03)."""
+"""Which tensors are alive, whose they are, what for: memory counted by storages, not guessed (lesson 03)."""
 
 from __future__ import annotations
 

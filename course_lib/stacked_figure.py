@@ -41,7 +41,9 @@ def stacked_bars(
     with styled():
         for color, part in zip(COLORS, parts, strict=False):
             widths = [values[name].get(part, 0) for name in values]
-            drawn = axes.barh(list(values), widths, left=list(ends.values()), height=0.6, color=color, label=part)
+            drawn = axes.barh(
+                list(values), widths, left=list(ends.values()), height=0.6, color=color, label=part
+            )
             ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
         axes.bar_label(drawn, labels=[form.format(end) for end in ends.values()], padding=4)
         axes.set_xlim(0, (max(ends.values()) or 1) * 1.2)
