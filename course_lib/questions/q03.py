@@ -65,8 +65,8 @@ def _sizes(answer: Any, cases: list[tuple[int, int]]) -> list[list[int] | str]:
         value = answer(batch_size, devices)
         try:
             sizes = [int(size) for size in value]
-            whole = all(int(size) == float(size) for size in value)
-        except (TypeError, ValueError):
+            whole = not isinstance(value, str) and sizes == [float(size) for size in value]
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             whole = False
         found.append(sizes if whole else f"{value!r:.60}, a {type(value).__name__}")
     return found
@@ -203,7 +203,7 @@ def _of_values(found: list[dict[str, Any]]) -> tuple[bool, str, str]:
     for each in found:
         loss, right = each["loss"], each["right loss"]
         seen = f"{each['case']}: {loss:.5f}, and one device has {right:.5f}"
-        if abs(loss - right) > CLOSE:
+        if not abs(loss - right) <= CLOSE:  # nor is NaN
             if abs(loss - each["mean of means"]) < CLOSE:
                 return False, seen, "That is the mean of the chunks' means. The chunks are not alike."
             if abs(loss - right * sum(each["right sizes"])) < CLOSE * 100:
@@ -226,7 +226,7 @@ def _of_gradients(found: list[dict[str, Any]]) -> tuple[bool, str, str]:
             )
         if each["far"] > CLOSE:
             seen = f"{each['case']}: a gradient of norm {norm:.5f}, and one device has {right:.5f}"
-            if abs(each["loss"] - each["right loss"]) > CLOSE:
+            if not abs(each["loss"] - each["right loss"]) <= CLOSE:
                 return False, seen, "This rests on the loss; that comes first."
             return (
                 False,

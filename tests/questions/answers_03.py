@@ -63,6 +63,21 @@ def halves_of_samples(batch_size, devices):
 
 
 @wrong("03.1", hint="shall return a list of whole numbers")
+def as_text(batch_size, devices):
+    return str(batch_size // devices)
+
+
+@wrong("03.1", hint="shall return a list of whole numbers")
+def without_end(batch_size, devices):
+    return [float("inf")]
+
+
+@wrong("03.1", hint="and there are")
+def none_at_all(batch_size, devices):
+    return []
+
+
+@wrong("03.1", hint="shall return a list of whole numbers")
 def one_number(batch_size, devices):
     return batch_size // devices
 
@@ -267,6 +282,11 @@ def the_first_chunk_for_all(model, x, y, devices):
     size = -(-len(x) // len(devices))
     chunks = [x[: len(chunk)] for chunk in x.split(size)]
     return F.cross_entropy(torch.cat(outputs_of(model, chunks)), y)
+
+
+@wrong("03.3", CHUNKS, hint="does each sample count once?")
+def not_a_number(model, x, y, devices):
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)))), y) * float("nan")
 
 
 @wrong("03.3", hint="shall return one number")
