@@ -13,6 +13,7 @@ from .dashboard import rehearse as _rehearse
 from .data import digits
 from .figures import bars, compare, curves
 from .launch import launch
+from .live_memory import LiveMemory
 from .machine import machine
 from .notebook import in_kernel as _in_kernel
 from .progress import progress
@@ -20,9 +21,11 @@ from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
 from .scripts import python, torchrun
+from .stacked_figure import stacked_bars
 from .start import warm_up as _warm_up
 
 __all__ = [
+    "LiveMemory",
     "RankError",
     "RankTimeout",
     "Run",
@@ -38,6 +41,7 @@ __all__ = [
     "place",
     "progress",
     "python",
+    "stacked_bars",
     "torchrun",
     "track",
 ]
