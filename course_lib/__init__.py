@@ -9,6 +9,7 @@ import threading as _threading
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .check import check
+from .collective_figure import collective, collectives
 from .dashboard import rehearse as _rehearse
 from .data import digits
 from .figures import bars, compare, curves
@@ -20,13 +21,17 @@ from .report import RankError, RankTimeout
 from .run import Run
 from .scripts import python, torchrun
 from .start import warm_up as _warm_up
+from .wire import bytes_sent
 
 __all__ = [
     "RankError",
     "RankTimeout",
     "Run",
     "bars",
+    "bytes_sent",
     "check",
+    "collective",
+    "collectives",
     "compare",
     "curves",
     "digits",
