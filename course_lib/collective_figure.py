@@ -180,7 +180,7 @@ def _origin(flat: list[list[float]], rank: int, place: int, value: float) -> Ori
             if any(_equal(value, v) for p, v in enumerate(flat[r]) if not at_place or p == place):
                 return frozenset({r})
     places = sorted(range(max(map(len, flat), default=0)), key=lambda p: p != place)
-    for size, p, mean in itertools.product(range(len(flat), 1, -1), places, (False, True)):
+    for mean, p, size in itertools.product((False, True), places, range(len(flat), 1, -1)):
         for ranks in itertools.combinations(range(len(flat)), size):
             if all(p < len(flat[r]) for r in ranks):
                 total = sum(flat[r][p] for r in ranks)

@@ -33,8 +33,13 @@ def bytes_sent() -> int | None:
 
 def _sent_over(fd: int) -> int | None:
     try:
-        connection = socket.socket(fileno=os.dup(fd))
-    except OSError:  # no socket, or closed since it was listed
+        copy = os.dup(fd)  # closed with the socket object that is made of it
+    except OSError:  # closed since it was listed
+        return None
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:  # no socket
+        os.close(copy)
         return None
     with connection:
         if connection.type != socket.SOCK_STREAM or connection.family not in (

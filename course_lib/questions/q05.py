@@ -204,7 +204,7 @@ def _in_bytes(held: list[dict[str, Any]], right: bool, pieces: int, piece: int) 
     return (
         sent[most] <= pieces * piece,
         seen,
-        "One piece in each step is enough. What goes out that is larger?",
+        "One piece in each step is enough, and n − 1 steps for each half. What goes out beyond that?",
     )
 
 
