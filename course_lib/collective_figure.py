@@ -233,7 +233,7 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
                 moved = rank != other
                 axes.annotate(
                     "",
-                    (right - 0.14, -ROW * other + 0.5 * ((rank + 0.5) / ranks - 0.5)),
+                    (right - 0.14, -ROW * other + (0.5 * ((rank + 0.5) / ranks - 0.5) if moved else 0)),
                     (end + 0.14, y),
                     arrowprops={
                         "arrowstyle": "-|>,head_width=0.16,head_length=0.32" if moved else "-",
