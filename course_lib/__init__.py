@@ -8,6 +8,7 @@ import threading as _threading
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .check import check
+from .collective_figure import collective, collectives
 from .conversion_map import conversion_map
 from .dashboard import rehearse as _rehearse
 from .data import digits
@@ -23,6 +24,7 @@ from .run import Run
 from .scripts import python, torchrun
 from .stacked_figure import stacked_bars
 from .start import warm_up as _warm_up
+from .wire import bytes_sent
 
 __all__ = [
     "LiveMemory",
@@ -30,7 +32,10 @@ __all__ = [
     "RankTimeout",
     "Run",
     "bars",
+    "bytes_sent",
     "check",
+    "collective",
+    "collectives",
     "compare",
     "conversion_map",
     "curves",

@@ -23,6 +23,14 @@ for path in sorted((HERE / "questions").glob("answers_*.py")):
     cloudpickle.register_pickle_by_value(module)  # as a notebook's; no rank imports this file
 
 
+# words of the solutions that no hint may have
+SOLVES = (
+    *("np.array", "from_numpy", ".clone(", "copy=True", "register_buffer", "named_modules"),
+    *(".train(", ".eval(", ".item(", "no_grad", "state_dict", "get_world_size"),
+    *("all_reduce", "isend", "irecv", "tensor_split"),
+)
+
+
 def answers(notebook: Any) -> dict[str, Any]:
     """What a notebook answers to each of its questions: its cells are run, all but those that launch."""
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -96,6 +104,4 @@ def test_a_right_answer_of_another_style_has_full_points(number: str, answer: An
 def leaks_nothing(feedback: Feedback) -> bool:
     """No hint has the lines that solve it."""
     hints = " ".join(each.hint for each in feedback.findings)
-    solves = r"all_reduce|get_world_size|state_dict|no_grad|\.train\(|\.eval\(|\.item\("
-    solves += r"|np\.array|from_numpy|\.clone\(|copy=True|register_buffer|named_modules"
-    return not re.search(solves, hints)
+    return not any(word in hints for word in SOLVES)

@@ -1,0 +1,69 @@
+"""Bytes that a rank has sent, by the system's own count."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib import bytes_sent, launch
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts for each connection")
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+@linux
+def test_what_a_connection_sends_is_counted_once() -> None:
+    one, other = pair()
+    with one, other:
+        before = bytes_sent()
+        reader = threading.Thread(target=lambda: [other.recv(2**16, socket.MSG_WAITALL) for _ in range(16)])
+        reader.start()
+        one.sendall(bytes(2**20))
+        reader.join(60)
+        assert bytes_sent() - before == 2**20  # type: ignore[operator]
+
+
+@linux
+def test_no_descriptor_is_left_open() -> None:
+    one, other = pair()
+    with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX):
+        before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+        for _ in range(5):
+            assert bytes_sent() is not None
+        assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_another_system_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert bytes_sent() is None
+
+
+@linux
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_counts_what_its_all_reduce_sends(ranks: int) -> None:
+    def work() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        tensor = torch.ones(300_000)
+        dist.barrier()
+        before = bytes_sent()
+        dist.all_reduce(tensor)
+        dist.barrier()
+        sent = bytes_sent() - before  # type: ignore[operator]
+        dist.barrier()  # all have read: who leaves now closes its connections
+        return sent / tensor.nbytes
+
+    run = launch(work, nprocs=ranks, device="cpu", timeout=120, dashboard=False)
+    assert run.results == pytest.approx([2 * (ranks - 1) / ranks] * ranks, rel=0.02)
