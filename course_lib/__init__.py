@@ -20,6 +20,7 @@ from .report import RankError, RankTimeout
 from .run import Run
 from .scripts import python, torchrun
 from .start import warm_up as _warm_up
+from .timeline import timeline
 
 __all__ = [
     "RankError",
@@ -36,6 +37,7 @@ __all__ = [
     "place",
     "progress",
     "python",
+    "timeline",
     "torchrun",
     "track",
 ]
