@@ -17,9 +17,7 @@ ROWS_IN_WORDS = 4  # more rows than these are summed up in the text alternative
 Bar = tuple[str, str, float, float]
 
 
-def timeline(
-    bars: Iterable[tuple[str | int, str, float, float]], title: str, since: float = 0.0
-) -> Picture:
+def timeline(bars: Iterable[tuple[str | int, str, float, float]], title: str, since: float = 0.0) -> Picture:
     """Draw when each process, or rank, was in which phase: one row each, a colour for each phase (lesson 04).
 
     A bar that is wide enough carries its length. Rows and phases stand in the order in which they first come.
@@ -46,7 +44,9 @@ def timeline(
         raise ValueError("timeline needs at least one bar: timeline([('rank 0', 'import', 0.0, 1.5)], …)")
     rows = list(dict.fromkeys(row for row, *_ in drawn))
     phases = list(dict.fromkeys(phase for _, phase, *_ in drawn))
-    figure, (axes,) = new_figure(1, width=8.2, height=1.45 + 0.34 * len(rows) + 0.2 * ((len(phases) - 1) // 5))
+    figure, (axes,) = new_figure(
+        1, width=8.2, height=1.45 + 0.34 * len(rows) + 0.2 * ((len(phases) - 1) // 5)
+    )
     with styled():
         for number, phase in enumerate(phases):
             mine = [each for each in drawn if each[1] == phase]
@@ -68,7 +68,6 @@ def timeline(
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(title=title, xlabel="seconds")
-        axes.title.set_wrap(True)
         figure.legend(loc="outside lower center", ncols=min(5, len(phases)))
         _label(figure, axes, drawn, rows, phases)
     return Picture(figure, f"{title}. {_words(drawn, rows, phases)}.")
@@ -118,7 +117,13 @@ def _light(color: str) -> bool:
 
 
 def _length(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
+    return (
+        f"{seconds * 1000:.0f} ms"
+        if seconds < 0.1
+        else f"{seconds:.1f} s"
+        if seconds >= 1
+        else f"{seconds:.2f} s"
+    )
 
 
 def _words(bars: list[Bar], rows: list[str], phases: list[str]) -> str:

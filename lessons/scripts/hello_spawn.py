@@ -32,12 +32,12 @@ IMPORTED = time.time()
 
 def hello(rank, world_size, port, program, args):
     """One process. mp.spawn passes the rank, as the first argument; all that follows is from its `args`."""
-    tell_environment(rank, world_size, port, chosen_by_hand=args.port is not None)
+    tell_environment(rank, world_size, port, args)
     device, backend = place()
     ready = time.time()
     # Reads what was set above. With gloo it returns when all of world_size are there.
     dist.init_process_group(backend)
-    print(f"process {os.getpid()}: I am rank {dist.get_rank()} of {dist.get_world_size()}\n", end="", flush=True)
+    print(f"process {os.getpid()}: I am rank {rank} of {world_size}", flush=True)
     if rank != args.absent:
         # Returns when all ranks have called it.
         dist.barrier()
@@ -58,7 +58,7 @@ def hello(rank, world_size, port, program, args):
         print(f"rendezvous {met - ready:.2f} s, work {done - met:.2f} s", flush=True)
 
 
-def tell_environment(rank, world_size, port, chosen_by_hand):
+def tell_environment(rank, world_size, port, args):
     """What init_process_group reads. torchrun would have set it."""
     os.environ.update(
         RANK=str(rank),
@@ -68,7 +68,7 @@ def tell_environment(rank, world_size, port, chosen_by_hand):
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    if not chosen_by_hand:
+    if args.port is None:
         # The store is there already, in the parent: rank 0 must not open one of its own.
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     if sys.platform in ("linux", "darwin"):  # the ranks talk over this machine's loopback, not its network

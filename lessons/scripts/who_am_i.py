@@ -25,10 +25,10 @@ def main():
     device, backend = place()
     dist.init_process_group(backend)
     told = "  ".join(f"{name}={os.environ[name]}" for name in TOLD)
-    # One print with its newline: lines of several processes do not mix then.
-    print(f"{told}  {device}\n", end="", flush=True)
-    # What PyTorch itself says is the same: the rank counts over all nodes.
-    assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    print(f"{told}  {device}", flush=True)
+    # PyTorch counts in the same way: over all nodes.
+    assert dist.get_rank() == int(os.environ["RANK"])
+    assert dist.get_world_size() == int(os.environ["WORLD_SIZE"])
     dist.barrier()
     dist.destroy_process_group()
 

@@ -40,7 +40,9 @@ def dealt(nodes, ranks_per_node):
 
 @wrong("04.1", COUNT, hint="At which number do the ranks begin?")
 def from_one(nodes, ranks_per_node):
-    return [(rank + 1, rank // ranks_per_node, rank % ranks_per_node) for rank in range(nodes * ranks_per_node)]
+    return [
+        (rank + 1, rank // ranks_per_node, rank % ranks_per_node) for rank in range(nodes * ranks_per_node)
+    ]
 
 
 @wrong("04.1", COUNT, ORDER, hint="where does it begin again?")
@@ -225,6 +227,12 @@ def two_alone(rank, world_size, port):
     dist.init_process_group("gloo")
 
 
+@wrong("04.3", hint="EADDRINUSE")
+def opens_a_store_of_its_own(rank, world_size, port):
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+
+
 # --- right, in another style ---
 
 
@@ -267,12 +275,6 @@ def asks_torch(gpus):
     device = torch.device(f"cuda:{local_rank() % torch.cuda.device_count()}")
     torch.cuda.set_device(device)
     return [device, "nccl" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"]
-
-
-@right("04.3")
-def by_arguments(rank, world_size, port):
-    os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
 
 
 @right("04.3")
