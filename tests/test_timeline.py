@@ -48,7 +48,10 @@ def test_it_is_readable(rows: int) -> None:
     (legend,) = picture.figure.legends
     assert [each.get_text() for each in legend.get_texts()] == PHASES
     figure = picture.figure.bbox
-    for text in [text for text in picture.figure.findobj(Text) if text.get_text()]:
+    titles = [
+        text for text in axes.findobj(Text) if text.get_text() in (axes.get_title(loc="left"), "seconds")
+    ]
+    for text in [*titles, *axes.get_yticklabels(), *legend.get_texts()]:
         box = text.get_window_extent()
         assert figure.x0 <= box.x0 < box.x1 <= figure.x1, f"{text.get_text()!r} is cut off"
         assert figure.y0 <= box.y0 < box.y1 <= figure.y1, f"{text.get_text()!r} is cut off"
