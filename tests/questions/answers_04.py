@@ -209,7 +209,7 @@ def joins_before_it_is_told(rank, world_size, port):
     tell(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
-@wrong("04.3", hint="How many are in the group is known")
+@wrong("04.3", LOCAL, hint="How many are in the group is known")
 def a_group_of_one(rank, world_size, port):
     tell(RANK=0, LOCAL_RANK=rank, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo")
