@@ -24,6 +24,7 @@ from .run import Run
 from .scripts import python, torchrun
 from .stacked_figure import stacked_bars
 from .start import warm_up as _warm_up
+from .timeline import timeline
 from .wire import bytes_sent
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "progress",
     "python",
     "stacked_bars",
+    "timeline",
     "torchrun",
     "track",
 ]

@@ -28,6 +28,7 @@ SOLVES = (
     *("np.array", "from_numpy", ".clone(", "copy=True", "register_buffer", "named_modules"),
     *(".train(", ".eval(", ".item(", "no_grad", "state_dict", "get_world_size"),
     *("all_reduce", "isend", "irecv", "tensor_split"),
+    *("init_process_group", "divmod", "//", "%"),
 )
 
 
