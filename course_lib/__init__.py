@@ -19,6 +19,7 @@ from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
 from .scripts import python, torchrun
+from .shards import shard_map
 from .start import warm_up as _warm_up
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "place",
     "progress",
     "python",
+    "shard_map",
     "torchrun",
     "track",
 ]
