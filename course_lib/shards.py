@@ -1,4 +1,4 @@
-"""`shard_map`: which rank saw which sample in which epoch, drawn from the indices that the ranks really drew."""
+"""`shard_map`: which rank saw which sample in which epoch, from the indices that the ranks drew."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def _table(seen: Any, samples: int, name: str) -> list[list[list[int]]]:
     counts = []
     for rank, epochs in enumerate(seen):
         if isinstance(epochs, str | bytes) or not isinstance(epochs, Sequence):
-            raise TypeError(f"seen[{rank}]{where} is a list by epoch, of lists of indices; got {epochs!r:.60}")
+            raise TypeError(
+                f"seen[{rank}]{where} is a list by epoch, of lists of indices; got {epochs!r:.60}"
+            )
         counts.append(len(epochs))
     if len(set(counts)) > 1:
         raise ValueError(f"the ranks{where} have different numbers of epochs: {counts}, by rank")
@@ -104,14 +106,16 @@ def _table(seen: Any, samples: int, name: str) -> list[list[list[int]]]:
     table: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in range(counts[0])]
     for rank, epochs in enumerate(seen):
         for epoch, drawn in enumerate(epochs):
-            place = f"rank {rank} drew{where} in epoch {epoch}"
+            place = f"rank {rank} drew in epoch {epoch}{where}"
             try:
                 indices = [operator.index(index) for index in drawn]
             except TypeError:
                 raise TypeError(f"what {place} is no list of whole numbers: {drawn!r:.60}") from None
             for index in indices:
                 if not 0 <= index < samples:
-                    raise ValueError(f"{place} the index {index}; the {samples} samples are 0 … {samples - 1}")
+                    raise ValueError(
+                        f"{place} the index {index}; the {samples} samples are 0 … {samples - 1}"
+                    )
                 table[epoch][index].append(rank)
     return table
 
@@ -140,7 +144,9 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float, epochs: list[in
             tall = 1 / len(ranks)
             for i, rank in enumerate(ranks):
                 color = RANK_COLORS[rank]
-                axes.add_patch(Rectangle((x, y + i * tall), 1, tall, facecolor=color, edgecolor="white", lw=0.6))
+                axes.add_patch(
+                    Rectangle((x, y + i * tall), 1, tall, facecolor=color, edgecolor="white", lw=0.6)
+                )
                 if samples <= DIGITS_UP_TO and deep * tall > 0.11:
                     axes.text(
                         *(x + 0.5, y + (i + 0.52) * tall, str(rank)),
@@ -185,7 +191,9 @@ def _words(name: str, table: list[list[list[int]]], ranks: int, epochs: Sequence
         share = [sum(cell.count(rank) for cell in row) for rank in range(ranks)]
         more = [x for x, cell in enumerate(row) if len(cell) > 1]
         none = [x for x, cell in enumerate(row) if not cell]
-        text = f"the ranks saw {', '.join(map(str, share))} samples; " if ranks > 1 else f"{share[0]} samples; "
+        text = (
+            f"the ranks saw {', '.join(map(str, share))} samples; " if ranks > 1 else f"{share[0]} samples; "
+        )
         text += f"more than once: {_some(more)}; not at all: {_some(none)}"
         sentences.setdefault(text, []).append(number)
     alike = {sentence: ", ".join(map(str, found)) for sentence, found in sentences.items()}
