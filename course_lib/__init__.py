@@ -22,6 +22,7 @@ from .rank import log, place, track
 from .report import RankError, RankTimeout
 from .run import Run
 from .scripts import python, torchrun
+from .shards import shard_map
 from .stacked_figure import stacked_bars
 from .start import warm_up as _warm_up
 from .timeline import timeline
@@ -47,6 +48,7 @@ __all__ = [
     "place",
     "progress",
     "python",
+    "shard_map",
     "stacked_bars",
     "timeline",
     "torchrun",

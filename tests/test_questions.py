@@ -29,6 +29,7 @@ SOLVES = (
     *(".train(", ".eval(", ".item(", "no_grad", "state_dict", "get_world_size"),
     *("all_reduce", "isend", "irecv", "tensor_split"),
     *("init_process_group", "divmod", "//", "%"),
+    *("set_epoch", "randperm", "manual_seed", "DistributedSampler", "Subset", "range(", "::"),
 )
 
 

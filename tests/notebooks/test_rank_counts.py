@@ -11,7 +11,7 @@ import pytest
 
 from execute import ROOT, hide, read, run
 
-COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)$", re.MULTILINE)
+COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
 OTHERS = (2, 3, 4)
 
 
