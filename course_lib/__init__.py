@@ -13,6 +13,7 @@ from .conversion_map import conversion_map
 from .dashboard import rehearse as _rehearse
 from .data import digits
 from .figures import bars, compare, curves
+from .grid import grid
 from .launch import launch
 from .live_memory import LiveMemory
 from .machine import machine
@@ -42,6 +43,7 @@ __all__ = [
     "conversion_map",
     "curves",
     "digits",
+    "grid",
     "launch",
     "log",
     "machine",
