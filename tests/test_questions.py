@@ -30,6 +30,7 @@ SOLVES = (
     *("all_reduce", "isend", "irecv", "tensor_split"),
     *("init_process_group", "divmod", "//", "%"),
     *("set_epoch", "randperm", "manual_seed", "DistributedSampler", "Subset", "range(", "::"),
+    *("polyfit", "median", "ReduceOp", "mpi", "perf_counter"),
 )
 
 
