@@ -132,18 +132,15 @@ BYTES, TYPICAL, SAME = (
     "neither the first call nor a stray one counts",
     "every rank returns the time of the slowest",
 )
-SHORT, LONG, STRAY = (
-    0.02,
-    1.5,
-    6,
-)  # seconds of a call on rank 1 (see `_slow`), of a bad one; which one that is
-MUCH = 0.15  # a typical call takes SHORT · RANKS at most, and a mean with one bad call among 15 is more
+SHORT, LONG = 0.01, 1.5  # seconds of a call on rank 0, and of a stray one: the first, the 7th, the 19th, …
+STRAY, EVERY = 6, 12
+MUCH = 0.1  # a call takes SHORT · RANKS on the slowest rank, and a mean with a stray one in it is more
 
 
 @question("09.2", {BYTES: 1, TYPICAL: 1, SAME: 1})
 def seconds_of(answer: Any, rng: random.Random) -> Found:
     a_function(answer, "seconds_of(size)")
-    size = 4 * rng.randrange(300, 3000)
+    size = 8 * rng.randrange(150, 1500)
     ranks = observe(_measured, answer, size, nprocs=RANKS)
     sizes = [each for _, calls in ranks for each in calls]
     if not sizes:
@@ -198,7 +195,7 @@ def _measured(answer: Any, size: int) -> tuple[Any, list[int]]:
         calls.append(tensor.nbytes)
         work = real(tensor, *args, **kwargs)
         if tensor.nbytes > 64:
-            wanted = LONG if count in (0, STRAY) else SHORT * (1 + dist.get_rank())
+            wanted = LONG if count == 0 or count % EVERY == STRAY else SHORT * (1 + dist.get_rank())
             time.sleep(max(0.0, wanted - (time.perf_counter() - begun)))
         return work
 
@@ -264,7 +261,7 @@ def line(answer: Any, rng: random.Random) -> Found:
     if are([1 / each for each in factors]):
         hint = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
     elif are([1 / 2] * LINES):
-        hint = "It is half of it. An all_reduce moves the data twice: once to add up, once to hand out."
+        hint = "It is half of it. The data moves twice: once to be added up, once to be handed out."
     elif are([1 / each**2 for each in factors]):
         hint = "Is the factor on the right side? A rank sends more than its message."
     elif are([1e-9] * LINES):
