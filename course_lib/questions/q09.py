@@ -246,7 +246,7 @@ def line(answer: Any, rng: random.Random) -> Found:
     elif any(1e2 < abs(each) < 1e10 for each in ratios) and min(map(abs, ratios)) > 1e2:
         hint = "In which unit? Seconds are asked for."
     else:
-        hint = "An error of 5 % should count as much in a small message as in a large one."
+        hint = "Being off by a twentieth should count as much in a small message as in a large one."
     yield ALPHA, all(each < NEAR for each in off), seen, hint
     off = [abs(got[1] / true[1] - 1) for got, true, _ in pairs]
     worst = max(range(LINES), key=lambda i: off[i] if math.isfinite(off[i]) else math.inf)
