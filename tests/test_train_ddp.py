@@ -128,7 +128,7 @@ def test_a_killed_rank_costs_an_epoch_and_changes_nothing(tmp_path: Path) -> Non
         del os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
         thread.join()
     assert code == 0, errors
-    assert "Signal 9" in errors, "it was killed"
+    assert "exitcode: -9" in errors, "it was killed"
     assert re.search(r"^[123] of 4 epochs were done already$", output, re.MULTILINE), output
     assert re.findall(r"^epoch (\d)", output, re.MULTILINE) == ["1", "2", "3", "4"]
     for name, tensor in weights(whole).items():
@@ -145,7 +145,7 @@ def test_on_two_nodes(tmp_path: Path) -> None:
     assert run.logs[1] == ""
     assert [told["GROUP_RANK"] for told in run.environments] == ["0", "1"]
     accuracies = [series["accuracy"][-1] for series in run.metrics]
-    assert accuracies[0] == accuracies[1] > 0.3
+    assert accuracies[0] == accuracies[1] > 0.15, "18 steps: more than chance"
     assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
@@ -201,7 +201,7 @@ def test_a_wrong_argument_in_a_terminal(tmp_path: Path) -> None:
 
 
 def write_pickle(path: Path) -> None:
-    path.write_bytes(pickle.dumps(Touches(path.parent / "touched")))
+    path.write_bytes(pickle.dumps(Touches(path.parent / "touched"), protocol=2))
 
 
 class Touches:
