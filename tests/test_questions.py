@@ -31,6 +31,7 @@ SOLVES = (
     *("init_process_group", "divmod", "//", "%"),
     *("set_epoch", "randperm", "manual_seed", "DistributedSampler", "Subset", "range(", "::"),
     *("polyfit", "median", "ReduceOp", "mpi", "perf_counter"),
+    *("os.environ", "parse_known", ".index"),
 )
 
 

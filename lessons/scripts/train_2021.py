@@ -1,0 +1,41 @@
+"""A training as many were written in 2021. It does not run today: lesson 08 shows why, and mends it.
+
+python -m torch.distributed.launch --nproc_per_node=2 lessons/scripts/train_2021.py
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+from course_lib import digits
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+parser.add_argument("--epochs", type=int, default=1)
+args = parser.parse_args()
+
+torch.cuda.set_device(args.local_rank)
+dist.init_process_group(backend="nccl")
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 64), nn.ReLU(), nn.Linear(64, 10)).cuda()
+model = DDP(model, device_ids=[args.local_rank], output_device=args.local_rank)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+
+data = digits()
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=100, sampler=sampler)
+
+for epoch in range(args.epochs):
+    sampler.set_epoch(epoch)
+    for images, labels in loader:
+        images, labels = images.cuda(), labels.cuda()
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {dist.get_rank()}: epoch {epoch + 1} done, loss {loss.item():.3f}")
