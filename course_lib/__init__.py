@@ -9,6 +9,7 @@ import threading as _threading
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .check import check
+from .checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from .dashboard import rehearse as _rehearse
 from .data import digits
 from .figures import bars, compare, curves
@@ -22,6 +23,7 @@ from .scripts import python, torchrun
 from .start import warm_up as _warm_up
 
 __all__ = [
+    "CheckpointError",
     "RankError",
     "RankTimeout",
     "Run",
@@ -31,11 +33,14 @@ __all__ = [
     "curves",
     "digits",
     "launch",
+    "load_checkpoint",
+    "load_weights",
     "log",
     "machine",
     "place",
     "progress",
     "python",
+    "save_checkpoint",
     "torchrun",
     "track",
 ]
