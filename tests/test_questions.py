@@ -96,4 +96,6 @@ def test_a_right_answer_of_another_style_has_full_points(number: str, answer: An
 def leaks_nothing(feedback: Feedback) -> bool:
     """No hint has the lines that solve it."""
     hints = " ".join(each.hint for each in feedback.findings)
-    return not re.search(r"all_reduce|get_world_size|state_dict|no_grad|\.train\(|\.eval\(|\.item\(", hints)
+    calls = r"all_reduce|get_world_size|state_dict|no_grad|\.train\(|\.eval\(|\.item\("
+    calls += r"|removeprefix|os\.replace|barrier|map_location|weights_only"
+    return not re.search(calls, hints)

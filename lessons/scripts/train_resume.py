@@ -1,7 +1,7 @@
 """Train a small network on digits, so that a kill costs a few steps and changes no digit (lesson 10).
 
     python lessons/scripts/train_resume.py --checkpoint run.pt
-    torchrun --standalone --nproc-per-node 2 --max-restarts 3 lessons/scripts/train_resume.py --checkpoint run.pt
+    torchrun --nproc-per-node 2 --max-restarts 3 lessons/scripts/train_resume.py --checkpoint run.pt
 
 Where the checkpoint is there, the training goes on from it: the same command starts and resumes. On a CPU
 the losses after a resume are those of a training that nobody killed, to the last digit. To train something
@@ -27,7 +27,16 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 # place() picks a device and a backend, track() and log() feed the course's figures where somebody watches;
 # the other three are lesson 10's lines for a file that is whole, and is only ever read as data.
-from course_lib import CheckpointError, digits, load_checkpoint, load_weights, log, place, save_checkpoint, track
+from course_lib import (
+    CheckpointError,
+    digits,
+    load_checkpoint,
+    load_weights,
+    log,
+    place,
+    save_checkpoint,
+    track,
+)
 
 
 class ConvNet(nn.Sequential):
@@ -247,12 +256,17 @@ def parse_arguments():
     )
     parser.add_argument("--save-every", type=whole_number, default=50, help="steps from one to the next")
     parser.add_argument("--history", type=file_to_write, metavar="PATH", help="a CSV of all steps' losses")
-    parser.add_argument("--samples", type=whole_number, default=18_000, help="of the training digits, at most")
+    parser.add_argument(
+        "--samples", type=whole_number, default=18_000, help="of the training digits, at most"
+    )
     parser.add_argument("--epochs", type=whole_number, default=3, help="times through them")
     parser.add_argument("--batch-size", type=whole_number, default=64, help="samples a step, on each rank")
     parser.add_argument("--lr", type=rate, default=0.002, help="Adam's learning rate, the first")
     parser.add_argument(
-        "--width", type=whole_number, default=64 if torch.cuda.is_available() else 8, help="of the first layer"
+        "--width",
+        type=whole_number,
+        default=64 if torch.cuda.is_available() else 8,
+        help="of the first layer",
     )
     parser.add_argument("--threads", type=whole_number, default=1, help="of each rank, on a CPU")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights, the order, the dropout")
