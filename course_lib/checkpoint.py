@@ -40,7 +40,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     Parameters
     ----------
     path
-        The file. Its folder has to be there. Where it is a link, the file that it leads to is replaced.
+        The file, in a folder that is there. Of a link, the file that it leads to is replaced.
     state
         A dict of tensors, numbers, strings and containers of them: what `load_checkpoint` can read. Of a
         wrapped model take ``ddp.module.state_dict()``.
@@ -48,15 +48,14 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     Raises
     ------
     CheckpointError
-        It could not be written (no folder, no right, a full disk), on every rank; the file of before is as
-        it was.
+        It could not be written (no folder, no right, a full disk): on every rank. The file is as before.
     TypeError
         ``state`` is no dict, or holds something that `load_checkpoint` would refuse: nothing is written.
     """
     import torch.distributed as dist
 
-    group = dist.is_available() and dist.is_initialized()
     fault: Exception | None = None
+    group = dist.is_available() and dist.is_initialized()
     if not group or dist.get_rank() == 0:
         try:
             _write(Path(os.path.realpath(path)), state)
@@ -95,9 +94,8 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
                 )
     except OSError as error:
         before = "; the file of before is as it was" if path.exists() else ""
-        raise CheckpointError(
-            f"the checkpoint {path} cannot be written: {error.strerror or error}{before}"
-        ) from None
+        why = error.strerror or error
+        raise CheckpointError(f"the checkpoint {path} cannot be written: {why}{before}") from None
 
 
 # --- load -------------------------------------------------------------------------------------------------

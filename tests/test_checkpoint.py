@@ -20,7 +20,7 @@ from torch import nn
 
 from cells import quiet_launch
 from conftest import wait_for
-from course_lib import CheckpointError, atomic, load_checkpoint, load_weights, save_checkpoint
+from course_lib import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 
 RANKS = 3
 
@@ -231,16 +231,6 @@ def test_two_writers_and_a_reader_who_never_meets_half_a_file(tmp_path: Path) ->
         for process in writers:
             process.kill()
             process.communicate()
-
-
-def test_a_part_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    with atomic.whole_file(tmp_path / "a") as slow:
-        slow.write(b"slow")
-        with atomic.whole_file(tmp_path / "a") as quick:
-            quick.write(b"quick")
-        assert (tmp_path / "a").read_bytes() == b"quick"
-    assert (tmp_path / "a").read_bytes() == b"slow", "the last to be done stays"
-    assert os.listdir(tmp_path) == ["a"]
 
 
 # --- on ranks ---------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ PLAIN = "names of which only some begin with it stay as they are"
 @question("10.1", {OUTER: 1, INNER: 1, PLAIN: 1})
 def without_prefix(answer: Any, rng: random.Random) -> Found:
     a_function(answer, "without_prefix(weights)")
-    a, b, c = (f"{rng.choice(['conv', 'dense', 'norm', 'head'])}{rng.randrange(100)}" for _ in range(3))
+    # all begin with a letter of "module": str.lstrip would take it off
+    a, b, c = (f"{rng.choice(['dense', 'embed', 'outer', 'lower'])}{rng.randrange(100)}" for _ in range(3))
     cases = [
         (OUTER, [f"{a}.weight", f"{a}.bias", f"{b}.0.weight"], True),
         (INNER, [f"submodule.{a}.weight", f"{b}.module.bias", f"module.{c}.weight"], True),
@@ -203,7 +204,7 @@ def load_any(answer: Any, rng: random.Random) -> Found:
         (loaded,) = observe(_loaded, answer, paths)
         ran = Path(folder, "it ran").exists()
     hints = {
-        BARE: "Here the file is the state_dict itself. What does the model get?",
+        BARE: "Here the file is the dict of weights itself. What does the model get?",
         TRAINING: "Here the weights are a part of a larger dict, and their names begin with module.",
         ELSEWHERE: "The tensors of this file remember a GPU. What tells the load where to put them instead?",
     }

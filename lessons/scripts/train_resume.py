@@ -171,7 +171,8 @@ def train(args):
     ddp = DDP(ConvNet(args.width).to(device), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_per_epoch)
-    torch.manual_seed(args.seed + 1 + rank)  # and dropout masks of its own on each
+    for seed in (torch.manual_seed, random.seed, np.random.seed):  # and from here on dice of its own on each
+        seed(args.seed + 1 + rank)
     step = 0
     if checkpoint is not None:
         nothing = torch.zeros(2, 1, 28, 28, device=device)
@@ -269,10 +270,12 @@ def parse_arguments():
         help="of the first layer",
     )
     parser.add_argument("--threads", type=whole_number, default=1, help="of each rank, on a CPU")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights, the order, the dropout")
+    parser.add_argument("--seed", type=whole_number, default=1, help="of weights, order and dropout")
     args = parser.parse_args()
     if args.samples > 18_000:
         parser.error(f"argument --samples: there are 18,000 training digits, not {args.samples:,}")
+    if args.seed > 2**31:
+        parser.error(f"argument --seed: it is at most 2**31, not {args.seed:,}")
     return args
 
 

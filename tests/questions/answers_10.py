@@ -224,7 +224,7 @@ def state_dicts_alone(path, model):
     model.load_state_dict(stripped(torch.load(path, map_location="cpu")))
 
 
-@wrong("10.3", TRAINING, ELSEWHERE, CODE, hint="the file is the state_dict itself")
+@wrong("10.3", TRAINING, ELSEWHERE, CODE, hint="the file is the dict of weights itself")
 def checkpoints_alone(path, model):
     model.load_state_dict(stripped(torch.load(path, map_location="cpu")["model"]))
 
