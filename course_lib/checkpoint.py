@@ -89,7 +89,7 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
             file.flush()
             if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
                 raise TypeError(
-                    f"this state holds {_some(code)}, which load_checkpoint would refuse: "
+                    f"this state holds {_some(sorted(code))}, which load_checkpoint would refuse: "
                     "save tensors, numbers, strings, lists and dicts (of a model its state_dict())"
                 )
     except OSError as error:
@@ -170,7 +170,7 @@ def _why(path: Path, begins: bytes, error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     if code:
         return (
-            f"{path} is refused: it carries code, {_some(code)}. To load it would run that. "
+            f"{path} is refused: it carries code, {_some(sorted(code))}. To load it would run that. "
             "Ask for a state_dict, which is tensors alone"
         )
     if "TorchScript" in reason:
