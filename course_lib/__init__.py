@@ -8,6 +8,7 @@ import threading as _threading
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .check import check
+from .checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from .collective_figure import collective, collectives
 from .conversion_map import conversion_map
 from .dashboard import rehearse as _rehearse
@@ -30,6 +31,7 @@ from .timeline import timeline
 from .wire import bytes_sent
 
 __all__ = [
+    "CheckpointError",
     "LiveMemory",
     "RankError",
     "RankTimeout",
@@ -45,11 +47,14 @@ __all__ = [
     "digits",
     "grid",
     "launch",
+    "load_checkpoint",
+    "load_weights",
     "log",
     "machine",
     "place",
     "progress",
     "python",
+    "save_checkpoint",
     "shard_map",
     "stacked_bars",
     "timeline",

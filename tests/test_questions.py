@@ -32,6 +32,7 @@ SOLVES = (
     *("set_epoch", "randperm", "manual_seed", "DistributedSampler", "Subset", "range(", "::"),
     *("polyfit", "median", "ReduceOp", "mpi", "perf_counter"),
     *("os.environ", "parse_known", ".index"),
+    *("removeprefix", "os.replace", "barrier", "map_location", "weights_only"),
 )
 
 
