@@ -26,9 +26,11 @@ import cloudpickle
 import psutil
 
 from .failure import end_now, report_exception
+from .lookout import collectives
 from .recorder import answer_stack_requests, attach, send_output_to
 
 PR_SET_PDEATHSIG = 1
+JOIN_SECONDS = 2.0  # how long the connecting of the others may take
 
 
 @dataclass
@@ -60,6 +62,7 @@ def main(rank: int, job: Job) -> None:
         attach(rank)
         _save_result(_run(job), job.folder / f"rank-{rank}.result")
         failed = False
+        _let_the_others_join(job)
     except BaseException as error:
         report_exception(job.folder, rank, error)
     if recorder := attach():
@@ -139,6 +142,22 @@ def _part_from_forkserver() -> bool:
     # a rank whose DataLoader wants a fork server gets one of its own
     server._forkserver_alive_fd = server._forkserver_address = None
     return sys.platform == "linux"
+
+
+def _let_the_others_join(job: Job) -> None:
+    """Stay for a moment, connected, where this rank has joined the group and not met the others there.
+
+    Its own connections stand then, but gloo's ranks may be at work on theirs still: who leaves fails them.
+    """
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is None or not torch_distributed.is_initialized() or collectives()["called"]:
+        return
+    until = time.monotonic() + JOIN_SECONDS
+    waiting = list(range(int(os.environ["WORLD_SIZE"])))
+    while waiting and time.monotonic() < until:
+        time.sleep(0.005)
+        ends = ("result", "failure.json")
+        waiting = [r for r in waiting if not any((job.folder / f"rank-{r}.{end}").exists() for end in ends)]
 
 
 def _save_result(result: Any, path: Path) -> None:

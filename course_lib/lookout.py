@@ -53,7 +53,7 @@ class Lookout:
         self._write({})
 
     def _write(self, record: dict[str, Any] | None) -> None:
-        text = "" if record is None else json.dumps(record | _collectives())
+        text = "" if record is None else json.dumps(record | collectives())
         if text == self._written:
             return
         self._written = text
@@ -86,7 +86,7 @@ def _flight_recorder(**options: Any) -> bytes:
         return b""
 
 
-def _collectives() -> dict[str, Any]:
+def collectives() -> dict[str, Any]:
     """For each process group how many collectives were called; those that are not over yet; the last one."""
     called: dict[str, int] = {}
     calls, pending = [], []

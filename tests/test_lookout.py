@@ -104,7 +104,7 @@ def test_messages_between_two_ranks_are_no_collectives(monkeypatch: pytest.Monke
     ]
     monkeypatch.setattr(lookout, "_flight_recorder", lambda **_: json.dumps({"entries": entries}).encode())
     call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]]}
-    assert lookout._collectives() == {"called": {"0": 3}, "pending": [call], "last": [call]}
+    assert lookout.collectives() == {"called": {"0": 3}, "pending": [call], "last": [call]}
 
 
 def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch) -> None:

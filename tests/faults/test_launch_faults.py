@@ -98,3 +98,35 @@ def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> N
             if phase == "exit":
                 assert results == ["done", "done"], "they had returned"
         assert kernel.process.wait(60) == 0
+
+
+SLOW_TO_JOIN = """
+    import time
+    import torch.distributed as dist
+
+    def work():
+        class Slow(dist.Store):
+            def get(self, key):
+                if rank == 1 and key.endswith("/2"):
+                    time.sleep(0.5)  # ranks 0 and 1 are connected by now, and rank 1 looks for rank 2
+                return store.get(key)
+
+            def set(self, key, value):
+                store.set(key, value)
+
+            def wait(self, keys, *timeout):
+                store.wait(keys, *timeout)
+
+            def has_extended_api(self):
+                return False
+
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        dist.init_process_group("gloo", store=Slow(), rank=rank, world_size=world_size)
+        return rank
+    """
+
+
+def test_a_rank_that_joins_and_leaves_does_not_fail_one_that_still_joins() -> None:
+    defined = cell(SLOW_TO_JOIN)
+    for _ in range(6):  # one in three would fail
+        assert quiet_launch(defined.work, nprocs=3).results == [0, 1, 2]
