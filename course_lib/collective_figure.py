@@ -1,7 +1,8 @@
 """A collective, drawn before and after from the values that the ranks really held (lesson 05).
 
 A value takes the colour of the rank that it came from, a sum the stripes of all the ranks that are in it.
-Nobody tells the picture which ranks those are: it finds them from the values.
+Nobody tells the picture which ranks those are: it finds them from the values. So a sum that equals one
+rank's value is taken for a copy, what MAX and MIN leave is drawn as a copy, and a PRODUCT is grey.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from .figures import COLORS, Picture, new_figure, styled
 
@@ -29,6 +33,9 @@ MARGINS = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
 WIDTH = 9.2  # inches, of several
 OTHER_COLUMNS = 4.6  # the ranks' names, and room for the arrows
 
+EXACT, SINGLE = 1e-12, 1e-6  # how far a value may be from what explains it, as a fraction of the terms
+HALF = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # the distance from 1 to the next number
+
 Held = list[list[float]]  # of one rank: groups (the tensors of a list) of values
 Origin = frozenset[int]  # the ranks that a value came from
 
@@ -42,7 +49,9 @@ def collective(
     ----------
     before, after
         For each rank what it held: a number, a tensor, a list of tensors (drawn apart from each other), or
-        None for nothing. Values that differ, as 1, 10, 100, make the sums tell which ranks are in them.
+        None for nothing. Values that differ, as 1, 10, 100, make the sums tell which ranks are in them: a
+        sum that equals one rank's value is taken for a copy. What MAX and MIN leave is drawn as a copy,
+        a PRODUCT grey.
     title
         Its one message.
     start
@@ -141,6 +150,7 @@ class Step(NamedTuple):
     before: list[Held]
     after: list[Held]
     start: list[Held]
+    rounding: float = SINGLE
 
     @property
     def columns(self) -> float:
@@ -153,15 +163,22 @@ def _step(before: Sequence[Any], after: Sequence[Any], start: Sequence[Any] | No
     counts = sorted({len(each) for each in held})
     if len(counts) > 1:
         raise ValueError(f"{name}{counts[0]} ranks at one time and {counts[1]} at another: none may be lost")
-    return Step(*held)
+    return Step(*held, rounding=max(map(_rounding, (before, after, start))))
 
 
-def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
+def _rounding(value: Any) -> float:
+    """That of the coarsest dtype in it."""
+    if isinstance(value, list | tuple):
+        return max(map(_rounding, value), default=SINGLE)
+    return HALF.get(str(getattr(value, "dtype", "")).removeprefix("torch."), SINGLE)
+
+
+def origins(before: list[Held], after: list[Held], rounding: float = SINGLE) -> list[list[list[Origin]]]:
     """For each value after, the ranks whose values before are in it: copied, summed or averaged."""
-    flat = [[value for group in held for value in group] for held in before]
+    known = _Known([[value for group in held for value in group] for held in before], rounding)
     return [
         [
-            [_origin(flat, rank, place, value) for place, value in enumerate(group, offset)]
+            [known.origin(rank, place, value) for place, value in enumerate(group, offset)]
             for offset, group in zip(_offsets(held), held, strict=True)
         ]
         for rank, held in enumerate(after)
@@ -172,25 +189,57 @@ def _offsets(held: Held) -> list[int]:
     return [0, *itertools.accumulate(map(len, held))][: len(held)]
 
 
-def _origin(flat: list[list[float]], rank: int, place: int, value: float) -> Origin:
-    """The nearest explanation: unchanged, a copy, a sum at one place of some ranks, their mean."""
-    others = [(rank - distance) % len(flat) for distance in range(len(flat))]  # as round a ring
-    for at_place in (True, False):
-        for r in others:
-            if any(_equal(value, v) for p, v in enumerate(flat[r]) if not at_place or p == place):
-                return frozenset({r})
-    places = sorted(range(max(map(len, flat), default=0)), key=lambda p: p != place)
-    for mean, p, size in itertools.product((False, True), places, range(len(flat), 1, -1)):
-        for ranks in itertools.combinations(range(len(flat)), size):
-            if all(p < len(flat[r]) for r in ranks):
-                total = sum(flat[r][p] for r in ranks)
-                if _equal(value, total / size if mean else total):
-                    return frozenset(ranks)
-    return frozenset()
+class _Known:
+    """The ranks' values before, and all sums that they can have made."""
+
+    def __init__(self, flat: list[list[float]], rounding: float) -> None:
+        self.flat, self.rounding = flat, rounding
+
+    def origin(self, rank: int, place: int, value: float) -> Origin:
+        """The nearest explanation: unchanged, a copy, a sum at one place of some ranks, their mean."""
+        for tolerance in (EXACT, SINGLE):  # an exact one first: with 1 and 10,000,000 all else looks alike
+            found = self._copied(rank, place, value, tolerance) or self._summed(place, value, tolerance)
+            if found:
+                return found
+        return self._summed(place, value, self.rounding) if self.rounding > SINGLE else frozenset()
+
+    def _copied(self, rank: int, place: int, value: float, tolerance: float) -> Origin:
+        others = [(rank - distance) % len(self.flat) for distance in range(len(self.flat))]  # as round a ring
+        for at_place in (True, False):
+            for r in others:
+                for p, v in enumerate(self.flat[r]):
+                    if (not at_place or p == place) and _equal(value, v, tolerance):
+                        return frozenset({r})
+        return frozenset()
+
+    def _summed(self, place: int, value: float, tolerance: float) -> Origin:
+        choices, counts, totals, sizes = self._sums
+        for divide in (1.0, counts):
+            for places in (slice(place, place + 1), slice(None)):
+                away = np.abs(value - totals[places] / divide)
+                away = np.where(away <= tolerance * sizes[places] / divide, away, np.inf)
+                if away.size and np.isfinite(away.min()):
+                    return choices[int(away.argmin()) % len(choices)]
+        return frozenset()
+
+    @cached_property
+    def _sums(self) -> tuple[list[Origin], np.ndarray, np.ndarray, np.ndarray]:
+        """All choices of ranks, the most ranks first; how many each has; by place their sums and sizes."""
+        ranks, places = len(self.flat), max(map(len, self.flat), default=0)
+        values = np.full((places, ranks), np.nan)  # a sum with a value that is not there is not there
+        for rank, held in enumerate(self.flat):
+            values[: len(held), rank] = held
+        values[~np.isfinite(values)] = np.nan
+        choices = [c for size in range(ranks, 1, -1) for c in itertools.combinations(range(ranks), size)]
+        totals, sizes = np.empty((2, places, len(choices)))
+        for i, choice in enumerate(choices):
+            totals[:, i] = values[:, choice].sum(axis=1)
+            sizes[:, i] = np.abs(values[:, choice]).sum(axis=1)
+        return list(map(frozenset, choices)), np.array(list(map(len, choices))), totals, sizes
 
 
-def _equal(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
+def _equal(a: float, b: float, tolerance: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=tolerance)
 
 
 # --- the drawing ------------------------------------------------------------------------------------------
@@ -210,7 +259,7 @@ def _width(held: Held) -> float:
 
 def _draw(axes: Axes, step: Step, width: float) -> None:
     """Ranks as rows; before at the left, after at the right, an arrow where something came from elsewhere."""
-    before, after, start = step
+    before, after, start, rounding = step
     ranks = len(before)
     axes.axis("off")
     axes.set(xlim=(0, width), ylim=(-(ROW * (ranks - 1)) - 0.75, 1.3), aspect="equal", anchor="W")
@@ -221,7 +270,8 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
     grey = {"color": "#555555", "size": label, "va": "center"}
     axes.text(left, 0.92, "before", **grey)
     axes.text(right, 0.92, "after", **grey)
-    came, colors, colors_before = origins(before, after), origins(start, after), origins(start, before)
+    came = origins(before, after, rounding)
+    colors, colors_before = origins(start, after, rounding), origins(start, before, rounding)
     for rank in range(ranks):
         y = -ROW * rank
         axes.text(0.2, y, f"rank {rank}", color=_ink(rank), weight="bold", size=label, va="center")
@@ -300,8 +350,9 @@ def _ink(rank: int) -> str:
     return "#8a7f00" if rank == 7 else RANK_COLORS[rank]  # yellow lines are pale on white
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 or abs(value) >= 1e5 or value % 1 else f"{value:.0f}"
+def _number(value: float, digits: int = 4) -> str:
+    value += 0.0  # -0.0 is drawn as 0
+    return f"{value:.0f}" if abs(value) < 1e8 and value % 1 == 0 else f"{value:.{digits}g}"
 
 
 # --- the same in words ------------------------------------------------------------------------------------
@@ -314,6 +365,6 @@ def _words(step: Step) -> str:
 def _told(held: list[Held]) -> str:
     return "; ".join(
         f"rank {rank} holds "
-        + (" | ".join(", ".join(map(_number, group)) for group in groups) if groups else "nothing")
+        + (" | ".join(", ".join(_number(each, 6) for each in group) for group in groups) or "nothing")
         for rank, groups in enumerate(held)
     )

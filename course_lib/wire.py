@@ -18,7 +18,9 @@ def bytes_sent() -> int | None:
 
     Take it before and after a collective: gloo's ranks talk over TCP, and the difference is what this rank
     sent, a few hundred bytes of book-keeping included. NCCL goes other ways between the GPUs of one machine
-    (NVLink, PCIe, shared memory), of which this sees nothing.
+    (NVLink, PCIe, shared memory), of which this sees nothing. A connection that is closed between the two
+    takes its count with it: the difference is then too small, or negative. So let no rank leave before all
+    have taken theirs (a barrier).
 
     Returns
     -------
@@ -27,11 +29,12 @@ def bytes_sent() -> int | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    counts = [count for fd in os.listdir("/proc/self/fd") if (count := _sent_over(int(fd))) is not None]
-    return sum(counts) if counts else None
+    found = [each for fd in os.listdir("/proc/self/fd") if (each := _sent_over(int(fd))) is not None]
+    return sum(dict(found).values()) if found else None  # one connection may have several descriptors
 
 
-def _sent_over(fd: int) -> int | None:
+def _sent_over(fd: int) -> tuple[int, int] | None:
+    """The connection's number, and the bytes sent over it."""
     try:
         copy = os.dup(fd)  # closed with the socket object that is made of it
     except OSError:  # closed since it was listed
@@ -42,12 +45,13 @@ def _sent_over(fd: int) -> int | None:
         os.close(copy)
         return None
     with connection:
-        if connection.type != socket.SOCK_STREAM or connection.family not in (
-            socket.AF_INET,
-            socket.AF_INET6,
-        ):
+        if connection.type != socket.SOCK_STREAM or connection.family not in FAMILIES:
             return None
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ROOM)
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ROOM)
+        except OSError:  # a stream, but not TCP
+            return None
         if len(info) < AGAIN + 8:
             return None
-        return struct.unpack_from("=Q", info, SENT)[0] - struct.unpack_from("=Q", info, AGAIN)[0]
+        sent, again = (struct.unpack_from("=Q", info, at)[0] for at in (SENT, AGAIN))
+        return os.fstat(copy).st_ino, sent - again

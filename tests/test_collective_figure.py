@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -65,6 +66,39 @@ def test_partial_sums_means_and_values_from_nowhere() -> None:
 def test_a_sum_at_its_own_place_goes_before_a_mean_elsewhere() -> None:
     before = [[1, 3003], [10, 30], [110, 300], [1000, 3000]]
     assert found(before, [[1], [10], [110], [1110]])[3] == [{2, 3}], "and not the mean of 30, 300 and 3000"
+
+
+def test_a_number_that_is_none_and_numbers_near_zero() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert found([nan, inf, 1.0], [1.0, nan, inf]) == [[{2}], [{0}], [{1}]]
+    assert found([1e-13, 1e-14], [1e-14, 3e-14]) == [[{1}], [set()]], "small, but not the same"
+
+
+def test_a_sum_that_a_large_number_hides_is_told_from_a_copy() -> None:
+    assert found([1, 10**6, 10**7], [10**7 + 1, 10**7, 1 + 10**6]) == [[{0, 2}], [{2}], [{0, 1}]]
+
+
+def colors_of_a_sum(*terms: float, dtype: torch.dtype) -> set[str]:
+    before = [torch.tensor([term], dtype=dtype) for term in terms]
+    return facecolors(collective(before, [sum(before), None, None], "t"))
+
+
+def test_a_sum_is_found_in_spite_of_rounding() -> None:
+    everyone = set(RANK_COLORS[:3])
+    assert colors_of_a_sum(0.1, 1e3, -999.9, dtype=torch.float32) == everyone, "the terms cancel"
+    assert colors_of_a_sum(1.1, 10.3, 100.7, dtype=torch.float16) == everyone
+    assert colors_of_a_sum(1.1, 10.3, 100.7, dtype=torch.bfloat16) == everyone
+    came = origins([[[1.0]], [[10.0]], [[1000.0]]], [[[1008.0]], [], []], 2.0**-7)
+    assert came[0] == [[{1, 2}]], "the nearest"
+
+
+def test_the_sums_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    combinations = itertools.combinations
+    monkeypatch.setattr(itertools, "combinations", lambda *args: made.append(1) or combinations(*args))
+    before = torch.rand(8, 16, dtype=torch.float64)
+    assert found(list(before), [torch.full((16,), -1.0)] * 8) == [[set()] * 16] * 8
+    assert len(made) == 7, "once for each number of ranks"
 
 
 def facecolors(picture: Any) -> set[str]:
@@ -155,3 +189,10 @@ def test_numbers_arrays_lists_and_scalars_can_be_drawn() -> None:
         assert len(collective([held], [held], "t").png()) > 1000
     tensor = torch.ones(2, requires_grad=True)
     assert "rank 0 holds 1, 1 | 1, 1" in collective([[tensor, tensor]], [None], "t").alt
+
+
+def test_numbers_are_drawn_and_told_as_they_are() -> None:
+    picture = collective([[277.75, 999.9, -0.0, 12345678]], [None], "t")
+    assert "rank 0 holds 277.75, 999.9, 0, 12345678. After" in picture.alt
+    drawn = {text.get_text() for text in picture.figure.axes[0].texts}
+    assert {"277.8", "999.9", "0", "12345678"} <= drawn

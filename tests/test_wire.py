@@ -34,6 +34,28 @@ def test_what_a_connection_sends_is_counted_once() -> None:
 
 
 @linux
+def test_a_connection_with_two_descriptors_counts_once() -> None:
+    one, other = pair()
+    with one, other:
+        one.sendall(bytes(1000))
+        other.recv(1000, socket.MSG_WAITALL)
+        before = bytes_sent()
+        with one.dup():
+            assert bytes_sent() == before
+
+
+@linux
+def test_a_stream_that_is_not_tcp_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise OSError(95, "Operation not supported")
+
+    one, other = pair()
+    with one, other:
+        monkeypatch.setattr(socket.socket, "getsockopt", refuse)
+        assert bytes_sent() is None
+
+
+@linux
 def test_no_descriptor_is_left_open() -> None:
     one, other = pair()
     with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX):
