@@ -9,10 +9,10 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
-from test_figures import overlapping
 
 from course_lib import collective, collectives
 from course_lib.collective_figure import RANK_COLORS, UNKNOWN, _held_by_all, origins
+from pictures import overlapping
 
 
 def numbers(ranks: int) -> list[torch.Tensor]:

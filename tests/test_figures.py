@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 from PIL import Image
 
 from course_lib import Run, bars, compare, curves
 from course_lib.figures import Picture
 from course_lib.recorder import TICK
 from course_lib.run_figure import MANY_RANKS, RunFigure, throughput
+from pictures import overlapping
 
 
 def made_run(world_size: int, seconds: float = 5.0, rate: float = 1000.0, name: str = "train") -> Run:
@@ -37,20 +37,6 @@ def made_run(world_size: int, seconds: float = 5.0, rate: float = 1000.0, name: 
             rows[:, TICK.index(field)] = values
         rows.astype("<f8").tofile(run.folder / f"rank-{rank}.ticks")
     return run
-
-
-def overlapping(figure: Any) -> list[tuple[str, str]]:
-    """Pairs of texts in a figure that lie on each other."""
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
-    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
-    return [
-        (one, other)
-        for i, (one, box) in enumerate(boxes)
-        for other, another in boxes[i + 1 :]
-        if box.width and another.width and box.overlaps(another)
-    ]
 
 
 def test_a_picture_shows_itself_and_reads_as_words() -> None:

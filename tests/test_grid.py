@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from test_figures import overlapping
 
 from course_lib import grid
+from pictures import overlapping
 
 ROWS = ["send, recv", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"]
 

@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler
 
 from course_lib import shard_map
 from course_lib.shards import RANK_COLORS
+from pictures import overlapping
 
 
 def drawn(samples: int, ranks: int, epochs: int, **options: Any) -> list[list[list[int]]]:
@@ -24,20 +25,6 @@ def drawn(samples: int, ranks: int, epochs: int, **options: Any) -> list[list[li
             sampler.set_epoch(epoch)
             mine.append(list(sampler))
     return found
-
-
-def overlapping(figure: Any) -> list[tuple[str, str]]:
-    """Pairs of texts in a figure that lie on each other."""
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()
-    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
-    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
-    return [
-        (one, other)
-        for i, (one, box) in enumerate(boxes)
-        for other, another in boxes[i + 1 :]
-        if box.width and another.width and box.overlaps(another)
-    ]
 
 
 def labels(picture: Any) -> list[str]:

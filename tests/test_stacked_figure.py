@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from matplotlib.colors import to_hex
-from test_figures import overlapping
 
 from course_lib import stacked_bars
 from course_lib.figures import COLORS
+from pictures import overlapping
 
 PARTS = ["parameters", "gradients", "optimizer state", "activations", "outputs"]
 

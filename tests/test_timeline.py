@@ -10,11 +10,11 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from test_figures import overlapping
 
 import course_lib
 from course_lib import timeline
 from course_lib.figures import COLORS
+from pictures import overlapping
 
 PHASES = ["start", "import", "rendezvous", "work"]
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ..check import Refused, a_function, observe, question
-from .q06 import _join
+from .ranks import join
 
 Found = Iterator[tuple[str, bool, str, str]]
 RANKS = 3  # no power of two, and more than a pair
@@ -127,7 +127,7 @@ def pass_right(answer: Any, rng: random.Random) -> Found:
 
 
 def _passed(answer: Any, seeds: list[int], size: int) -> dict[str, Any]:
-    _join()
+    join()
     _, called = _watched()
     own = _numbers(seeds[dist.get_rank()], size)
     got = answer(own)
@@ -177,7 +177,7 @@ def reduce_scatter(answer: Any, rng: random.Random) -> Found:
 
 
 def _scattered(answer: Any, seeds: list[int], length: int) -> dict[str, Any]:
-    _join()
+    join()
     messages, called = _watched()
     tensor = _numbers(seeds[dist.get_rank()], RANKS * length)
     answer(list(tensor.split(length)))
@@ -270,7 +270,7 @@ def _summed(held: list[torch.Tensor], drawn: list[torch.Tensor]) -> tuple[bool, 
 
 
 def _reduced(answer: Any, seeds: list[int], sizes: list[int]) -> dict[str, Any]:
-    _join()
+    join()
     messages, called = _watched()
     tensors = []
     for size in sizes:

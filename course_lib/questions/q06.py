@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..check import Refused, a_function, observe, question
+from .ranks import join
 
 Found = Iterator[tuple[str, bool, str, str]]
 RANKS = 3  # an answer that divides by 2 shall not pass
@@ -20,14 +21,6 @@ CLOSE = 1e-9  # the tensors are float64
 def _tensors(seed: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-
-
-def _join() -> None:
-    """Into the group; none goes on before all are in, or one that is done early would fail the others."""
-    store, rank, count = next(dist.rendezvous("env://"))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    store.set(f"course/{rank}", "in")
-    store.wait([f"course/{each}" for each in range(count)])
 
 
 def _model(tensors: list[torch.Tensor]) -> nn.Module:
@@ -142,7 +135,7 @@ def average_gradients(answer: Any, rng: random.Random) -> Found:
 
 
 def _averaged(answer: Any, seeds: list[int]) -> list[torch.Tensor | None]:
-    _join()
+    join()
     model = _model(_everything(0))
     for parameter, gradient in zip(
         model.parameters(), _tensors(seeds[dist.get_rank()], SHAPES[:PARAMETERS]), strict=True
@@ -185,7 +178,7 @@ def same_start(answer: Any, rng: random.Random) -> Found:
 
 
 def _started(answer: Any, seeds: list[int]) -> list[torch.Tensor]:
-    _join()
+    join()
     model = _model(_everything(seeds[dist.get_rank()]))
     answer(model)
     return _held(model)
@@ -257,7 +250,7 @@ def _batches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _wrapped(answer: Any, seeds: list[int], data: int) -> dict[str, Any]:
-    _join()
+    join()
     rank = dist.get_rank()
     model = answer(_network(seeds[rank]))
     by_ddp = any(isinstance(each, nn.parallel.DistributedDataParallel) for each in model.modules())

@@ -16,18 +16,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ..check import Refused, a_function, observe, question
+from .ranks import join
 
 Found = Iterator[tuple[str, bool, str, str]]
 RANKS = 3  # an answer that counts on 2 shall not pass
 CLOSE = 1e-6  # answers may count in float32
-
-
-def _join() -> None:
-    """Into the group; none goes on before all are in, or one that is done early would fail the others."""
-    store, rank, count = next(dist.rendezvous("env://"))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    store.set(f"course/{rank}", "in")
-    store.wait([f"course/{each}" for each in range(count)])
 
 
 def _some(numbers: list[int]) -> str:
@@ -225,7 +218,7 @@ def _complete(whole: list[dict[int, list[int]]], epoch: int, values: list[int]) 
 def _batches(
     answer: Any, values: list[int], batch_size: int, last: int, stop: int
 ) -> dict[str, dict[int, list[int]] | str]:
-    _join()
+    join()
     found: dict[str, dict[int, list[int]] | str] = {}
     for name, epochs in (("whole", range(last)), ("rest", range(stop, last))):
         torch.manual_seed(dist.get_rank() + 10 * stop + len(name))  # nothing in common but what is given
@@ -358,7 +351,7 @@ class _Told(nn.Module):
 
 
 def _judged(answer: Any, right: list[int], seed: int) -> dict[str, Any]:
-    _join()
+    join()
     dice = torch.Generator().manual_seed(seed)
     count, classes = len(right), 4
     labels = torch.randint(classes, (count,), generator=dice)

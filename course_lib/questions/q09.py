@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..check import Refused, a_function, observe, question
-from .q06 import _join
+from .ranks import join
 
 Found = Iterator[tuple[str, bool, str, str]]
 RANKS = 3
@@ -186,7 +186,7 @@ def seconds_of(answer: Any, rng: random.Random) -> Found:
 
 def _measured(answer: Any, size: int) -> tuple[Any, list[int]]:
     """The answer, with an all_reduce that takes known times; and the bytes of each of its messages."""
-    _join()
+    join()
     real, calls = dist.all_reduce, []
 
     def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,21 @@
+"""What tests look for in a picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.text import Text
+
+
+def overlapping(figure: Any) -> list[tuple[str, str]]:
+    """Pairs of texts in a figure that lie on each other."""
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+    return [
+        (one, other)
+        for i, (one, box) in enumerate(boxes)
+        for other, another in boxes[i + 1 :]
+        if box.width and another.width and box.overlaps(another)
+    ]
