@@ -5,8 +5,9 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_ddp.py --checkpoint digits.pt
 
 With --checkpoint it can be killed at any time: started again, by you or by torchrun, it goes on after the
-last epoch that was completed. To train something of your own, change `ConvNet` and the two lines that call
-`digits`. The rest stays.
+last epoch that was completed. (Over gloo, ranks that torch 2.15 restarts may meet at the store of the attempt
+before: put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun.) To train something of your own, change
+`ConvNet` and the two lines that call `digits`. The rest stays.
 """
 
 import argparse
