@@ -4,11 +4,11 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_resume.py --checkpoint run.pt
 
 Where the checkpoint is there, the training goes on from it: the same command starts and resumes. On a CPU
-the losses after a resume are those of a training that nobody killed, to the last digit. (Over gloo, ranks that
-torch 2.15 restarts may meet at the store of the attempt before: put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in
-front of torchrun.) To train something of your own, change `ConvNet` and the line that calls `digits`; whatever
-else your training keeps from one step to the next (an average of the weights, a gradient scaler) belongs into
-`snapshot` and `restore`.
+the losses after a resume are those of a training that nobody killed, to the last digit. (Over gloo, ranks
+that torch 2.15 restarts may meet at the store of the attempt before: put
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun.) To train something of your own, change `ConvNet`
+and the line that calls `digits`; whatever else your training keeps from one step to the next (an average of
+the weights, a gradient scaler) belongs into `snapshot` and `restore`.
 """
 
 import argparse
