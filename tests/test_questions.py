@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import random
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import nbformat
 import pytest
+import torch
 
 from answers import RIGHT, WRONG
+from course_lib import launch
 from course_lib.check import QUESTIONS, Feedback, check
 from course_lib.exercises import blank
 
@@ -104,6 +109,39 @@ def test_a_wrong_answer_misses_what_it_should(number: str, answer: Any, hold: se
 def test_a_right_answer_of_another_style_has_full_points(number: str, answer: Any) -> None:
     feedback = check(number, answer)
     assert feedback.points == feedback.most, str(feedback)
+
+
+DRAWS = 60
+ONE_PROCESS = "01.1 01.2 01.3 02.1 02.2 02.3 03.1 03.2 03.3 04.1 04.2 08.1 09.1 09.3 10.1".split()
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "hold", "hint"), named([each for each in WRONG if each[0] in ONE_PROCESS])
+)
+def test_no_draw_hides_what_is_wrong(number: str, answer: Any, hold: set[str], hint: str) -> None:
+    """Many draws in one rank, which is fast, and keeps from the tests what an answer leaves behind."""
+    if check(number, answer).trouble:
+        return  # it does not come to the draws
+
+    def draw() -> list[tuple[int, set[str], str]]:
+        from course_lib.check import QUESTIONS, check  # the rank's own, not a copy of this module's
+
+        check("", None)
+        asked, found = QUESTIONS[number], []
+        importlib.import_module(asked.judge.__module__).observe = lambda work, *args: [work(*args)]
+        for seed in range(DRAWS):
+            torch.set_grad_enabled(True)
+            QUESTIONS[number] = replace(asked, judge=partial(seeded, asked.judge, seed))
+            feedback = check(number, answer)
+            found.append((seed, {each.what for each in feedback.findings if each.ok}, str(feedback)))
+        return found
+
+    def seeded(judge: Any, seed: int, answer: Any, _: random.Random) -> Any:
+        return judge(answer, random.Random(seed))
+
+    for seed, found, feedback in launch(draw, nprocs=1, device="cpu", dashboard=False).results[0]:
+        assert found == hold, f"seed {seed}: {feedback}"
+        assert hint in feedback, f"seed {seed}: {feedback}"
 
 
 def leaks_nothing(feedback: Feedback) -> bool:

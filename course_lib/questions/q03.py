@@ -52,7 +52,7 @@ def chunk_sizes(answer: Any, rng: random.Random) -> Found:
             hint = "A chunk with nothing in it is no chunk: that device gets none."
         elif len(sizes) > len(right):
             hint = "The first chunks are the batch over the devices, rounded up. Is there something for each?"
-        elif max(sizes) - min(sizes) <= 1:
+        elif max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes):
             hint = "As even as can be. chunk is simpler: all alike, and the last has what is left."
         else:
             hint = "Round up for the first ones. What is left for the last?"
@@ -85,8 +85,10 @@ ALIKE, UNEVEN, BACK = (
 def batch_loss(answer: Any, rng: random.Random) -> Found:
     a_function(answer, "batch_loss(losses, batch_size)")
     devices, size = rng.randint(3, 5), rng.randint(4, 8)
-    cases = {ALIKE: devices * size, UNEVEN: devices * size - rng.randint(2, size - 2)}
-    losses = [round(rng.uniform(0.2, 2), 2) for _ in range(devices - 1)] + [round(rng.uniform(3, 5), 2)]
+    fewer = rng.randint(2, min(devices, size) - 1)  # with as many as there are devices, all are alike again
+    cases = {ALIKE: devices * size, UNEVEN: devices * size - fewer}
+    middle = [round(rng.uniform(1, 2), 2) for _ in range(devices - 2)]
+    losses = [round(rng.uniform(0.2, 0.8), 2), *middle, round(rng.uniform(3, 5), 2)]  # sizes show, and order
     found = observe(_losses, answer, losses, list(cases.values()))[0]
     for (what, batch_size), (value, _) in zip(cases.items(), found, strict=True):
         if isinstance(value, str):
@@ -241,13 +243,15 @@ def _parallel(answer: Any, seed: int) -> list[dict[str, Any]]:
     for batch_size, devices in CASES:
         torch.manual_seed(seed)
         model = _Noting(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4, bias=False)).double()
-        x, y = torch.randn(batch_size, 6, dtype=torch.float64), torch.randint(4, [batch_size])
-        x[-1] *= 20  # the last chunk is another one than the rest: whoever counts it wrong, shows
-        means = [
-            nn.functional.cross_entropy(model(a), b)
-            for a, b in zip(x.chunk(devices), y.chunk(devices), strict=True)
-        ]
-        right = nn.functional.cross_entropy(model(x), y)
+        while True:
+            x, y = torch.randn(batch_size, 6, dtype=torch.float64), torch.randint(4, [batch_size])
+            x[-1] *= 20  # the last chunk is another one than the rest
+            chunks = list(zip(x.chunk(devices), y.chunk(devices), strict=True))
+            means = [nn.functional.cross_entropy(model(a), b) for a, b in chunks]
+            right = nn.functional.cross_entropy(model(x), y)
+            alike = len({len(a) for a, _ in chunks}) == 1
+            if alike or abs(sum(means) / len(means) - right) > 0.05:  # whoever counts it wrong, shows
+                break
         wanted = torch.cat([each.flatten() for each in torch.autograd.grad(right, list(model.parameters()))])
         CALLS.clear()
         loss = answer(model, x.clone(), y.clone(), [torch.device("cpu")] * devices)

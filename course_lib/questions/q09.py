@@ -50,8 +50,8 @@ def _clusters(rng: random.Random) -> list[Case]:
         gpus = rng.randint(1, 4)
         add(SHARED, "gpu", gpus, gpus + rng.randint(1, 4), network, "gloo", "shared GPU")
     add(SHARED, "cpu and gpu", 1, rng.randint(2, 4), "none", "gloo", "shared GPU")
-    for network in NETWORKS:
-        add(CPU, "cpu", rng.choice((0, 2, 8)), rng.randint(2, 8), network, "gloo", "CPU over IP")
+    for network, gpus in zip(NETWORKS, rng.sample((0, 2, 8), 3), strict=True):
+        add(CPU, "cpu", gpus, rng.randint(2, 8), network, "gloo", "CPU over IP")
     add(CPU, "cpu", 0, rng.randint(2, 8), NO_IP, "mpi", "no IP")
     # both, over a network that gloo cannot use, would need a third backend: not asked
     cases = [case for case in cases if not (case[0] == BOTH and case[1]["network"] == NO_IP)]
@@ -212,7 +212,7 @@ def _measured(answer: Any, size: int) -> tuple[Any, list[int]]:
 # --- 09.3 -------------------------------------------------------------------------------------------------
 
 ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
-NEAR, LINES = 0.15, 6
+NEAR, WORLD_SIZES = 0.15, (3, 3, 4, 6, 8, 16)  # the small ones tell its factor from 2
 
 
 @question("09.3", {ALPHA: 1, BUS: 1})
@@ -220,12 +220,8 @@ def line(answer: Any, rng: random.Random) -> Found:
     a_function(answer, "line(sizes, seconds, world_size)")
     sizes = [4**k for k in range(3, 14)]
     truths, tasks = [], []
-    for _ in range(LINES):
-        alpha, bus, world_size = (
-            rng.uniform(2e-5, 2e-4),
-            rng.uniform(0.5e9, 5e9),
-            rng.choice((3, 4, 6, 8, 16)),
-        )
+    for world_size in rng.sample(WORLD_SIZES, len(WORLD_SIZES)):
+        alpha, bus = rng.uniform(2e-5, 2e-4), rng.uniform(0.5e9, 5e9)
         factor = 2 * (world_size - 1) / world_size
         times = [(alpha + size / bus * factor) * rng.uniform(0.93, 1.07) for size in sizes]
         truths.append((alpha, bus))
@@ -236,7 +232,7 @@ def line(answer: Any, rng: random.Random) -> Found:
             raise Refused(f"line shall return two numbers, alpha and the bus bandwidth; it returned {value}")
     pairs = list(zip(found, truths, tasks, strict=True))
     off = [abs(got[0] / true[0] - 1) for got, true, _ in pairs]
-    worst = max(range(LINES), key=lambda i: off[i] if math.isfinite(off[i]) else math.inf)
+    worst = max(range(len(found)), key=lambda i: off[i] if math.isfinite(off[i]) else math.inf)
     got, true = found[worst][0], truths[worst][0]
     seen = f"a message of no bytes takes {1e6 * true:.0f} µs, and α came out as {1e6 * got:.0f} µs"
     ratios = [got[0] / true[0] for got, true, _ in pairs]
@@ -249,7 +245,7 @@ def line(answer: Any, rng: random.Random) -> Found:
         hint = "Being off by a twentieth should count as much in a small message as in a large one."
     yield ALPHA, all(each < NEAR for each in off), seen, hint
     off = [abs(got[1] / true[1] - 1) for got, true, _ in pairs]
-    worst = max(range(LINES), key=lambda i: off[i] if math.isfinite(off[i]) else math.inf)
+    worst = max(range(len(found)), key=lambda i: off[i] if math.isfinite(off[i]) else math.inf)
     got, true, world_size = found[worst][1], truths[worst][1], tasks[worst][2]
     seen = f"with {world_size} ranks it is {true / 1e9:.2f} GB/s, and {got / 1e9:.3g} came out"
     factors = [2 * (n - 1) / n for _, _, (_, _, n) in pairs]
@@ -260,11 +256,11 @@ def line(answer: Any, rng: random.Random) -> Found:
 
     if are([1 / each for each in factors]):
         hint = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
-    elif are([1 / 2] * LINES):
+    elif are([1 / 2] * len(factors)):
         hint = "It is half of it. The data moves twice: once to be added up, once to be handed out."
     elif are([1 / each**2 for each in factors]):
         hint = "Is the factor on the right side? A rank sends more than its message."
-    elif are([1e-9] * LINES):
+    elif are([1e-9] * len(factors)):
         hint = "In which unit? Bytes per second are asked for."
     elif all(got[1] < 1 for got, _, _ in pairs):
         hint = "That is a time for each byte. A bandwidth is bytes for each second."
