@@ -112,11 +112,11 @@ def test_a_right_answer_of_another_style_has_full_points(number: str, answer: An
 
 
 DRAWS = 60
-ONE_PROCESS = "01.1 01.2 01.3 02.1 02.2 02.3 03.1 03.2 03.3 04.1 04.2 08.1 09.1 09.3 10.1".split()
+ON_RANKS = ("04.3", "05", "06", "07", "08.2", "08.3", "09.2", "10.2", "10.3")  # or through files
 
 
 @pytest.mark.parametrize(
-    ("number", "answer", "hold", "hint"), named([each for each in WRONG if each[0] in ONE_PROCESS])
+    ("number", "answer", "hold", "hint"), named([each for each in WRONG if not each[0].startswith(ON_RANKS)])
 )
 def test_no_draw_hides_what_is_wrong(number: str, answer: Any, hold: set[str], hint: str) -> None:
     """Many draws in one rank, which is fast, and keeps from the tests what an answer leaves behind."""
