@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import threading
 import time
@@ -34,8 +33,7 @@ def watch(
             raise
         try:
             clear_old()  # while the ranks begin
-            with _behind_the_ranks():
-                error = _follow(run, ranks, timeout, view)
+            error = _follow(run, ranks, timeout, view)
         finally:
             ranks.kill()
         state = "done" if error is None else "stopped" if isinstance(error, report.Stopped) else "failed"
@@ -102,26 +100,6 @@ def _first_failure(run: Run, codes: dict[int | str, int | None]) -> report.Failu
     found = [each for each in failures if each is not None]
     of_ranks = [each for each in found if each.rank != "program"]
     return report.cause(of_ranks or found)
-
-
-@contextlib.contextmanager
-def _behind_the_ranks() -> Iterator[None]:
-    """This thread waits for a core that is free instead of taking a rank's, where the system lets it (Linux).
-
-    It keeps its share where all cores are busy. A rank that is held up holds up all others at their next
-    collective, so without this the dashboard costs about a hundredth of the throughput more.
-    """
-    try:
-        usual = os.sched_getscheduler(0) == os.SCHED_OTHER
-        if usual:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except (AttributeError, OSError):  # another system, or a sandbox that forbids it
-        usual = False
-    try:
-        yield
-    finally:
-        if usual:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 @contextlib.contextmanager

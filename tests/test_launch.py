@@ -572,20 +572,3 @@ def test_a_function_may_mention_cudnn() -> None:
     assert quiet_launch(lambda module: module.__name__, torch.backends.cudnn, nprocs=1).results == [
         "torch.backends.cudnn"
     ]
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no such way to schedule")
-@pytest.mark.parametrize("fails", [False, True])
-def test_who_watches_takes_no_core_from_a_rank(fails: bool) -> None:
-    def work(watcher: int) -> tuple[int, int]:
-        deadline = time.monotonic() + 60
-        while os.sched_getscheduler(watcher) != os.SCHED_BATCH and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if fails:
-            raise ValueError("on purpose")
-        return os.sched_getscheduler(watcher), os.sched_getscheduler(0)
-
-    with pytest.raises(RankError) if fails else contextlib.nullcontext():
-        run = quiet_launch(work, threading.get_native_id(), nprocs=2)
-        assert run.results == [(os.SCHED_BATCH, os.SCHED_OTHER)] * 2
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
