@@ -271,14 +271,18 @@ class Memory:
 
     On the CPU the true figure (the pages that are this process's alone, psutil's USS: those that it shares
     with the process it was forked from are not its own) takes a walk over the page tables, 10 ms with torch
-    loaded. It is taken when its cost is under 0.5 % of the time since the last; in between, the
-    resident size, which costs 10 µs, says how far it has moved.
+    loaded. It is taken when its cost is under 0.5 % of the time since the last, at the start, when the pages
+    are copied that the rank writes to, and ever more seldom until it is under 0.1 %; in between, the resident
+    size, which costs 10 µs, says how far it has moved.
     """
+
+    OFTEN, SELDOM = 200, 1000  # a walk is due when this many times its cost has passed since the last
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._exact_at = time.monotonic()
-        self._cost = TICK_INTERVAL / 2 / 200  # the first walk comes with the second tick
+        self._cost = TICK_INTERVAL / 2 / self.OFTEN  # the first walk comes with the second tick
+        self._walks = 0
         self._own, self._resident = 0, self._resident_bytes()
 
     def read(self, exact: bool = True) -> tuple[float, float, float]:
@@ -297,7 +301,9 @@ class Memory:
 
     def _on_the_cpu(self, exact: bool) -> float:
         resident, now = self._resident_bytes(), time.monotonic()
-        if exact and now - self._exact_at > 200 * self._cost:
+        patience = min(self.SELDOM, self.OFTEN * max(1, self._walks))
+        if exact and now - self._exact_at > patience * self._cost:
+            self._walks += 1
             self._own, self._resident = self._process.memory_full_info().uss, resident
             self._exact_at, self._cost = now, time.monotonic() - now
         return max(0, self._own + resident - self._resident)

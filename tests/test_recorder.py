@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -516,6 +517,33 @@ def test_memory_is_followed_between_its_exact_readings(monkeypatch: pytest.Monke
     assert memory.read()[0] - first == pytest.approx(100 * MIB, rel=0.1)
     del block
     assert memory.read()[0] - first < 10 * MIB
+
+
+def test_the_walk_over_the_pages_is_taken_often_at_the_start_and_seldom_in_a_long_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, taken, cost, minutes = 0.0, [], 0.01, 5
+
+    class Process:
+        def memory_info(self) -> SimpleNamespace:
+            return SimpleNamespace(rss=2, shared=1)
+
+        def memory_full_info(self) -> SimpleNamespace:
+            nonlocal now
+            taken.append(now)
+            now += cost
+            return SimpleNamespace(uss=1)
+
+    monkeypatch.setattr(recorder, "psutil", SimpleNamespace(Process=Process))
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic=lambda: now))
+    memory = recorder.Memory()
+    while now < 60 * minutes:
+        memory.read()
+        now += recorder.TICK_INTERVAL
+
+    assert sum(at < 10 for at in taken) == 3
+    assert sum(cost for at in taken if at > 60) <= 0.0011 * 60 * (minutes - 1)
+    assert len(taken) > 60 * minutes / (cost * recorder.Memory.SELDOM + 1), "it goes on"
 
 
 def test_asking_for_memory_is_cheap() -> None:
