@@ -37,7 +37,7 @@ lesson: setup  ## execute lessons and save them with their outputs: make lesson 
 	@$(IN_VENV) python tests/notebooks/execute.py $(N)
 
 look: setup  ## the same in a real JupyterLab, as pictures of what a learner sees: make look N=06
-	@PYTHONPATH=tests:tests/notebooks $(IN_VENV) python tests/browser/look.py $(N)
+	@PYTHONPATH=. $(IN_VENV) python tests/browser/look.py $(N)
 
 bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)

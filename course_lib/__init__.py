@@ -7,28 +7,28 @@ import threading as _threading
 # other work keeps busy, spinning makes a training several times slower. Read once, when torch is loaded.
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from .check import check
-from .checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
-from .collective_figure import collective, collectives
-from .conversion_map import conversion_map
-from .dashboard import rehearse as _rehearse
-from .data import digits
-from .figures import bars, compare, curves
-from .grid import grid
-from .launch import launch
-from .live_memory import LiveMemory
-from .machine import machine
+from .checkpoint.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from .data.digits import digits
+from .exercises.check import check
+from .exercises.progress import progress
+from .figures.charts import bars, compare, curves
+from .figures.collectives import collective, collectives
+from .figures.conversions import conversion_map
+from .figures.grid import grid
+from .figures.shards import shard_map
+from .figures.stacked import stacked_bars
+from .figures.timeline import timeline
+from .hardware import machine
+from .launcher.dashboard import rehearse as _rehearse
+from .launcher.launch import launch
+from .launcher.processes import warm_up as _warm_up
+from .launcher.scripts import python, torchrun
+from .measure.live_memory import LiveMemory
+from .measure.wire import bytes_sent
 from .notebook import in_kernel as _in_kernel
-from .progress import progress
-from .rank import log, place, track
-from .report import RankError, RankTimeout
-from .run import Run
-from .scripts import python, torchrun
-from .shards import shard_map
-from .stacked_figure import stacked_bars
-from .start import warm_up as _warm_up
-from .timeline import timeline
-from .wire import bytes_sent
+from .rank.calls import log, place, track
+from .report.failed import RankError, RankTimeout
+from .run.run import Run
 
 __all__ = [
     "CheckpointError",

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .launch import launch
-from .machine import machine
+from .hardware import machine
+from .launcher.launch import launch
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def exercises(check: bool) -> int:
     """Generate the exercises from the solutions in the current folder."""
-    from .exercises import ExerciseError, generate
+    from .exercises.generate import ExerciseError, generate
 
     try:
         changed = generate(Path("solutions"), Path("exercises"), check)
@@ -71,7 +71,7 @@ def _notebooks() -> str:
 
 
 def _data() -> str:
-    from .data import digits
+    from .data.digits import digits
 
     return f"{len(digits(train=True)):,} digits to train on, {len(digits(train=False)):,} to test"
 

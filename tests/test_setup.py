@@ -28,8 +28,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from conftest import processes_marked, require, wait_for
+from tests.support.needs import require
+from tests.support.processes import processes_marked, wait_for
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 120  # seconds, for any one command

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from course_lib.machine import cores
+from course_lib.hardware import cores
 from kernel import ROOT
 from peers import Peers, installed_peers
 from starts import by_ranks, from_cell_to_result

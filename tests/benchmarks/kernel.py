@@ -14,7 +14,7 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
-from course_lib.machine import cores
+from course_lib.hardware import cores
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from execute import ROOT, LessonError, find
-from lab import Lab, Notebook, fresh_page
+from tests.notebooks.execute import ROOT, LessonError, find
+from tests.support.lab import Lab, Notebook, fresh_page
 
 FOLDERS = ("lessons", "exercises", "solutions")
 HEIGHT = 1400  # pixels of a picture

@@ -10,9 +10,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from tests.support.needs import require
+from tests.support.processes import processes_marked, wait_for
 
-from conftest import processes_marked, require, wait_for
-from lab import Lab, Notebook, fresh_page
+from tests.support.lab import Lab, Notebook, fresh_page
 
 pytestmark = pytest.mark.browser
 LESSON = "lessons/06_ddp_with_spawn.ipynb"

@@ -16,12 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import kernels
-from cells import quiet_launch
-from conftest import missing, wait_for
 from course_lib import RankError, Run, log
-from kernels import Kernel
-from programs import running
+from tests.support import kernels
+from tests.support.cells import quiet_launch
+from tests.support.kernels import Kernel
+from tests.support.needs import missing
+from tests.support.processes import wait_for
+from tests.support.programs import running
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
 

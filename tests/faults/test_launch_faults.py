@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cells import cell, quiet_launch
 from course_lib import RankError, RankTimeout
-from kernels import Kernel
-from programs import ENDS, ENOUGH, HANGS, Jump, assert_marked, assert_timed_out
+from tests.support.cells import cell, quiet_launch
+from tests.support.kernels import Kernel
+from tests.support.programs import ENDS, ENOUGH, HANGS, Jump, assert_marked, assert_timed_out
 
 
 @pytest.mark.parametrize("how", ENDS)

@@ -13,12 +13,12 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.processes import wait_for
 
-from cells import quiet_launch
-from conftest import wait_for
-from course_lib import guard
-from course_lib.machine import memory
-from kernels import Kernel
+from course_lib.hardware import memory
+from course_lib.launcher import guard
+from tests.support.cells import quiet_launch
+from tests.support.kernels import Kernel
 
 MOST_KERNELS = 30
 MIB = 1 << 20

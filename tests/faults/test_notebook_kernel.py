@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
+from tests.support.processes import processes_marked, wait_for
 
-from conftest import processes_marked, wait_for
-from kernels import MARK
+from tests.support.kernels import MARK
 
 
 class Notebook:

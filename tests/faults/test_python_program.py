@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.processes import wait_for
 
-from conftest import wait_for
-from course_lib import RankError, RankTimeout, Run, python, watch
-from kernels import Kernel
-from programs import assert_none_left, script, timeless
+from course_lib import RankError, RankTimeout, Run, python
+from course_lib.launcher import watch
+from tests.support.kernels import Kernel
+from tests.support.programs import assert_none_left, script, timeless
 
 quiet_python = functools.partial(python, dashboard=False)
 

@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 
-from cells import cell, quiet_launch
 from course_lib import RankError, Run, launch, torchrun
-from programs import ENOUGH, assert_none_left, calling_work, script
+from tests.support.cells import cell, quiet_launch
+from tests.support.programs import ENOUGH, assert_none_left, calling_work, script
 
 MIB = 1 << 20
 LAUNCHERS = ["launch", "torchrun"]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.processes import wait_for
 
-from conftest import wait_for
 from course_lib import RankError, RankTimeout, Run, torchrun
-from kernels import Kernel, alive
-from programs import (
+from tests.support.kernels import Kernel, alive
+from tests.support.programs import (
     ENDS,
     ENOUGH,
     HANGS,

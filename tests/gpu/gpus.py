@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
+from tests.support.processes import wait_for
 
-from cells import quiet_launch
-from conftest import wait_for
+from tests.support.cells import quiet_launch
 
 MIB = 1 << 20
 SLACK = 64 * MIB  # the driver's own use moves by a few MiB; a rank's CUDA context takes hundreds

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gpus import on_a_gpu
+from tests.gpu.gpus import on_a_gpu
 
 pytestmark = on_a_gpu
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from course_lib import place
-from gpus import MIB, START_SECONDS, gpu_launch, on_a_gpu, used_bytes, wait_until_free_again
-from kernels import Kernel
+from tests.gpu.gpus import MIB, START_SECONDS, gpu_launch, on_a_gpu, used_bytes, wait_until_free_again
+from tests.support.kernels import Kernel
 
 pytestmark = on_a_gpu
 HELD = 512 * MIB  # by each rank

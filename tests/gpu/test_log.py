@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib import Run, log, place, recorder
-from gpus import gpu_launch, on_a_gpu
+from course_lib import Run, log, place
+from course_lib.rank import recorder
+from tests.gpu.gpus import gpu_launch, on_a_gpu
 
 pytestmark = on_a_gpu
 LONG = 4_000_000_000  # GPU clock cycles: about 2 s at an H200's 2 GHz, more where it idles slower

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib import RankError, launch, place
-from gpus import START_SECONDS, gpu_launch, on_a_gpu
-from kernels import Kernel
+from tests.gpu.gpus import START_SECONDS, gpu_launch, on_a_gpu
+from tests.support.kernels import Kernel
 
 pytestmark = on_a_gpu
 GPUS = torch.cuda.device_count()

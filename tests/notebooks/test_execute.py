@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-import execute
+from tests.notebooks import execute
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from execute import ROOT, hide, read, run
+from tests.notebooks.execute import ROOT, hide, read, run
 
 COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
 OTHERS = (2, 3, 4)

@@ -1,0 +1,287 @@
+"""Digits for every lesson, without a network: made once, in MNIST's own files, loaded by torchvision's MNIST.
+
+Nobody meets half a data set: a maker works in a temporary folder and moves each finished file into place at
+once, and every load looks at sizes and headers first. So any number of makers may work at the same time, or
+be killed; the lock between them only saves the others the same work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..home import home
+
+try:
+    import fcntl
+except ImportError:  # Windows: everyone makes the files, the last one's stay
+    fcntl = None
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torchvision.datasets import MNIST
+
+TRAIN_SIZE, TEST_SIZE = 18_000, 2_000  # digits; 18,000 gives 2, 3, 4, 6 or 8 ranks equal shards
+MEAN, STD = 0.1579, 0.2869  # of the made training digits, scaled to 0…1 (a test computes them again)
+LOCK_SECONDS = 60.0  # then make the files without the lock: a maker that was stopped must not stop everyone
+
+# The typefaces come with matplotlib. The test digits are set in ones that training never shows.
+TRAIN_FONTS = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
+    *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
+    *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-BoldItalic"),
+    *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmti10"),
+)
+TEST_FONTS = ("DejaVuSansMono-BoldOblique", "DejaVuSerif-Italic", "STIXGeneralBolIta", "cmss10", "cmtt10")
+
+_SHAPES = {"images-idx3-ubyte": (28, 28), "labels-idx1-ubyte": ()}  # of one picture, of one label
+_FILES = {f"{split}-{what}": shape for split in ("train", "t10k") for what, shape in _SHAPES.items()}
+
+
+class DataError(OSError):
+    """A data set cannot be made, read or downloaded; the message says which file, why, and what to do."""
+
+
+def to_tensor(image: Image) -> torch.Tensor:
+    """A 28 × 28 grey picture (0…255) as a float32 tensor (1, 28, 28): scaled to 0…1, minus MEAN, over STD."""
+    import torch
+
+    return torch.from_numpy((np.asarray(image, dtype=np.float32)[None] / 255 - MEAN) / STD)
+
+
+def digits(
+    train: bool = True,
+    *,
+    root: Path | str | None = None,
+    download: bool = False,
+    transform: Callable | None = to_tensor,
+) -> MNIST:
+    """Pictures of digits and their labels, as torchvision's own ``MNIST`` dataset; no network needed.
+
+    The first call makes the digits (about a second): set in many typefaces, bent, turned, shifted, noised.
+    The 2,000 test digits are set in typefaces that the 18,000 training digits never show; every class has
+    the same number. One machine makes the same bytes each time; another processor may round a pixel
+    differently. ``torchvision.datasets.MNIST(root)`` loads the files too. First met in lesson 02.
+
+    Parameters
+    ----------
+    train
+        The training digits (True) or the held-out ones (False).
+    root
+        The files are, or shall be made, in ``MNIST/raw`` below it. By default ``home()/data/digits-v1``, and
+        ``home()/data/mnist`` for the download. Whole MNIST files found there are loaded as they are.
+    download
+        Fetch the handwritten MNIST (60,000 and 10,000 digits, 11 MB) instead, unless it is there already.
+    transform
+        What turns a 28 × 28 PIL picture into what the dataset returns. By default `to_tensor`: float32
+        (1, 28, 28), normalised with mean 0.1579 and standard deviation 0.2869, those of the made training
+        digits (for the handwritten ones too). None keeps the PIL picture.
+
+    Raises
+    ------
+    TypeError
+        When ``train`` is not a bool or ``transform`` cannot be called.
+    DataError
+        When the folder cannot be written, holds broken files that the course did not make, or when the
+        download fails. Nothing half done is left, nothing of others is deleted.
+    CourseHomeError
+        When ``root`` is not given and the course's own folder cannot be written.
+    """
+    if not isinstance(train, bool):
+        raise TypeError(f"train must be True (training digits) or False (held-out digits), not {train!r}")
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform must be a function of one picture, or None, not {transform!r}")
+    ours = root is None
+    if ours:
+        root = home() / "data" / ("mnist" if download else "digits-v1")
+    root = Path(root).expanduser().absolute()
+    if not download:
+        _provide(root / "MNIST", ".made-digits", _make, ours)
+    elif (root / "MNIST" / ".made-digits").exists():
+        raise DataError(f"{root} holds digits that the course made: give download=True another root")
+    else:
+        _provide(root / "MNIST", ".downloaded", _download, ours)
+
+    from torchvision.datasets import MNIST
+
+    return MNIST(root, train=train, transform=transform)
+
+
+def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool) -> None:
+    """Have four whole files in ``folder/raw``; the marker, also the lock, says that they are ours."""
+    try:
+        fault = _fault(folder)
+        if fault is None:
+            return
+        if not ours and folder.exists() and any(folder.iterdir()) and not (folder / marker).exists():
+            raise DataError(f"{folder / 'raw'} {fault}: repair or remove {folder}, or pass another root")
+        for part in (*reversed(folder.parents), folder):
+            part.mkdir(mode=0o700, exist_ok=True)
+        with _lock(folder / marker) as alone:
+            if _fault(folder) is None:  # another process made them while this one waited
+                return
+            for leftover in folder.glob(".making-*") if alone else ():
+                shutil.rmtree(leftover, ignore_errors=True)  # its maker was killed
+            with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as temporary:
+                make(Path(temporary))
+                made = Path(temporary, "MNIST")
+                if fault := _fault(made):
+                    raise DataError(f"the new folder {made / 'raw'} {fault}: try again")
+                (folder / "raw").mkdir(mode=0o700, exist_ok=True)
+                for name in _FILES:
+                    os.replace(made / "raw" / name, folder / "raw" / name)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"the digits cannot be kept in {folder} ({error}): "
+            "pass root= or set COURSE_HOME, with a folder that you can write and that has 50 MB free"
+        ) from None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Hold a lock on ``path`` (the kernel frees it when its holder dies); yields whether it could be had."""
+    deadline, held = time.monotonic() + LOCK_SECONDS, False
+    with open(path, "ab") as file:
+        while fcntl and not held and time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a file system without locks
+                break
+        yield held
+
+
+def _fault(folder: Path) -> str | None:
+    """What size and header show to be wrong in ``folder/raw``, as the end of a sentence; None if nothing."""
+    images = 0
+    for name, shape in _FILES.items():
+        length = 8 + 4 * len(shape)  # bytes of the header: a magic number and the shape, each 4 bytes
+        try:
+            with open(folder / "raw" / name, "rb") as file:
+                header, size = file.read(length), os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return f"has no file {name}"
+        if size < length:
+            return f"holds a broken {name}: {size:,} bytes, where the header alone has {length}"
+        magic, count, *rest = struct.unpack(f">{length // 4}I", header)
+        if magic != 0x801 + len(shape) or tuple(rest) != shape:
+            return f"holds a broken {name}: it begins with {header.hex(' ', 4)}, which is no MNIST header"
+        expected = length + count * int(np.prod(shape))
+        if size != expected:
+            return f"holds a broken {name}: {size:,} bytes, where its header announces {expected:,}"
+        if shape:
+            images = count
+        elif count != images:
+            return f"holds a broken {name}: {count:,} labels for {images:,} images"
+    return None
+
+
+def _download(root: Path) -> None:
+    """The handwritten MNIST, by torchvision, which knows the mirrors and checks the sums."""
+    from torchvision.datasets import MNIST
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)  # seconds without an answer; torchvision sets none
+    try:
+        MNIST(root, download=True)
+    except (RuntimeError, OSError, http.client.HTTPException) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise DataError(
+            f"MNIST could not be downloaded ({reason}): try again where there is a network, "
+            "or call digits() without download=True, which needs none"
+        ) from None
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _make(root: Path) -> None:
+    """Draw both sets and write them as MNIST's files (IDX, described at yann.lecun.com/exdb/mnist)."""
+    import torch
+
+    (root / "MNIST" / "raw").mkdir(parents=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one second of one core; on a busy machine more threads wait for each other
+    try:
+        train = _draw(_glyphs(TRAIN_FONTS), TRAIN_SIZE, seed=1)
+        test = _draw(_glyphs(TEST_FONTS), TEST_SIZE, seed=2)
+    finally:
+        torch.set_num_threads(threads)
+    for name, array in zip(_FILES, (*train, *test), strict=True):
+        header = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape)
+        (root / "MNIST" / "raw" / name).write_bytes(header + array.tobytes())
+
+
+def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
+    """Each typeface's digits in three widths of stroke, as a tensor (fonts, 3, 10, 64, 64) of 0…1."""
+    import matplotlib
+    import torch
+    from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+    sheets = []
+    for name in fonts:
+        path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
+        try:
+            font = ImageFont.truetype(path, 100, layout_engine=ImageFont.Layout.BASIC)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read ({error}): reinstall matplotlib, it has the font"
+            ) from None
+        _, top, _, bottom = font.getbbox("0")
+        font = font.font_variant(size=42 * 100 / (bottom - top))  # a zero is 42 pixels high, in all of them
+        for stroke in range(3):
+            for digit in "0123456789":
+                left, top, right, bottom = font.getbbox(digit, stroke_width=stroke)
+                corner = (32 - (left + right) / 2, 32 - (top + bottom) / 2)
+                sheet = Image.new("L", (64, 64))
+                ImageDraw.Draw(sheet).text(corner, digit, 255, font, stroke_width=stroke)
+                sheets.append(np.asarray(sheet.filter(ImageFilter.GaussianBlur(0.8))))
+    return torch.from_numpy(np.stack(sheets)).float().div_(255).view(len(fonts), 3, 10, 64, 64)
+
+
+def _draw(glyphs: torch.Tensor, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` digits, as many of each: uint8 images (count, 28, 28) and labels (count,)."""
+    import torch
+    from torch.nn.functional import affine_grid, grid_sample, interpolate
+
+    rng = np.random.RandomState(seed)  # the one generator of NumPy whose stream never changes
+    labels = rng.permutation(count) % 10
+    fonts, strokes = rng.randint(len(glyphs), size=count), rng.randint(3, size=count)
+
+    def between(low: float, high: float, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.uniform(low, high, (count, *shape)).astype(np.float32))
+
+    angle, shear = between(-0.2, 0.2), between(-0.2, 0.2)  # radians; pixels sideways per pixel down
+    width, height = between(0.8, 1.2), between(0.85, 1.2)
+    x, y = between(-0.12, 0.12), between(-0.12, 0.12)  # like the bends in half pictures: 0.1 is 1.4 pixels
+    bend = between(-0.1, 0.1, 2, 4, 4)  # a smooth field, given on 4 × 4 points
+    ink = between(0.7, 1.0, 1, 1, 1)
+    cos, sin = angle.cos(), angle.sin()
+    rows = [cos / width, (shear - sin) / width, x, sin / height, (cos + shear * sin) / height, y]
+    affine = torch.stack(rows, 1).view(count, 2, 3)
+
+    images = np.empty((count, 28, 28), np.uint8)
+    for start in range(0, count, 1000):  # 16 MB of glyphs at a time
+        part = slice(start, start + 1000)
+        grid = affine_grid(affine[part], [len(affine[part]), 1, 28, 28], align_corners=False)
+        grid += interpolate(bend[part], (28, 28), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+        glyph = glyphs[fonts[part], strokes[part], labels[part]][:, None]
+        picture = grid_sample(glyph, grid, align_corners=False) * ink[part]
+        picture += torch.from_numpy(rng.uniform(-0.075, 0.075, picture.shape).astype(np.float32))
+        images[part] = picture[:, 0].clamp_(0, 1).mul_(255).round_().byte().numpy()
+    return images, labels.astype(np.uint8)

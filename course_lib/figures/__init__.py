@@ -1,0 +1,1 @@
+"""Draws, and knows no run."""

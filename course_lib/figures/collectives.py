@@ -1,0 +1,370 @@
+"""A collective, drawn before and after from the values that the ranks really held (lesson 05).
+
+A value takes the colour of the rank that it came from, a sum the stripes of all the ranks that are in it.
+Nobody tells the picture which ranks those are: it finds them from the values. So a sum that equals one
+rank's value is taken for a copy, what MAX and MIN leave is drawn as a copy, and a PRODUCT is grey.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .charts import COLORS, Picture, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_RANKS, MOST_VALUES = 8, 16  # that can be read
+RANK_COLORS = [*COLORS, "#f0e442"]
+UNKNOWN = "#d9d9d9"  # made from nothing that the ranks held before
+BOX, SPACE, GROUP_GAP = 1.0, 0.14, 0.34  # in units of a box
+ROW = 1.42
+INCHES = 0.46  # a box, at most
+TITLE = 0.36  # inches
+ROUND = "round,pad=0,rounding_size=0.12"
+MARGINS = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
+
+WIDTH = 9.2  # inches, of several
+OTHER_COLUMNS = 4.6  # the ranks' names, and room for the arrows
+
+EXACT, SINGLE = 1e-12, 1e-6  # how far a value may be from what explains it, as a fraction of the terms
+HALF = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # the distance from 1 to the next number
+
+Held = list[list[float]]  # of one rank: groups (the tensors of a list) of values
+Origin = frozenset[int]  # the ranks that a value came from
+
+
+def collective(
+    before: Sequence[Any], after: Sequence[Any], title: str, start: Sequence[Any] | None = None
+) -> Picture:
+    """Draw what each rank held before and after a collective, coloured by the ranks it came from (lesson 05).
+
+    Parameters
+    ----------
+    before, after
+        For each rank what it held: a number, a tensor, a list of tensors (drawn apart from each other), or
+        None for nothing. Values that differ, as 1, 10, 100, make the sums tell which ranks are in them: a
+        sum that equals one rank's value is taken for a copy. What MAX and MIN leave is drawn as a copy,
+        a PRODUCT grey.
+    title
+        Its one message.
+    start
+        What the ranks held at the very beginning, to which the colours refer; by default ``before``.
+
+    Raises
+    ------
+    ValueError
+        No rank, another number of ranks after than before, too many to be read, or a thing that holds no
+        numbers.
+    """
+    step = _step(before, after, start)
+    columns = step.columns + OTHER_COLUMNS
+    inches = min(INCHES, 7.6 / columns)
+    height = inches * (ROW * len(step.before) + 0.75) + TITLE
+    figure, (axes,) = new_figure(width=7.6, height=height, margins=MARGINS | {"top": 1 - TITLE / height})
+    with styled():
+        _draw(axes, step, 7.6 / inches)
+        figure.text(0.012, 1 - 0.08 / height, title, va="top", size=11, weight="bold")
+    return Picture(figure, f"{title}. {_words(step)}")
+
+
+def collectives(
+    cases: Mapping[str, tuple[Sequence[Any], Sequence[Any]]], title: str, start: Sequence[Any] | None = None
+) -> Picture:
+    """Several collectives side by side, each by its name as ``(before, after)``, as `collective` draws one.
+
+    Raises
+    ------
+    ValueError
+        There is none, or one that `collective` would not draw; the message names it.
+    """
+    if not cases:
+        raise ValueError("collectives needs at least one: collectives({'broadcast': (before, after)}, title)")
+    steps = {name: _step(*case, start, f"{name}, ") for name, case in cases.items()}
+    widest = max(step.columns for step in steps.values()) + OTHER_COLUMNS
+    ranks = max(len(step.before) for step in steps.values())
+    across = 1 if widest > 22 or len(steps) == 1 else 2
+    width = WIDTH / across
+    inches = min(INCHES * 0.85, width / widest)
+    each = inches * (ROW * ranks + 0.75) + TITLE
+    height = math.ceil(len(steps) / across) * each + TITLE
+    figure, (empty,) = new_figure(width=WIDTH, height=height, margins=MARGINS)
+    empty.remove()
+    with styled():
+        figure.text(0.012, 1 - 0.1 / height, title, va="top", size=12, weight="bold")
+        for i, (name, step) in enumerate(steps.items()):
+            row, column = divmod(i, across)
+            bottom = 1 - (TITLE + (row + 1) * each) / height
+            place = (column / across, bottom, 1 / across, (each - 0.32) / height)
+            _draw(figure.add_axes(place), step, width / inches)
+            above = bottom + (each - 0.3) / height
+            figure.text(column / across + 0.012, above, name, va="bottom", size=10, weight="bold")
+    return Picture(figure, f"{title}. " + " ".join(f"{name}. {_words(step)}" for name, step in steps.items()))
+
+
+# --- what the ranks held ----------------------------------------------------------------------------------
+
+
+def _held_by_all(values: Sequence[Any], when: str) -> list[Held]:
+    ranks = list(values)
+    if not 0 < len(ranks) <= MOST_RANKS:
+        raise ValueError(f"{when}: what each of 1 to {MOST_RANKS} ranks held; got {len(ranks)} ranks")
+    return [_held(each, f"{when}, rank {rank}") for rank, each in enumerate(ranks)]
+
+
+def _held(value: Any, whose: str) -> Held:
+    if value is None:
+        return []
+    if isinstance(value, list | tuple) and any(not isinstance(each, int | float) for each in value):
+        groups = [_numbers(each, whose) for each in value if each is not None]
+    else:
+        groups = [_numbers(value, whose)]
+    groups = [group for group in groups if group]
+    if (count := sum(map(len, groups))) > MOST_VALUES:
+        raise ValueError(f"{whose}: {count} values; {MOST_VALUES} at most can be read, so draw a few of them")
+    return groups
+
+
+def _numbers(value: Any, whose: str) -> list[float]:
+    if hasattr(value, "detach"):
+        value = value.detach().flatten().tolist()
+    elif hasattr(value, "ravel"):
+        value = value.ravel().tolist()
+    try:
+        return [float(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{whose}: numbers, a tensor, a list of tensors or None can be drawn; this is {value!r:.60}"
+        ) from None
+
+
+class Step(NamedTuple):
+    """What all ranks held before and after, and of what the colours tell."""
+
+    before: list[Held]
+    after: list[Held]
+    start: list[Held]
+    rounding: float = SINGLE
+
+    @property
+    def columns(self) -> float:
+        return _columns(self.before) + _columns(self.after)
+
+
+def _step(before: Sequence[Any], after: Sequence[Any], start: Sequence[Any] | None, name: str = "") -> Step:
+    held = [_held_by_all(before, f"{name}before"), _held_by_all(after, f"{name}after")]
+    held.append(held[0] if start is None else _held_by_all(start, f"{name}start"))
+    counts = sorted({len(each) for each in held})
+    if len(counts) > 1:
+        raise ValueError(f"{name}{counts[0]} ranks at one time and {counts[1]} at another: none may be lost")
+    return Step(*held, rounding=max(map(_rounding, (before, after, start))))
+
+
+def _rounding(value: Any) -> float:
+    """That of the coarsest dtype in it."""
+    if isinstance(value, list | tuple):
+        return max(map(_rounding, value), default=SINGLE)
+    return HALF.get(str(getattr(value, "dtype", "")).removeprefix("torch."), SINGLE)
+
+
+def origins(before: list[Held], after: list[Held], rounding: float = SINGLE) -> list[list[list[Origin]]]:
+    """For each value after, the ranks whose values before are in it: copied, summed or averaged."""
+    known = _Known([[value for group in held for value in group] for held in before], rounding)
+    return [
+        [
+            [known.origin(rank, place, value) for place, value in enumerate(group, offset)]
+            for offset, group in zip(_offsets(held), held, strict=True)
+        ]
+        for rank, held in enumerate(after)
+    ]
+
+
+def _offsets(held: Held) -> list[int]:
+    return [0, *itertools.accumulate(map(len, held))][: len(held)]
+
+
+class _Known:
+    """The ranks' values before, and all sums that they can have made."""
+
+    def __init__(self, flat: list[list[float]], rounding: float) -> None:
+        self.flat, self.rounding = flat, rounding
+
+    def origin(self, rank: int, place: int, value: float) -> Origin:
+        """The nearest explanation: unchanged, a copy, a sum at one place of some ranks, their mean."""
+        for tolerance in (EXACT, SINGLE):  # an exact one first: with 1 and 10,000,000 all else looks alike
+            found = self._copied(rank, place, value, tolerance) or self._summed(place, value, tolerance)
+            if found:
+                return found
+        return self._summed(place, value, self.rounding) if self.rounding > SINGLE else frozenset()
+
+    def _copied(self, rank: int, place: int, value: float, tolerance: float) -> Origin:
+        others = [(rank - distance) % len(self.flat) for distance in range(len(self.flat))]  # as round a ring
+        for at_place in (True, False):
+            for r in others:
+                for p, v in enumerate(self.flat[r]):
+                    if (not at_place or p == place) and _equal(value, v, tolerance):
+                        return frozenset({r})
+        return frozenset()
+
+    def _summed(self, place: int, value: float, tolerance: float) -> Origin:
+        choices, counts, totals, sizes = self._sums
+        for divide in (1.0, counts):
+            for places in (slice(place, place + 1), slice(None)):
+                away = np.abs(value - totals[places] / divide)
+                away = np.where(away <= tolerance * sizes[places] / divide, away, np.inf)
+                if away.size and np.isfinite(away.min()):
+                    return choices[int(away.argmin()) % len(choices)]
+        return frozenset()
+
+    @cached_property
+    def _sums(self) -> tuple[list[Origin], np.ndarray, np.ndarray, np.ndarray]:
+        """All choices of ranks, the most ranks first; how many each has; by place their sums and sizes."""
+        ranks, places = len(self.flat), max(map(len, self.flat), default=0)
+        values = np.full((places, ranks), np.nan)  # a sum with a value that is not there is not there
+        for rank, held in enumerate(self.flat):
+            values[: len(held), rank] = held
+        values[~np.isfinite(values)] = np.nan
+        choices = [c for size in range(ranks, 1, -1) for c in itertools.combinations(range(ranks), size)]
+        totals, sizes = np.empty((2, places, len(choices)))
+        for i, choice in enumerate(choices):
+            totals[:, i] = values[:, choice].sum(axis=1)
+            sizes[:, i] = np.abs(values[:, choice]).sum(axis=1)
+        return list(map(frozenset, choices)), np.array(list(map(len, choices))), totals, sizes
+
+
+def _equal(a: float, b: float, tolerance: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=tolerance)
+
+
+# --- the drawing ------------------------------------------------------------------------------------------
+
+
+def _columns(held: list[Held]) -> float:
+    """The width of the widest rank, in boxes."""
+    return max(_width(each) for each in held)
+
+
+def _width(held: Held) -> float:
+    if not held:
+        return BOX
+    count = sum(map(len, held))
+    return count * BOX + (count - len(held)) * SPACE + (len(held) - 1) * GROUP_GAP
+
+
+def _draw(axes: Axes, step: Step, width: float) -> None:
+    """Ranks as rows; before at the left, after at the right, an arrow where something came from elsewhere."""
+    before, after, start, rounding = step
+    ranks = len(before)
+    axes.axis("off")
+    axes.set(xlim=(0, width), ylim=(-(ROW * (ranks - 1)) - 0.75, 1.3), aspect="equal", anchor="W")
+    left, gap = 2.1, min(5.0, width - 2.4 - step.columns)
+    middle = left + _columns(before)
+    right = middle + max(gap, 2.0)
+    label = min(9.0, 0.31 * _points(axes))
+    grey = {"color": "#555555", "size": label, "va": "center"}
+    axes.text(left, 0.92, "before", **grey)
+    axes.text(right, 0.92, "after", **grey)
+    came = origins(before, after, rounding)
+    colors, colors_before = origins(start, after, rounding), origins(start, before, rounding)
+    for rank in range(ranks):
+        y = -ROW * rank
+        axes.text(0.2, y, f"rank {rank}", color=_ink(rank), weight="bold", size=label, va="center")
+        end = _boxes(axes, left, y, before[rank], colors_before[rank])
+        _boxes(axes, right, y, after[rank], colors[rank])
+        for other in range(ranks):
+            sources = frozenset().union(*(each for group in came[other] for each in group))
+            if rank in sources and before[rank]:
+                moved = rank != other
+                axes.annotate(
+                    "",
+                    (right - 0.14, -ROW * other + (0.5 * ((rank + 0.5) / ranks - 0.5) if moved else 0)),
+                    (end + 0.14, y),
+                    arrowprops={
+                        "arrowstyle": "-|>,head_width=0.16,head_length=0.32" if moved else "-",
+                        "color": _ink(rank),
+                        "lw": 1.3 if moved else 1.0,
+                        "ls": "-" if moved else (0, (1, 2)),
+                        "shrinkA": 0,
+                        "shrinkB": 0,
+                    },
+                )
+
+
+def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]]) -> float:
+    """The values of one rank from x on; where they end."""
+    from matplotlib.patches import Rectangle
+
+    if not held:
+        empty = Rectangle((x, y - 0.5), BOX, 1, fill=False, edgecolor="#aaaaaa", ls=(0, (2, 2)), lw=1)
+        axes.add_patch(empty)
+        return x + BOX
+    for values, ranks in zip(held, came, strict=True):
+        for value, origin in zip(values, ranks, strict=True):
+            _box(axes, x, y, value, sorted(origin))
+            x += BOX + SPACE
+        x += GROUP_GAP - SPACE
+    return x - GROUP_GAP
+
+
+def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None:
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+
+    colors = [RANK_COLORS[rank] for rank in ranks] or [UNKNOWN]
+    stripe = BOX / len(colors)
+    for i, color in enumerate(colors):
+        axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
+    text = _number(value)
+    if len(ranks) > 1:  # the number on a plate, or the stripes would cross it
+        plate = FancyBboxPatch(
+            (x + 0.1, y - 0.22), BOX - 0.2, 0.44, boxstyle="round,pad=0,rounding_size=0.12"
+        )
+        plate.set(facecolor="white", lw=0)
+        axes.add_patch(plate)
+    dark = len(ranks) != 1 or ranks[0] in (4, 5, 7)  # the pale colours
+    size = _points(axes) * (0.4 if len(text) <= 2 else 0.92 / len(text))
+    axes.text(
+        x + BOX / 2,
+        y - 0.02,
+        text,
+        size=size if len(ranks) == 1 else 0.86 * size,
+        weight="bold",
+        color="black" if dark else "white",
+        ha="center",
+        va="center_baseline",
+    )
+
+
+def _points(axes: Axes) -> float:
+    """A box in points."""
+    low, high = axes.get_xlim()
+    return axes.get_position().width * axes.figure.get_figwidth() * 72 / (high - low)
+
+
+def _ink(rank: int) -> str:
+    return "#8a7f00" if rank == 7 else RANK_COLORS[rank]  # yellow lines are pale on white
+
+
+def _number(value: float, digits: int = 4) -> str:
+    value += 0.0  # -0.0 is drawn as 0
+    return f"{value:.0f}" if abs(value) < 1e8 and value % 1 == 0 else f"{value:.{digits}g}"
+
+
+# --- the same in words ------------------------------------------------------------------------------------
+
+
+def _words(step: Step) -> str:
+    return f"Before: {_told(step.before)}. After: {_told(step.after)}."
+
+
+def _told(held: list[Held]) -> str:
+    return "; ".join(
+        f"rank {rank} holds "
+        + (" | ".join(", ".join(_number(each, 6) for each in group) for group in groups) or "nothing")
+        for rank, groups in enumerate(held)
+    )

@@ -1,0 +1,82 @@
+"""`grid`: a table of marks as a picture, for what was asked of several candidates and answered by each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .charts import Picture, new_figure, styled
+
+# What a cell can say: its mark, the colour of its field and of the mark. Never colour alone.
+STATES = {
+    "works": ("✓", "#c9ebdf", "#00563f"),
+    "wrong": ("≠", "#f3dcea", "#8a2a62"),
+    "refuses": ("✗", "#fadfcc", "#a34700"),
+    "not here": ("–", "#eeeeee", "#666666"),
+}
+ROW, HEAD, LEFT = 0.27, 1.35, 2.6  # inches: a row; title, names and legend together; the names of the rows
+
+
+def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
+    """Draw answers as a table of marks: ✓ works, ≠ wrong, ✗ refuses, – not here (lesson 09).
+
+    Parameters
+    ----------
+    columns
+        For each column's name, its cells by the name of their row:
+        ``{"gloo\\nCPU": {"broadcast": "works", "all_reduce": "refuses"}}``. Each cell is one of ``"works"``,
+        ``"wrong"`` (it ran, and the numbers are not right), ``"refuses"``, ``"not here"`` (could not be
+        asked on this machine).
+    title
+        What is to be seen.
+
+    Returns
+    -------
+    Picture
+        Its alternative text names, for each column, the rows of each state.
+
+    Raises
+    ------
+    ValueError
+        There is no column or no row, a column lacks a row of another, or a cell is none of the four.
+    """
+    rows = list(next(iter(columns.values()), {}))
+    if not rows:
+        raise ValueError("grid needs a column with a row: grid({'gloo': {'broadcast': 'works'}}, 'Title')")
+    for name, cells in columns.items():
+        if differs := sorted(set(rows) ^ set(cells)):
+            raise ValueError(f"the columns of a grid have the same rows; {name!r} differs in {differs[0]!r}")
+        for row, state in cells.items():
+            if state not in STATES:
+                raise ValueError(f"{name!r}, {row!r} is {state!r}; a cell is one of {', '.join(STATES)}")
+    width = min(11.0, max(7.2, LEFT + 0.95 * len(columns)))
+    height = HEAD + ROW * (len(rows) + max(name.count("\n") for name in columns))
+    figure, (axes,) = new_figure(1, width=width, height=height)
+    used = [state for state in STATES if any(state in cells.values() for cells in columns.values())]
+    with styled():
+        for x, cells in enumerate(columns.values()):
+            for y, row in enumerate(rows):
+                mark, field, ink = STATES[cells[row]]
+                axes.barh(y, 0.94, left=x - 0.47, height=0.88, color=field)
+                axes.text(x, y, mark, color=ink, size=11, weight="bold", ha="center", va="center")
+        axes.set_title(title, pad=10)
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        axes.set_xticks(range(len(columns)), list(columns))
+        axes.set_yticks(range(len(rows)), rows)
+        axes.tick_params(length=0, labelbottom=False, labeltop=True)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        legend = "     ".join(f"{STATES[state][0]} {state}" for state in used)
+        axes.set_xlabel(legend, labelpad=8)
+    return Picture(figure, f"{title}. " + " ".join(map(_words, columns, columns.values())))
+
+
+def _words(name: str, cells: Mapping[str, str]) -> str:
+    """A column in words: ``"gloo, CPU: works: broadcast, reduce; refuses: scatter."``"""
+    rows: dict[str, list[str]] = {}
+    for row, state in cells.items():
+        rows.setdefault(state, []).append(row)
+    if len(rows) == 1 and len(cells) > 1:
+        parts = [f"{state}: all {len(cells)}" for state in rows]
+    else:
+        parts = [f"{state}: {', '.join(rows[state])}" for state in STATES if state in rows]
+    return f"{name.replace(chr(10), ', ')}: {'; '.join(parts)}."

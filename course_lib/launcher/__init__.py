@@ -1,0 +1,1 @@
+"""Starts and watches, in the kernel."""

@@ -1,0 +1,274 @@
+"""What a learner sees while ranks run, and what stays when they are done.
+
+In a notebook a run that lasts shows a widget: a bar for each rank, memory and throughput as live curves, each
+rank's latest line, and a Stop button. At its end the widget goes and a plain picture and table stay, which
+show when the notebook is opened again or converted. A run that is over at once, or that has nothing to draw,
+leaves its ranks' lines, by rank. In a terminal, lines are printed as they come.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..figures.tables import text_table
+from ..hardware import cores
+from ..notebook import in_kernel
+from ..report.waiting import WARN_SECONDS, stalled
+from ..run.run import Run
+
+if TYPE_CHECKING:
+    from ..run.picture import RunFigure
+
+SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
+FASTEST = 0.25  # seconds between two refreshes, at least
+SLOWEST = 2.0  # seconds, at most
+SHARE = 0.004  # of the machine's CPU time that refreshing may take
+MANY_RANKS = 16  # from here on one line of bars, without texts
+LINES_KEPT = 20  # of each rank's output, under the cell
+TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at one refresh
+
+
+def view_of(run: Run, shown: bool) -> View:
+    """The view that fits where we are: a notebook, a terminal, or nothing at all."""
+    if not shown:
+        return View(run)
+    return NotebookView(run) if in_kernel() else TerminalView(run)
+
+
+class View:
+    """Shows nothing. ``stop`` is set by whoever wants the run to end."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.stop = threading.Event()
+
+    def update(self) -> None:
+        """Called some twenty times a second while the ranks run."""
+
+    def finish(self) -> None:
+        """Called once, when all ranks are gone and the run has its end written down."""
+
+
+class TerminalView(View):
+    """Prints each line as it comes, with its rank in front."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._read: dict[Path, int] = {}
+        self._warned = False
+        self._look_again = time.monotonic() + WARN_SECONDS
+
+    def update(self) -> None:
+        self._print_new(whole_lines=True)
+        if time.monotonic() > self._look_again:
+            self._look_again += 1
+            warning = stalled(self.run)
+            if warning and not self._warned:
+                print(f"no progress:\n{warning}", flush=True)
+            self._warned = bool(warning)
+
+    def finish(self) -> None:
+        self._print_new(whole_lines=False)
+        if self.run.tracked:
+            print(self.run.headline())
+            print(text_table(self.run.table()))
+
+    def _print_new(self, whole_lines: bool) -> None:
+        for who in ["program", *range(self.run.world_size)]:
+            front = "" if who == "program" else f"[rank {who}] "
+            for path in self.run.log_files(who):
+                for line in self._new_lines(path, whole_lines):
+                    print(front + line, flush=True)
+
+    def _new_lines(self, path: Path, whole_lines: bool) -> list[str]:
+        start, left_out = self._read.get(path, 0), []
+        try:
+            with open(path, "rb") as file:
+                size = file.seek(0, 2)
+                if size - start > TERMINAL_BYTES:
+                    left_out = [f"… {size - start - TERMINAL_BYTES:,} bytes more in {path}"]
+                    start = size - TERMINAL_BYTES
+                file.seek(start)
+                data = file.read(TERMINAL_BYTES)
+        except OSError:
+            return []
+        if whole_lines:
+            data = data[: data.rfind(b"\n") + 1]
+        self._read[path] = start + len(data)
+        return left_out + data.decode(errors="replace").splitlines()
+
+
+class NotebookView(View):
+    """The widget, and what replaces it."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._begun = time.monotonic()
+        self._next = self._begun + SHOW_AFTER
+        self._spent = 0.0
+        self._box: Any = None
+
+    def update(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        before = time.thread_time()
+        if self._box is None:
+            self._open()
+        self._refresh()
+        self._spent += time.thread_time() - before
+        wait = self._spent / (SHARE * cores()) - (time.monotonic() - self._begun)
+        self._next = time.monotonic() + min(SLOWEST, max(FASTEST, wait))
+
+    def _open(self) -> None:
+        import ipywidgets
+        from IPython.display import display
+
+        self._figure = _live_figure(self.run.world_size)
+        self._title = ipywidgets.HTML()
+        self._bars = ipywidgets.HTML()
+        self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
+        button = ipywidgets.Button(
+            description="Stop", icon="stop", button_style="warning", tooltip="End all ranks of this run"
+        )
+        button.add_class("course-stop")
+        button.on_click(self._on_stop)
+        _let_clicks_in(button)
+        self._button = button
+        head = ipywidgets.HBox([self._title, button], layout={"justify_content": "space-between"})
+        self._warning = ipywidgets.HTML()
+        self._warning.add_class("course-warning")
+        self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
+        self._box.add_class("course-dashboard")
+        view = self._box._repr_mimebundle_()
+        view.pop("text/plain")  # nothing is left of a run that has nothing to draw, however long it took
+        self._handle = display(view, raw=True, display_id=True)
+
+    def _on_stop(self, button: Any) -> None:
+        self.stop.set()
+        button.description, button.disabled = "Stopping…", True
+
+    def _refresh(self) -> None:
+        self._title.value = f"<b>{html.escape(self.run.headline())}</b>"
+        self._warning.value = warning_html(self.run)
+        self._bars.value = bars_html(self.run)
+        self._figure.update(self.run)
+        self._image.value = self._figure.live_png()
+
+    def finish(self) -> None:
+        from IPython.display import display
+
+        if self._box is not None:
+            self._box.close()
+            _drawn[self.run.world_size] = self._figure
+        if self.run.tracked:
+            picture = self.run.plot()
+            data, metadata = picture._repr_mimebundle_()
+            if self._box is not None:
+                self._handle.update(data, metadata=metadata, raw=True)
+            else:
+                display(data, metadata=metadata, raw=True)
+            table = {"text/html": self.run._repr_html_(), "text/plain": text_table(self.run.table())}
+            display(table, raw=True)
+        elif self._box is not None:
+            self._handle.update({}, raw=True)
+        for line in printed_lines(self.run):
+            print(line)
+
+
+_drawn: dict[int, RunFigure] = {}  # the live picture of the run before, by its number of ranks
+
+
+def _live_figure(world_size: int) -> RunFigure:
+    """The one of the run before: to draw its axes takes longer than all else that a short run is shown."""
+    from ..run.picture import RunFigure
+
+    spare = _drawn.pop(world_size, None) if world_size < MANY_RANKS else None
+    _drawn.clear()
+    return spare or RunFigure(live=True)
+
+
+def rehearse() -> None:
+    """Load what the first dashboard draws with, which takes longer than to draw it.
+
+    For a thread of its own, while the learner reads: it leaves matplotlib's settings, which are everyone's.
+    """
+    import ipywidgets  # noqa: F401
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from ..run import picture  # noqa: F401
+
+    figure = Figure()
+    canvas = FigureCanvasAgg(figure)
+    figure.subplots().set_title("fonts", weight="bold")
+    canvas.print_png(io.BytesIO())
+
+
+def _let_clicks_in(button: Any) -> None:
+    """Let the Stop button's click arrive while the cell runs.
+
+    JupyterLab sends widget messages to a subshell, a thread of the kernel that is free while a cell runs;
+    ipykernel 7.4 sends them on to the shell that made the widget, which is busy. This is private to
+    ipykernel, so it may go: the kernel's own interrupt always works.
+    """
+    if hasattr(button.comm, "_reply_subshell_for"):
+        button.comm._reply_subshell_for = lambda data, default: default
+
+
+def warning_html(run: Run) -> str:
+    """Who waits where, and for whom, once ranks have stood still for long."""
+    lines = "<br>".join(map(html.escape, stalled(run).splitlines()))
+    style = "line-height:1.5; border-left:4px solid #d55e00; padding-left:.6em"
+    return f'<div style="{style}"><b>No progress</b><br>{lines}</div>' if lines else ""
+
+
+def bars_html(run: Run) -> str:
+    """A progress bar for each rank with its step, last values and last line."""
+    if run.world_size >= MANY_RANKS:
+        bars = "".join(_bar(run, rank, "4em")[0] for rank in range(run.world_size))
+        return f'<div style="line-height:1.2">{bars}</div>'
+    rows = []
+    for rank in range(run.world_size):
+        bar, progress = _bar(run, rank, "12em")
+        values = " · ".join(
+            [progress, *(f"{html.escape(name)} {value:.4g}" for name, value in run.latest(rank).items())]
+        )
+        line = html.escape(" ".join(run.last_lines(rank, 1)))
+        rows.append(
+            f'<tr><td style="padding-right:.8em">rank {rank}</td><td style="padding-right:.8em">{bar}</td>'
+            f'<td style="padding-right:.8em; white-space:nowrap">{values}</td>'
+            f'<td style="max-width:28em; overflow:hidden; text-overflow:ellipsis; white-space:nowrap">'
+            f"<code>{line}</code></td></tr>"
+        )
+    return f'<table style="line-height:1.5">{"".join(rows)}</table>'
+
+
+def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
+    ticks = run.ticks(rank)
+    if not ticks["passes"].any():
+        state = "at work" if len(ticks["passes"]) else "starting"
+        return f'<progress style="width:{width}" value="0" aria-label="rank {rank}"></progress>', state
+    now = {name: column[-1] for name, column in ticks.items()}
+    known = not math.isnan(now["pass_total"])
+    steps = f"{now['pass_steps']:.0f}/{now['pass_total']:.0f}" if known else f"{now['pass_steps']:.0f}"
+    size = f'value="{now["pass_steps"]:.0f}" max="{max(1, now["pass_total"]):.0f}"' if known else ""
+    bar = f'<progress style="width:{width}" {size} aria-label="rank {rank}"></progress>'
+    return bar, f"pass {now['passes']:.0f}, step {steps}"
+
+
+def printed_lines(run: Run) -> list[str]:
+    """The last lines of each rank's output, by rank, with the rank in front."""
+    shown = []
+    for who in ["program", *range(run.world_size)]:
+        lines = run.last_lines(who, LINES_KEPT + 1)
+        front = "" if who == "program" else f"rank {who} | "
+        if len(lines) > LINES_KEPT:
+            shown.append(f"{front}… (all of it: run.logs[{who}])" if who != "program" else "…")
+        shown += [front + line for line in lines[-LINES_KEPT:]]
+    return shown

@@ -1,0 +1,170 @@
+"""`python` and `torchrun`: what a learner calls to run a whole program, in a file, on several ranks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ..hardware import cores, gpu_count
+from ..run.run import Run
+from .dashboard import view_of
+from .launch import check_timeout, loopback_environment
+from .processes import Program, loopback_store
+from .watch import watch
+
+# Ranks that torchrun has restarted meet at the store of the attempt before, and may read there where the
+# dead ranks listened: every second restart failed so with gloo on torch 2.15. This lets them open a new one.
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def python(
+    script: str | os.PathLike[str], *args: Any, timeout: float | None = None, dashboard: bool = True
+) -> Run:
+    """Run ``python script args…``, a program that starts its own ranks with ``mp.spawn``, and watch it.
+
+    Its ranks show up once they call `place`, `track` or `log`. The same faults are told in the same way; the
+    results stay in the program (``run.output`` has what it printed outside its ranks). Lesson 04.
+
+    Parameters
+    ----------
+    script
+        Its path, from the current folder.
+    args
+        Its arguments; numbers and paths are turned to text.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such script. Otherwise as `launch`.
+    """
+    path = _script(script)
+    check_timeout(timeout)
+    words = [str(path), *map(str, args)]
+    run = Run.create(path.name, 0, program=True, command=shlex.join(["python", *words]))
+    command = [sys.executable, "-m", "course_lib.rank.wrapped", *words]
+    environment = _environment(run)
+    watch(run, lambda _: Program([command], [environment], run), timeout, view_of(run, dashboard))
+    return run
+
+
+def torchrun(
+    script: str | os.PathLike[str],
+    *args: Any,
+    nproc_per_node: int | None = None,
+    nnodes: int = 1,
+    max_restarts: int = 0,
+    timeout: float | None = None,
+    dashboard: bool = True,
+) -> Run:
+    """Run ``torchrun … script args…``, PyTorch's own launcher, and watch it (lesson 08).
+
+    The agents meet at a store of ours on the loopback address. The store that torchrun itself opens for the
+    ranks listens on every interface of the machine, without any authentication: so it is on a cluster, too.
+
+    Parameters
+    ----------
+    script
+        Its path, from the current folder; it reads RANK, LOCAL_RANK, WORLD_SIZE… from its environment
+        (``run.environments`` has what torchrun set).
+    args
+        Its arguments; numbers and paths are turned to text.
+    nproc_per_node
+        Ranks of each node; by default the GPUs, shared out to the nodes, or 2 without one.
+    nnodes
+        Nodes, each an agent of its own: all of them on this machine, as if they were several.
+    max_restarts
+        How often torchrun may start all ranks anew after one has failed; ``run.restarts`` counts.
+    timeout
+        Seconds after which ranks that are still at work are ended, with a report of where each one was.
+    dashboard
+        Show progress, memory and throughput while it runs; False prints nothing.
+
+    Returns
+    -------
+    Run
+        ``logs`` has what the ranks printed, of all attempts; ``output`` what torchrun said itself;
+        ``command`` what to type in a terminal (of each node); ``folder / "torchrun"`` its log folders.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such script.
+    ValueError
+        A number is none, or too small. Otherwise as `launch`.
+    """
+    path = _script(script)
+    check_timeout(timeout)
+    _check_count("nnodes", nnodes, 1)
+    _check_count("max_restarts", max_restarts, 0)
+    if nproc_per_node is None:
+        nproc_per_node = max(1, gpu_count() // nnodes) if gpu_count() else 2
+    _check_count("nproc_per_node", nproc_per_node, 1)
+    world_size = nnodes * nproc_per_node
+    words = [str(path), *map(str, args)]
+    again = {} if max_restarts == 0 else FRESH_STORE
+    shape = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
+    meet = ["--standalone"] if nnodes == 1 else ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+    run = Run.create(
+        path.name,
+        world_size,
+        command=shlex.join([*map("=".join, again.items()), "torchrun", *shape, *meet, *words]),
+        max_restarts=max_restarts,
+    )
+    with loopback_store() as port:
+        meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={uuid.uuid4().hex[:8]}"]
+        meeting += ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]
+        commands, environments = [], []
+        for node in range(nnodes):
+            logs = ["--redirects=3", f"--log-dir={run.folder / 'torchrun' / f'node-{node}'}"]
+            options = [*shape, *meeting, *logs, "-m", "course_lib.rank.wrapped"]
+            commands.append([sys.executable, "-m", "course_lib.rank.wrapped", "--torchrun", *options, *words])
+            threads = {"OMP_NUM_THREADS": str(max(1, cores() // world_size))}
+            environments.append(_environment(run) | again | threads | _gpus_of(node, nproc_per_node, nnodes))
+        watch(
+            run,
+            lambda _: Program(commands, environments, run, restarts=max_restarts > 0),
+            timeout,
+            view_of(run, dashboard),
+        )
+    return run
+
+
+def _script(script: str | os.PathLike[str]) -> Path:
+    path = Path(script)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no script {str(script)!r} in {Path.cwd()}")
+    return path
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is a whole number from {least} on; got {value!r}")
+
+
+def _environment(run: Run) -> dict[str, str]:
+    return {
+        **loopback_environment(),
+        **os.environ,
+        "COURSE_RUN": str(run.folder),
+        "COURSE_KERNEL": str(os.getpid()),
+        "COURSE_STARTED": repr(time.time()),
+        "PYTHONUNBUFFERED": "1",
+        "MPLBACKEND": "Agg",
+    }
+
+
+def _gpus_of(node: int, nproc_per_node: int, nnodes: int) -> dict[str, str]:
+    """Nodes on one machine: each gets GPUs of its own where there are enough, and shares them otherwise."""
+    gpus = gpu_count()
+    if nnodes == 1 or gpus == 0:
+        return {}
+    if gpus < nnodes * nproc_per_node:
+        return {"COURSE_NODES_HERE": str(nnodes)}  # place() counts with them
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+    first = node * nproc_per_node
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[first : first + nproc_per_node])}

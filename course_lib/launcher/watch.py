@@ -1,0 +1,115 @@
+"""Watch what was started until it ends, or has to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from ..report import failed, waiting
+from ..run.kept import clear_old
+from ..run.run import Run
+from .dashboard import View
+from .processes import WAKE_SECONDS, Program, Ranks
+
+LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
+CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
+
+
+def watch(
+    run: Run, start: Callable[[threading.Event], Ranks | Program], timeout: float | None, view: View
+) -> None:
+    """From the start of the processes to their end, and to what the learner is left with."""
+    error: BaseException | None = None
+    with _interrupts_held(view.stop):
+        try:
+            ranks = start(view.stop)
+        except Exception as reason:
+            run.end("failed", f"the ranks could not be started: {reason}")
+            view.finish()
+            raise
+        try:
+            clear_old()  # while the ranks begin
+            error = _follow(run, ranks, timeout, view)
+        finally:
+            ranks.kill()
+        state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
+        run.end(state, "" if error is None else str(error))
+        if error is None:
+            error = _load_results(run)
+        view.finish()
+    if error is not None:
+        raise error from None
+
+
+def _load_results(run: Run) -> failed.RankError | None:
+    """While the interrupt is held, so that nothing is left half read."""
+    try:
+        _ = run.results
+    except Exception as error:
+        text = f"the ranks are done, but a result cannot be read here: {type(error).__name__}: {error}"
+        run.end("failed", text)
+        return failed.RankError(text, None, run)
+    return None
+
+
+def _follow(
+    run: Run, ranks: Ranks | Program, timeout: float | None, view: View
+) -> failed.RankError | failed.Stopped | None:
+    """Wait for the end; what went wrong, if anything did."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    all_returned_at = math.inf
+    while True:
+        ranks.wait(WAKE_SECONDS)
+        if view.stop.is_set():
+            return failed.Stopped(run)
+        codes = ranks.exit_codes()
+        failure = _first_failure(run, codes)
+        if failure is not None:
+            if failure.consequence:  # whose end was it that this rank met?
+                time.sleep(CONSEQUENCE_SECONDS)
+                failure = _first_failure(run, ranks.exit_codes()) or failure
+            others = waiting.whereabouts(run, ranks.exit_codes())
+            why = waiting.odd_one_out(run) if failure.consequence else ""
+            return failed.RankError(failed.describe(run, failure, others, why), failure.rank, run)
+        if all(code is not None for code in codes.values()):
+            return None
+        if time.monotonic() > deadline:
+            return _timed_out(run, ranks, timeout)
+        if all((run.folder / f"rank-{rank}.result").exists() for rank in codes):
+            all_returned_at = min(all_returned_at, time.monotonic())
+            if time.monotonic() > all_returned_at + LINGER_SECONDS:
+                return None
+        view.update()
+
+
+def _timed_out(run: Run, ranks: Ranks | Program, timeout: float | None) -> failed.RankTimeout:
+    lines = [f"rank {rank} {doing}" for rank, doing in waiting.whereabouts(run, ranks.exit_codes()).items()]
+    why = waiting.odd_one_out(run)
+    head = f"not done after {timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
+    return failed.RankTimeout("\n".join([head, "", *lines]), None, run)
+
+
+def _first_failure(run: Run, codes: dict[int | str, int | None]) -> failed.Failure | None:
+    # a rank that ended well has its result; a program may just end
+    ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != "program")}
+    failures = [failed.failure_of(run, rank, code) for rank, code in ended.items()]
+    found = [each for each in failures if each is not None]
+    of_ranks = [each for each in found if each.rank != "program"]
+    return failed.cause(of_ranks or found)
+
+
+@contextlib.contextmanager
+def _interrupts_held(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and the kernel's interrupt set ``stop``, so that none strikes between two processes' starts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

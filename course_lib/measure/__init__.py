@@ -1,0 +1,1 @@
+"""What one lesson measures with."""

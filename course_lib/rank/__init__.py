@@ -1,0 +1,1 @@
+"""What runs in a rank: it only writes (into the run's folder, see `folder`)."""

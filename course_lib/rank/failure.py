@@ -1,0 +1,113 @@
+"""What a process writes down about its own failure, before it ends (read by `report`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import os
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+CONTEXT_LINES = 2  # source lines shown above and below the failing one
+MOST_FRAMES = 12  # of a deep recursion, the outermost and the innermost ones are shown
+NOT_THE_LEARNERS = tuple(
+    {
+        str(Path(__file__).parents[1]) + os.sep,
+        "<frozen ",
+        "<string>",  # python -c, by which the fork server is started
+        *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+
+
+def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
+    """Write down what failed: read by `report.failure_of`."""
+    causes, seen, cause = [], {id(error)}, _cause(error)
+    while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
+        causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
+        seen.add(id(cause))
+        cause = _cause(cause)
+    text = "".join(traceback.format_exception(error))
+    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _name_and_message(error: BaseException) -> tuple[str, str]:
+    kind = type(error)
+    try:
+        message = str(error)
+    except Exception:  # an exception whose own __str__ fails
+        message = "(its message cannot be shown)"
+    inside = kind.__module__ in ("builtins", "__main__")
+    return kind.__name__ if inside else f"{kind.__module__}.{kind.__name__}", message
+
+
+def write_failure(
+    folder: Path,
+    rank: int | str,
+    kind: str,
+    message: str,
+    frames: list[dict[str, Any]],
+    text: str,
+    causes: Sequence[str] = (),
+    exit_code: int | None = None,
+) -> None:
+    """Write down a failure; without a ``kind`` the rank said nothing, and its exit code is all there is."""
+    path = folder / f"rank-{rank}.failure.json"
+    record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
+    record |= {"causes": list(causes), "exit_code": exit_code}
+    part = path.with_suffix(".part")
+    with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
+        part.write_text(json.dumps(record))
+        part.replace(path)
+
+
+def end_now(code: int) -> NoReturn:
+    """The end of a process whose failure is told: an orderly one may hang or abort without its peers."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream
+            stream.flush()
+    os._exit(code)
+
+
+def _frames(error: BaseException) -> list[dict[str, Any]]:
+    """The learner's own frames, outermost first; the innermost of all where none is the learner's."""
+    trace = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno or 0, frame.name) for frame in trace]
+    if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be read has not run
+        places.append((error.filename, error.lineno or 0, "<module>"))
+    own = [place for place in places if is_learners(place[0])]
+    last = [place for place in places[-1:] if Path(__file__).parents[1] not in Path(place[0]).parents]
+    own = own or last
+    left_out = max(0, len(own) - MOST_FRAMES)
+    half = MOST_FRAMES // 2
+    frames = [with_source(*place) for place in (own[:half] + own[-half:] if left_out else own)]
+    if left_out:
+        frames[half]["left_out"] = left_out
+    return frames
+
+
+def is_learners(filename: str) -> bool:
+    return not filename.startswith(NOT_THE_LEARNERS)
+
+
+def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
+    """A frame with the source lines around it, so that it can be read where the source is not at hand."""
+    lines = linecache.getlines(filename)
+    first = max(1, line - CONTEXT_LINES)
+    shown = lines[first - 1 : line + CONTEXT_LINES]
+    return {
+        "file": filename,
+        "line": line,
+        "function": function,
+        "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(shown)],
+    }

@@ -1,0 +1,126 @@
+"""``python -m course_lib.rank.wrapped script.py …``: the frame around what `python` and `torchrun` start.
+
+It stands around ``script.py`` of `python`, around torchrun's agent (``--torchrun …``), and around each rank
+that the agent starts. Each ends with who started it, as a rank of `launch` does, and tells how it failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from .failure import end_now, is_learners, report_exception, with_source, write_failure
+from .launched import end_with
+from .recorder import answer_stack_requests, attach
+
+FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+
+
+def run_program(script: str, arguments: list[str]) -> None:
+    """Run a script as ``python script arguments…`` would, and tell which of its ranks failed."""
+    folder = Path(os.environ["COURSE_RUN"])
+    end_with(int(os.environ["COURSE_KERNEL"]))
+    try:
+        _run(script, arguments)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        rank = getattr(error, "error_index", None)  # torch.multiprocessing's two exceptions carry it
+        if rank is None:
+            report_exception(folder, "program", error)
+        else:
+            _report_spawned(folder, rank, error)
+        sys.exit(1)
+
+
+def run_agent(arguments: list[str]) -> None:
+    """Be torchrun on one node, and tell which of its ranks ended without a word of their own."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    folder = Path(os.environ["COURSE_RUN"])
+    end_with(int(os.environ["COURSE_KERNEL"]))
+    os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
+    try:
+        run.main(arguments)
+    except ChildFailedError as error:
+        for rank, failure in error.failures.items():
+            if not (folder / f"rank-{rank}.failure.json").exists():
+                write_failure(folder, rank, "", "", [], str(error), exit_code=failure.exitcode)
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        report_exception(folder, "program", error)
+        sys.exit(1)
+
+
+def run_rank(script: str, arguments: list[str]) -> None:
+    """Be a rank of torchrun, which has sent its output to a file already."""
+    folder, rank = Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"])
+    end_with(int(os.environ["COURSE_KERNEL"]))
+    failure, attempt = folder / f"rank-{rank}.failure.json", int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if failure.exists():  # of the attempt before
+        failure.replace(folder / f"rank-{rank}.failure-{attempt - 1}.json")
+    answer_stack_requests(folder / f"rank-{rank}.stack")
+    recorder = attach(rank)
+    output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
+    recorder.note(restart=attempt, output=os.path.relpath(output, folder))
+    try:
+        _run(script, arguments)
+        recorder.note(returned=True)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            recorder.note(returned=True)
+            raise
+        report_exception(folder, rank, error)
+        _end(error.code if isinstance(error.code, int) else 1)
+    except BaseException as error:
+        report_exception(folder, rank, error)
+        trace = error.__traceback__  # from the script on, as without this frame around it
+        while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        with contextlib.suppress(OSError):  # a full disk
+            traceback.print_exception(type(error), error, trace)
+        _end(1)
+
+
+def _end(code: int) -> None:
+    if recorder := attach():
+        recorder.close()
+    end_now(code)
+
+
+def _run(script: str, arguments: list[str]) -> None:
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
+    """A rank of mp.spawn failed: its traceback reaches us as text."""
+    text = str(error)
+    exit_code = getattr(error, "exit_code", None)
+    if exit_code is not None:
+        write_failure(folder, rank, "", "", [], text, exit_code=exit_code)
+    else:
+        last = [line for line in text.splitlines() if line and not line.startswith(" ")][-1]
+        kind, _, message = last.partition(": ")
+        frames = [(m["file"], int(m["line"]), m["function"]) for m in FRAME_LINE.finditer(text)]
+        own = [frame for frame in frames if is_learners(frame[0])]
+        write_failure(folder, rank, kind, message, [with_source(*f) for f in own or frames[-1:]], text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--torchrun":
+        run_agent(sys.argv[2:])
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        run_rank(sys.argv[1], sys.argv[2:])
+    else:
+        run_program(sys.argv[1], sys.argv[2:])

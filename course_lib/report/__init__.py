@@ -1,0 +1,1 @@
+"""Tells what went wrong: who failed, who waits, and where."""

@@ -1,0 +1,89 @@
+"""The Python stacks of the ranks: asked for, read, and shown as the learner knows the places."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ..notebook import shell
+from ..rank.failure import is_learners, with_source
+
+if TYPE_CHECKING:
+    from ..run.run import Run
+
+STACK_SECONDS = 0.3  # how long the ranks get to write their stacks down
+LINE_LENGTH = 400
+MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
+THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
+STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+
+
+def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
+    """Have living ranks write down their Python stacks (SIGUSR1), and wait a moment for them."""
+    if not hasattr(signal, "SIGUSR1"):
+        return
+    before: dict[Path, int] = {}
+    pids: dict[Path, int] = {}
+    for rank in ranks:
+        path = run.folder / f"rank-{rank}.stack"
+        with contextlib.suppress(OSError, KeyError):
+            size = path.stat().st_size
+            if size:  # it has said that it listens; the signal would end it otherwise
+                pids[path] = run.facts(rank)["pid"]
+                os.kill(pids[path], signal.SIGUSR1)
+                before[path] = size
+    seen: dict[Path, int] = {}
+    until = time.monotonic() + STACK_SECONDS
+    while before and time.monotonic() < until:
+        time.sleep(0.01)
+        sizes = {path: path.stat().st_size if path.exists() else 0 for path in before}
+        before = {path: size for path, size in before.items() if not size < sizes[path] == seen.get(path)}
+        before = {path: size for path, size in before.items() if psutil.pid_exists(pids[path])}
+        seen = sizes
+
+
+def stack_of(run: Run, rank: int | str) -> list[dict[str, Any]]:
+    """The learner's frames of a rank's main thread when it was last asked, or crashed, innermost first."""
+    return [with_source(*place) for place in python_stack(run, rank) if is_learners(place[0])]
+
+
+def python_stack(run: Run, rank: int | str) -> list[tuple[str, int, str]]:
+    try:
+        text = (run.folder / f"rank-{rank}.stack").read_text(errors="replace")
+    except OSError:
+        return []
+    head = MAIN_THREAD.match(text)
+    main_thread = int(head[1], 16) if head else None
+    stacks = [match[2] for match in THREAD.finditer(text) if int(match[1], 16) == main_thread]
+    if not stacks:
+        return []
+    stack = [(file, int(line), function) for file, line, function in STACK_LINE.findall(stacks[-1])]
+    started_by = ("<string>", 1, "<module>")  # multiprocessing's python -c
+    return stack[:-1] if stack[-1:] == [started_by] else stack
+
+
+def label(filename: str) -> str:
+    """``Cell In[7]`` for a cell of this kernel, a short path for a file."""
+    with contextlib.suppress(AttributeError, TypeError):  # outside IPython, too
+        return " ".join(shell().compile.format_code_name(filename))
+    with contextlib.suppress(ValueError):
+        return str(Path(filename).relative_to(Path.cwd()))
+    return Path(filename).name
+
+
+def line_of(frame: dict[str, Any]) -> str:
+    """Place and source of a frame's line, in one line."""
+    source = dict(frame["source"]).get(frame["line"], "").strip()
+    return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")
+
+
+def shortened(line: str) -> str:
+    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"

@@ -1,0 +1,1 @@
+"""Reads what the ranks of a run wrote."""

@@ -1,0 +1,179 @@
+"""The picture of one run: memory and throughput of each rank, live and at the end."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from ..figures.charts import COLORS, Picture, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+    from .run import Run
+
+MANY_RANKS = 16  # from here on a mean line and its range instead of a line for each rank
+THROUGHPUT_WINDOW = 1.0  # seconds that a point of the throughput curve looks back over
+LIVE_SECONDS = 10.0  # a live picture's time axis begins with so many, and doubles
+LIVE_ROOM = 1.5  # how far its other axes are opened beyond what is there, so that they last a while
+LIVE_LOW = 5.0  # curves that fill less than this part of the axes that a run before has left get new ones
+LIVE_MARGINS = {"left": 0.08, "right": 0.985, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # costs no layout
+Curve = tuple[np.ndarray, np.ndarray]
+
+
+def plot_run(run: Run) -> Picture:
+    """Memory and throughput of each rank of a run."""
+    drawn = RunFigure()
+    drawn.update(run)
+    rows = "; ".join(
+        f"rank {row['rank']}: peak memory {row['peak memory']}, {row['samples/s']} samples/s"
+        for row in run.table()
+    )
+    return Picture(
+        drawn.figure, f"Memory and throughput over {run.seconds:.1f} seconds of {run.name}. {rows}."
+    )
+
+
+class RunFigure:
+    """Drawn once, then moved along with a run, and with the next one of as many ranks.
+
+    A live picture keeps axes, grid and labels as a background and draws only curves and titles anew, which
+    takes a fifth of the time; the background follows when the curves have outgrown the axes.
+    """
+
+    def __init__(self, live: bool = False) -> None:
+        self.live = live
+        self.figure, (self.memory, self.rate) = new_figure(2, margins=LIVE_MARGINS if live else None)
+        self._run: Run | None = None
+        self._moving: dict[Any, Artist] = {}
+        self._limits: dict[Axes, tuple[float, float]] = {}
+        self._background: Any = None
+        with styled():
+            for axes, unit in ((self.memory, "MiB"), (self.rate, "samples/s")):
+                axes.set_xlabel("seconds since the launch")
+                axes.set_ylabel(unit)
+                axes.locator_params(nbins=4 if live else 6)
+
+    @styled()
+    def update(self, run: Run) -> None:
+        """Take in what the run's ranks have written by now; another run than before takes its place."""
+        if run is not self._run:
+            self._run = run
+            for artist in self._moving.values():
+                if isinstance(artist, Line2D):
+                    artist.set_data([], [])
+        ticks = [run.ticks(rank) for rank in range(run.world_size)]
+        memory = [(each["seconds"], each["memory_bytes"] / 2**20) for each in ticks]
+        reserved = [(each["seconds"], each["reserved_bytes"] / 2**20) for each in ticks]
+        on_gpus = any(np.isfinite(values).any() for _, values in reserved)
+        rates = [throughput(each) for each in ticks]
+        if len(ticks) < MANY_RANKS:
+            self._lines(self.memory, memory)
+            if on_gpus:  # dashed: what torch keeps in its cache on top
+                self._lines(self.memory, reserved, "--")
+            self._lines(self.rate, rates)
+        else:
+            self._band(self.memory, memory)
+            self._band(self.rate, rates)
+        peaks = [max(values, default=0.0) for _, values in memory] or [0.0]
+        top = int(np.argmax(peaks))
+        on = f", on rank {top}" if len(ticks) > 1 else ""
+        self._title(self.memory, f"Memory: at most {peaks[top]:,.0f} MiB{on}")
+        total = run.samples_per_second()
+        together = f", {len(ticks)} ranks together" if len(ticks) > 1 else ""
+        nothing = "Throughput: no track() yet" if run.state == "running" else "Throughput: no track()"
+        self._title(self.rate, f"{total:,.0f} samples/s{together}" if total else nothing)
+        self._fit(self.memory, memory + (reserved if on_gpus else []))
+        self._fit(self.rate, rates)
+        if 1 < len(ticks) < MANY_RANKS and not self.figure.legends:
+            handles = [self._moving[self.memory, rank, "-"] for rank in range(len(ticks))]
+            below = "lower center" if self.live else "outside lower center"
+            self.figure.legend(handles=handles, loc=below, ncols=8)
+            self._background = None
+
+    def live_png(self) -> bytes:
+        """The picture as it is now, quick to draw and small to send."""
+        from PIL import Image
+
+        canvas: Any = self.figure.canvas
+        if self._background is None:
+            canvas.draw()
+            self._background = canvas.copy_from_bbox(self.figure.bbox)
+        canvas.restore_region(self._background)
+        for artist in self._moving.values():
+            artist.axes.draw_artist(artist)
+        buffer = io.BytesIO()
+        Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(buffer, "PNG", compress_level=1)
+        return buffer.getvalue()
+
+    def _add(self, key: Any, artist: Artist) -> Any:
+        artist.set_animated(self.live)  # left out of the background
+        self._moving[key] = artist
+        return artist
+
+    def _title(self, axes: Axes, text: str) -> None:
+        if (axes, "title") not in self._moving:
+            self._add((axes, "title"), axes.set_title(text))
+        self._moving[axes, "title"].set_text(text)
+
+    def _lines(self, axes: Axes, curves: Sequence[Curve], style: str = "-") -> None:
+        for rank, (x, y) in enumerate(curves):
+            if (axes, rank, style) not in self._moving:
+                (line,) = axes.plot([], [], style, color=COLORS[rank % len(COLORS)], label=f"rank {rank}")
+                if style == "-":  # more ranks than colours
+                    line.set_linestyle(["-", ":", "-."][rank // len(COLORS)])
+                self._add((axes, rank, style), line)
+            self._moving[axes, rank, style].set_data(x, y)
+
+    def _band(self, axes: Axes, curves: Sequence[Curve]) -> None:
+        begun = [(x, np.nan_to_num(y)) for x, y in curves if len(x) > 1]
+        if not begun:
+            return
+        grid = np.linspace(min(x[0] for x, _ in begun), max(x[-1] for x, _ in begun), 200)
+        values = np.stack([np.interp(grid, x, y) for x, y in begun])
+        if (axes, "band") in self._moving:
+            self._moving.pop((axes, "band")).remove()
+        else:
+            (line,) = axes.plot([], [], color=COLORS[0])
+            self._add((axes, "mean"), line)
+            words = "line: mean of the ranks, band: lowest to highest"
+            axes.annotate(words, (0, 1), (4, -4), "axes fraction", "offset points", va="top", fontsize=8)
+        band = axes.fill_between(grid, values.min(0), values.max(0), color=COLORS[0], alpha=0.25, lw=0)
+        self._add((axes, "band"), band)
+        self._moving[axes, "mean"].set_data(grid, values.mean(0))
+
+    def _fit(self, axes: Axes, curves: Sequence[Curve]) -> None:
+        right = max((x[-1] for x, _ in curves if len(x)), default=0.1)
+        known = [float(np.nanmax(y)) for _, y in curves if np.isfinite(y).any()]
+        top = max(known, default=1.0) * (1.15 if len(curves) >= MANY_RANKS else 1.05)
+        right, top = max(right, 0.1), max(top, 1e-9)
+        if self.live:
+            right = LIVE_SECONDS * 2 ** max(0, math.ceil(math.log2(right / LIVE_SECONDS)))
+            before = self._limits.get(axes, (0.0, 0.0))
+            fits = top <= before[1] <= LIVE_LOW * top
+            top = before[1] if fits or (before[1] and not known) else LIVE_ROOM * top
+            if (right, top) == before:
+                return
+            self._limits[axes] = right, top
+            self._background = None
+        axes.set_xlim(0, right)
+        axes.set_ylim(0, top)
+
+
+def throughput(ticks: Mapping[str, np.ndarray]) -> Curve:
+    """Samples per second of track time, looking back over a second, at each tick (NaN outside `track`)."""
+    seconds, samples, tracked = ticks["seconds"], ticks["samples"], ticks["tracked_seconds"]
+    if not len(seconds):
+        return seconds, samples
+    before = np.searchsorted(seconds, seconds - THROUGHPUT_WINDOW, side="left")
+    spent = tracked - tracked[before]
+    rate = np.full(len(seconds), np.nan)
+    busy = spent > 0.2 * THROUGHPUT_WINDOW
+    np.divide(samples - samples[before], spent, out=rate, where=busy)
+    return seconds, rate

@@ -1,0 +1,379 @@
+"""A run, while it lasts and after: what each rank returned, printed and measured.
+
+Everything is read from the run's folder, which only its owner can enter and which stays (the newest 50 do):
+``Run.open()`` brings the last one back, in another kernel too. Figures and texts are plain data, and a
+result is read back as tensors, numbers, strings and containers of them: opening a folder runs no code of it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..figures.tables import html_table
+from ..hardware import oom_kills
+from ..rank.recorder import POINT, TICK
+from .kept import folder_of_runs, kernel_of, newest_first
+from .trace import ByRank, end_of, rows_of
+
+if TYPE_CHECKING:
+    from ..figures.charts import Picture
+
+LOG_BYTES = 1 << 20  # of a longer output, run.logs gives the end
+TAIL_BYTES = 1 << 14
+KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}  # in run.json
+MOST_RANKS = 1 << 16  # a run.json that tells of more is damaged
+
+
+class Run:
+    """One launch: made by `launch` and `python`, opened again by `Run.open` (lessons 00 and 06).
+
+    Attributes
+    ----------
+    name : str
+        The function or script that ran.
+    world_size : int
+        How many ranks.
+    state : str
+        ``"running"``, ``"done"``, ``"failed"`` or ``"stopped"``.
+    seconds : float
+        From the call to the end of the last rank (so far, while it runs).
+    folder : pathlib.Path
+        Where it is kept.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], trusted: bool = False) -> None:
+        self.folder = folder
+        self._facts = facts
+        self._trusted = trusted  # this process started the ranks, so their pickles are its own
+        self._results: list[Any] | None = None
+
+    # --- made, opened, ended ------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, name: str, world_size: int, **facts: Any) -> Run:
+        """A new folder for a run that begins now."""
+        runs = folder_of_runs()
+        try:
+            runs.mkdir(mode=0o700, exist_ok=True)
+            safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:40]
+            now = time.time()
+            stamp = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}.{int(now * 1000) % 1000:03}"
+            folder = Path(tempfile.mkdtemp(prefix=f"{stamp}_{safe}_", dir=runs))  # mode 0700
+            run = cls(
+                folder,
+                {
+                    "name": name,
+                    "world_size": world_size,
+                    "state": "running",
+                    "started": time.time(),
+                    "kernel_pid": os.getpid(),
+                    "oom_kills": oom_kills(),
+                    **facts,
+                },
+                trusted=True,
+            )
+            run._save()
+        except OSError as error:
+            raise type(error)(
+                error.errno,
+                f"no run can be kept: {error.strerror}; set COURSE_HOME to a folder with space",
+                str(runs),
+            ) from None
+        return run
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str] | None = None) -> Run:
+        """The run kept in a folder; without one, the newest of this kernel, or of all where it had none.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder is not there, or there is no run yet.
+        ValueError
+            It holds no run, or one that was cut short.
+        """
+        if folder is None:
+            runs = newest_first()
+            if not runs:
+                raise FileNotFoundError(f"there is no run yet in {folder_of_runs()}")
+            path = next((each for each in runs if kernel_of(each) == os.getpid()), runs[0])
+        else:
+            path = Path(folder)
+            if not path.is_dir():
+                raise FileNotFoundError(
+                    f"there is no folder {path}; Run.open() without one opens the newest run"
+                )
+        try:
+            facts = json.loads((path / "run.json").read_text())
+            facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
+            for name, kind in KINDS.items():
+                if name in facts and not isinstance(facts[name], kind):
+                    raise TypeError(f"{name} is {facts[name]!r:.40}")
+            if not 0 <= facts["world_size"] <= MOST_RANKS:
+                raise ValueError(f"world_size is {facts['world_size']}")
+            return cls(path, facts)
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
+
+    def end(self, state: str, error: str = "") -> None:
+        """Write down how it ended."""
+        self._facts["world_size"] = self.world_size
+        self._facts |= {"state": state, "seconds": time.time() - self._facts["started"], "error": error}
+        try:
+            self._save()
+        except OSError as reason:  # a full disk, a folder that was removed: it has ended all the same
+            print(f"course_lib: how this run ended cannot be kept: {reason}", file=sys.stderr)
+
+    def _save(self) -> None:
+        part = self.folder / "run.json.part"
+        part.write_text(json.dumps(self._facts))
+        part.replace(self.folder / "run.json")
+
+    # --- what it is ---------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._facts["name"]
+
+    @property
+    def world_size(self) -> int:
+        if self._facts["world_size"] == 0 or (self._facts.get("program") and self.state == "running"):
+            numbers = [path.name.split("-")[1].split(".")[0] for path in self.folder.glob("rank-*.json")]
+            return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+        return self._facts["world_size"]
+
+    @property
+    def state(self) -> str:
+        return self._facts.get("state", "running")
+
+    @property
+    def error(self) -> str:
+        """The report of the failure, empty where there was none."""
+        return self._facts.get("error", "")
+
+    @property
+    def seconds(self) -> float:
+        return self._facts.get("seconds", time.time() - self._facts.get("started", math.nan))
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether the system has killed processes for want of memory since it began."""
+        return oom_kills() > self._facts.get("oom_kills", math.inf)
+
+    @property
+    def command(self) -> str:
+        """What to type in a terminal for the same, where a program ran; empty for a `launch`."""
+        return self._facts.get("command", "")
+
+    @property
+    def restarts(self) -> int:
+        """How often torchrun has started the ranks anew."""
+        return max((self.facts(rank).get("restart", 0) for rank in range(self.world_size)), default=0)
+
+    @property
+    def environments(self) -> Sequence[dict[str, str]]:
+        """What the launcher told each rank, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
+        return ByRank(self.world_size, lambda rank: self.facts(rank).get("environment", {}))
+
+    # --- what the ranks gave back -------------------------------------------------------------------------
+
+    @property
+    def results(self) -> list[Any]:
+        """What each rank returned, by rank; tensors on the CPU. None for a rank that did not finish.
+
+        Raises
+        ------
+        ValueError
+            The run was opened from its folder, and a result is more than tensors, numbers, strings and
+            containers of them: such a thing is only loaded from ranks that this process started.
+        """
+        if self._results is None:
+            results = [self._load_result(rank) for rank in range(self.world_size)]
+            if self.state == "running":
+                return results
+            self._results = results
+        return self._results
+
+    def _load_result(self, rank: int) -> Any:
+        import torch
+
+        path = self.folder / f"rank-{rank}.result"
+        if not path.exists():
+            return None
+        if self._trusted:
+            return torch.load(path, map_location="cpu", weights_only=False)
+        loaded = sys.modules  # NumPy 1 has it in another place
+        multiarray = loaded.get("numpy._core.multiarray") or loaded["numpy.core.multiarray"]
+        plain_arrays = [multiarray._reconstruct, np.ndarray, np.dtype, multiarray.scalar]
+        plain_arrays += [type(np.dtype(kind)) for kind in "?bhilBHILefd"]
+        try:
+            with torch.serialization.safe_globals(plain_arrays):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise ValueError(
+                f"the result of rank {rank} in {path} is not loaded again: from a folder, only tensors, "
+                f"arrays, numbers, strings and containers of them are ({reason:.120})"
+            ) from None
+
+    @property
+    def logs(self) -> Sequence[str]:
+        """What each rank printed, by rank (of more than 1 MiB the end; the whole is in the folder)."""
+        return ByRank(self.world_size, self._log)
+
+    @property
+    def output(self) -> str:
+        """What a program printed outside its ranks; empty for a `launch`."""
+        return self._log("program")
+
+    def _log(self, rank: int | str) -> str:
+        texts = []
+        for path in self.log_files(rank):
+            size, text = end_of(path, LOG_BYTES)
+            if size > LOG_BYTES:
+                text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
+            texts.append(text)
+        return "".join(texts)
+
+    def log_files(self, rank: int | str) -> list[Path]:
+        """Where a rank's output is; torchrun keeps two files for each attempt."""
+        output = self.facts(rank).get("output")
+        if not isinstance(output, str):
+            return [self.folder / f"rank-{rank}.log"]
+        last = self.folder / output  # torchrun/node-0/<id>/attempt_0/<local rank>
+        attempts = sorted(last.parents[1].glob("attempt_*"), key=lambda each: each.stat().st_mtime)
+        return [each / last.name / f"{kind}.log" for each in attempts for kind in ("stdout", "stderr")]
+
+    @property
+    def metrics(self) -> Sequence[dict[str, np.ndarray]]:
+        """What each rank measured, by rank: NumPy float64 arrays by name.
+
+        Ten times a second: ``seconds`` since the launch, ``samples`` and ``steps`` so far,
+        ``tracked_seconds`` spent in `track` loops so far, ``memory_bytes`` (on the CPU what the process
+        itself holds, on a GPU torch's allocated bytes) and, on a GPU, ``reserved_bytes`` (torch's cache) and
+        ``driver_bytes`` (NVML). For each name given to `log`, an array with an entry for each call, and
+        beside ``loss`` also ``loss.seconds`` and ``loss.samples``: when that was.
+        """
+        return ByRank(self.world_size, self._metrics)
+
+    def _metrics(self, rank: int) -> dict[str, np.ndarray]:
+        ticks = self.ticks(rank)
+        shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
+        shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
+        series = {name: ticks[name] for name in shown}
+        points = rows_of(self.folder / f"rank-{rank}.points", POINT)
+        for i, name in enumerate(self._names(rank)):
+            mine = {field: column[points["name"] == i] for field, column in points.items()}
+            series |= {
+                name: mine["value"],
+                f"{name}.seconds": mine["seconds"],
+                f"{name}.samples": mine["samples"],
+            }
+        return series
+
+    def ticks(self, rank: int) -> dict[str, np.ndarray]:
+        """Every column of `recorder.TICK` of one rank, one entry for each tick so far."""
+        return rows_of(self.folder / f"rank-{rank}.ticks", TICK)
+
+    def latest(self, rank: int) -> dict[str, float]:
+        """The last value logged under each name among the rank's latest, without reading the rest."""
+        size = 8 * len(POINT)
+        path = self.folder / f"rank-{rank}.points"
+        try:
+            whole = path.stat().st_size // size
+        except OSError:
+            return {}
+        names = self._names(rank)
+        points = rows_of(path, POINT, skip=max(0, whole - TAIL_BYTES // size))
+        last = dict(zip(points["name"], points["value"], strict=True))
+        return {name: last[i] for i, name in enumerate(names) if i in last}
+
+    def last_lines(self, rank: int | str, count: int) -> list[str]:
+        """The last lines that a rank printed."""
+        lines: list[str] = []
+        for path in self.log_files(rank)[-2:]:  # of the last attempt
+            lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
+        return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
+
+    def facts(self, rank: int | str) -> dict[str, Any]:
+        """What a rank said of itself: its pid, and, once it called `place`, device and backend."""
+        try:
+            facts = json.loads((self.folder / f"rank-{rank}.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def _names(self, rank: int) -> list[str]:
+        try:
+            text = (self.folder / f"rank-{rank}.names").read_text(errors="replace")
+            return text.split("\n")[:-1]  # a last one cut short is left out
+        except OSError:
+            return []
+
+    def has_returned(self, rank: int) -> bool:
+        """Whether a rank has come to its end as it should."""
+        return (self.folder / f"rank-{rank}.result").exists() or bool(self.facts(rank).get("returned"))
+
+    # --- figures and words --------------------------------------------------------------------------------
+
+    def samples_per_second(self, rank: int | None = None) -> float:
+        """Throughput: samples over the seconds spent in `track` loops; of all ranks together without one."""
+        if rank is None:
+            return float(sum(self.samples_per_second(each) for each in range(self.world_size)))
+        ticks = self.ticks(rank)
+        seconds = ticks["tracked_seconds"][-1:]
+        return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
+
+    def peak_memory_bytes(self, rank: int) -> float:
+        """The most memory that a rank was seen to hold, in bytes."""
+        return float(self.ticks(rank)["memory_bytes"].max(initial=0))
+
+    @property
+    def tracked(self) -> bool:
+        """Whether any rank called `track` or `log`: without, there is nothing to draw."""
+        return any(self.ticks(rank)["passes"].any() or self._names(rank) for rank in range(self.world_size))
+
+    def plot(self) -> Picture:
+        """Memory and throughput of each rank over the run."""
+        from .picture import plot_run
+
+        return plot_run(self)
+
+    def table(self) -> list[dict[str, str]]:
+        """One row for each rank, in words: device, samples, throughput, peak memory, last logged values."""
+        rows = []
+        for rank in range(self.world_size):
+            ticks = self.ticks(rank)
+            rows.append(
+                {
+                    "rank": str(rank),
+                    "device": str(self.facts(rank).get("device", "–")),
+                    "samples": f"{ticks['samples'].max(initial=0):,.0f}",
+                    "samples/s": f"{self.samples_per_second(rank):,.0f}",
+                    "peak memory": f"{self.peak_memory_bytes(rank) / 2**20:,.0f} MiB",
+                    "last logged": ", ".join(f"{k} {v:.4g}" for k, v in self.latest(rank).items()) or "–",
+                }
+            )
+        return rows
+
+    def headline(self) -> str:
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        again = f", restart {self.restarts} of {self._facts['max_restarts']}" if self.restarts else ""
+        return f"{self.name}: {ranks}, {self.state}, {self.seconds:.1f} s{again}"
+
+    def __repr__(self) -> str:
+        return f"<Run {self.headline()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(self.headline())}</b></p>" + html_table(self.table())

@@ -1,0 +1,426 @@
+"""Checkpoints: written whole or not at all, by one rank; every fault of a file caused and told."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_lib import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from tests.support.cells import quiet_launch
+from tests.support.processes import wait_for
+
+RANKS = 3
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.submodule = nn.Linear(4, width)
+        self.norm = nn.BatchNorm1d(width)
+
+
+class Code:
+    """Its checkpoint makes a folder when it is loaded without care."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def same(a: Any, b: Any) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def refusal(act: Callable[..., Any], *args: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        act(*args)
+    assert "\n" not in str(caught.value), "one sentence"
+    return str(caught.value)
+
+
+# --- save -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    model.submodule(torch.randn(5, 4)).sum().backward()
+    optimizer.step()
+    path = tmp_path / "a.pt"
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3, "who": ("a", [1.5])}
+
+    save_checkpoint(str(path), state)
+    again = load_checkpoint(path)
+
+    assert same(again["model"], model.state_dict())
+    torch.testing.assert_close(again["optimizer"], optimizer.state_dict(), rtol=0, atol=0)
+    assert (again["step"], again["who"]) == (3, ("a", [1.5]))
+    assert os.listdir(tmp_path) == ["a.pt"], "nothing is left beside it"
+
+
+def test_a_checkpoint_has_the_rights_of_the_users_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_checkpoint(tmp_path / "a.pt", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    save_checkpoint(tmp_path / "disk/a.pt", {"step": 1})
+    (tmp_path / "latest.pt").symlink_to("disk/a.pt")
+    save_checkpoint(tmp_path / "latest.pt", {"step": 2})
+
+    assert (tmp_path / "latest.pt").is_symlink()
+    assert load_checkpoint(tmp_path / "disk/a.pt") == {"step": 2}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ([1, 2], "a checkpoint is a dict"),
+        (nn.Linear(1, 1), "a checkpoint is a dict"),
+        ({"f": lambda: None}, "this state cannot be saved"),
+        (
+            {"model": nn.Linear(1, 1)},
+            r"holds torch\.nn\.modules\.linear\.Linear, which load_checkpoint would",
+        ),
+        ({"a": Code(Path("x"))}, r"holds posix\.mkdir"),
+    ],
+    ids=["list", "model", "lambda", "a model in it", "code in it"],
+)
+def test_a_state_that_is_none_is_refused_and_the_old_file_stays(
+    state: Any, words: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "a.pt", {"step": 1})
+    with pytest.raises(TypeError, match=words):
+        save_checkpoint(tmp_path / "a.pt", state)
+    assert load_checkpoint(tmp_path / "a.pt") == {"step": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_no_folder_and_a_folder_of_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "no/a.pt"
+    words = f"the checkpoint {path} cannot be written: No such file or directory"
+    assert refusal(save_checkpoint, path, {}) == words
+    assert refusal(save_checkpoint, tmp_path, {}) == f"{tmp_path} is a folder: give the name of a file in it"
+    (tmp_path / "file").touch()
+    assert "Not a directory" in refusal(save_checkpoint, tmp_path / "file/a.pt", {})
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: another user cannot come into that
+        path = Path(folder, "a.pt")
+        save_checkpoint(path, {"step": 1})
+        os.chmod(folder, 0o555)
+        root = os.geteuid() == 0
+        try:
+            if root:  # for whom every folder can be written
+                os.seteuid(65534)
+            said = refusal(save_checkpoint, path, {"step": 2})
+        finally:
+            if root:
+                os.seteuid(0)
+            os.chmod(folder, 0o755)
+        assert said == (
+            f"the checkpoint {os.path.realpath(path)} cannot be written: Permission denied; "
+            "the file of before is as it was"
+        )
+        assert load_checkpoint(path) == {"step": 1}
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """By the limit on a file's size, for which nobody needs a disk."""
+    path = tmp_path / "a.pt"
+    save_checkpoint(path, {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        said = refusal(save_checkpoint, path, {"step": 2, "weights": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written: File too large; the file of before is as it was" in said
+    assert load_checkpoint(path) == {"step": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+WRITER = """
+    import sys, torch
+    from course_lib import save_checkpoint
+    weights = torch.full((int(sys.argv[3]),), float(sys.argv[2]))
+    print("ready", flush=True)
+    while True:
+        save_checkpoint(sys.argv[1], {"weights": weights, "number": float(sys.argv[2])})
+    """
+
+
+def writer(path: Path, number: float, size: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(path), str(number), str(size)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def parts(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+def test_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """Three times, each with a part of the file written; the next writer removes what was left."""
+    path = tmp_path / "a.pt"
+    save_checkpoint(path, {"weights": torch.full((1000,), 7.0), "number": 7.0})
+    process: Any = None
+
+    def half_written() -> bool:
+        return any(each.stat().st_size > 100_000 for each in parts(tmp_path) if each.exists())
+
+    for _ in range(3):
+        process = writer(path, 8.0, 20_000_000)
+        try:
+            wait_for(lambda: safely(half_written), what="a part")
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        found = load_checkpoint(path)
+        assert set(found["weights"].tolist()) == {found["number"]}, "the old one, or the new one, whole"
+    save_checkpoint(path, {"number": 9.0})
+    assert os.listdir(tmp_path) == ["a.pt"], "what the killed ones left is gone"
+
+
+def safely(condition: Callable[[], bool]) -> bool:
+    try:
+        return condition()
+    except FileNotFoundError:  # renamed between a look and the next
+        return False
+
+
+def test_two_writers_and_a_reader_who_never_meets_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    writers = [writer(path, number, 200_000) for number in (1.0, 2.0)]
+    try:
+        wait_for(path.exists)
+        seen = set()
+
+        def both_seen() -> bool:
+            found = load_checkpoint(path)
+            assert set(found["weights"].tolist()) == {found["number"]}
+            seen.add(found["number"])
+            return seen == {1.0, 2.0}
+
+        wait_for(both_seen, what="files of both writers")
+        assert all(process.poll() is None for process in writers), "neither failed"
+    finally:
+        for process in writers:
+            process.kill()
+            process.communicate()
+
+
+# --- on ranks ---------------------------------------------------------------------------------------------
+
+
+def save_on_ranks(path: Path) -> tuple[int, str]:
+    dist.init_process_group("gloo")
+    try:
+        save_checkpoint(path, {"rank": dist.get_rank(), "weights": torch.zeros(1_000_000)})
+    except CheckpointError as error:
+        return -1, str(error)
+    found = load_checkpoint(path)["rank"]  # it is there as soon as the call returns
+    dist.barrier()
+    return found, ""
+
+
+def test_rank_0_writes_and_the_others_wait(tmp_path: Path) -> None:
+    run = quiet_launch(save_on_ranks, tmp_path / "a.pt", nprocs=RANKS, device="cpu")
+    assert run.results == [(0, "")] * RANKS
+
+
+def test_the_others_hear_when_rank_0_fails(tmp_path: Path) -> None:
+    run = quiet_launch(save_on_ranks, tmp_path / "no/a.pt", nprocs=RANKS, device="cpu", timeout=60)
+    (said,) = set(run.results)
+    assert said == (-1, f"the checkpoint {tmp_path / 'no/a.pt'} cannot be written: No such file or directory")
+
+
+def save_what_cannot_be(path: Path) -> str:
+    dist.init_process_group("gloo")
+    try:
+        save_checkpoint(path, {"f": lambda: None})
+    except TypeError as error:
+        return str(error)
+    return "saved"
+
+
+def test_the_others_hear_of_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
+    run = quiet_launch(save_what_cannot_be, tmp_path / "a.pt", nprocs=2, device="cpu", timeout=60)
+    (said,) = set(run.results)
+    assert said.startswith("this state cannot be saved")
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "good.pt", {"model": Net(50).state_dict()})
+    return tmp_path / "good.pt"
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    said = refusal(load_checkpoint, tmp_path / "no.pt")
+    assert said == f"there is no checkpoint 'no.pt' in {tmp_path}"
+    assert "Is a directory" in refusal(load_checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("keep", [1, 4, 30, 0.5, 0.99])
+def test_a_file_cut_short(keep: float, good: Path) -> None:
+    data = good.read_bytes()
+    data = data[: keep if keep >= 1 else int(len(data) * keep)]
+    good.write_bytes(data)
+    said = refusal(load_checkpoint, good)
+    if len(data) > 4:
+        assert said.startswith(f"{good} is cut short: its {len(data):,} bytes have no end")
+
+
+def test_an_empty_file(good: Path) -> None:
+    good.write_bytes(b"")
+    assert refusal(load_checkpoint, good) == f"{good} is empty: its writer was stopped before the first byte"
+
+
+def test_one_wrong_byte_anywhere_is_an_error_and_never_another_weight(good: Path) -> None:
+    data, right = good.read_bytes(), load_checkpoint(good)["model"]
+    noticed = 0
+    for at in range(0, len(data), 97):
+        broken = bytearray(data)
+        broken[at] ^= 0xFF
+        good.write_bytes(broken)
+        try:
+            found = load_checkpoint(good)["model"]
+        except CheckpointError:
+            noticed += 1
+        else:  # a byte that means nothing: padding, a date
+            assert same(found, right), at
+    assert noticed > len(data) / 97 / 3
+
+
+@pytest.mark.parametrize("content", [b"step,loss\n1,2.5\n" * 50, b"\x89PNG\r\n", b"\x80\x02", b"PK\x03\x04"])
+def test_something_else_than_a_checkpoint(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(content)
+    said = refusal(load_checkpoint, tmp_path / "a.pt")
+    assert "is no checkpoint of PyTorch: it begins with" in said or "is cut short" in said
+
+
+def test_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "gift.pt"
+    torch.save({"model": Net().state_dict(), "x": Code(tmp_path / "it ran")}, path)
+    said = refusal(load_checkpoint, path)
+    assert said.startswith(f"{path} is refused: it carries code, posix.mkdir.")
+    assert not (tmp_path / "it ran").exists()
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "it ran").exists(), "it would have"
+
+
+def test_a_whole_model_is_refused(tmp_path: Path) -> None:
+    torch.save(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), tmp_path / "a.pt")
+    said = refusal(load_checkpoint, tmp_path / "a.pt")
+    assert "it carries code, " in said
+    assert "torch.nn.modules.linear.Linear" in said
+    assert "state_dict" in said
+
+
+def test_a_file_with_something_else_than_a_dict(tmp_path: Path) -> None:
+    torch.save(torch.zeros(3), tmp_path / "a.pt")
+    assert refusal(load_checkpoint, tmp_path / "a.pt").endswith("holds a Tensor, and a checkpoint is a dict")
+
+
+def save_as_from_a_gpu(path: Path) -> None:
+    torch.serialization.register_package(0, lambda storage: "cuda:63", lambda storage, label: None)
+    torch.save({"weights": torch.arange(3.0)}, path)
+
+
+def test_a_file_of_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    quiet_launch(save_as_from_a_gpu, path, nprocs=1, device="cpu")
+    assert load_checkpoint(path)["weights"].tolist() == [0, 1, 2]
+    assert refusal(load_checkpoint, path, None) == (
+        f"{path} was saved on a device that is not here: leave map_location out, it is 'cpu' then"
+    )
+
+
+# --- use --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("here", [False, True], ids=["plain", "wrapped"])
+def test_the_prefix_may_be_on_either_side(there: str, here: bool) -> None:
+    saved, model = Net(), Net()
+    load_weights(
+        nn.DataParallel(model) if here else model, {there + k: v for k, v in saved.state_dict().items()}
+    )
+    assert same(model.state_dict(), saved.state_dict())
+
+
+def test_a_layer_of_the_name_module_keeps_it() -> None:
+    def build() -> nn.ModuleDict:
+        return nn.ModuleDict({"module": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+
+    saved, model = build(), build()
+    for prefix in ("", "module."):
+        load_weights(model, {prefix + k: v for k, v in saved.state_dict().items()})
+        assert same(model.state_dict(), saved.state_dict())
+    alone, other = (nn.ModuleDict({"module": nn.Linear(2, 2)}) for _ in range(2))
+    load_weights(alone, nn.DataParallel(other).state_dict())
+    assert same(alone.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("norm.bias"), "missing: norm.bias"),
+        (lambda w: w.update(extra=torch.zeros(1)), "unexpected: extra"),
+        (
+            lambda w: w.update({"norm.bias": torch.zeros(5)}),
+            "another shape: norm.bias is 5 in the checkpoint and 3 here",
+        ),
+        (
+            lambda w: w.update({"norm.num_batches_tracked": torch.zeros(2)}),
+            "norm.num_batches_tracked is 2 in the checkpoint and one number here",
+        ),
+        (
+            lambda w: (w.pop("norm.bias"), w.update({"norm.beta": torch.zeros(3)})),
+            "missing: norm.bias; unexpected: norm.beta",
+        ),
+        (lambda w: w.update(step=3), "these are no weights: step is not a tensor"),
+        (lambda w: w.clear(), "missing: submodule.weight, submodule.bias, norm.weight, norm.bias and 3 more"),
+    ],
+    ids=["missing", "unexpected", "shape", "one number", "both", "no tensor", "nothing"],
+)
+def test_weights_that_do_not_fit_leave_the_model_as_it_was(change: Any, words: str) -> None:
+    model = Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = Net().state_dict()
+    change(weights)
+    assert words in refusal(load_weights, model, weights)
+    assert same(model.state_dict(), before)
+
+
+def test_a_whole_checkpoint_for_its_weights() -> None:
+    said = refusal(load_weights, Net(), {"model": Net().state_dict(), "optimizer": {}})
+    assert said.startswith("these are no weights: model, optimizer are not a tensor")
+    assert 'checkpoint["model"]' in said

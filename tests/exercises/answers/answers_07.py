@@ -1,0 +1,426 @@
+"""What people answer in exercise 07, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subset
+
+from tests.exercises.answers import right, wrong
+
+EQUAL = "all ranks get equally many samples"
+ONCE = "no sample is drawn twice, and fewer are left out than there are ranks"
+ORDER = "every epoch and every seed has its own order, the same one each time it is asked for"
+
+
+def dealt(count: int, seed: int) -> list[int]:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@wrong("07.1", EQUAL, ORDER, hint="That is padding")
+def pads(count, rank, world_size, epoch, seed):
+    order = dealt(count, seed + epoch)
+    order += order[: -count % world_size]
+    return order[rank::world_size]
+
+
+@wrong("07.1", EQUAL, ORDER, hint="That is padding")
+def takes_the_sampler(count, rank, world_size, epoch, seed):
+    sampler = DistributedSampler(range(count), world_size, rank, seed=seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+@wrong("07.1", ONCE, ORDER, hint="To which length can the order be cut?")
+def uneven(count, rank, world_size, epoch, seed):
+    return dealt(count, seed + epoch)[rank::world_size]
+
+
+@wrong("07.1", EQUAL, ONCE, hint="Who shuffles?")
+def in_order(count, rank, world_size, epoch, seed):
+    return list(range(rank, count - count % world_size, world_size))
+
+
+@wrong("07.1", EQUAL, hint="The dice are others each time")
+def dice_of_the_process(count, rank, world_size, epoch, seed):
+    return torch.randperm(count).tolist()[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ORDER, hint="What must they have in common?")
+def dice_of_each_rank(count, rank, world_size, epoch, seed):
+    return dealt(count, seed + epoch + rank)[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ONCE, hint="The epoch changes nothing")
+def forgets_the_epoch(count, rank, world_size, epoch, seed):
+    return dealt(count, seed)[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ONCE, hint="The seed changes nothing")
+def forgets_the_seed(count, rank, world_size, epoch, seed):
+    return dealt(count, epoch)[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ORDER, hint="Where does the rank come in?")
+def forgets_the_rank(count, rank, world_size, epoch, seed):
+    return dealt(count, seed + epoch)[: count // world_size]
+
+
+@wrong("07.1", EQUAL, ORDER, hint="What is the largest number that can be divided?")
+def drops_a_whole_round(count, rank, world_size, epoch, seed):
+    return dealt(count, seed + epoch)[rank : count - world_size - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ORDER, hint="How far apart")
+def overlaps(count, rank, world_size, epoch, seed):
+    size = count // world_size
+    return dealt(count, seed + epoch)[rank : rank + size]
+
+
+@wrong("07.1", hint="it returned nothing (None)")
+def prints_it(count, rank, world_size, epoch, seed):
+    print(dealt(count, seed + epoch)[rank : count - count % world_size : world_size])
+
+
+@wrong("07.1", hint="there are 0 …")
+def counts_from_one(count, rank, world_size, epoch, seed):
+    return [index + 1 for index in dealt(count, seed + epoch)[rank : count - count % world_size : world_size]]
+
+
+@wrong("07.1", hint="Nothing comes back")
+def gives_an_empty_list(count, rank, world_size, epoch, seed):
+    return []
+
+
+ALL = "in each epoch the ranks read all the data together, and equally much each"
+ORDERS = "every epoch has an order of its own"
+RESUMED = "a training that begins at a later epoch gets the batches that it would have had"
+
+
+@wrong("07.2", ALL, hint="Who tells the sampler which epoch it is?")
+def no_set_epoch(data, batch_size, epochs):
+    loader = DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data))
+    for epoch in epochs:
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ALL, ORDERS, hint="Which number has the epoch that is going on?")
+def counts_its_own_epochs(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for i, epoch in enumerate(epochs):
+        sampler.set_epoch(i)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ALL, hint="before the loader begins")
+def tells_too_late(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        for batch in loader:
+            sampler.set_epoch(epoch)
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="Do all ranks know which epoch it is?")
+def tells_rank_0(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        if dist.get_rank() == 0:
+            sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, hint="Who tells the loader that there are other ranks?")
+def no_sampler(data, batch_size, epochs):
+    loader = DataLoader(data, batch_size=batch_size, shuffle=True)
+    for epoch in epochs:
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="The rest is left out")
+def drops_the_rest(data, batch_size, epochs):
+    sampler = DistributedSampler(data, drop_last=True)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ALL, hint="Nothing is shuffled")
+def does_not_shuffle(data, batch_size, epochs):
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="What must be the same on all ranks?")
+def a_seed_for_each_rank(data, batch_size, epochs):
+    sampler = DistributedSampler(data, seed=dist.get_rank() + 100)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="Where does the rank come in?")
+def all_as_rank_0(data, batch_size, epochs):
+    sampler = DistributedSampler(data, num_replicas=dist.get_world_size(), rank=0)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="The ranks make different numbers of steps")
+def uneven_shards(data, batch_size, epochs):
+    for epoch in epochs:
+        order = dealt(len(data), epoch)[dist.get_rank() :: dist.get_world_size()]
+        for batch in DataLoader(Subset(data, order), batch_size=batch_size):
+            yield epoch, batch
+
+
+@wrong("07.2", hint="mutually exclusive")
+def shuffles_twice(data, batch_size, epochs):
+    loader = DataLoader(data, batch_size=batch_size, shuffle=True, sampler=DistributedSampler(data))
+    for epoch in epochs:
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", hint="yields pairs (epoch, batch); one was")
+def forgets_to_say_the_epoch(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        yield from DataLoader(data, batch_size=batch_size, sampler=sampler)
+
+
+@wrong("07.2", hint="your batches came with the epochs")
+def the_first_epoch_alone(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        return [(epoch, batch) for batch in DataLoader(data, batch_size=batch_size, sampler=sampler)]
+
+
+@wrong("07.2", hint="and a batch has")
+def one_batch_for_all(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size * dist.get_world_size(), sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+SHARED = "the ranks share the work: every sample is judged once"
+EXACT = "every rank returns the accuracy of the whole set"
+FEW = "also where there are fewer samples than ranks"
+
+
+def judge(model: Any, data: Any, indices: Any) -> tuple[int, int]:
+    """(right, judged)"""
+    hits = judged = 0
+    with torch.no_grad():
+        for x, y in DataLoader(Subset(data, list(indices)), batch_size=4):
+            hits += (model(x).argmax(1) == y).sum().item()
+            judged += len(y)
+    return hits, judged
+
+
+def my_part(data: Any) -> range:
+    return range(dist.get_rank(), len(data), dist.get_world_size())
+
+
+def summed(*numbers: float) -> list[float]:
+    total = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+@wrong("07.3", hint="That is padding")
+def by_the_sampler(model, data):
+    hits, judged = summed(*judge(model, data, DistributedSampler(data, shuffle=False)))
+    return hits / judged
+
+
+@wrong("07.3", hint="The rest is left out")
+def by_the_dropping_sampler(model, data):
+    sampler = DistributedSampler(data, shuffle=False, drop_last=True)
+    hits, judged = summed(*judge(model, data, sampler))
+    return hits / max(1, judged)
+
+
+@wrong("07.3", SHARED, hint="the shards are not of one size")
+def the_mean_of_the_ranks(model, data):
+    hits, judged = judge(model, data, my_part(data))
+    return summed(hits / max(1, judged))[0] / dist.get_world_size()
+
+
+@wrong("07.3", SHARED, hint="ZeroDivisionError")
+def the_mean_and_no_sample(model, data):
+    hits, judged = judge(model, data, my_part(data))
+    return summed(hits / judged)[0] / dist.get_world_size()
+
+
+@wrong("07.3", SHARED, hint="That is each rank's own")
+def its_own(model, data):
+    hits, judged = judge(model, data, my_part(data))
+    return hits / max(1, judged)
+
+
+@wrong("07.3", SHARED, hint="That adds up shares")
+def the_sum_of_the_shares(model, data):
+    hits, judged = judge(model, data, my_part(data))
+    return summed(hits / max(1, judged))[0]
+
+
+@wrong("07.3", EXACT, FEW, hint="Each rank does all the work")
+def each_judges_all(model, data):
+    hits, judged = judge(model, data, range(len(data)))
+    return hits / judged
+
+
+@wrong("07.3", EXACT, FEW, hint="One rank works, and the others watch")
+def rank_0_judges(model, data):
+    share = [None]
+    if dist.get_rank() == 0:
+        hits, judged = judge(model, data, range(len(data)))
+        share = [hits / judged]
+    dist.broadcast_object_list(share, src=0)
+    return share[0]
+
+
+@wrong("07.3", SHARED, hint="Do the others get the same sums?")
+def rank_0_knows(model, data):
+    counts = torch.tensor(judge(model, data, my_part(data)))
+    dist.reduce(counts, dst=0)
+    if dist.get_rank():
+        return 0.0
+    return (counts[0] / counts[1]).item()
+
+
+@wrong("07.3", SHARED, hint="That is a count")
+def the_count(model, data):
+    return summed(*judge(model, data, my_part(data)))[0]
+
+
+@wrong("07.3", SHARED, hint="That is in per cent")
+def in_per_cent(model, data):
+    hits, judged = summed(*judge(model, data, my_part(data)))
+    return 100 * hits / judged
+
+
+@wrong("07.3", hint="The shards overlap and have holes")
+def at_random(model, data):
+    mine = random.Random(dist.get_rank()).choices(range(len(data)), k=-(-len(data) // dist.get_world_size()))
+    hits, judged = summed(*judge(model, data, mine))
+    return hits / judged
+
+
+@wrong("07.3", SHARED, EXACT, hint="expected a non-empty list")
+def joins_what_may_be_empty(model, data):
+    parts = [(model(x).argmax(1) == y) for x, y in DataLoader(Subset(data, my_part(data)), batch_size=4)]
+    hits = torch.cat(parts)
+    total, judged = summed(hits.sum().item(), len(hits))
+    return total / judged
+
+
+@wrong("07.3", hint="it returned nothing (None)")
+def prints_the_share(model, data):
+    hits, judged = summed(*judge(model, data, my_part(data)))
+    print(hits / judged)
+
+
+# --- right, in another style ---
+
+
+@right("07.1")
+def by_a_sampler_that_drops(count, rank, world_size, epoch, seed):
+    sampler = DistributedSampler(range(count), world_size, rank, seed=seed, drop_last=True)
+    sampler.set_epoch(epoch)
+    return iter(sampler)
+
+
+@right("07.1")
+def in_blocks(count, rank, world_size, epoch, seed):
+    order = list(range(count))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    size = count // world_size
+    return order[rank * size : (rank + 1) * size]
+
+
+@right("07.1")
+def as_a_tensor(count, rank, world_size, epoch, seed):
+    torch.manual_seed(seed * 1000 + epoch)
+    return torch.randperm(count)[: count // world_size * world_size].view(-1, world_size)[:, rank]
+
+
+@right("07.2")
+def a_sampler_for_each_epoch(data, batch_size, epochs):
+    for epoch in epochs:
+        sampler = DistributedSampler(data, seed=1000 + epoch)
+        for batch in DataLoader(data, batch_size=batch_size, sampler=sampler):
+            yield epoch, batch
+
+
+@right("07.2")
+def by_hand(data, batch_size, epochs):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for epoch in epochs:
+        order = dealt(len(data), epoch)
+        order += order[: -len(data) % world_size]
+        for batch in DataLoader(Subset(data, order[rank::world_size]), batch_size=batch_size):
+            yield epoch, batch
+
+
+@right("07.2")
+def all_in_a_list(data, batch_size, epochs):
+    sampler = DistributedSampler(data, seed=7)
+    found = []
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        found += [(epoch, batch) for batch in DataLoader(data, batch_size=batch_size, sampler=sampler)]
+    return found
+
+
+@right("07.3")
+def in_blocks_of_the_set(model, data):
+    size = -(-len(data) // dist.get_world_size())
+    start = dist.get_rank() * size
+    hits, _ = judge(model, data, range(len(data))[start : start + size])
+    return summed(hits)[0] / len(data)
+
+
+@right("07.3")
+def gathers_the_counts(model, data):
+    counts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, judge(model, data, my_part(data)))
+    return torch.tensor(sum(hits for hits, _ in counts) / sum(judged for _, judged in counts))
+
+
+@right("07.3")
+def shuffles_and_gathers_the_answers(model, data):
+    dice = torch.Generator().manual_seed(0)
+    order = list(RandomSampler(data, generator=dice))[dist.get_rank() :: dist.get_world_size()]
+    answers = [bool(model(data[i][0][None]).argmax(1).item() == data[i][1]) for i in order]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, answers)
+    answers = [ok for rank in everyone for ok in rank]
+    return sum(answers) / len(answers)

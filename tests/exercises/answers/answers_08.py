@@ -1,0 +1,386 @@
+"""What people answer in exercise 08, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.exercises.answers import right, wrong
+
+TOLD = "under torchrun it knows who it is"
+OLD = "an old launcher, which passes --local-rank, does not stop it"
+ALONE = "started alone, it is rank 0 of 1"
+
+
+def parser(*more: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=1)
+    if more:
+        parser.add_argument(*more, type=int, default=0)
+    return parser
+
+
+def number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+@wrong("08.1", hint="with three attributes more")
+def returns_nothing(argv):
+    parser("--local-rank").parse_args(argv)
+
+
+@wrong("08.1", hint="It is not among the attributes")
+def as_it_was(argv):
+    return parser("--local_rank", "--local-rank").parse_args(argv)
+
+
+@wrong("08.1", TOLD, ALONE, hint="Hyphen or underscore?")
+def underscore(argv):
+    args = parser("--local_rank").parse_args(argv)
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    args.local_rank = number("LOCAL_RANK", 0)
+    return args
+
+
+@wrong("08.1", TOLD, ALONE, hint="given an argument it does not know")
+def without_the_argument(argv):
+    args = parser().parse_args(argv)
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    args.local_rank = number("LOCAL_RANK", 0)
+    return args
+
+
+@wrong("08.1", OLD, ALONE, hint="Which of torchrun's environment variables says this?")
+def believes_the_argument(argv):
+    args = parser("--local-rank").parse_args(argv)
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    return args
+
+
+@wrong("08.1", ALONE, hint="not among those of its own")
+def rank_as_local_rank(argv):
+    args = parser("--local-rank").parse_args(argv)
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    args.local_rank = args.rank
+    return args
+
+
+@wrong("08.1", TOLD, OLD, hint="What shall hold then?")
+def only_launched(argv):
+    args = parser("--local-rank").parse_args(argv)
+    for name in ("rank", "local_rank", "world_size"):
+        setattr(args, name, int(os.environ[name.upper()]))
+    return args
+
+
+@wrong("08.1", hint="The environment holds text")
+def as_text(argv):
+    args = parser("--local-rank").parse_args(argv)
+    for name, default in (("rank", "0"), ("local_rank", "0"), ("world_size", "1")):
+        setattr(args, name, os.environ.get(name.upper(), default))
+    return args
+
+
+@wrong("08.1", TOLD, OLD, hint="What is true of a process that is alone?")
+def a_world_of_none(argv):
+    args = parser("--local-rank").parse_args(argv)
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 0)
+    args.local_rank = number("LOCAL_RANK", 0)
+    return args
+
+
+@wrong("08.1", ALONE, hint="Which of torchrun's environment variables says this?")
+def the_node_alone(argv):
+    args = parser("--local-rank").parse_args(argv)
+    args.rank, args.world_size = number("RANK", 0), number("LOCAL_WORLD_SIZE", 1)
+    args.local_rank = number("LOCAL_RANK", 0)
+    return args
+
+
+@wrong("08.1", hint="The argument of the script itself has to survive")
+def drops_all_arguments(argv):
+    args = parser().parse_args([])
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    args.local_rank = number("LOCAL_RANK", 0)
+    return args
+
+
+@wrong("08.1", hint="It has to return whatever the launcher is")
+def asks_the_group(argv):
+    args = parser("--local-rank").parse_args(argv)
+    args.rank, args.world_size = dist.get_rank(), dist.get_world_size()
+    return args
+
+
+TAKES = "on the CPU it gives a DistributedDataParallel"
+MEAN = "whose gradients are the mean over all ranks"
+ON_GPU = "on a GPU, device_ids names that GPU"
+
+
+@wrong("08.2", ON_GPU, hint="what must device_ids be?")
+def gpus_alone(model, device):
+    return DDP(model, device_ids=[device.index], output_device=device.index)
+
+
+@wrong("08.2", TAKES, MEAN, hint="None is for the CPU")
+def never_names_one(model, device):
+    return DDP(model)
+
+
+@wrong("08.2", TAKES, MEAN, hint="would name the same GPU")
+def always_the_first(model, device):
+    return DDP(model, device_ids=[0] if device.type == "cuda" else None)
+
+
+@wrong("08.2", TAKES, MEAN, hint="One process, one GPU")
+def the_rank_of_all(model, device):
+    return DDP(model, device_ids=[int(os.environ["RANK"])] if device.type == "cuda" else None)
+
+
+@wrong("08.2", TAKES, MEAN, hint="One process, one GPU")
+def all_of_them(model, device):
+    return DDP(model, device_ids=list(range(8)) if device.type == "cuda" else None)
+
+
+@wrong("08.2", hint="what comes back")
+def forgets_to_return(model, device):
+    DDP(model)
+
+
+@wrong("08.2", ON_GPU, hint="it has to average")
+def the_bare_model_on_a_cpu(model, device):
+    return DDP(model, device_ids=[device.index]) if device.type == "cuda" else model
+
+
+@wrong("08.2", ON_GPU, hint="what must device_ids be?")
+def the_device_itself(model, device):
+    return DDP(model, device_ids=[device])
+
+
+@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that is wrapped")
+def a_model_of_its_own(model, device):
+    return DDP(nn.Linear(4, 3).double(), device_ids=[device.index] if device.type == "cuda" else None)
+
+
+@wrong("08.2", TAKES, MEAN, hint="DDP is called all the same")
+def by_its_name(model, device):
+    return DDP(model, device_ids=None if device == torch.device("cpu") else [device.number])
+
+
+GOES_ON = "a second start goes on after the last epoch that was completed"
+SAME = "and ends with the weights of a training that nobody disturbed"
+ONE = "rank 0 alone writes"
+WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
+
+
+def restore(model, optimizer, path) -> int:
+    if not os.path.exists(path):
+        return 0
+    state = torch.load(path, map_location="cpu")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"] + 1
+
+
+def whole(model, optimizer, epoch) -> dict:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+
+
+def keep(state, path) -> None:
+    if dist.get_rank() == 0:
+        torch.save(state, f"{path}.new")
+        os.replace(f"{path}.new", path)
+
+
+@wrong("08.3", hint="never called run_epoch")
+def trains_nothing(model, optimizer, run_epoch, epochs, path):
+    keep(whole(model, optimizer, epochs - 1), path)
+
+
+@wrong("08.3", hint="What does a start look for")
+def as_it_was_in_2021(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(epochs):
+        run_epoch(epoch)
+        torch.save(model.state_dict(), path + f".{dist.get_rank()}")
+
+
+@wrong("08.3", ONE, hint="What does a start look for")
+def weights_alone_from_the_start(model, optimizer, run_epoch, epochs, path):
+    if os.path.exists(path):
+        model.load_state_dict(torch.load(path))
+    for epoch in range(epochs):
+        run_epoch(epoch)
+        keep(model.state_dict(), path)
+
+
+@wrong("08.3", GOES_ON, ONE, WHOLE, hint="It has a momentum")
+def without_the_optimizer(model, optimizer, run_epoch, epochs, path):
+    begin = 0
+    if os.path.exists(path):
+        state = torch.load(path)
+        model.load_state_dict(state["model"])
+        begin = state["epoch"] + 1
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep({"model": model.state_dict(), "epoch": epoch}, path)
+
+
+@wrong("08.3", ONE, hint="is done again")
+def one_epoch_twice(model, optimizer, run_epoch, epochs, path):
+    begin = max(0, restore(model, optimizer, path) - 1)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", ONE, hint="now it is left out")
+def one_epoch_left_out(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch + 1), path)
+
+
+@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many copies of them are needed")
+def every_rank_writes(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path)
+    dist.barrier()
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        part = f"{path}.{dist.get_rank()}"
+        torch.save(whole(model, optimizer, epoch), part)
+        os.replace(part, path)
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+def straight_to_its_name(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            torch.save(whole(model, optimizer, epoch), path)
+        dist.barrier()
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+def removes_and_writes(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            Path(path).unlink(missing_ok=True)
+            torch.save(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", GOES_ON, ONE, WHOLE, hint="began with other weights")
+def the_epoch_alone(model, optimizer, run_epoch, epochs, path):
+    begin = torch.load(path)["epoch"] + 1 if os.path.exists(path) else 0
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", ONE, hint="What does a start look for")
+def saves_at_the_end(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+    keep(whole(model, optimizer, epochs - 1), path)
+
+
+@wrong("08.3", hint="FileNotFoundError")
+def expects_a_checkpoint(model, optimizer, run_epoch, epochs, path):
+    state = torch.load(path)
+    for epoch in range(state["epoch"] + 1, epochs):
+        run_epoch(epoch)
+
+
+# --- right, in another style ---
+
+
+@right("08.1")
+def lets_argparse_pass(argv):
+    args, _ = parser().parse_known_args(argv)
+    environment = os.environ
+    args.rank, args.local_rank, args.world_size = (
+        (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+        if "RANK" in environment
+        else (0, 0, 1)
+    )
+    return args
+
+
+@right("08.1")
+def by_defaults(argv):
+    known = parser("--local-rank")
+    known.add_argument("--rank", type=int, default=number("RANK", 0))
+    known.add_argument("--world-size", type=int, default=number("WORLD_SIZE", 1))
+    args = known.parse_args(argv)
+    args.local_rank = number("LOCAL_RANK", 0)
+    return args
+
+
+@right("08.2")
+def in_two_branches(model, device):
+    if device.type == "cpu":
+        return DDP(model)
+    return DDP(model.to(device), device_ids=[device], output_device=device)
+
+
+@right("08.2")
+def by_local_rank(model, device):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if device.type == "cuda":
+        torch.cuda.set_device(local_rank)
+    return DDP(model, [local_rank] if device.type == "cuda" else None)
+
+
+@right("08.3")
+def rank_0_reads(model, optimizer, run_epoch, epochs, path):
+    found = [None]
+    if dist.get_rank() == 0 and os.path.exists(path):
+        found = [torch.load(path, weights_only=False)]
+    dist.broadcast_object_list(found, src=0)
+    begin = 0
+    if found[0]:
+        begin, weights, momentum = found[0]
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(momentum)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            part = Path(path).with_suffix(".tmp")
+            with open(part, "wb") as file:
+                torch.save((epoch + 1, model.state_dict(), optimizer.state_dict()), file)
+            part.rename(path)
+        dist.barrier()
+
+
+@right("08.3")
+def as_bytes(model, optimizer, run_epoch, epochs, path):
+    import io
+
+    begin = 0
+    if os.path.exists(path):
+        packed = pickle.loads(Path(path).read_bytes())
+        state = torch.load(io.BytesIO(packed))
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["epoch"] + 1
+    dist.barrier()
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        if dist.get_rank():
+            continue
+        buffer = io.BytesIO()
+        torch.save(whole(model, optimizer, epoch), buffer)
+        Path(path + "~").write_bytes(pickle.dumps(buffer.getvalue()))
+        os.replace(path + "~", path)

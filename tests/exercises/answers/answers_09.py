@@ -1,0 +1,322 @@
+"""What people answer in exercise 09, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tests.exercises.answers import right, wrong
+
+OWN, SHARED, CPU, BOTH = (
+    "GPU tensors, a GPU for each rank",
+    "GPU tensors, ranks that share a GPU",
+    "CPU tensors, on every network",
+    "CPU and GPU tensors, a GPU for each rank",
+)
+WHY = "and each time for the right reason"
+
+
+def reason(tensors: str, gpus: int, ranks: int, network: str) -> str:
+    if tensors == "cpu":
+        return "no IP" if network == "infiniband without IP" else "CPU over IP"
+    return "shared GPU" if ranks > gpus else "both" if "cpu" in tensors else "own GPU"
+
+
+@wrong("09.1", OWN, hint="there are more ranks than GPUs")
+def nccl_always(tensors, gpus_per_node, ranks_per_node, network):
+    return "nccl", reason(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", SHARED, hint="Does the network change")
+def gloo_always(tensors, gpus_per_node, ranks_per_node, network):
+    return "gloo", reason(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", OWN, SHARED, BOTH, hint="a PyTorch built by yourself")
+def forgets_mpi(tensors, gpus_per_node, ranks_per_node, network):
+    if tensors == "cpu":
+        return "gloo", "CPU over IP"
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", SHARED, CPU, BOTH, hint="Does the network change")
+def by_the_network(tensors, gpus_per_node, ranks_per_node, network):
+    if tensors == "gpu" and network == "ethernet":
+        return "gloo", "CPU over IP"
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", OWN, CPU, BOTH, hint="there are more ranks than GPUs")
+def does_not_count(tensors, gpus_per_node, ranks_per_node, network):
+    return by_the_book(tensors, 99, ranks_per_node, network)
+
+
+@wrong("09.1", OWN, SHARED, CPU, hint="each its own carrier")
+def forgets_the_cpu_tensors(tensors, gpus_per_node, ranks_per_node, network):
+    tensors = "gpu" if "gpu" in tensors else tensors
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", SHARED, CPU, hint="Does the network change")
+def has_to_be_as_many_gpus_as_ranks(tensors, gpus_per_node, ranks_per_node, network):
+    if gpus_per_node != ranks_per_node and tensors != "cpu":
+        return "gloo", "shared GPU"
+    if tensors == "cpu and gpu":
+        return "nccl", "both"
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", OWN, SHARED, BOTH, hint="whatever the machine has besides")
+def looks_at_the_machine(tensors, gpus_per_node, ranks_per_node, network):
+    if tensors == "cpu" and gpus_per_node:
+        return "nccl", "own GPU"
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@wrong("09.1", OWN, SHARED, CPU, BOTH, hint="The reason is one of")
+def in_its_own_words(tensors, gpus_per_node, ranks_per_node, network):
+    backend, _ = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+    return backend, "because it is fastest"
+
+
+@wrong("09.1", OWN, SHARED, CPU, BOTH, hint="Would it be so with another network")
+def the_same_reason(tensors, gpus_per_node, ranks_per_node, network):
+    backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+    return backend, "own GPU" if backend != "gloo" else why
+
+
+@wrong("09.1", OWN, SHARED, CPU, BOTH, hint="because of None")
+def no_reason(tensors, gpus_per_node, ranks_per_node, network):
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)[0]
+
+
+@wrong("09.1", hint="raised KeyError")
+def a_table_with_holes(tensors, gpus_per_node, ranks_per_node, network):
+    return {"cpu": ("gloo", "CPU over IP")}[tensors]
+
+
+@right("09.1")
+def by_the_book(tensors, gpus_per_node, ranks_per_node, network):
+    why = reason(tensors, gpus_per_node, ranks_per_node, network)
+    backends = {"no IP": "mpi", "own GPU": "nccl", "both": "cpu:gloo,cuda:nccl"}
+    return backends.get(why, "gloo"), why
+
+
+@right("09.1")
+def as_a_list(tensors, gpus_per_node, ranks_per_node, network):
+    match tensors:
+        case "cpu":
+            gloo = network != "infiniband without IP"
+            return ["gloo", "CPU over IP"] if gloo else ["mpi", "no IP"]
+        case _ if gpus_per_node < ranks_per_node:
+            return ["gloo", "shared GPU"]
+        case "gpu":
+            return ["nccl", "own GPU"]
+    return ["cpu:gloo,cuda:nccl", "both"]
+
+
+BYTES, TYPICAL, SAME = (
+    "the message has the bytes that were asked for",
+    "neither the first call nor a stray one counts",
+    "every rank returns the time of the slowest",
+)
+
+
+def calls_of(tensor: Any, count: int = 18) -> list[float]:
+    took = []
+    for _ in range(count):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        took.append(time.perf_counter() - begin)
+    return took
+
+
+def slowest(value: float) -> float:
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor.item()
+
+
+@wrong("09.2", TYPICAL, SAME, hint="is no number of elements")
+def as_many_elements(size):
+    return slowest(statistics.median(calls_of(torch.zeros(size))))
+
+
+@wrong("09.2", TYPICAL, SAME, hint="times the bytes of each")
+def in_whole_numbers(size):
+    return slowest(statistics.median(calls_of(torch.zeros(size // 4, dtype=torch.int64))))
+
+
+@wrong("09.2", BYTES, hint="Which kind of middle")
+def the_mean(size):
+    return slowest(statistics.mean(calls_of(torch.zeros(size // 4))[3:]))
+
+
+@wrong("09.2", BYTES, hint="too few to tell")
+def only_once(size):
+    return slowest(calls_of(torch.zeros(size // 4), 1)[0])
+
+
+@wrong("09.2", BYTES, hint="the sum of all")
+def the_sum(size):
+    return slowest(sum(calls_of(torch.zeros(size // 4))))
+
+
+@wrong("09.2", BYTES, hint="or in milliseconds")
+def in_milliseconds(size):
+    return slowest(1000 * statistics.median(calls_of(torch.zeros(size // 4))))
+
+
+@wrong("09.2", BYTES, TYPICAL, hint="leaves the largest of all on every rank")
+def each_its_own(size):
+    return statistics.median(calls_of(torch.zeros(size // 4)))
+
+
+@wrong("09.2", BYTES, TYPICAL, hint="They agree, on something else")
+def the_mean_of_the_ranks(size):
+    tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
+    dist.all_reduce(tensor)
+    return tensor.item() / dist.get_world_size()
+
+
+@wrong("09.2", BYTES, TYPICAL, hint="They agree, on something else")
+def rank_0s(size):
+    tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
+    dist.broadcast(tensor, src=0)
+    return tensor.item()
+
+
+@wrong("09.2", BYTES, hint="Where does the clock start")
+def stops_the_clock_too_early(size):
+    begin = time.perf_counter()
+    value = time.perf_counter() - begin
+    calls_of(torch.zeros(size // 4))
+    return slowest(value)
+
+
+@wrong("09.2", hint="there was no all_reduce to be seen")
+def another_collective(size):
+    tensor = torch.zeros(size // 4)
+    for _ in range(15):
+        dist.broadcast(tensor, src=0)
+    return 0.03
+
+
+@wrong("09.2", hint="rank 0 returned None")
+def prints_it(size):
+    print(slowest(statistics.median(calls_of(torch.zeros(size // 4)))))
+
+
+@right("09.2")
+def with_bytes_and_quantiles(size):
+    took = calls_of(torch.empty(size, dtype=torch.uint8), 30)
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, float(np.percentile(took, 50)))
+    return max(found)
+
+
+@right("09.2")
+def with_the_slowest_of_each_call(size):
+    took = torch.tensor(calls_of(torch.zeros(size // 8, dtype=torch.float64), 15))
+    middle = took[2:].median()
+    dist.all_reduce(middle, op=dist.ReduceOp.MAX)
+    return middle
+
+
+ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
+
+
+def fitted(sizes: Any, seconds: Any) -> tuple[float, float]:
+    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))
+    return float(alpha), float(beta)
+
+
+def factor(world_size: int) -> float:
+    return 2 * (world_size - 1) / world_size
+
+
+@wrong("09.3", BUS, hint="should count as much in a small message")
+def plain_squares(sizes, seconds, world_size):
+    # what a plain fit says of α, and a slope that is right
+    _, beta = fitted(sizes, seconds)
+    return np.polyfit(sizes, seconds, 1)[1], factor(world_size) / beta
+
+
+@wrong("09.3", ALPHA, hint="That is the algorithm bandwidth")
+def algorithm_bandwidth(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return alpha, 1 / beta
+
+
+@wrong("09.3", ALPHA, hint="once to be handed out")
+def moved_once(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return alpha, factor(world_size) / 2 / beta
+
+
+@wrong("09.3", ALPHA, hint="on the right side")
+def factor_upside_down(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return alpha, 1 / (beta * factor(world_size))
+
+
+@wrong("09.3", ALPHA, hint="In which unit? Bytes per second")
+def in_gigabytes(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return alpha, 1e-9 * factor(world_size) / beta
+
+
+@wrong("09.3", BUS, hint="In which unit? Seconds")
+def in_microseconds(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return 1e6 * alpha, factor(world_size) / beta
+
+
+@wrong("09.3", ALPHA, hint="A bandwidth is bytes for each second")
+def the_slope(sizes, seconds, world_size):
+    return fitted(sizes, seconds)
+
+
+@wrong("09.3", hint="That is β")
+def the_wrong_way_round(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return beta, alpha
+
+
+@wrong("09.3", ALPHA, hint="with the factor for this many ranks")
+def of_the_smallest(sizes, seconds, world_size):
+    return fitted(sizes, seconds)[0], sizes[0] / seconds[0] * factor(world_size)
+
+
+@wrong("09.3", hint="it returned nothing (None)")
+def shows_it(sizes, seconds, world_size):
+    print(fitted(sizes, seconds))
+
+
+@wrong("09.3", hint="raised TypeError")
+def divides_lists(sizes, seconds, world_size):
+    return seconds[0], sizes / seconds
+
+
+@right("09.3")
+def by_the_ends(sizes, seconds, world_size):
+    alpha = statistics.median(seconds[:4])
+    bus = statistics.median(
+        size / (took - alpha) * factor(world_size)
+        for size, took in zip(sizes[-3:], seconds[-3:], strict=True)
+    )
+    return alpha, bus
+
+
+@right("09.3")
+def by_least_squares(sizes, seconds, world_size):
+    size, took = np.array(sizes, dtype=float), np.array(seconds)
+    matrix = np.stack([1 / took, size / took], axis=1)
+    solution, *_ = np.linalg.lstsq(matrix, np.ones(len(took)), rcond=None)
+    return torch.tensor(solution[0]), factor(world_size) / solution[1]

@@ -1,0 +1,160 @@
+"""The engine of the checks: it never raises, and tells trouble as feedback."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import check
+from course_lib import progress as progress_card
+
+CHECK = importlib.import_module("course_lib.exercises.check")  # the module, not the function of its name
+GOOD = "it is the number that was drawn"
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question: return the number that you are given."""
+    check("", None)
+    monkeypatch.setattr(CHECK, "QUESTIONS", dict(CHECK.QUESTIONS))
+    monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 2.0)
+
+    @CHECK.question("99.1", {GOOD: 1, "twice": 0.5})
+    def judge(answer: Any, rng: Any) -> Any:
+        CHECK.a_function(answer, "same(number)")
+        number = rng.randrange(1000, 10_000)
+        found = CHECK.observe(answer, number, nprocs=2)
+        yield GOOD, found[0] == number, f"for {number} it returned {found[0]}", "Look at the argument."
+        yield "twice", found[1] == number, f"<b>{found[1]}</b>", "Look again."
+
+
+def feedback_of(answer: Any, capsys: pytest.CaptureFixture[str]) -> Any:
+    feedback = check("99.1", answer)
+    written = capsys.readouterr()
+    assert written.err == "", "nbgrader scores 0 on any"
+    assert written.out == ""
+    return feedback
+
+
+def test_points_are_the_repr_and_words_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    right = feedback_of(lambda number: number, capsys)
+    assert (repr(right), right.points, right.most) == ("1.5", 1.5, 1.5)
+    assert str(right) == f"99.1: 1.5 of 1.5 points\n  ✓ {GOOD}\n  ✓ twice"
+
+    half = feedback_of(lambda number: number if os.environ["RANK"] == "0" else -1, capsys)
+    assert repr(half) == "1"
+    assert str(half).splitlines()[2:] == ["  ✗ twice", "      <b>-1</b>", "      Look again."]
+    assert "&lt;b&gt;-1&lt;/b&gt;" in half._repr_html_()
+    assert "<b>-1</b>" not in half._repr_html_()
+
+
+def test_a_remembered_answer_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [repr(feedback_of(lambda number: 1234, capsys)) for _ in range(2)] == ["0", "0"]
+
+
+def raises(number: int) -> None:
+    raise KeyError(f"no {number}")
+
+
+def hangs(number: int) -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.barrier()
+    time.sleep(100)
+
+
+def is_killed(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prints(number: int) -> int:
+    print("a word")
+    os.write(2, b"and another\n")
+    return number
+
+
+def is_sparse(number: int) -> Any:
+    return torch.ones(3).to_sparse()
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return os.system, ("echo hacked >&2",)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (raises, "your code failed: rank "),
+        (is_killed, "was killed (SIGKILL)"),
+        (lambda number: Unreadable(), "is not loaded again"),
+        (lambda: 1, "cannot be called with these arguments"),
+        (lambda number: exit(0), "ended its process before it was done"),
+        (None, "same(number) is a function; this is None, a NoneType"),
+        (3, "same(number) is a function; this is 3, a int"),
+    ],
+)
+def test_trouble_is_feedback(answer: Any, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    feedback = feedback_of(answer, capsys)
+    assert repr(feedback) == "0"
+    assert words in feedback.trouble
+    assert words in str(feedback)
+
+
+def test_a_hang_ends_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    feedback = feedback_of(hangs, capsys)
+    print(f"{time.monotonic() - began:.1f} s")
+    assert "your code was not done after 2 s: rank 1 never called barrier" in feedback.trouble
+
+
+def test_output_of_the_answer_stays_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert repr(feedback_of(prints, capsys)) == "1.5"
+
+
+def test_warnings_about_what_came_back_stay_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert repr(feedback_of(is_sparse, capsys)) == "0"
+
+
+def test_an_unknown_question(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in ("42.1", None, 6.1):
+        feedback = check(number, prints)  # type: ignore[arg-type]
+        assert repr(feedback) == "0"
+        assert "there is no question" in str(feedback)
+        assert "06.1" in str(feedback)
+
+
+def test_progress_keeps_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "99.1  0 of 1.5  –" in repr(progress_card())
+    feedback_of(raises, capsys)
+    assert "99.1  0 of 1.5  begun" in repr(progress_card())
+    feedback_of(prints, capsys)
+    feedback_of(raises, capsys)
+    assert "99.1  1.5 of 1.5  ✓" in repr(progress_card())
+    assert "<table>" in progress_card()._repr_html_()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"99.1": 3}', '{"99.1": [null, 1]}'])
+def test_a_damaged_progress_file_is_none(
+    damage: str, course_home: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    course_home.mkdir(exist_ok=True)
+    (course_home / "progress.json").write_text(damage)
+    assert "99.1  0 of 1.5  –" in repr(progress_card())
+    feedback_of(prints, capsys)
+    assert "1.5 of 1.5" in repr(progress_card())
+
+
+def test_a_folder_that_cannot_be_written_spoils_no_check(
+    course_home: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    course_home.mkdir(exist_ok=True)
+    (course_home / "progress.part").mkdir()
+    assert repr(feedback_of(prints, capsys)) == "1.5"

@@ -1,0 +1,198 @@
+"""A collective's picture: what it shows, whose colours, and that nothing in it overlaps."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from course_lib import collective, collectives
+from course_lib.figures.collectives import RANK_COLORS, UNKNOWN, _held_by_all, origins
+from tests.support.pictures import overlapping
+
+
+def numbers(ranks: int) -> list[torch.Tensor]:
+    return [torch.arange(1, ranks + 1) * 10**rank for rank in range(ranks)]
+
+
+def cases(ranks: int) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Every collective, as its definition has it."""
+    mine = numbers(ranks)
+    pieces = [list(each.split(1)) for each in mine]
+    ones = [each[:1] for each in mine]
+    total = sum(mine[1:], mine[0])
+    return {
+        "broadcast": (mine, [mine[0]] * ranks),
+        "scatter": ([pieces[0], *[None] * (ranks - 1)], pieces[0]),
+        "gather": (ones, [ones, *[None] * (ranks - 1)]),
+        "reduce": (mine, [total, *mine[1:]]),
+        "all_gather": (ones, [ones] * ranks),
+        "all_reduce": (mine, [total] * ranks),
+        "reduce_scatter": (pieces, list(total.split(1))),
+        "all_to_all": (pieces, [[each[rank : rank + 1] for each in mine] for rank in range(ranks)]),
+    }
+
+
+def found(before: Any, after: Any) -> list[list[set[int]]]:
+    """For each rank, for each of its values after, the ranks in it."""
+    came = origins(_held_by_all(before, "before"), _held_by_all(after, "after"))
+    return [[set(each) for group in groups for each in group] for groups in came]
+
+
+def test_the_origins_of_every_collective_are_found_from_its_values() -> None:
+    everyone = {0, 1, 2}
+    came = {name: found(*case) for name, case in cases(3).items()}
+    assert came["broadcast"] == [[{0}] * 3] * 3
+    assert came["scatter"] == [[{0}]] * 3
+    assert came["gather"] == [[{0}, {1}, {2}], [], []]
+    assert came["reduce"] == [[everyone] * 3, [{1}] * 3, [{2}] * 3]
+    assert came["all_gather"] == [[{0}, {1}, {2}]] * 3
+    assert came["all_reduce"] == [[everyone] * 3] * 3
+    assert came["reduce_scatter"] == [[everyone]] * 3
+    assert came["all_to_all"] == [[{0}, {1}, {2}]] * 3
+
+
+def test_partial_sums_means_and_values_from_nowhere() -> None:
+    assert found([1.0, 10.0, 100.0], [111.0, 110.0, 37.0]) == [[{0, 1, 2}], [{1, 2}], [{0, 1, 2}]]
+    assert found([1.0, 10.0], [5.0, float("nan")]) == [[set()], [set()]]
+    assert found([7, 7], [7, 7]) == [[{0}], [{1}]], "unchanged, not copied"
+    assert found([None, 3], [3, None]) == [[{1}], []]
+
+
+def test_a_sum_at_its_own_place_goes_before_a_mean_elsewhere() -> None:
+    before = [[1, 3003], [10, 30], [110, 300], [1000, 3000]]
+    assert found(before, [[1], [10], [110], [1110]])[3] == [{2, 3}], "and not the mean of 30, 300 and 3000"
+
+
+def test_a_number_that_is_none_and_numbers_near_zero() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert found([nan, inf, 1.0], [1.0, nan, inf]) == [[{2}], [{0}], [{1}]]
+    assert found([1e-13, 1e-14], [1e-14, 3e-14]) == [[{1}], [set()]], "small, but not the same"
+
+
+def test_a_sum_that_a_large_number_hides_is_told_from_a_copy() -> None:
+    assert found([1, 10**6, 10**7], [10**7 + 1, 10**7, 1 + 10**6]) == [[{0, 2}], [{2}], [{0, 1}]]
+
+
+def colors_of_a_sum(*terms: float, dtype: torch.dtype) -> set[str]:
+    before = [torch.tensor([term], dtype=dtype) for term in terms]
+    return facecolors(collective(before, [sum(before), None, None], "t"))
+
+
+def test_a_sum_is_found_in_spite_of_rounding() -> None:
+    everyone = set(RANK_COLORS[:3])
+    assert colors_of_a_sum(0.1, 1e3, -999.9, dtype=torch.float32) == everyone, "the terms cancel"
+    assert colors_of_a_sum(1.1, 10.3, 100.7, dtype=torch.float16) == everyone
+    assert colors_of_a_sum(1.1, 10.3, 100.7, dtype=torch.bfloat16) == everyone
+    came = origins([[[1.0]], [[10.0]], [[1000.0]]], [[[1008.0]], [], []], 2.0**-7)
+    assert came[0] == [[{1, 2}]], "the nearest"
+
+
+def test_the_sums_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    combinations = itertools.combinations
+    monkeypatch.setattr(itertools, "combinations", lambda *args: made.append(1) or combinations(*args))
+    before = torch.rand(8, 16, dtype=torch.float64)
+    assert found(list(before), [torch.full((16,), -1.0)] * 8) == [[set()] * 16] * 8
+    assert len(made) == 7, "once for each number of ranks"
+
+
+def facecolors(picture: Any) -> set[str]:
+    boxes = [patch for axes in picture.figure.axes for patch in axes.patches if isinstance(patch, Rectangle)]
+    return {to_hex(box.get_facecolor()) for box in boxes if box.get_fill()}
+
+
+def test_the_colours_are_those_of_the_ranks_and_grey_for_what_no_rank_held() -> None:
+    assert facecolors(collective(numbers(3), [numbers(3)[1]] * 3, "t")) == set(RANK_COLORS[:3])
+    assert facecolors(collective([1, 10], [5, 10], "t")) == {RANK_COLORS[0], RANK_COLORS[1], UNKNOWN}
+
+
+def test_the_colours_may_refer_to_an_earlier_state() -> None:
+    start, before, after = [1, 10, 100], [1, 11, 100], [1, 11, 111]
+    assert facecolors(collective([11, 11], [11, 11], "t", start=[1, 10])) == set(RANK_COLORS[:2])
+    picture = collective(before, after, "t", start=start)
+    stripes = [patch for patch in picture.figure.axes[0].patches if isinstance(patch, Rectangle)]
+    assert len(stripes) == (1 + 2 + 1) + (1 + 2 + 3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_nothing_overlaps_and_the_words_have_the_values(ranks: int) -> None:
+    for name, (before, after) in cases(ranks).items():
+        picture = collective(before, after, f"{name}: what it does")
+        assert overlapping(picture.figure) == [], name
+        assert inside(picture.figure), name
+    picture = collectives(cases(ranks), "All")
+    assert overlapping(picture.figure) == []
+    assert inside(picture.figure)
+    assert picture.alt.startswith("All. broadcast. Before: rank 0 holds 1")
+    assert len(picture.figure.axes) == 8
+
+
+def test_eight_ranks_can_be_read() -> None:
+    powers = [[2**rank] for rank in range(8)]
+    picture = collective(powers, [[255]] * 8, "all_reduce of eight")
+    assert overlapping(picture.figure) == []
+    assert inside(picture.figure)
+    assert "rank 7 holds 255" in picture.alt
+
+
+def inside(figure: Any) -> bool:
+    """Whether every text lies within the picture."""
+    renderer = figure.canvas.get_renderer()
+    texts = [*figure.texts, *(text for axes in figure.axes for text in axes.texts if text.get_text())]
+    frame = figure.bbox
+    return all(
+        frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+        for box in (text.get_window_extent(renderer) for text in texts)
+    )
+
+
+def test_arrows_go_where_something_moved() -> None:
+    def arrows(picture: Any) -> tuple[int, int]:
+        drawn = [
+            text.arrowprops for text in picture.figure.axes[0].texts if getattr(text, "arrowprops", None)
+        ]
+        moved = sum(each["ls"] == "-" for each in drawn)
+        return moved, len(drawn) - moved
+
+    assert arrows(collective(numbers(3), [numbers(3)[0]] * 3, "broadcast")) == (2, 1)
+    assert arrows(collective([1, 10, 100], [100, 1, 10], "ring")) == (3, 0)
+    assert arrows(collective([1, 10], [1, 10], "barrier")) == (0, 2)
+    assert arrows(collective([1, 10], [11, 11], "all_reduce")) == (2, 2)
+
+
+def test_what_cannot_be_drawn_is_refused_in_one_sentence() -> None:
+    for before, after, said in (
+        ([], [], "before: what each of 1 to 8 ranks held; got 0 ranks"),
+        (list(range(9)), list(range(9)), "got 9 ranks"),
+        ([1, 2], [1], "1 ranks at one time and 2 at another"),
+        ([1, 2], ["a", 2], "after, rank 0: .* this is 'a'"),
+        ([1, 2], [1, {"x": 2}], "after, rank 1: numbers, a tensor"),
+        ([torch.zeros(17)], [1], "before, rank 0: 17 values; 16 at most"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            collective(before, after, "t")
+    with pytest.raises(ValueError, match="at least one"):
+        collectives({}, "t")
+    with pytest.raises(ValueError, match=r"gather, after, rank 1: .* 'x'"):
+        collectives({"gather": ([1, 2], [1, "x"])}, "t")
+    with pytest.raises(ValueError, match="at another"):
+        collective([1, 2], [1, 2], "t", start=[1])
+
+
+def test_numbers_arrays_lists_and_scalars_can_be_drawn() -> None:
+    for held in (3, 3.5, True, [1, 2], (1.0, 2.0), torch.tensor(4), torch.ones(2, 2), torch.ones(2).numpy()):
+        assert len(collective([held], [held], "t").png()) > 1000
+    tensor = torch.ones(2, requires_grad=True)
+    assert "rank 0 holds 1, 1 | 1, 1" in collective([[tensor, tensor]], [None], "t").alt
+
+
+def test_numbers_are_drawn_and_told_as_they_are() -> None:
+    picture = collective([[277.75, 999.9, -0.0, 12345678]], [None], "t")
+    assert "rank 0 holds 277.75, 999.9, 0, 12345678. After" in picture.alt
+    drawn = {text.get_text() for text in picture.figure.axes[0].texts}
+    assert {"277.8", "999.9", "0", "12345678"} <= drawn

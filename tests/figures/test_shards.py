@@ -1,0 +1,134 @@
+"""The map of samples, ranks and epochs: what it shows, in what words, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from torch.utils.data import DistributedSampler
+
+from course_lib import shard_map
+from course_lib.figures.shards import RANK_COLORS
+from tests.support.pictures import overlapping
+
+
+def drawn(samples: int, ranks: int, epochs: int, **options: Any) -> list[list[list[int]]]:
+    """What the samplers of so many ranks draw, by rank and epoch."""
+    samplers = [DistributedSampler(range(samples), ranks, rank, **options) for rank in range(ranks)]
+    found: list[list[list[int]]] = [[] for _ in samplers]
+    for epoch in range(epochs):
+        for sampler, mine in zip(samplers, found, strict=True):
+            sampler.set_epoch(epoch)
+            mine.append(list(sampler))
+    return found
+
+
+def labels(picture: Any) -> list[str]:
+    return [text.get_text() for text in picture.figure.legends[0].get_texts()]
+
+
+def test_a_cell_has_the_colour_of_the_rank_that_saw_it() -> None:
+    seen = [[[0, 2]], [[1, 3]]]
+    picture = shard_map(seen, 4, "Two ranks")
+    cells = [patch for patch in picture.figure.axes[0].patches if isinstance(patch, Rectangle)]
+    by_sample = {int(cell.get_x()): cell.get_facecolor() for cell in cells}
+    from matplotlib.colors import to_rgba
+
+    assert [by_sample[x] for x in range(4)] == [to_rgba(RANK_COLORS[rank]) for rank in (0, 1, 0, 1)]
+    assert labels(picture) == ["rank 0", "rank 1"]
+
+
+def test_padding_is_framed_and_the_words_count_it() -> None:
+    picture = shard_map([[[0, 2, 4]], [[1, 3, 0]]], 5, "Padded")
+    assert picture.alt == (
+        "Padded. 5 samples, 2 ranks. "
+        "Epoch 0: the ranks saw 3, 3 samples; more than once: 0; not at all: none."
+    )
+    frames = [patch for patch in picture.figure.axes[0].patches if not patch.get_fill()]
+    assert [(frame.get_x(), frame.get_y()) for frame in frames] == [(0, 0)]
+    assert labels(picture)[-1] == "seen more than once"
+
+
+def test_what_nobody_saw_is_crossed_out() -> None:
+    picture = shard_map([[[0], [1]], [[2], [3]]], 5, "Dropped")
+    assert len(picture.figure.axes[0].lines) == 2 * (3 + 3)  # two strokes for each
+    assert "Epoch 0: the ranks saw 1, 1 samples; more than once: none; not at all: 1, 3, 4." in picture.alt
+    assert labels(picture)[-1] == "seen by nobody"
+
+
+def test_epochs_alike_share_a_sentence_and_long_lists_are_counted() -> None:
+    picture = shard_map([[list(range(9))] * 3] * 2, 9, "All", epochs=[4, 5, 6])
+    assert (
+        "Epoch 4, 5, 6: the ranks saw 9, 9 samples; more than once: 9 of them; not at all: none."
+        in picture.alt
+    )
+    assert [tick.get_text() for tick in picture.figure.axes[0].get_yticklabels()] == ["4", "5", "6"]
+
+
+def test_several_maps_stand_below_each_other_by_name() -> None:
+    picture = shard_map({"one": drawn(13, 3, 2), "other": drawn(13, 2, 3)}, 13, "Two maps")
+    assert [axes.get_title(loc="left") for axes in picture.figure.axes] == ["one", "other"]
+    assert "one: Epoch 0: the ranks saw 5, 5, 5 samples" in picture.alt
+    assert "other: Epoch 0: the ranks saw 7, 7 samples" in picture.alt
+    assert overlapping(picture.figure) == []
+
+
+def test_indices_of_any_whole_kind_are_taken() -> None:
+    seen = [[torch.tensor([0, 1])], [np.array([2, 3])]]
+    assert "the ranks saw 2, 2 samples" in shard_map(seen, 4, "Tensors and arrays").alt
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}])
+@pytest.mark.parametrize(("samples", "ranks", "epochs"), [(10, 2, 1), (13, 4, 4), (57, 8, 3), (120, 7, 6)])
+def test_nothing_overlaps_and_nothing_is_cut(samples: int, ranks: int, epochs: int, options: Any) -> None:
+    picture = shard_map(drawn(samples, ranks, epochs, **options), samples, "Every digit has its rank")
+    assert overlapping(picture.figure) == []
+    width, height = picture.figure.canvas.get_width_height()
+    for text in picture.figure.findobj(Text):
+        if text.get_text():
+            box = text.get_window_extent()
+            assert box.x0 >= 0, text
+            assert box.y0 >= 0, text
+            assert box.x1 <= width, text
+            assert box.y1 <= height, text
+
+
+@pytest.mark.parametrize(
+    ("seen", "samples", "kind", "words"),
+    [
+        ([[[0, 5]]], 5, ValueError, r"rank 0 drew in epoch 0 the index 5; the 5 samples are 0 … 4"),
+        ([[[0]], [[0, -1]]], 5, ValueError, r"rank 1 drew in epoch 0 the index -1"),
+        ([[[0], [1]], [[2]]], 5, ValueError, r"different numbers of epochs: \[2, 1\], by rank"),
+        ({"a": [[[0]]], "b": [[[7]]]}, 5, ValueError, r"rank 0 drew in epoch 0 of 'b' the index 7"),
+        ([[[0]]] * 9, 5, ValueError, "9 ranks; the picture is for 1 to 8"),
+        ([], 5, ValueError, "0 ranks"),
+        ({}, 5, ValueError, "nothing to draw"),
+        ([[]], 5, ValueError, "0 epochs"),
+        ([[[0]] * 25], 5, ValueError, "25 epochs; the picture is for 1 to 24"),
+        ([[[0]]], 0, ValueError, "from 1 to 120; got 0"),
+        ([[[0]]], 121, ValueError, "from 1 to 120; got 121"),
+        ([[[0]]], True, ValueError, "got True"),
+        ([[[0]]], 2.0, ValueError, r"got 2\.0"),
+        (None, 5, TypeError, "got None, a NoneType"),
+        ("01", 5, TypeError, "got '01', a str"),
+        ([0, 1], 5, TypeError, r"seen\[0\] is a list by epoch, of lists of indices; got 0"),
+        ([[0, 1]], 5, TypeError, "what rank 0 drew in epoch 0 is no list of whole numbers: 0"),
+        ([[[0.5]]], 5, TypeError, r"no list of whole numbers: \[0\.5\]"),
+        ([[None]], 5, TypeError, "no list of whole numbers: None"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_sentence(
+    seen: Any, samples: Any, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words) as told:
+        shard_map(seen, samples, "No")
+    assert "\n" not in str(told.value)
+
+
+def test_epochs_that_do_not_fit_the_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="epochs numbers 3 rows, and there are 2"):
+        shard_map([[[0], [1]]], 2, "No", epochs=[1, 2, 3])

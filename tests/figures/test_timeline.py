@@ -1,0 +1,123 @@
+"""The timeline: readable with few and many rows, in words, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+import course_lib
+from course_lib import timeline
+from course_lib.figures.charts import COLORS
+from tests.support.pictures import overlapping
+
+PHASES = ["start", "import", "rendezvous", "work"]
+
+
+def made(rows: int, phases: list[str] = PHASES, begin: float = 0.0) -> list[tuple[Any, str, float, float]]:
+    """Each row's phases one after the other, of very different lengths."""
+    bars = []
+    for row in range(rows):
+        now = begin + 0.1 * row
+        for number, phase in enumerate(phases):
+            length = [0.3, 2.0, 0.004, 1.0, 0.05][(number + row) % 5]
+            bars.append((row, phase, now, now + length))
+            now += length
+    return bars
+
+
+def drawn(picture: Any) -> list[Rectangle]:
+    return [patch for each in picture.figure.axes[0].containers for patch in each]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+def test_it_is_readable(rows: int) -> None:
+    picture = timeline(made(rows), "Every process imports")
+    (axes,) = picture.figure.axes
+    picture.png()
+    assert overlapping(picture.figure) == []
+    assert [each.get_text() for each in axes.get_yticklabels()] == [f"rank {row}" for row in range(rows)]
+    heights = axes.get_ylim()
+    assert heights[0] > heights[1], "the first row stands above"
+    assert axes.get_xlabel() == "seconds"
+    (legend,) = picture.figure.legends
+    assert [each.get_text() for each in legend.get_texts()] == PHASES
+    figure = picture.figure.bbox
+    titles = [
+        text for text in axes.findobj(Text) if text.get_text() in (axes.get_title(loc="left"), "seconds")
+    ]
+    for text in [*titles, *axes.get_yticklabels(), *legend.get_texts()]:
+        box = text.get_window_extent()
+        assert figure.x0 <= box.x0 < box.x1 <= figure.x1, f"{text.get_text()!r} is cut off"
+        assert figure.y0 <= box.y0 < box.y1 <= figure.y1, f"{text.get_text()!r} is cut off"
+
+
+def test_bars_stand_where_they_were_measured() -> None:
+    bars = [("a", "x", 100.5, 101.0), ("b", "x", 101.0, 103.0), ("b", "y", 103.0, 103.0)]
+    found = drawn(timeline(bars, "t", since=100.0))
+    assert [(round(each.get_x(), 9), round(each.get_width(), 9)) for each in found] == [
+        (0.5, 0.5),
+        (1.0, 2.0),
+        (3.0, 0.0),
+    ]
+
+
+def test_a_bar_says_its_length_where_there_is_room() -> None:
+    (axes,) = timeline([(0, "long", 0, 9.04), (0, "short", 9.04, 9.05)], "t").figure.axes
+    assert [text.get_text() for text in axes.texts] == ["9.0 s"]
+    (axes,) = timeline([(0, "a", 0, 0.05), (0, "b", 0.05, 0.55)], "t").figure.axes
+    assert [text.get_text() for text in axes.texts] == ["50 ms", "0.50 s"]
+
+
+def test_more_phases_than_colours_are_told_apart() -> None:
+    phases = [f"phase {i}" for i in range(len(COLORS) + 2)]
+    picture = timeline(made(3, phases), "t")
+    looks = [
+        (to_hex(each.patches[0].get_facecolor()), each.patches[0].get_hatch())
+        for each in picture.figure.axes[0].containers
+    ]
+    assert len(set(looks)) == len(phases)
+    assert overlapping(picture.figure) == []
+
+
+def test_in_words() -> None:
+    picture = timeline([(0, "import", 0, 1.5), (0, "work", 1.5, 2), ("program", "start", 0, 0.25)], "Slow")
+    assert picture.alt == (
+        "Slow. rank 0: import from 0.00 to 1.50 s, work from 1.50 to 2.00 s; "
+        "program: start from 0.00 to 0.25 s."
+    )
+    many = timeline(made(16), "Slow").alt
+    assert "import: 16 of 16 rows, 4 ms to 2.0 s long, between " in many
+    assert len(many) < 600
+
+
+@pytest.mark.parametrize(
+    ("bars", "words"),
+    [
+        ([], "at least one bar"),
+        ([(0, "work", 2.0, 1.0)], "'work' of 0 ends before it starts: from 2 s to 1 s"),
+        ([(0, "work", 0.0, math.nan)], "'work' of 0 is from 0.0 to nan"),
+        ([(0, "work", -math.inf, 1.0)], "a bar starts and ends at a second"),
+        ([(0, "work", 1.0)], "a bar is (row, phase, start second, end second); got (0, 'work', 1.0)"),
+        ([(0, "work", "now", 1.0)], "a bar is (row, phase, start second, end second)"),
+        ([7], "a bar is (row, phase, start second, end second); got 7"),
+        (["work"], "'work' of 'w'|a bar is"),
+    ],
+)
+def test_what_it_refuses(bars: list[Any], words: str) -> None:
+    pattern = "|".join(map(re.escape, words.split("|")))
+    with pytest.raises(ValueError, match=pattern):
+        timeline(bars, "t")
+
+
+def test_one_moment_alone_can_be_drawn() -> None:
+    assert len(timeline([(0, "work", 0.0, 0.0)], "t").png()) > 1000
+
+
+def test_it_is_public() -> None:
+    assert "timeline" in course_lib.__all__

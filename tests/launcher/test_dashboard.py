@@ -1,0 +1,199 @@
+"""What a learner sees: lines in a terminal, a widget in a notebook, and what stays there."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from course_lib import Run, log, track
+from course_lib.launcher import dashboard
+from course_lib.launcher.dashboard import (
+    LINES_KEPT,
+    MANY_RANKS,
+    TERMINAL_BYTES,
+    TerminalView,
+    View,
+    bars_html,
+    printed_lines,
+    view_of,
+    warning_html,
+)
+from tests.support.cells import quiet_launch
+
+
+def say(run: Run, rank: int | str, text: str) -> None:
+    with open(run.folder / f"rank-{rank}.log", "a") as file:
+        file.write(text)
+
+
+def test_outside_a_notebook_lines_come_as_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create("train", 2)
+    view = view_of(run, True)
+    assert isinstance(view, TerminalView)
+    say(run, 0, "first\nsec")
+    view.update()
+    assert capsys.readouterr().out == "[rank 0] first\n"
+    say(run, 0, "ond\n")
+    say(run, 1, "other")
+    view.update()
+    assert capsys.readouterr().out == "[rank 0] second\n"
+    view.finish()
+    assert capsys.readouterr().out == "[rank 1] other\n"
+
+
+def test_a_terminal_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create("train", 1)
+    say(run, 0, "x" * 99 + "\n")
+    say(run, 0, ("y" * 99 + "\n") * 100_000)
+    view_of(run, True).update()
+    printed = capsys.readouterr().out
+    assert len(printed) < 2 * TERMINAL_BYTES
+    assert "bytes more in" in printed
+
+
+def test_dashboard_false_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert type(view_of(Run.create("train", 1), False)) is View
+    quiet_launch(lambda: print("hello"), nprocs=1)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_bars_show_step_values_and_last_line_and_no_markup_of_the_ranks() -> None:
+    def work() -> None:
+        print("<b>bold</b>")
+        for step in track(range(7)):
+            log(loss=step / 2)
+
+    run = quiet_launch(work, nprocs=2)
+    shown = bars_html(run)
+    assert shown.count("<progress") == 2
+    assert "pass 1, step 7/7 · loss 3" in shown
+    assert "&lt;b&gt;bold" in shown
+    assert "<b>" not in shown
+
+
+def test_with_many_ranks_only_bars() -> None:
+    run = Run.create("train", MANY_RANKS)
+    assert bars_html(run).count("<progress") == MANY_RANKS
+    assert "rank 3</td>" not in bars_html(run)
+
+
+def test_only_the_last_lines_stay_under_the_cell() -> None:
+    run = Run.create("train", 2)
+    say(run, 0, "".join(f"line {i}\n" for i in range(100)))
+    say(run, 1, "short\n")
+    lines = printed_lines(run)
+    assert lines[0] == "rank 0 | … (all of it: run.logs[0])"
+    assert lines[1:] == [f"rank 0 | line {i}" for i in range(100 - LINES_KEPT, 100)] + ["rank 1 | short"]
+
+
+def test_a_standstill_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, words = [100.0], [""]
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(dashboard, "stalled", lambda run: words[0])
+    view = TerminalView(Run.create("train", 2))
+
+    def printed(seconds: int, what: str) -> str:
+        words[0] = what
+        for _ in range(20 * seconds):
+            now[0] += 0.05
+            view.update()
+        return capsys.readouterr().out
+
+    assert printed(9, "rank 0 waits") == "", "too soon to look"
+    assert printed(20, "rank 0 waits") == "no progress:\nrank 0 waits\n"
+    assert printed(20, "rank 0 waits for longer") == ""
+    assert printed(20, "") == ""
+    assert printed(20, "rank 1 waits") == "no progress:\nrank 1 waits\n"
+
+
+def test_the_warning_is_text_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create("train", 2)
+    assert warning_html(run) == ""
+    record = {"since": time.time() - 60, "called": {}, "pending": [], "last": []}
+    record["stack"] = [("/elsewhere/<b>.py", 3, "<i>"), ("/elsewhere/<script>.py", 7, "train")]
+    (run.folder / "rank-1.where").write_text(json.dumps(record))
+
+    shown = warning_html(run)
+    assert "<b>No progress</b><br>rank 1 is at &lt;b&gt;.py, line 3</div>" in shown
+    monkeypatch.setattr(dashboard, "stalled", lambda run: "one & all\ntwo")
+    assert "<br>one &amp; all<br>two</div>" in warning_html(run)
+
+
+CELLS = {
+    "short": """
+from course_lib import launch
+import os
+run = launch(lambda: print("I am", os.environ["RANK"]), nprocs=2)
+""",
+    "long": """
+def train():
+    import time
+    from course_lib import log, track
+    for step in track(range(30)):
+        time.sleep(0.1)
+        log(loss=1 / (step + 1))
+run = launch(train, nprocs=2)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """What each of CELLS leaves in a notebook, as a frontend that follows display updates would keep it."""
+    import os
+
+    home = tmp_path_factory.mktemp("kernel")
+    manager, client = start_new_kernel(env={**os.environ, "COURSE_HOME": str(home)})
+    kept: dict[str, list[dict]] = {}
+    try:
+        for name, code in CELLS.items():
+            shown: list[dict] = []
+            widgets = threading.Event()
+
+            def hook(message: dict, shown: list[dict] = shown, widgets: threading.Event = widgets) -> None:
+                content = message["content"]
+                if message["msg_type"] == "update_display_data":
+                    identity = content["transient"]["display_id"]
+                    for i, before in enumerate(shown):
+                        if before.get("transient", {}).get("display_id") == identity:
+                            shown[i] = content
+                elif message["msg_type"] in ("display_data", "stream", "error"):
+                    shown.append(content)
+                elif message["msg_type"] == "comm_open":
+                    widgets.set()
+
+            reply = client.execute_interactive(code, output_hook=hook, timeout=120)
+            assert reply["content"]["status"] == "ok", reply
+            kept[name] = [*shown, {"widgets": widgets.is_set()}]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    return kept
+
+
+def test_a_short_run_leaves_its_lines_by_rank(outputs: dict[str, list[dict]]) -> None:
+    *shown, _ = outputs["short"]
+    # the first launch may take long enough for a dashboard; nothing of it stays
+    assert [each["data"] for each in shown if "data" in each] in ([], [{}])
+    assert "".join(each.get("text", "") for each in shown) == "rank 0 | I am 0\nrank 1 | I am 1\n"
+
+
+def test_a_run_that_lasts_leaves_a_picture_and_a_table_and_no_widget(outputs: dict[str, list[dict]]) -> None:
+    *shown, live = outputs["long"]
+    assert live["widgets"]
+    picture, table = shown
+    assert set(picture["data"]) == {"image/png", "text/plain"}
+    assert "rank 1: peak memory" in picture["metadata"]["image/png"]["alt"]
+    assert "<table>" in table["data"]["text/html"]
+    assert "samples/s" in table["data"]["text/plain"]
+
+
+def test_home_is_where_the_runs_are(course_home: Path) -> None:
+    assert Run.create("train", 1).folder.parent == course_home / "runs"

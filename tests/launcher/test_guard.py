@@ -1,0 +1,162 @@
+"""The guard: what a kernel has protected ends with it, and nothing else does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from course_lib.launcher.guard import end_families
+from tests.support.kernels import Kernel, alive
+from tests.support.processes import wait_for
+
+# A family: the leader of a session, a child in its process group, and one in a session of its own.
+START = """
+    import array, fcntl, subprocess, termios
+    from course_lib.launcher import guard
+
+    LEADER = "sleep 1000 & child=$!; setsid sleep 1000 & echo $child $!; wait"
+
+    def family(name):
+        leader = subprocess.Popen(["sh", "-c", LEADER], stdout=subprocess.PIPE, start_new_session=True)
+        say(name, f"{leader.pid} {leader.stdout.readline().decode()}")
+        return leader
+
+    def told():
+        unread = array.array("i", [1])
+        while unread[0]:
+            fcntl.ioctl(guard._guard.stdin, termios.FIONREAD, unread)
+
+    def stay():
+        say("ready")
+        while True:
+            time.sleep(60)
+    """
+
+
+def kernel_of(folder: Path, source: str) -> Kernel:
+    return Kernel(folder, START + source)
+
+
+def family(kernel: Kernel, name: str) -> list[psutil.Process]:
+    """The leader and its two children; of those that are gone already, none."""
+    pids = map(int, (kernel.there / name).read_text().split())
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def guards(kernel: Kernel) -> list[psutil.Process]:
+    return [each for each in kernel.left() if each.cmdline()[-2:-1] and "guard.py" in each.cmdline()[-2]]
+
+
+def kill(kernel: Kernel) -> None:
+    kernel.process.send_signal(signal.SIGKILL)
+
+
+def gone(processes: list[psutil.Process]) -> None:
+    wait_for(lambda: not any(map(alive, processes)), seconds=20, what=f"{processes} to be gone")
+
+
+def test_families_end_with_their_kernel_and_released_ones_do_not(tmp_path: Path) -> None:
+    source = """
+    protected, headless, released = family("protected"), family("headless"), family("released")
+    guard.protect([protected.pid, headless.pid, released.pid])
+    guard.release([released.pid])
+    stay()
+    """
+    with kernel_of(tmp_path, source) as kernel:
+        kernel.wait_for("ready")
+        (guard,) = guards(kernel)
+        whole, headless, free = (family(kernel, each) for each in ("protected", "headless", "released"))
+        headless[0].kill()  # a group outlives its leader
+        wait_for(lambda: not alive(headless[0]))
+        assert len(whole) == len(free) == 3
+        kill(kernel)
+        gone([*whole, *headless[:2], guard])
+        assert all(map(alive, free))
+
+
+def test_a_group_whose_leader_is_gone_altogether_ends(tmp_path: Path) -> None:
+    source = """
+    leader, other = family("family"), family("other")
+    for each in (leader, other):  # the guard, which has to begin first, knows the leader when it reads on
+        guard.protect([each.pid])
+        told()
+    say("started")
+    leader.wait()
+    stay()
+    """
+    with kernel_of(tmp_path, source) as kernel:
+        kernel.wait_for("started")
+        leader, orphan, _ = family(kernel, "family")
+        leader.kill()
+        kernel.wait_for("ready")
+        assert not psutil.pid_exists(leader.pid)
+        assert alive(orphan)
+        kill(kernel)
+        gone([orphan])
+
+
+def test_a_guard_that_was_killed_is_replaced_and_knows_all(tmp_path: Path) -> None:
+    source = """
+    first, second = family("first"), family("second")
+    guard.protect([first.pid])
+    guard._guard.kill()
+    guard._guard.wait()
+    guard.release([])  # nobody reads: that is no error
+    guard.protect([second.pid])
+    stay()
+    """
+    with kernel_of(tmp_path, source) as kernel:
+        kernel.wait_for("ready")
+        kill(kernel)
+        gone(family(kernel, "first") + family(kernel, "second"))
+        wait_for(lambda: not kernel.left(), what="the guard to end")
+
+
+def test_a_fork_of_the_kernel_has_its_own(tmp_path: Path) -> None:
+    source = """
+    mine = family("kernel's")
+    guard.protect([mine.pid])
+    if (idle := os.fork()) == 0:
+        time.sleep(1000)  # holds the kernel's pipe open
+    say("idle", str(idle))
+    if os.fork() == 0:
+        guard.release([mine.pid])  # of a list that it has from the kernel: not its to release
+        guard.protect([family("fork's").pid])
+        say("fork", str(os.getpid()))
+    stay()
+    """
+    with kernel_of(tmp_path, source) as kernel:
+        kernel.wait_for("fork", "ready")
+        idle, fork = (psutil.Process(int((kernel.there / each).read_text())) for each in ("idle", "fork"))
+        of_kernel, of_fork = family(kernel, "kernel's"), family(kernel, "fork's")
+        assert len(guards(kernel)) == 2
+        kill(kernel)
+        gone(of_kernel)
+        assert all(map(alive, of_fork))
+        fork.kill()
+        gone(of_fork)
+        idle.kill()
+        wait_for(lambda: not kernel.left(), what="both guards to end")
+
+
+def test_a_process_that_has_a_dead_ones_number_is_not_meant() -> None:
+    pipe = subprocess.PIPE
+    dead, living = (subprocess.Popen("cat", stdin=pipe, stdout=pipe, start_new_session=True) for _ in "12")
+    with dead, living:
+        reused = psutil.Process(dead.pid)
+        dead.kill()
+        dead.wait()
+        reused._pid = living.pid  # as if the system had given the number anew
+
+        end_families([reused])
+        assert living.stdin is not None
+        assert living.stdout is not None
+        living.stdin.write(b"alive\n")
+        living.stdin.flush()
+        assert living.stdout.readline() == b"alive\n"
+
+        end_families([psutil.Process(living.pid)])
+        assert living.wait(20) == -signal.SIGKILL, "the test's own weapon is blunt"

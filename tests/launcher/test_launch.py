@@ -1,0 +1,575 @@
+"""launch(): what goes to the ranks, what comes back, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from tests.support.processes import wait_for
+
+from course_lib import RankError, RankTimeout, Run, launch
+from course_lib.launcher import watch
+from tests.support.cells import cell, quiet_launch
+
+
+def gone(run: Run) -> bool:
+    """Whether none of a run's processes lives."""
+    pids = [run.facts(rank).get("pid") for rank in range(run.world_size)]
+    return not any(pid and psutil.pid_exists(pid) and psutil.Process(pid).is_running() for pid in pids)
+
+
+def runs_of(course_home: Path) -> list[Path]:
+    return list((course_home / "runs").glob("*"))
+
+
+# --- functions --------------------------------------------------------------------------------------------
+
+
+def test_ranks_meet_reduce_and_return() -> None:
+    def work(start: int, *, step: int) -> tuple[int, float]:
+        dist.init_process_group("gloo")
+        value = torch.tensor(float(start + step * dist.get_rank()))
+        dist.all_reduce(value)
+        dist.destroy_process_group()
+        return dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"]), value.item()
+
+    run = quiet_launch(work, 10, step=5, nprocs=3)
+
+    assert run.results == [(0, 45.0), (1, 45.0), (2, 45.0)]
+    assert (run.name, run.world_size, run.state, run.error) == ("work", 3, "done", "")
+    assert run.seconds > 0
+    assert list(run.logs) == ["", "", ""]
+    assert gone(run)
+
+
+def test_two_ranks_are_the_default_on_a_machine_without_a_gpu() -> None:
+    run = quiet_launch(os.getpid, device="cpu")
+
+    assert len(set(run.results)) == 2
+    assert os.getpid() not in run.results
+
+
+def in_a_cell() -> Any:
+    return cell("""
+        import os
+        FACTOR = 10
+
+        def helper(x):
+            return x * FACTOR
+
+        def work(x):
+            return helper(x) + int(os.environ["RANK"])
+        """).work
+
+
+def a_closure() -> Any:
+    factor = 10
+
+    def work(x: int) -> int:
+        return x * factor + int(os.environ["RANK"])
+
+    return work
+
+
+class Worker:
+    """Its instances can be called; it also has a method."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, x: int) -> int:
+        return x * self.factor + int(os.environ["RANK"])
+
+    def method(self, x: int) -> int:
+        return self(x)
+
+
+FUNCTIONS = {
+    "cell": in_a_cell(),
+    "lambda": lambda x: x * 10 + int(os.environ["RANK"]),
+    "closure": a_closure(),
+    "partial": functools.partial(lambda factor, x: x * factor + int(os.environ["RANK"]), 10),
+    "callable object": Worker(10),
+    "bound method": Worker(10).method,
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_any_kind_of_function_goes_to_the_ranks(kind: str) -> None:
+    assert quiet_launch(FUNCTIONS[kind], 7).results == [70, 71]
+
+
+def test_a_function_of_a_module_of_the_learners_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_training.py").write_text("import os\ndef work():\n    return 'first'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_training
+
+    assert quiet_launch(my_training.work).results == ["first", "first"]
+    (tmp_path / "my_training.py").write_text("import os\ndef work():\n    return 'edited'\n")
+    assert quiet_launch(my_training.work).results == ["edited", "edited"]  # the ranks are fresh
+
+
+def test_each_launch_is_of_fresh_processes() -> None:
+    state = cell("""
+        import os
+        seen = []
+
+        def work():
+            seen.append(1)
+            return len(seen), os.getpid()
+        """)
+
+    first, second = quiet_launch(state.work), quiet_launch(state.work)
+
+    assert [count for count, _ in first.results + second.results] == [1] * 4
+    assert len({pid for _, pid in first.results + second.results}) == 4
+    assert state.seen == []
+
+
+# --- what comes back --------------------------------------------------------------------------------------
+
+
+def test_results_of_every_plain_kind() -> None:
+    def work() -> dict[str, Any]:
+        rank = int(os.environ["RANK"])
+        return {
+            "none": None,
+            "number": 0.5 + rank,
+            "text": "Größe – 批",
+            "tensor": torch.full((2, 3), float(rank), dtype=torch.bfloat16),
+            "parameter": torch.nn.Linear(2, 1).state_dict(),
+            "array": np.arange(4) * rank,
+            "scalar": np.float64(1.5),
+            "nested": [(1, {"a": {2}}), b"bytes", 1 + 2j],
+        }
+
+    for rank, result in enumerate(quiet_launch(work).results):
+        assert result["none"] is None
+        assert result["number"] == 0.5 + rank
+        assert result["text"] == "Größe – 批"
+        assert torch.equal(result["tensor"], torch.full((2, 3), float(rank), dtype=torch.bfloat16))
+        assert set(result["parameter"]) == {"weight", "bias"}
+        np.testing.assert_array_equal(result["array"], np.arange(4) * rank)
+        assert result["scalar"] == 1.5
+        assert result["nested"] == [(1, {"a": {2}}), b"bytes", 1 + 2j]
+
+
+def test_a_function_that_returns_nothing() -> None:
+    assert quiet_launch(lambda: None).results == [None, None]
+
+
+def test_an_object_of_a_class_of_the_cell_is_of_that_class_again() -> None:
+    defined = cell("""
+        class Outcome:
+            def __init__(self, rank):
+                self.rank = rank
+
+        def work():
+            import os
+            return Outcome(int(os.environ["RANK"]))
+        """)
+
+    results = quiet_launch(defined.work).results
+
+    assert [type(result) for result in results] == [defined.Outcome] * 2
+    assert [result.rank for result in results] == [0, 1]
+
+
+def test_large_arguments_and_results() -> None:
+    size = 13_107_200  # 50 MiB of float32
+
+    def work(given: torch.Tensor) -> torch.Tensor:
+        return given + int(os.environ["RANK"])
+
+    results = quiet_launch(work, torch.arange(size, dtype=torch.float32)).results
+
+    assert [result.numel() * result.element_size() for result in results] == [50 << 20] * 2
+    assert [result[-1].item() for result in results] == [size - 1, size]
+
+
+def test_a_result_that_cannot_be_sent_back_is_named() -> None:
+    def work() -> dict[str, Any]:
+        return {"guard": threading.Lock()} if os.environ["RANK"] == "1" else {}
+
+    with pytest.raises(
+        RankError, match=r"rank 1 raised TypeError: the function returned a dict.*lock"
+    ) as caught:
+        quiet_launch(work)
+    assert caught.value.rank == 1
+    assert "entry.py" not in str(caught.value), "the library's own lines are no help"
+    assert not list(caught.value.run.folder.glob("*.part"))
+
+
+def test_a_result_that_cannot_be_loaded_again_is_told_and_the_run_has_ended() -> None:
+    class Odd:
+        def __reduce__(self) -> Any:
+            return eval, ("1 / 0",)
+
+    with pytest.raises(RankError, match=r"result cannot be read.*division by zero") as caught:
+        quiet_launch(lambda: Odd())
+    assert caught.value.run.state == Run.open().state == "failed"
+
+
+# --- what the ranks find ----------------------------------------------------------------------------------
+
+
+def test_the_environment_is_as_torchrun_sets_it() -> None:
+    found = quiet_launch(lambda: dict(os.environ), nprocs=3).results
+
+    assert [each["RANK"] for each in found] == [each["LOCAL_RANK"] for each in found] == ["0", "1", "2"]
+    for each in found:
+        assert each["WORLD_SIZE"] == each["LOCAL_WORLD_SIZE"] == "3"
+        assert (each["MASTER_ADDR"], each["GROUP_RANK"]) == ("127.0.0.1", "0")
+        assert each["TORCHELASTIC_RESTART_COUNT"] == "0"
+        assert each["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+        assert 0 < int(each["MASTER_PORT"]) < 65536
+        assert int(each["OMP_NUM_THREADS"]) >= 1
+    assert len({each["MASTER_PORT"] for each in found}) == 1
+    assert "RANK" not in os.environ, "nothing of it stays in the kernel"
+
+
+def test_the_learners_changes_reach_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> tuple[Any, ...]:
+        return os.environ.get("COLOUR"), os.getcwd(), str(tmp_path) in sys.path
+
+    monkeypatch.setenv("COLOUR", "green")
+    quiet_launch(work)
+    monkeypatch.setenv("COLOUR", "blue")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert quiet_launch(work).results == [("blue", str(tmp_path), True)] * 2
+    monkeypatch.delenv("COLOUR")
+    assert quiet_launch(work).results == [(None, str(tmp_path), True)] * 2
+
+
+def test_the_cores_are_shared_out() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for nprocs in (1, 2, 5):
+        assert (
+            quiet_launch(torch.get_num_threads, nprocs=nprocs).results == [max(1, cores // nprocs)] * nprocs
+        )
+
+
+def test_random_numbers_differ_between_ranks_and_launches() -> None:
+    def work() -> tuple[float, float]:
+        return float(np.random.rand()), random.random()
+
+    drawn = quiet_launch(work).results + quiet_launch(work).results
+
+    assert len({number for number, _ in drawn}) == len({number for _, number in drawn}) == 4
+
+
+def test_a_rank_starts_processes_as_a_plain_program_does() -> None:
+    """A DataLoader's workers get a data set defined in a cell, which only a fork hands them."""
+    loading = cell("""
+        import multiprocessing
+        from torch.utils.data import DataLoader, Dataset
+
+        class Squares(Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, i):
+                return i * i
+
+        def work():
+            batches = [batch.tolist() for batch in DataLoader(Squares(), batch_size=4, num_workers=2)]
+            return multiprocessing.get_start_method(), batches
+        """)
+
+    for method, batches in quiet_launch(loading.work).results:
+        assert method == multiprocessing.get_start_method()
+        assert batches == [[0, 1, 4, 9], [16, 25, 36, 49]]
+
+
+def test_standard_input_is_at_its_end() -> None:
+    with pytest.raises(RankError, match="EOFError"):
+        quiet_launch(input, nprocs=1)
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nprocs", [0, -1, "two", True, 1.5, math.nan])
+def test_a_wrong_number_of_ranks(nprocs: Any, course_home: Path) -> None:
+    with pytest.raises(ValueError, match=r"whole number.*got " + str(nprocs).replace("two", "'two'")):
+        launch(os.getpid, nprocs=nprocs)
+    assert runs_of(course_home) == []
+
+
+@pytest.mark.parametrize("timeout", [0, -3, math.inf, math.nan, "5"])
+def test_a_wrong_timeout(timeout: Any, course_home: Path) -> None:
+    with pytest.raises(ValueError, match="seconds above 0.*got " + repr(timeout)):
+        launch(os.getpid, timeout=timeout)
+    assert runs_of(course_home) == []
+
+
+def test_a_device_that_there_is_not(course_home: Path) -> None:
+    with pytest.raises(ValueError, match="'tpu'"):
+        launch(os.getpid, device="tpu")
+    assert runs_of(course_home) == []
+
+
+def test_the_functions_result_in_place_of_the_function(course_home: Path) -> None:
+    def train() -> float:
+        return 0.97
+
+    with pytest.raises(TypeError, match=r"launch\(train, 3\).*0\.97, a float"):
+        launch(train())  # type: ignore[arg-type]
+    assert runs_of(course_home) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "reason"),
+    [((), {}, "missing.*epochs"), ((1, 2), {}, "too many"), ((1,), {"rate": 3}, "unexpected.*rate")],
+)
+def test_arguments_that_do_not_fit(args: Any, kwargs: Any, reason: str, course_home: Path) -> None:
+    def train(epochs: int) -> None: ...
+
+    with pytest.raises(TypeError, match=f"train cannot be called with these arguments: .*{reason}"):
+        launch(train, *args, **kwargs)
+    assert runs_of(course_home) == []
+
+
+LOCK = threading.Lock()
+
+
+def uses_a_lock() -> Any:
+    return cell("def work():\n    return LOCK\n", LOCK=LOCK).work
+
+
+def closes_over_a_lock() -> Any:
+    guard = LOCK
+    return lambda: guard
+
+
+def takes(x: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "named"),
+    [
+        (takes, (LOCK,), {}, "argument 1 of takes"),
+        (takes, (), {"x": {"deep": [LOCK]}}, "argument x="),
+        (functools.partial(takes), (LOCK,), {}, "argument 1 of"),
+        (Worker(1), (LOCK,), {}, "argument 1 of"),
+        (functools.partial(takes, LOCK), (), {}, "partial"),
+        (uses_a_lock(), (), {}, "LOCK, which work uses"),
+        (closes_over_a_lock(), (), {}, "guard, which <lambda> uses"),
+        (Worker(LOCK), (1,), {}, "Worker"),  # type: ignore[arg-type]
+        (takes, ((i for i in "abc"),), {}, "argument 1 of takes"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    function: Any, args: Any, kwargs: Any, named: str, course_home: Path
+) -> None:
+    with pytest.raises(TypeError, match=f"{named}.*cannot be sent to the ranks") as caught:
+        launch(function, *args, **kwargs)
+    assert "cannot pickle" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert runs_of(course_home) == []
+
+
+# --- around it --------------------------------------------------------------------------------------------
+
+
+def test_the_callers_interrupt_handler_is_back_afterwards() -> None:
+    def mine(*_: Any) -> None: ...
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        quiet_launch(os.getpid)
+        assert signal.getsignal(signal.SIGINT) is mine
+        with pytest.raises(RankError):
+            quiet_launch(lambda: 1 / 0)
+        assert signal.getsignal(signal.SIGINT) is mine
+        with pytest.raises(RankTimeout):
+            quiet_launch(time.sleep, 60, timeout=0.2)
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def reduced(value: float) -> float:
+    dist.init_process_group("gloo")
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def test_launches_in_threads_at_once_do_not_meet() -> None:
+    outcomes: dict[int, Any] = {}
+
+    def one(number: int) -> None:
+        for _ in range(3):
+            outcomes.setdefault(number, []).append(quiet_launch(reduced, float(number)).results)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert outcomes == {number: [[2.0 * number] * 2] * 3 for number in (1, 2, 3)}
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    connections = psutil.Process(pid).net_connections("inet")
+    return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def test_a_kept_error_keeps_no_socket_and_no_process() -> None:
+    def bad() -> None:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            raise ValueError("bad")
+        dist.barrier()
+
+    before = listening(os.getpid())
+    kept = []
+    for function, kwargs in ((bad, {}), (lambda: time.sleep(60), {"timeout": 0.3})):
+        try:
+            quiet_launch(function, **kwargs)
+        except RankError as error:
+            kept.append(error)
+    assert len(kept) == 2
+    assert all(error.__traceback__ for error in kept)
+    assert listening(os.getpid()) == before
+    assert all(gone(error.run) for error in kept)
+
+
+def test_launches_leave_no_files_open_and_no_threads() -> None:
+    def bad() -> None:
+        raise ValueError("bad")
+
+    def both() -> None:
+        quiet_launch(os.getpid)
+        with pytest.raises(RankError):
+            quiet_launch(bad)
+        gc.collect()
+
+    both()
+    me = psutil.Process()
+    before = me.num_fds(), threading.active_count(), me.num_threads()
+    for _ in range(4):
+        both()
+    assert me.num_fds() <= before[0]
+    assert threading.active_count() <= before[1]
+    wait_for(lambda: me.num_threads() <= before[2], what="the store's threads to end")
+
+
+def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.3)
+
+    def work() -> str:
+        threading.Thread(target=time.sleep, args=(60,)).start()  # not a daemon: holds the interpreter up
+        return "returned"
+
+    run = quiet_launch(work)
+
+    assert run.seconds < 30
+    assert run.results == ["returned", "returned"]
+    assert run.state == "done"
+    assert gone(run)
+
+
+def test_a_plain_script_without_a_main_guard(tmp_path: Path) -> None:
+    """Its file is not run again in the ranks, also when launches in several threads overlap."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import json, os, sys, threading
+        print("top level", flush=True)
+        import torch, torch.distributed as dist
+        from course_lib import launch, RankError
+
+        class Outcome:
+            def __init__(self, rank):
+                self.rank = rank
+
+        def work(x):
+            dist.init_process_group("gloo")
+            value = torch.tensor(float(x))
+            dist.all_reduce(value)
+            return Outcome(dist.get_rank()), value.item()
+
+        def bad():
+            raise ValueError("from the script")  # marked
+
+        def several():
+            for _ in range(4):
+                found.append([value for _, value in launch(work, 5, dashboard=False).results])
+
+        results = launch(work, 3, dashboard=False).results
+        assert [type(outcome) for outcome, _ in results] == [Outcome, Outcome]
+        print(json.dumps([(outcome.rank, value) for outcome, value in results]))
+        try:
+            launch(bad, dashboard=False)
+        except RankError as error:
+            print(json.dumps(str(error)))
+
+        main, found = sys.modules["__main__"], []
+        threads = [threading.Thread(target=several) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [[10.0, 10.0]] * 12, found
+        assert sys.modules["__main__"] is main
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr
+    first, results, report = done.stdout.splitlines()
+    assert first == "top level", "the script's own lines ran once, in the kernel alone"
+    assert json.loads(results) == [[0, 6.0], [1, 6.0]]
+    assert "raised ValueError: from the script" in json.loads(report)
+    assert 'raise ValueError("from the script")  # marked' in json.loads(report)
+    assert done.stderr == ""
+
+
+def test_torchs_usual_port_may_be_taken() -> None:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else holds it, which is as good
+            stack.enter_context(socket.create_server(("127.0.0.1", 29500)))
+        assert quiet_launch(reduced, 1.0).results == [2.0, 2.0]
+
+
+def test_idle_openmp_threads_sleep_in_ranks() -> None:
+    assert quiet_launch(os.environ.get, "OMP_WAIT_POLICY", nprocs=1).results == ["PASSIVE"]
+
+
+def test_a_function_may_mention_cudnn() -> None:
+    def tuned() -> bool:
+        torch.backends.cudnn.benchmark = True
+        return torch.backends.cudnn.benchmark
+
+    assert quiet_launch(tuned, nprocs=1).results == [True]
+    assert quiet_launch(lambda module: module.__name__, torch.backends.cudnn, nprocs=1).results == [
+        "torch.backends.cudnn"
+    ]

@@ -1,0 +1,153 @@
+"""Nobody else gets in: where the course listens, and who may enter its folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from tests.support.processes import wait_for
+
+from course_lib import Run, launch, python, torchrun
+
+LOOPBACK = {"127.0.0.1", "::1"}
+RANKS = """
+    import os, time
+    from pathlib import Path
+    import torch, torch.distributed as dist
+
+    def reduce_until_told():
+        dist.init_process_group("gloo")
+        there, rank = Path(os.environ["THERE"]), os.environ["RANK"]
+        told = torch.zeros(1)
+        while not told.item():  # rank 0 is told, and all leave together
+            told.fill_(rank == "0" and (there / "go").exists())
+            dist.all_reduce(told)
+            (there / rank).touch()
+            time.sleep(0.01)
+        dist.destroy_process_group()
+    """
+SCRIPT = "reduce_until_told()\n"
+SPAWNING = """
+import torch.multiprocessing as mp
+
+def begin(rank):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    store = dist.FileStore(os.environ["THERE"] + "/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.init_process_group = lambda *_: None
+    reduce_until_told()
+
+if __name__ == "__main__":
+    mp.spawn(begin, nprocs=2)
+"""
+
+
+class Socket(NamedTuple):
+    pid: int
+    host: str
+    port: int
+
+
+def listening() -> set[Socket]:
+    """The listening sockets of this process and of all that it has started."""
+    me, found = psutil.Process(), set()
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("inet")
+            sockets = [each for each in connections if each.status == psutil.CONN_LISTEN]
+            found |= {Socket(process.pid, *each.laddr[:2]) for each in sockets}
+    return found
+
+
+@contextlib.contextmanager
+def at_work(start: Callable[[], Run], there: Path) -> Iterator[tuple[Run, set[Socket]]]:
+    """While ranks 0 and 1 call one collective after the other: their run, and who listens since it began."""
+    before = listening()
+    runs: list[Run] = []
+    thread = threading.Thread(target=lambda: runs.append(start()))
+    umask = os.umask(0)  # whatever the learner's own is
+    thread.start()
+    try:
+        wait_for(lambda: not thread.is_alive() or all((there / rank).exists() for rank in "01"))
+        yield Run.open(), listening() - before
+    finally:
+        (there / "go").touch()
+        thread.join(60)
+        os.umask(umask)
+    assert [run.state for run in runs] == ["done"]
+    assert listening() <= before
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("THERE", str(tmp_path))
+    return tmp_path
+
+
+def script(folder: Path, source: str = SCRIPT) -> Path:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(RANKS) + source)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_launch_listens_on_loopback_alone(there: Path, course_home: Path) -> None:
+    ranks: dict[str, Callable[[], None]] = {"__name__": "__main__"}  # type: ignore[dict-item]
+    exec(textwrap.dedent(RANKS), ranks)
+
+    with at_work(lambda: launch(ranks["reduce_until_told"], nprocs=2, dashboard=False), there) as (
+        run,
+        found,
+    ):
+        store = int(run.environments[0]["MASTER_PORT"])
+        assert Socket(os.getpid(), "127.0.0.1", store) in found, "the test does not see what listens"
+        assert {each.pid for each in found} > {os.getpid()}, "it does not see the ranks"
+        assert {each.host for each in found} <= LOOPBACK
+        # what is put there as a rank's result is unpickled: only the owner can
+        assert [mode(path) for path in (course_home, course_home / "runs", run.folder)] == [0o700] * 3
+
+
+@pytest.mark.parametrize(("max_restarts", "nnodes"), [(0, 1), (1, 1), (0, 2)])
+def test_of_torchrun_only_its_own_store_for_the_ranks_listens_everywhere(
+    max_restarts: int, nnodes: int, there: Path
+) -> None:
+    def start() -> Run:
+        return torchrun(
+            script(there),
+            nnodes=nnodes,
+            nproc_per_node=2 // nnodes,
+            max_restarts=max_restarts,
+            dashboard=False,
+        )
+
+    with at_work(start, there) as (run, found):
+        ours = {each for each in found if each.pid == os.getpid()}
+        everywhere = {each for each in found if each.host not in LOOPBACK}
+        assert {each.host for each in ours} == {"127.0.0.1"}
+        assert {each.host for each in everywhere} <= {"::", "0.0.0.0"}
+        assert {each.port for each in everywhere} <= {int(run.environments[0]["MASTER_PORT"])}
+        says = "store that torchrun itself opens for the ranks listens on every interface"
+        assert says in " ".join((torchrun.__doc__ or "").split())
+        assert everywhere, "torchrun's own store keeps to loopback now: its docstring says otherwise"
+        owners = {str(psutil.Process(each.pid).cmdline()[-4:]) for each in everywhere}
+        print(f"{max_restarts=} {nnodes=}: on every interface, port {everywhere} of {owners}")
+        assert mode(run.folder) == 0o700, "torchrun's logs are inside"
+        assert (run.folder / "torchrun" / "node-0").is_dir()
+
+
+def test_a_program_with_its_own_ranks_listens_on_loopback_alone(there: Path) -> None:
+    with at_work(lambda: python(script(there, SPAWNING), dashboard=False), there) as (run, found):
+        assert found, "gloo's own sockets"
+        assert {each.host for each in found} <= LOOPBACK
+        assert mode(run.folder) == 0o700

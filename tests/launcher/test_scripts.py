@@ -1,0 +1,162 @@
+"""python() and torchrun(): what they refuse, what they hand on, what to type for the same in a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib import place, python, torchrun
+from course_lib.launcher import scripts
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its path, from the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a script.py").touch()
+    return "a script.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"nnodes": 0}, "nnodes is a whole number from 1 on; got 0"),
+        ({"nnodes": 1.5}, "nnodes is a whole number from 1 on; got 1.5"),
+        ({"nproc_per_node": 0}, "nproc_per_node is a whole number from 1 on; got 0"),
+        ({"nproc_per_node": True}, "nproc_per_node is a whole number from 1 on; got True"),
+        ({"nproc_per_node": "gpu"}, "nproc_per_node is a whole number from 1 on; got 'gpu'"),
+        ({"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
+        ({"max_restarts": None}, "max_restarts is a whole number from 0 on; got None"),
+        ({"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
+    ],
+)
+def test_a_wrong_number_is_told_before_anything_starts(
+    arguments: dict[str, Any], words: str, script: str, course_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "loopback_store", lambda: pytest.fail("it opened a store"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it started a process"))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (its whole text follows)
+        torchrun(script, **arguments)
+    assert str(caught.value) == words
+    assert not course_home.exists(), "no run is left"
+
+
+def test_a_script_that_is_not_there(script: str, tmp_path: Path, course_home: Path) -> None:
+    """That python() says the same: tests/faults/test_python_program.py."""
+    for path in ("no.py", tmp_path):
+        with pytest.raises(FileNotFoundError) as caught:
+            torchrun(path)
+        assert str(caught.value) == f"there is no script {str(path)!r} in {tmp_path}"
+    assert not course_home.exists(), "no run is left"
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[list[str]], list[dict[str, str]]]]:
+    """What would have been started: commands and environments."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        scripts, "Program", lambda commands, environments, *_, **__: seen.append((commands, environments))
+    )
+    monkeypatch.setattr(scripts, "watch", lambda run, start, timeout, view: start(None))
+    return seen
+
+
+def test_what_to_type_for_the_same(script: str, watched: list[Any]) -> None:
+    args = (3, Path("da ta"), "--lr=0.1")
+    quoted = "'a script.py' 3 'da ta' --lr=0.1"
+    assert python(script, *args).command == f"python {quoted}"
+    shape = "torchrun --nnodes={} --nproc-per-node={} --max-restarts={}"
+    assert torchrun(script, *args, nproc_per_node=4).command == (
+        shape.format(1, 4, 0) + f" --standalone {quoted}"
+    )
+    several = torchrun(script, *args, nproc_per_node=1, nnodes=3, max_restarts=2)
+    assert several.command == (
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+        + shape.format(3, 1, 2)
+        + f" --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT {quoted}"
+    )
+    assert several.world_size == 3
+    commands, environments = watched[-1]
+    assert len(commands) == len(environments) == 3
+    assert all(command[-4:] == [script, "3", "da ta", "--lr=0.1"] for command in commands)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nnodes", "ranks"), [(0, 1, 2), (0, 3, 2), (1, 1, 1), (8, 1, 8), (8, 2, 4), (2, 3, 1)]
+)
+def test_as_many_ranks_as_gpus(
+    gpus: int, nnodes: int, ranks: int, script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "gpu_count", lambda: gpus)
+    assert torchrun(script, nnodes=nnodes).world_size == nnodes * ranks
+    assert f"--nproc-per-node={ranks}" in watched[0][0][0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "nnodes", "each", "expected"),
+    [
+        (0, None, 2, 2, [{}, {}]),
+        (8, None, 1, 4, [{}]),
+        (1, None, 2, 1, [{"COURSE_NODES_HERE": "2"}] * 2),
+        (2, None, 2, 2, [{"COURSE_NODES_HERE": "2"}] * 2),
+        (2, None, 2, 1, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (8, None, 2, 4, [{"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}]),
+        (8, None, 2, 3, [{"CUDA_VISIBLE_DEVICES": "0,1,2"}, {"CUDA_VISIBLE_DEVICES": "3,4,5"}]),
+        (2, "5,7", 2, 1, [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]),
+    ],
+)
+def test_nodes_on_one_machine_share_out_its_gpus(
+    gpus: int,
+    visible: str | None,
+    nnodes: int,
+    each: int,
+    expected: list[dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scripts, "gpu_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [scripts._gpus_of(node, each, nnodes) for node in range(nnodes)] == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes_here", "gpus", "expected"),
+    [(None, 2, ("cuda:1", "nccl")), ("2", 2, ("cuda:1", "gloo")), ("2", 4, ("cuda:1", "nccl"))],
+)
+def test_ranks_of_all_nodes_here_share_the_gpus(
+    nodes_here: str | None, gpus: int, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL refuses two ranks on one GPU, also where they are of two nodes."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "COURSE_NODES_HERE": nodes_here}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    device, backend = place()
+    assert (str(device), backend) == expected
+
+
+def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "gpu_count", lambda: 1)
+    monkeypatch.setattr(scripts, "cores", lambda: 12)
+    monkeypatch.setenv("OF_THE_LEARNER", "kept")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    run = torchrun(script, nnodes=2, nproc_per_node=2, max_restarts=1)
+    told = {
+        "COURSE_RUN": str(run.folder),
+        "COURSE_KERNEL": str(os.getpid()),
+        "COURSE_NODES_HERE": "2",
+        "OMP_NUM_THREADS": "3",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "OF_THE_LEARNER": "kept",
+        "GLOO_SOCKET_IFNAME": "eth7",
+        "MPLBACKEND": "Agg",
+    }
+    for environment in watched[0][1]:
+        assert environment | told == environment
+    torchrun(script)
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in watched[1][1][0]

@@ -1,0 +1,177 @@
+"""What a rank writes down about its own standstill."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import Run
+from course_lib.rank import standstill
+from course_lib.rank.standstill import Lookout
+from tests.support.cells import quiet_launch
+from tests.support.processes import wait_for
+
+NOTHING = {"called": {}, "pending": [], "last": []}
+
+
+def record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> None:
+    path, gates, seen = tmp_path / "rank-0.where", [threading.Lock(), threading.Lock()], []
+    own = Lookout(path)
+
+    def looked() -> dict[str, Any]:
+        own.look(0)
+        return record(path)
+
+    def watch() -> None:
+        try:
+            seen.append(wait_for(lambda: "since" in looked() and record(path)))
+            gates[0].release()
+            wait_for(lambda: "since" not in looked())
+            seen.append(wait_for(lambda: "since" in looked() and record(path)))
+        finally:
+            for gate in gates:
+                if gate.locked():
+                    gate.release()
+
+    for gate in gates:
+        gate.acquire()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    gates[0].acquire()  # stands here
+    gates[1].acquire()  # and then here
+    thread.join()
+
+    (file, first, function), *_ = seen[0]["stack"]
+    assert (file, function) == (__file__, "test_a_standstill_is_on_record_until_the_thread_gets_on")
+    assert seen[1]["stack"][0] == [__file__, first + 1, function]
+    assert seen[1]["since"] >= seen[0]["since"] + standstill.STILL_SECONDS
+    assert seen[0] | NOTHING == seen[0], "no collective was called"
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Iterator[Lookout]:
+    """A lookout at a thread that does not move until the test is over."""
+    own, end = Lookout(tmp_path / "rank-0.where"), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    own._main = thread.ident
+    yield own
+    end.set()
+    thread.join()
+
+
+def stands(own: Lookout) -> bool:
+    own.look(0)
+    return "since" in record(own._path)
+
+
+def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for(lambda: stands(standing))
+    standing.look(1)
+    assert record(standing._path) == NOTHING, "its loop goes on"
+
+    wait_for(lambda: stands(standing))
+    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: b"{}")
+    assert not stands(standing)
+    assert not standing._path.exists(), "it calls collectives: nothing needs to be known"
+
+
+@pytest.mark.parametrize("word", [b"", b"no json", b"[]", b'{"entries": [{}]}', b'{"entries": null}'])
+def test_without_a_flight_recorder_there_is_the_place(
+    word: bytes, standing: Lookout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: word)
+    wait_for(lambda: stands(standing))
+    assert record(standing._path) | NOTHING == record(standing._path)
+
+
+def test_messages_between_two_ranks_are_no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    word = {"process_group": ["0", "default_pg"], "input_sizes": [[1]], "retired": False, "state": "started"}
+    entries = [
+        word | {"is_p2p": False, "collective_seq_id": 3, "profiling_name": "gloo:all_reduce"},
+        word | {"is_p2p": True, "collective_seq_id": 9, "profiling_name": "gloo:send 0->1"},
+    ]
+    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: json.dumps({"entries": entries}).encode())
+    call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]]}
+    assert standstill.collectives() == {"called": {"0": 3}, "pending": [call], "last": [call]}
+
+
+def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(**_: Any) -> bytes:
+        raise RuntimeError("not this one")
+
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", refuses)
+    assert standstill._flight_recorder() == b""
+    monkeypatch.delattr("torch._C._distributed_c10d._dump_fr_trace_json")
+    assert standstill._flight_recorder() == b""
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    assert standstill._flight_recorder() == b""
+
+
+def test_a_folder_that_is_gone_ends_nothing(standing: Lookout) -> None:
+    standing._path = standing._path.parent / "gone" / "rank-0.where"
+    for _ in range(3):
+        standing.look(0)
+    standing.close()
+
+
+def last_word(run: Run, rank: int) -> dict[str, Any]:
+    return record(run.folder / f"rank-{rank}.where")
+
+
+def test_the_last_word_counts_the_collectives_of_each_group() -> None:
+    def work() -> str:
+        dist.init_process_group("gloo")
+        group = dist.new_group([0, 1])
+        for _ in range(3):
+            dist.all_reduce(torch.ones(2, 5))
+        if dist.get_rank() < 2:
+            other = 1 - dist.get_rank()
+            dist.broadcast(torch.ones(1), 0, group=group)
+            pair = dist.isend(torch.ones(1), other), dist.irecv(torch.ones(1), other)
+            for each in pair:  # no collective
+                each.wait()
+            dist.all_reduce(torch.ones(7), group=group)
+            return group.group_name
+        dist.destroy_process_group()  # the recorder remembers
+        return ""
+
+    run = quiet_launch(work, nprocs=3)
+
+    name = run.results[0]
+    for rank in range(2):
+        word = last_word(run, rank)
+        assert word["called"] == {"0": 3, name: 2}
+        assert word["last"] == [{"group": name, "number": 2, "name": "all_reduce", "sizes": [[7]]}]
+    assert last_word(run, 2)["called"] == {"0": 3}
+    assert last_word(run, 2)["last"] == [{"group": "0", "number": 3, "name": "all_reduce", "sizes": [[2, 5]]}]
+
+
+def test_who_waits_in_a_collective_says_so() -> None:
+    def work() -> dict[str, Any]:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            path = Run.open().folder / "rank-0.where"
+            found = wait_for(lambda: record(path).get("pending") and record(path))
+            dist.barrier()
+            return found
+        dist.barrier()
+        return {}
+
+    found = quiet_launch(work).results[1]
+
+    assert [(call["number"], call["name"]) for call in found["pending"]] == [(1, "barrier")]
+    assert found["called"] == {"0": 1}
+    assert any(function == "barrier" for _, _, function in found["stack"])

@@ -1,0 +1,483 @@
+"""The report of a failure: the cause, the learner's own lines, what the others were doing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from course_lib import RankError, RankTimeout, Run
+from course_lib.report import failed
+from course_lib.report.failed import Failure
+from tests.support.cells import cell, quiet_launch
+from tests.support.programs import timeless
+
+
+def failing(function: Any, *args: Any, **kwargs: Any) -> RankError:
+    with pytest.raises(RankError) as caught:
+        quiet_launch(function, *args, **kwargs)
+    assert caught.value.run.state == "failed"
+    assert caught.value.run.error == str(caught.value)
+    assert caught.value.__cause__ is None
+    return caught.value
+
+
+# --- the whole text ---------------------------------------------------------------------------------------
+
+
+def test_the_report_of_a_cell() -> None:
+    training = cell("""
+        import torch, torch.distributed as dist
+
+        def step(model, x):
+            return model(x)  # 3 columns, not 4
+
+        def train():
+            dist.init_process_group("gloo")
+            model = torch.nn.Linear(3, 3)
+            if dist.get_rank() == 1:
+                step(model, torch.zeros(2, 4))
+            while True:
+                dist.barrier()
+        """)
+    name = training.filename.rpartition("/")[2]
+
+    error = failing(training.train)
+
+    head, *rest = str(error).split("\n")
+    said = head.replace("addmm: ", "")  # newer torch names the operation
+    assert said == ("rank 1 raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x3)")
+    assert "\n".join(rest[:-1]) == (
+        "\n"
+        f"{name}, line 10, in train\n"
+        "         8     model = torch.nn.Linear(3, 3)\n"
+        "         9     if dist.get_rank() == 1:\n"
+        "---->   10         step(model, torch.zeros(2, 4))\n"
+        "        11     while True:\n"
+        "        12         dist.barrier()\n"
+        "\n"
+        f"{name}, line 4, in step\n"
+        "         2 \n"
+        "         3 def step(model, x):\n"
+        "---->    4     return model(x)  # 3 columns, not 4\n"
+        "         5 \n"
+        "         6 def train():\n"
+    ).replace(" \n", "\n")
+    # where rank 0 is by then, its luck decides: it may not even be through with joining the group
+    there = rf"rank 0 (waited in \w+|then lost its connection) \({name}, line \d+: dist\.\w+\(.*\)\)"
+    assert re.fullmatch(there, timeless(rest[-1]))
+    assert error.rank == 1
+    assert "site-packages" not in str(error)
+
+
+def test_it_is_shown_without_the_launchers_frames() -> None:
+    error = RankError("rank 0 raised ValueError: x\n\ncell, line 1", 0, None)  # type: ignore[arg-type]
+
+    lines = error._render_traceback_()
+    assert lines[0].endswith("RankError\x1b[0m: rank 0 raised ValueError: x")
+    assert lines[1:] == ["", "cell, line 1"]
+
+
+# --- exceptions of every kind -----------------------------------------------------------------------------
+
+RAISES = {
+    "a plain one": ("raise ValueError('bad value')", "raised ValueError: bad value"),
+    "without a message": ("assert 1 == 2", "raised AssertionError"),
+    "of the cell": ("raise Mine('of the cell')", "raised Mine: of the cell"),
+    "of a library": (
+        "import json; json.loads('{')",
+        "raised json.decoder.JSONDecodeError: Expecting property name",
+    ),
+    "whose text fails": ("raise Silent()", r"raised Silent: \(its message cannot be shown\)"),
+    "of several lines": ("raise ValueError('one\\ntwo\\n\\nfour')", "raised ValueError: one\ntwo\n\nfour\n"),
+    "caused by another": (
+        "try:\n    1 / 0\nexcept Exception as e:\n    raise Mine('mine') from e",
+        "raised Mine: mine\nfrom ZeroDivisionError: division by zero\n",
+    ),
+    "while handling another": (
+        "try:\n    {}['a']\nexcept Exception:\n    raise Mine('mine')",
+        "raised Mine: mine\nfrom KeyError: 'a'\n",
+    ),
+    "from None": (
+        "try:\n    1 / 0\nexcept Exception:\n    raise Mine('mine') from None",
+        "raised Mine: mine\n\n",
+    ),
+    "a group": (
+        "raise ExceptionGroup('all', [ValueError(1), KeyError(2)])",
+        "raised ExceptionGroup: all .2 sub",
+    ),
+    "interrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+    "of no Exception": ("raise Hard('hard')", "raised Hard: hard"),
+    "an exit": ("import sys; sys.exit(3)", r"ended itself by sys.exit\(3\)"),
+    "an exit with words": ("import sys; sys.exit('no data')", r"ended itself by sys.exit\(no data\)"),
+    "syntax": ("exec('x = (')", "raised SyntaxError: .*never closed"),
+    "no such module": (
+        "import no_such_module",
+        "raised ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    "no such name": ("print(lr)", "raised NameError: name 'lr' is not defined"),
+}
+
+
+@pytest.mark.parametrize("kind", RAISES)
+def test_what_was_raised(kind: str) -> None:
+    body, head = RAISES[kind]
+    lines = body.splitlines()
+    defined = cell(
+        "class Mine(Exception):\n    pass\n\n"
+        "class Hard(BaseException):\n    pass\n\n"
+        "class Silent(Exception):\n    def __str__(self):\n        raise RuntimeError('no words')\n\n"
+        "def work():\n" + "".join(f"    {line}\n" for line in lines)
+    )
+
+    error = failing(defined.work, nprocs=1)
+
+    assert re.match(f"rank 0 {head}", str(error)), str(error)
+    assert f"line {11 + len(lines)}, in work" in str(error)
+    assert f"---->   {11 + len(lines)}     {lines[-1]}" in str(error)
+
+
+def test_an_exit_without_an_error_is_a_return() -> None:
+    for code in (0, None):
+        assert quiet_launch(sys.exit, code).results == [None, None]
+
+
+def test_the_end_of_a_process_without_a_word_is_told_by_its_code() -> None:
+    def work(code: int) -> None:
+        os._exit(code)
+
+    assert str(failing(work, 3, nprocs=1)).startswith(
+        "rank 0 ended with exit code 3 and without an exception"
+    )
+    assert str(failing(work, 0, nprocs=1)).startswith(
+        "rank 0 ended with exit code 0 and without an exception"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "was killed (SIGKILL); the system does that when memory runs out"),
+        (signal.SIGTERM, "was asked to end (SIGTERM)"),
+        (signal.SIGABRT, "aborted (SIGABRT)"),
+        (signal.SIGSEGV, "crashed (SIGSEGV"),
+        (signal.SIGALRM, "was ended by SIGALRM"),
+    ],
+)
+def test_the_signal_that_ended_a_rank(number: signal.Signals, words: str) -> None:
+    def work() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    error = failing(work, nprocs=1)
+    assert str(error).startswith(f"rank 0 {words}")
+    assert error.rank == 0
+
+
+def test_a_crash_in_c_has_its_line() -> None:
+    import ctypes
+
+    error = failing(cell("def work():\n    ctypes.string_at(0)\n", ctypes=ctypes).work, nprocs=1)
+
+    assert str(error).startswith("rank 0 crashed (SIGSEGV")
+    assert "---->    2     ctypes.string_at(0)" in str(error)
+
+
+def test_the_report_stays_short_whatever_is_raised() -> None:
+    deep = cell("def down(n):\n    return down(n + 1)\n").down
+    assert len(str(failing(deep, 0, nprocs=1)).splitlines()) < 100
+    assert "more calls]" in str(failing(deep, 0, nprocs=1))
+
+    def long() -> None:
+        raise ValueError("x" * 5_000_000)
+
+    def many() -> None:
+        raise ValueError("line\n" * 100_000)
+
+    assert len(str(failing(long, nprocs=1))) < 5000
+    text = str(failing(many, nprocs=1))
+    assert len(text.splitlines()) < 40
+    assert "[99988 more lines in " in text
+    path = text.partition(" more lines in ")[2].partition("]")[0]
+    assert json.loads(open(path).read())["message"].count("line\n") == 100_000
+
+
+def test_an_exception_with_closed_output() -> None:
+    def closed() -> None:
+        sys.stdout.close()
+        sys.stderr.close()
+        raise ValueError("unheard")
+
+    def shut() -> None:
+        os.close(1)
+        os.close(2)
+        raise ValueError("unheard")
+
+    for work in (closed, shut):
+        assert str(failing(work, nprocs=1)).startswith("rank 0 raised ValueError: unheard")
+
+
+# --- cause and consequence --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:76",
+        "Read error [127.0.0.1]:45201: Connection reset by peer. This is typically caused by a remote worker",
+        "[../gloo/transport/tcp/pair.cc:144] writev [127.0.0.1]:3: Broken pipe",
+        "NCCL error: remote process exited or there was a network error",
+        "failed to recv, got 0 bytes",
+        "recvValue failed on SocketImpl(fd=5)",
+        "sendBytes failed on SocketImpl",
+    ],
+)
+def test_the_loss_of_a_peer_is_a_consequence(text: str) -> None:
+    run = Run.create("made", 2)
+    now = time.time()
+    for rank, message, at in ((0, text, now), (1, "no such column", now + 0.4)):
+        record = {"time": at, "type": "RuntimeError", "message": message, "frames": [], "text": ""}
+        record |= {"causes": [], "exit_code": None}
+        (run.folder / f"rank-{rank}.failure.json").write_text(json.dumps(record))
+    failures = [failed.failure_of(run, rank, 1) for rank in range(2)]
+
+    assert [failure.consequence for failure in failures if failure] == [True, False]
+    found = failed.cause(each for each in failures if each)
+    assert found is not None
+    assert found.rank == 1
+
+
+def test_of_two_failures_the_first_is_the_cause() -> None:
+    one, other = Failure(0, "raised A", 10.0), Failure(1, "raised B", 9.0)
+    assert failed.cause([one, other]) is other
+    assert failed.cause([Failure(2, "lost", 1.0, consequence=True), one]) is one
+    assert failed.cause([]) is None
+
+
+CAUSES = {
+    "raises": "raise KeyError('the cause')",
+    "killed": "os.kill(os.getpid(), 9)",
+    "exits": "os._exit(0)",
+    "cleans up first": (
+        "try:\n        raise KeyError('the cause')\n    finally:\n        dist.destroy_process_group()"
+    ),
+}
+COLLECTIVES = {
+    "all_reduce": "dist.all_reduce(torch.zeros(1000))",
+    "barrier": "dist.barrier()",
+    "broadcast": "dist.broadcast(torch.zeros(10), src=BAD)",
+    "recv": "dist.recv(torch.zeros(10), src=BAD)",
+    "wrapped": (
+        "try:\n            dist.barrier()\n"
+        "        except RuntimeError as e:\n            raise OSError('sync') from e"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CAUSES)
+def test_a_survivors_lost_connection_is_never_named_the_cause(how: str) -> None:
+    """Whichever rank fails, in whatever way, and whatever the other ones wait in: 20 launches in all."""
+    for collective, waits in COLLECTIVES.items():
+        bad = len(collective) % 2
+        source = (
+            "def work():\n"
+            "    dist.init_process_group('gloo')\n"
+            "    dist.all_reduce(torch.zeros(1))\n"
+            "    if dist.get_rank() != BAD:\n"
+            f"        {waits}\n"
+            f"    {CAUSES[how]}\n"
+        ).replace("BAD", str(bad))
+        error = failing(cell("import os, torch, torch.distributed as dist\n" + source).work)
+
+        assert error.rank == bad, f"{collective}: {error}"
+        head = str(error).splitlines()[0]
+        words = {"killed": "was killed (SIGKILL)", "exits": "ended with exit code 0"}
+        assert head.startswith(f"rank {bad} {words.get(how, 'raised KeyError')}"), f"{collective}: {error}"
+        assert f"\nrank {1 - bad} " in str(error)
+
+
+# --- what to do about it ---------------------------------------------------------------------------------
+
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage "
+    "(run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+)
+ADVICE = {
+    "two ranks on one GPU": (
+        NCCL + "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 59000",
+        "NCCL takes one rank for each GPU",
+    ),
+    "and in torch 2.15 with NCCL 2.30": (
+        "Failed to initialize NCCL communicator: invalid usage\nNCCL Last Error: "
+        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this "
+        "configuration.",
+        "use gloo. place()",
+    ),
+    "CUDA in a worker": (
+        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        + "  File worker.py\n" * 20
+        + "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+        "you must use the 'spawn' start method",
+        'multiprocessing_context="spawn"',
+    ),
+    "no memory": (
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.77 GiB",
+        "a smaller batch needs less",
+    ),
+    "no memory for a context": ("CUDA error: out of memory", "fewer ranks on one GPU (nprocs)"),
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
+def test_a_known_error_comes_with_advice(kind: str) -> None:
+    message, words = ADVICE[kind]
+    failure = failed_with("torch.distributed.DistBackendError", message)
+
+    text = failed.describe(Run.create("made", 2), failure, {1: "was in all_reduce"})
+    head, advice = text.split("\nrank 1 was in all_reduce\n\n")
+    assert head.startswith(f"rank 0 raised torch.distributed.DistBackendError: {message.splitlines()[0]}")
+    assert words in advice
+    assert not failure.consequence
+
+
+def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
+    def work() -> None:
+        try:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        except RuntimeError as error:
+            raise ValueError("training failed") from error
+
+    assert str(failing(work, nprocs=1)).endswith("Run.open().metrics has what each rank held.")
+    for message in (
+        "shapes cannot be multiplied (2x4 and 3x3)",
+        "Connection closed by peer",
+        "out of memory",
+    ):
+        assert failed_with("RuntimeError", message).hint == ""
+
+
+def failed_with(kind: str, message: str) -> Failure:
+    run = Run.create("made", 2)
+    record = {"time": 0.0, "type": kind, "message": message, "frames": [], "causes": [], "exit_code": None}
+    (run.folder / "rank-0.failure.json").write_text(json.dumps(record))
+    failure = failed.failure_of(run, 0, 1)
+    assert failure is not None
+    return failure
+
+
+# --- where the ranks are ----------------------------------------------------------------------------------
+
+
+def test_a_timeout_says_where_each_rank_is() -> None:
+    waiting = cell("""
+        import os, time, torch, torch.distributed as dist
+
+        def three():
+            rank = int(os.environ["RANK"])
+            if rank == 0:
+                dist.init_process_group("gloo")
+            if rank == 1:
+                sleep_long()
+            if rank == 2:
+                torch.nn.Module.__call__(Slow(), 1)
+            return "early"
+
+        def sleep_long():
+            while True:
+                time.sleep(0.05)
+
+        class Slow(torch.nn.Module):
+            def forward(self, x):
+                while True:
+                    time.sleep(0.05)
+        """)
+    name = waiting.filename.rpartition("/")[2]
+
+    began = time.monotonic()
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(waiting.three, nprocs=4, timeout=3)
+    took = time.monotonic() - began
+
+    head, blank, *lines = timeless(str(caught.value)).splitlines()
+    assert head == "not done after 3 s: ranks 1, 2, 3 never called init_process_group, in which rank 0 waited"
+    assert blank == ""
+    assert lines == [
+        f'rank 0 waited in init_process_group ({name}, line 6: dist.init_process_group("gloo"))',
+        f"rank 1 was at {name}, line 15: time.sleep(0.05)",
+        f"rank 2 was at {name}, line 20: time.sleep(0.05)",
+        "rank 3 had returned",
+    ]
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value, RankError)
+    assert caught.value.run.state == "failed"
+    assert caught.value.run.results[3] == "early"
+    print(f"RankTimeout {took - 3:.2f} s after its time")
+    assert took < 20
+
+
+def test_a_rank_in_a_function_that_is_not_python() -> None:
+    with pytest.raises(RankTimeout, match="rank 0 was at work"):
+        quiet_launch(time.sleep, 60, nprocs=1, timeout=0.3)
+
+
+def test_a_stuck_collective_is_named_with_its_line() -> None:
+    stuck = cell("""
+        import time, torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+            else:
+                while True:
+                    time.sleep(0.05)
+        """)
+
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(stuck.work, timeout=1)
+    assert "rank 0 waited in all_reduce (" in timeless(str(caught.value))
+    assert "line 6: dist.all_reduce(torch.ones(1)))" in str(caught.value)
+    assert "line 9: time.sleep(0.05)" in str(caught.value)
+
+
+def test_a_rank_that_cannot_answer_does_not_hold_the_report() -> None:
+    """It holds the interpreter's lock in C: no thread of it runs, and SIGUSR1 is answered all the same."""
+    import ctypes
+
+    held = cell(
+        """
+        def work():
+            while True:
+                ctypes.PyDLL(None).sleep(60)
+        """,
+        ctypes=ctypes,
+    )
+    began = time.monotonic()
+    with pytest.raises(RankTimeout, match=r"line 3: ctypes\.PyDLL\(None\)\.sleep\(60\)"):
+        quiet_launch(held.work, nprocs=1, timeout=0.5)
+    assert time.monotonic() - began < 20
+
+
+def test_a_frame_is_shown_with_its_line_marked() -> None:
+    frame = {
+        "file": "/elsewhere/train.py",
+        "line": 2,
+        "function": "step",
+        "source": [[1, "def step():"], [2, "    1 / 0"], [3, ""]],
+    }
+    assert failed.show(frame) == (
+        "train.py, line 2, in step\n         1 def step():\n---->    2     1 / 0\n         3\n"
+    )
+
+
+def test_files_are_named_from_the_current_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert failed.label(str(tmp_path / "scripts" / "train.py")) == os.path.join("scripts", "train.py")
+    assert failed.label("/elsewhere/train.py") == "train.py"

@@ -1,0 +1,198 @@
+"""Who waits for whom, told from what the ranks wrote down."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from course_lib import Run
+from course_lib.report.waiting import MOST_SHOWN, PRESENT, WARN_SECONDS, doing, odd_one_out, stalled
+
+TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
+LONG = WARN_SECONDS + 2.5
+
+
+def stack(*functions: str) -> list[tuple[str, int, str]]:
+    """The learner's train(), and in it, one inside the other, functions of torch.distributed."""
+    return [*((TORCH, 7, name) for name in reversed(functions)), ("/course/cell.py", 12, "train")]
+
+
+@pytest.fixture(autouse=True)
+def torch_is_not_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.report.waiting.is_learners", lambda file: file.startswith("/course/"))
+
+
+def call(number: int, name: str = "all_reduce", sizes: Any = ((4,),), group: str = "0") -> dict[str, Any]:
+    return {"group": group, "number": number, "name": name, "sizes": list(map(list, sizes))}
+
+
+def waits(number: int, *args: Any, stood: float = LONG, **kwargs: Any) -> dict[str, Any]:
+    """The record of a rank that waits in a collective."""
+    pending = call(number, *args, **kwargs)
+    called = {"0": number} | {pending["group"]: number}
+    places = stack("wrapper", pending["name"])
+    now = time.time()
+    return {"since": now - stood, "stack": places, "called": called, "pending": [pending], "last": [pending]}
+
+
+def elsewhere(called: dict[str, int] | None = None, stood: float = LONG) -> dict[str, Any]:
+    """The record of a rank that is at a line of its own."""
+    since = time.time() - stood
+    return {"since": since, "stack": stack(), "called": called or {}, "pending": [], "last": []}
+
+
+def joins() -> dict[str, Any]:
+    return elsewhere() | {"stack": stack("wrapper", "init_process_group", "wait")}
+
+
+def run_of(*records: dict[str, Any] | None, returned: tuple[int, ...] = ()) -> Run:
+    run = Run.create("train", len(records))
+    for rank, record in enumerate(records):
+        if record is not None:
+            (run.folder / f"rank-{rank}.where").write_text(json.dumps(record))
+    for rank in returned:
+        (run.folder / f"rank-{rank}.result").touch()
+    return run
+
+
+ELSEWHERE = elsewhere({"0": 4})
+CASES = {
+    "one of two": (
+        [waits(5), ELSEWHERE],
+        (),
+        "rank 1 never called all_reduce (collective 5), in which rank 0 waited",
+    ),
+    "one that has returned": (
+        [waits(5), waits(5), {"called": {"0": 4}, "pending": [], "last": []}],
+        (2,),
+        "rank 2 never called all_reduce (collective 5), in which ranks 0, 1 waited; it has returned",
+    ),
+    "two that have returned": (
+        [waits(5, "barrier"), ELSEWHERE, ELSEWHERE],
+        (1, 2),
+        "ranks 1, 2 never called barrier (collective 5), in which rank 0 waited; they have returned",
+    ),
+    "one has returned, one has not": (
+        [waits(5), ELSEWHERE, ELSEWHERE],
+        (1,),
+        "ranks 1, 2 never called all_reduce (collective 5), in which rank 0 waited",
+    ),
+    "who never called any": (
+        [waits(1), elsewhere()],
+        (),
+        "rank 1 never called all_reduce (collective 1), in which rank 0 waited",
+    ),
+    "who is a collective further does not count": (
+        [waits(5), waits(6), ELSEWHERE],
+        (),
+        "rank 2 never called all_reduce (collective 5), in which rank 0 waited",
+    ),
+    "other names": (
+        [waits(5, "all_reduce"), waits(5, "broadcast"), waits(5, "all_reduce")],
+        (),
+        "the ranks do not match: collective 5 is all_reduce on ranks 0, 2 and broadcast on rank 1",
+    ),
+    "other sizes": (
+        [waits(5, sizes=[[4, 3]]), waits(5, sizes=[[4, 2]])],
+        (),
+        "the ranks do not match: collective 5 is all_reduce of shape [4, 3] on rank 0 "
+        "and all_reduce of shape [4, 2] on rank 1",
+    ),
+    "other numbers of tensors": (
+        [waits(5, sizes=[[4], [2, 2]]), waits(5, sizes=[])],
+        (),
+        "the ranks do not match: collective 5 is all_reduce of shapes [4], [2, 2] on rank 0 "
+        "and all_reduce of no tensor on rank 1",
+    ),
+    "a group of some": (
+        [ELSEWHERE, ELSEWHERE, waits(2, group="7"), elsewhere({"0": 4, "7": 1})],
+        (),
+        "rank 3 never called all_reduce (collective 2), in which rank 2 waited",
+    ),
+    "a group of which nobody is known to be late": ([ELSEWHERE, waits(2, group="7")], (), ""),
+    "one has not joined": (
+        [joins(), elsewhere(), joins()],
+        (),
+        "rank 1 never called init_process_group, in which ranks 0, 2 waited",
+    ),
+    "all join": ([joins(), joins()], (), ""),
+    "all wait in the same": ([waits(5), waits(5)], (), ""),
+    "all are busy": ([ELSEWHERE, ELSEWHERE], (), ""),
+    "nothing is known of one": ([waits(5), None], (), ""),
+    "nothing is known": ([None, None], (), ""),
+    "many": (
+        [waits(5), *[ELSEWHERE] * (MOST_SHOWN + 12)],
+        (),
+        "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more never called all_reduce (collective 5), "
+        "in which rank 0 waited",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whom_the_others_wait_for(case: str) -> None:
+    records, returned, expected = CASES[case]
+    assert odd_one_out(run_of(*records, returned=returned)) == expected
+
+
+def test_the_call_in_which_a_rank_failed_counts_too() -> None:
+    """It is over then, and no longer pending."""
+    run = run_of(waits(5) | {"pending": []}, ELSEWHERE)
+    assert odd_one_out(run) == ""
+    (run.folder / "rank-0.failure.json").write_text("{}")
+    assert odd_one_out(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
+
+
+def test_a_record_that_is_half_written_is_none() -> None:
+    run = run_of(waits(5), elsewhere({"0": 4}))
+    for text in ("", '{"called": {"0"', "\x00"):
+        (run.folder / "rank-1.where").write_text(text)
+        assert odd_one_out(run) == ""
+        assert stalled(run).startswith("rank 0 waits in all_reduce for 12.5 s (cell.py, line 12)")
+
+
+# --- while it lasts ---------------------------------------------------------------------------------------
+
+
+def test_the_warning_is_in_the_present_tense() -> None:
+    at = elsewhere({"0": 4}, stood=60)
+    assert stalled(run_of(waits(5), waits(5), at, at)).splitlines() == [
+        "ranks 2, 3 have not called all_reduce (collective 5), in which ranks 0, 1 wait",
+        "rank 0 waits in all_reduce for 12.5 s (cell.py, line 12)",
+        "rank 1 waits in all_reduce for 12.5 s (cell.py, line 12)",
+        "rank 2 is at cell.py, line 12",
+        "rank 3 is at cell.py, line 12",
+    ]
+    assert odd_one_out(run_of(waits(5), at), PRESENT) == (
+        "rank 1 has not called all_reduce (collective 5), in which rank 0 waits"
+    )
+
+
+def test_a_rank_outside_the_learners_code_has_not_moved() -> None:
+    run = run_of(elsewhere() | {"stack": [(TORCH, 7, "wait")]})
+    assert stalled(run) == "rank 0 has not moved for 12.5 s"
+
+
+def test_a_rank_that_was_asked_to_end_stood_where_its_record_says() -> None:
+    run = run_of(waits(5, stood=3), None)
+    assert re.fullmatch(
+        r"waited in all_reduce for 3\.\d s \(.*\) when it was asked to end", doing(run, 0, -15)
+    )
+    assert doing(run, 1, -15) == "then was asked to end (SIGTERM)"
+
+
+def test_only_a_long_standstill_is_told_and_only_of_who_is_still_there() -> None:
+    assert stalled(run_of(waits(5, stood=WARN_SECONDS - 5), elsewhere({"0": 4}, stood=0))) == ""
+    assert stalled(run_of(elsewhere({"0": 4}), returned=(0,))) == ""
+    assert stalled(run_of({"called": {"0": 3}, "pending": [], "last": []}, None)) == ""
+    assert len(stalled(run_of(waits(5), elsewhere({"0": 4}, stood=0))).splitlines()) == 2
+
+
+def test_of_many_some_are_shown() -> None:
+    lines = stalled(run_of(*[waits(5)] * (MOST_SHOWN + 12))).splitlines()
+    assert len(lines) == MOST_SHOWN + 1
+    assert lines[-1] == "and 12 more"

@@ -1,0 +1,481 @@
+"""Run: what the ranks returned, printed and measured, and what its folder gives when it is opened again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.processes import wait_for
+
+from course_lib import RankError, Run, log, track
+from course_lib.rank.recorder import TICK
+from tests.support.cells import cell, quiet_launch
+
+
+def made(name: str = "made", world_size: int = 1, state: str = "done", **facts: Any) -> Run:
+    """A run's folder without its ranks."""
+    run = Run.create(name, world_size, **facts)
+    if state != "running":
+        run.end(state)
+    return run
+
+
+# --- what the ranks printed -------------------------------------------------------------------------------
+
+
+def test_output_of_python_of_c_and_of_children_is_kept_apart() -> None:
+    def work() -> None:
+        rank = os.environ["RANK"]
+        print(f"python {rank} – größer 批 🚀")
+        print(f"error {rank}", file=sys.stderr)
+        os.write(1, f"c {rank}\n".encode())
+        os.write(2, f"c error {rank}\n".encode())
+        subprocess.run(["echo", f"child {rank}"], check=True)
+        os.write(1, b"not utf-8: \xff\n")
+        print("10 %\r20 %\r100 %")
+        print("no newline", end="")
+
+    logs = quiet_launch(work).logs
+
+    assert len(logs) == 2
+    for rank, text in enumerate(logs):
+        assert text == (
+            f"python {rank} – größer 批 🚀\nerror {rank}\nc {rank}\nc error {rank}\nchild {rank}\n"
+            "not utf-8: \ufffd\n10 %\r20 %\r100 %\nno newline"
+        )
+
+
+def test_the_last_lines_of_a_progress_bar() -> None:
+    run = quiet_launch(lambda: print("start\n10 %\r20 %\r100 %\n" + "long " * 500 + "\nend\n\n"), nprocs=1)
+
+    assert run.last_lines(0, 3) == ["100 %", ("long " * 500)[:400], "end"]
+    assert run.last_lines(0, 1) == ["end"]
+
+
+def test_of_much_output_the_end_is_given_and_all_of_it_kept() -> None:
+    def work() -> None:
+        for i in range(5 * 1024):
+            print(f"{i:08} " + "x" * 1014)
+
+    run = quiet_launch(work, nprocs=1)
+    (text,) = run.logs
+    whole = (run.folder / "rank-0.log").read_text()
+
+    assert len(whole) == 5 << 20
+    assert len(text) < (1 << 20) + 400
+    assert text.startswith("[the first 4,194,304 of 5,242,880 bytes are only in ")
+    assert text.splitlines()[-1] == whole.splitlines()[-1] == "00005119 " + "x" * 1014
+    assert str(run.folder / "rank-0.log") in text.splitlines()[0]
+
+
+def test_a_print_just_before_the_end_is_kept_whatever_the_end() -> None:
+    def work(how: str) -> None:
+        print("last words")
+        os.write(1, b"of C\n")
+        if how == "kill":
+            os.kill(os.getpid(), 9)
+        if how == "abort":
+            os.abort()
+        raise ValueError(how)
+
+    for how in ("kill", "abort", "raise"):
+        with pytest.raises(RankError) as caught:
+            quiet_launch(work, how, nprocs=1)
+        assert caught.value.run.logs[0].startswith("last words\nof C\n")
+
+
+# --- by rank ----------------------------------------------------------------------------------------------
+
+
+def test_logs_and_metrics_are_lists_by_rank() -> None:
+    run = quiet_launch(lambda: print(os.environ["RANK"]), nprocs=3)
+
+    assert list(run.logs) == run.logs[:] == ["0\n", "1\n", "2\n"]
+    assert run.logs[-1] == "2\n"
+    assert run.logs[1:] == ["1\n", "2\n"]
+    assert len(run.metrics) == 3
+    assert repr(run.logs) == r"['0\n', '1\n', '2\n']"
+    with pytest.raises(IndexError, match="rank 3 of a run with 3 ranks"):
+        run.logs[3]
+
+
+# --- opened again -----------------------------------------------------------------------------------------
+
+
+def training() -> Any:
+    rank = int(os.environ["RANK"])
+    for step in track([torch.zeros(4)] * 5):
+        log(loss=step.sum() + rank)
+    print("trained", rank)
+    return {
+        "weights": torch.full((2,), float(rank)),
+        "losses": np.linspace(0, 1, 3),
+        "accuracy": np.float64(0.5),
+        "hits": np.int64(7),
+        "words": ["a", (1, None, True)],
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "state": torch.nn.Linear(2, 2).state_dict(),
+    }
+
+
+def test_a_run_opened_again_is_the_same() -> None:
+    # by value, as from a cell: this module is not what a rank should import
+    run = quiet_launch(cell("def work():\n    return training()\n", training=by_value(training)).work)
+
+    for again in (Run.open(), Run.open(run.folder), Run.open(str(run.folder))):
+        assert again.folder == run.folder
+        assert (again.name, again.world_size, again.state) == ("work", 2, "done")
+        assert again.seconds == run.seconds
+        assert list(again.logs) == ["trained 0\n", "trained 1\n"]
+        assert repr(again) == repr(run)
+        assert again.table() == run.table()
+        assert again._repr_html_() == run._repr_html_()
+        assert again.samples_per_second() == run.samples_per_second() > 0
+        for rank in range(2):
+            assert again.metrics[rank].keys() == run.metrics[rank].keys()
+            for name, series in run.metrics[rank].items():
+                np.testing.assert_array_equal(again.metrics[rank][name], series)
+            one, other = again.results[rank], run.results[rank]
+            assert one.keys() == other.keys()
+            assert torch.equal(one["weights"], other["weights"])
+            assert torch.equal(one["half"], other["half"])
+            assert torch.equal(one["state"]["weight"], other["state"]["weight"])
+            np.testing.assert_array_equal(one["losses"], other["losses"])
+            assert (one["accuracy"], one["hits"], one["words"]) == (0.5, 7, ["a", (1, None, True)])
+
+
+def by_value(function: Any) -> Any:
+    """The same function as if a cell had defined it."""
+    import types
+
+    code = function.__code__.replace(co_qualname=f"<locals>.{function.__name__}")
+    copy = types.FunctionType(code, function.__globals__, function.__name__)
+    copy.__module__, copy.__qualname__ = "__main__", function.__name__
+    return copy
+
+
+def test_a_failed_run_opened_again_has_its_report_and_what_was_measured() -> None:
+    def work() -> str:
+        log(loss=1.0)
+        print("about to fail")
+        if os.environ["RANK"] == "1":
+            raise ValueError("marked")
+        return "fine"
+
+    with pytest.raises(RankError) as caught:
+        quiet_launch(work)
+    run = Run.open()
+
+    assert run.state == "failed"
+    assert run.error == str(caught.value)
+    assert "rank 1 raised ValueError: marked" in run.error
+    assert run.results[1] is None
+    assert run.logs[1].startswith("about to fail\n")
+    np.testing.assert_array_equal(run.metrics[1]["loss"], [1.0])
+
+
+def test_a_running_run_can_be_looked_at(tmp_path: Path) -> None:
+    def work() -> int:
+        for _ in track(iter(int, 1)):
+            log(loss=0.25)
+            time.sleep(0.01)
+            if (tmp_path / "go").exists():
+                return 1
+        return 0
+
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(quiet_launch(work)))
+    thread.start()
+    try:
+        wait_for(lambda: list((tmp_path / "course-home/runs").glob("*/rank-1.points")))
+        run = Run.open()
+        wait_for(lambda: len(run.metrics[0].get("loss", [])) >= 5)
+        assert run.state == "running"
+        assert run.results == [None, None]
+        assert run.latest(0) == {"loss": 0.25}
+        assert "running" in repr(run)
+        assert 0 < run.seconds < 60
+    finally:
+        (tmp_path / "go").touch()
+        thread.join(30)
+    assert results[0].results == [1, 1]
+    assert Run.open().state == "done"
+
+
+def test_opening_what_is_not_there(course_home: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no run yet in"):
+        Run.open()
+    with pytest.raises(FileNotFoundError, match="there is no folder /no/such/run"):
+        Run.open("/no/such/run")
+    with pytest.raises(ValueError, match="holds no whole run"):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"name": "work", "world_si',
+        "[]",
+        "3",
+        "null",
+        '{"name": "work"}',
+        '{"name": "work", "world_size": "many"}',
+        '{"name": "work", "world_size": null}',
+        '{"name": "work", "world_size": NaN}',
+        '{"name": "work", "world_size": Infinity}',
+        '{"name": "work", "world_size": -2}',
+        '{"name": "work", "world_size": 1e15}',
+        '{"name": "work", "world_size": 2, "state": ["done"]}',
+        '{"name": "work", "world_size": 2, "seconds": "long"}',
+        '{"name": "work", "world_size": 2, "seconds": {}, "started": null}',
+        "[" * 100_000,
+        "\x00\x01",
+        b"\xff\xfe\x00",
+    ],
+)
+def test_a_damaged_run_json_is_told(content: str | bytes) -> None:
+    run = made()
+    (run.folder / "run.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(ValueError, match=r"holds no whole run: its run\.json cannot be read"):
+        Run.open(run.folder)
+
+
+def test_half_a_run_reads_as_far_as_it_goes() -> None:
+    """Every file of a rank may be missing, or cut short at any byte."""
+
+    def work() -> None:
+        for _ in track([torch.zeros(4)] * 3):
+            log(loss=1.5, accuracy=0.5)
+
+    whole = quiet_launch(work)
+    for path in whole.folder.glob("rank-0.*"):
+        content = path.read_bytes()
+        for kept in {0, 1, 7, len(content) // 2, len(content) - 1} - {-1}:
+            path.write_bytes(content[:kept])
+            look_at_all(Run.open(whole.folder))
+        path.unlink()
+        look_at_all(Run.open(whole.folder))
+        path.write_bytes(content)
+    with open(whole.folder / "rank-0.points", "r+b") as file:
+        file.truncate(3 * 32 + 5)
+    assert list(Run.open(whole.folder).metrics[0]["loss"]) == [1.5, 1.5]
+    assert list(Run.open(whole.folder).metrics[0]["accuracy"]) == [0.5]
+
+
+def look_at_all(run: Run) -> None:
+    """Everything but the results, which a folder may lack."""
+    assert len(list(run.logs)) == 2
+    for series in run.metrics:
+        assert set(TICK[:4]) <= series.keys()
+    assert len(run.table()) == 2
+    assert run._repr_html_().startswith("<p>")
+    assert run.samples_per_second() >= 0
+    assert run.peak_memory_bytes(0) >= 0
+    assert run.latest(0).keys() <= {"loss", "accuracy"}
+    assert isinstance(run.tracked, bool)
+    assert run.last_lines(0, 3) is not None
+    assert isinstance(run.facts(0), dict)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rank-0.names", b"\xff\xfe\nloss\n"),
+        ("rank-0.names", "".join(f"name {i}\n" for i in range(1000)).encode()),
+        ("rank-0.points", np.array([[np.nan, 1, 1, 1], [-5, 1, 1, 1], [1e300, 1, 1, 1]]).tobytes()),
+        ("rank-0.ticks", np.full((3, len(TICK)), np.nan).tobytes()),
+        ("rank-0.json", b"[1, 2]"),
+        ("rank-0.json", b'{"device": {"<b>": 1}, "pid": "x"}'),
+        ("rank-0.json", b"\xff"),
+        ("rank-0.log", b"\xff\x00\x1b[31m<script>" * 100),
+    ],
+)
+def test_a_folder_with_nonsense_can_be_looked_at(name: str, content: bytes) -> None:
+    run = made(world_size=2)
+    (run.folder / "rank-0.names").write_text("loss\naccuracy\n")
+    (run.folder / name).write_bytes(content)
+
+    again = Run.open(run.folder)
+    assert "<script>" not in again._repr_html_()
+    assert "<b>:" not in again._repr_html_()
+    assert len(again.table()) == 2
+    for series in again.metrics:
+        assert set(TICK[:4]) <= series.keys()
+    assert isinstance(again.facts(0), dict)
+    repr(again.logs)
+
+
+class Marker:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def hostile_files(payload: Any) -> dict[str, bytes]:
+    zipped, legacy, objects = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    torch.save(payload, zipped)
+    torch.save(payload, legacy, _use_new_zipfile_serialization=False)
+    torch.save(np.array([payload], dtype=object), objects)
+    broken = io.BytesIO()
+    with zipfile.ZipFile(broken, "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps(payload))
+    return {
+        "zip": zipped.getvalue(),
+        "legacy": legacy.getvalue(),
+        "bare pickle": pickle.dumps(payload),
+        "array of objects": objects.getvalue(),
+        "own zip": broken.getvalue(),
+        "cut short": zipped.getvalue()[:-40],
+        "empty": b"",
+        "text": b"hello",
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_files(None))
+def test_opening_a_folder_runs_no_code_of_it(kind: str, tmp_path: Path) -> None:
+    mark = tmp_path / "code-ran"
+    run = made(world_size=2)
+    (run.folder / "rank-0.result").write_bytes(hostile_files(Marker(mark))[kind])
+
+    again = Run.open(run.folder)
+    with pytest.raises(ValueError, match=r"the result of rank 0 in .*rank-0\.result is not loaded again"):
+        _ = again.results
+    assert not mark.exists()
+    assert len(again.logs) == 2, "the rest of it is there"
+    torch.load(io.BytesIO(hostile_files(Marker(mark))["zip"]), weights_only=False)
+    assert mark.exists(), "the test's own weapon is blunt"
+
+
+def test_an_object_is_only_loaded_by_the_process_that_started_its_ranks() -> None:
+    defined = cell("""
+        class Outcome:
+            accuracy = 0.5
+
+        def work():
+            print("done")
+            return Outcome()
+        """)
+
+    run = quiet_launch(defined.work)
+
+    assert run.results[0].accuracy == 0.5
+    with pytest.raises(ValueError, match="only tensors, arrays, numbers, strings and containers"):
+        _ = Run.open().results
+    assert Run.open().logs[0] == "done\n"
+
+
+# --- folders ----------------------------------------------------------------------------------------------
+
+
+def test_folders_are_their_owners_alone(course_home: Path) -> None:
+    before = os.umask(0)
+    try:
+        run = quiet_launch(lambda: print("private"))
+    finally:
+        os.umask(before)
+
+    for folder in (course_home, course_home / "runs", run.folder):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_runs_of_the_same_moment_have_folders_of_their_own() -> None:
+    folders: list[Path] = []
+    threads = [threading.Thread(target=lambda: folders.append(made("same").folder)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(folders)) == 20
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_the_name_of_a_function_is_no_path_and_no_markup() -> None:
+    run = quiet_launch(lambda: None)
+
+    assert run.name == "<lambda>"
+    assert "&lt;lambda&gt;: 2 ranks, done" in run._repr_html_()
+    assert made("../../../etc/x\n" + "é" * 300).folder.parent == run.folder.parent
+
+
+def test_a_course_folder_that_cannot_be_used_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, course_home: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"COURSE_HOME") as caught:
+        quiet_launch(os.getpid)
+    assert str(tmp_path / "file") in str(caught.value)
+
+    monkeypatch.setenv("COURSE_HOME", str(course_home))
+    course_home.mkdir()
+    (course_home / "runs").touch()
+    with pytest.raises(OSError, match=r"no run can be kept.*set COURSE_HOME") as caught:
+        quiet_launch(os.getpid)
+    assert str(course_home / "runs") in str(caught.value)
+
+
+def test_a_table_in_words() -> None:
+    def work() -> None:
+        from course_lib import place
+
+        place()
+        for _ in track([torch.zeros(250)] * 4):
+            log(loss=0.123456)
+            time.sleep(0.001)
+
+    first, second = quiet_launch(work, device="cpu").table()
+
+    assert (first["rank"], second["rank"]) == ("0", "1")
+    assert first["device"] == "cpu"
+    assert first["samples"] == "1,000"
+    assert first["last logged"] == "loss 0.1235"
+    assert int(first["samples/s"].replace(",", "")) > 0
+    assert first["peak memory"].endswith(" MiB")
+
+
+def test_json_of_a_run_is_whole_at_any_moment() -> None:
+    run = made(state="running")
+    torn = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                json.loads((run.folder / "run.json").read_text())
+            except ValueError as error:
+                torn.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for i in range(100):
+        run.end("done", "x" * i * 100)
+    stop.set()
+    thread.join()
+    assert torn == []
+
+
+def test_the_newest_run_is_the_newest_of_this_kernel() -> None:
+    mine = Run.create("mine", 1)
+    other = Run.create("other kernel's", 1, kernel_pid=os.getppid())
+    assert Run.open().folder == mine.folder
+    assert Run.open(other.folder).name == "other kernel's"

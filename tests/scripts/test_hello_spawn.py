@@ -1,0 +1,218 @@
+"""Lesson 04's programs as somebody uses them in a terminal: right, wrong, hanging, and two on one port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from course_lib import RankTimeout, python, torchrun
+from tests.support.processes import processes_marked, wait_for
+
+SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
+HELLO, WHO = SCRIPTS / "hello_spawn.py", SCRIPTS / "who_am_i.py"
+LONG = 240  # seconds; it takes a few
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of a terminal, with a mark by which what is left behind can be found."""
+    marked = {name: value for name, value in os.environ.items() if name != "COURSE_RUN"}
+    marked |= {"TEST_MARK": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    yield marked
+    for each in processes_marked("TEST_MARK", str(tmp_path)):
+        each.kill()
+
+
+def terminal(environment: dict[str, str], *words: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONG, env=environment)
+
+
+def none_left(environment: dict[str, str]) -> bool:
+    return not processes_marked("TEST_MARK", environment["TEST_MARK"])
+
+
+def test_hello_in_a_terminal(environment: dict[str, str]) -> None:
+    done = terminal(environment, HELLO, "--nprocs", 3, "--work", 0)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"I am rank (\d) of 3", done.stdout)) == ["0", "1", "2"]
+    pids = re.findall(r"process (\d+):", done.stdout)
+    assert len(set(pids)) == 3
+    assert "the numbers of the ranks, 1 to 3, add up to 6" in done.stdout
+    took = re.search(
+        r"start ([\d.]+) s, import ([\d.]+) s, rendezvous ([\d.]+) s, work ([\d.]+) s", done.stdout
+    )
+    assert took, done.stdout
+    assert float(took[2]) > 0.1, "the import of torch"
+    assert none_left(environment)
+
+
+def test_one_rank_alone(environment: dict[str, str]) -> None:
+    done = terminal(environment, HELLO, "--nprocs", 1, "--work", 0)
+    assert done.returncode == 0, done.stderr
+    assert "I am rank 0 of 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nprocs", "0"], "argument --nprocs: it is a whole number from 1 on, not '0'"),
+        (["--nprocs", "two"], "argument --nprocs: it is a whole number from 1 on, not 'two'"),
+        (["--world-size", "-1"], "argument --world-size: it is a whole number from 1 on, not '-1'"),
+        (["--work", "-1"], "argument --work: it is a number of seconds from 0 on, not '-1'"),
+        (["--work", "nan"], "argument --work: it is a number of seconds from 0 on, not 'nan'"),
+        (["--port", "0"], "argument --port: it is a port from 1 to 65535, not '0'"),
+        (["--port", "65536"], "argument --port: it is a port from 1 to 65535, not '65536'"),
+        (["--nprocs", "2", "--absent", "2"], "argument --absent: it is a rank, 0 to 1, not '2'"),
+        (["--absent", "one"], "argument --absent: it is a rank, 0 to 1, not 'one'"),
+        (["--epochs", "3"], "unrecognized arguments: --epochs 3"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_starts(
+    words: list[str], said: str, environment: dict[str, str]
+) -> None:
+    done = terminal(environment, HELLO, *words)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(said)
+    assert done.stdout == ""
+
+
+def settled(where: str, ranks: int) -> Any:
+    """A clock of the launcher that jumps to the timeout once so many ranks stand still in a function."""
+    import time
+    from types import SimpleNamespace
+
+    from course_lib import Run
+
+    def now() -> float:
+        there = 0
+        try:
+            run = Run.open()
+            there = sum(
+                f'"{where}"' in (run.folder / f"rank-{rank}.where").read_text() for rank in range(ranks)
+            )
+        except (OSError, ValueError):
+            pass
+        return time.monotonic() + (1000 if there == ranks else 0)
+
+    return SimpleNamespace(monotonic=now, time=time.time, sleep=time.sleep)
+
+
+def test_one_more_is_expected_than_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.launcher.watch.time", settled("init_process_group", 2))
+    with pytest.raises(RankTimeout) as caught:
+        python(HELLO, "--nprocs", 2, "--world-size", 3, timeout=LONG, dashboard=False)
+    text = str(caught.value)
+    assert all(f"rank {rank} waited in init_process_group" in text for rank in range(2)), text
+    assert "rank 2" not in text
+
+
+def test_one_rank_never_calls_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.launcher.watch.time", settled("wait_for_a_file_that_never_comes", 1))
+    with pytest.raises(RankTimeout) as caught:
+        python(HELLO, "--nprocs", 3, "--absent", 0, timeout=LONG, dashboard=False)
+    text = str(caught.value)
+    assert "rank 0 never called barrier (collective 1), in which ranks 1, 2 waited" in text.splitlines()[0]
+    assert "time.sleep(0.1)" in text
+
+
+def test_fewer_expected_than_started(environment: dict[str, str]) -> None:
+    done = terminal(environment, HELLO, "--nprocs", 2, "--world-size", 1, "--work", 0)
+    assert done.returncode == 1
+    assert "Process 1 terminated with the following error" in done.stderr
+    assert none_left(environment)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_two_trainings_on_one_port(environment: dict[str, str], port: int) -> None:
+    command = [sys.executable, str(HELLO), "--nprocs", "2", "--port", str(port), "--work", "600"]
+    first = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    assert first.stdout is not None
+    try:
+        heard = sorted(re.sub(r"\d+:", "N:", first.stdout.readline()) for _ in range(2))
+        assert heard == [f"process N: I am rank {rank} of 2\n" for rank in range(2)]
+        second = terminal(environment, HELLO, "--nprocs", 2, "--port", port)
+        assert second.returncode == 1
+        assert "EADDRINUSE" in second.stderr
+        assert first.poll() is None
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+
+
+def test_two_trainings_at_once_without_a_number(environment: dict[str, str]) -> None:
+    done: list[subprocess.CompletedProcess[str]] = []
+    threads = [
+        threading.Thread(target=lambda: done.append(terminal(environment, HELLO, "--nprocs", 2, "--work", 1)))
+        for _ in range(2)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert [each.returncode for each in done] == [0, 0], done
+
+
+def test_ctrl_c_ends_a_hang(environment: dict[str, str]) -> None:
+    command = [sys.executable, str(HELLO), "--nprocs", "2", "--absent", "1"]
+    program = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    for _ in range(2):
+        program.stdout.readline()
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to the ranks, too
+    _, said = program.communicate(timeout=LONG)
+    assert program.returncode == 1
+    assert said.splitlines()[-1] == "stopped"
+    wait_for(lambda: none_left(environment))
+
+
+# --- who_am_i.py ------------------------------------------------------------------------------------------
+
+
+def test_two_nodes_say_who_they_are() -> None:
+    run = torchrun(WHO, nnodes=2, nproc_per_node=2, dashboard=False, timeout=LONG)
+    for rank, text in enumerate(run.logs):
+        told = dict(word.split("=") for word in text.split()[:-1])
+        assert told == {
+            "RANK": str(rank),
+            "GROUP_RANK": str(rank // 2),
+            "LOCAL_RANK": str(rank % 2),
+            "WORLD_SIZE": "4",
+            "LOCAL_WORLD_SIZE": "2",
+        }
+    assert not [
+        each for each in psutil.Process().children(recursive=True) if WHO.name in " ".join(each.cmdline())
+    ]
+
+
+def test_without_a_launcher_it_says_so(environment: dict[str, str]) -> None:
+    for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        environment.pop(name, None)
+    done = terminal(environment, WHO)
+    assert done.returncode == 1
+    assert done.stderr == "RANK is not set: start this with torchrun, as its first lines say\n"

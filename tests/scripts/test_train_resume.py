@@ -1,0 +1,175 @@
+"""lessons/scripts/train_resume.py, as a user runs it: killed, resumed, and with all that can be wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lib import Run, load_checkpoint, save_checkpoint, torchrun
+from tests.support.processes import wait_for
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "lessons/scripts/train_resume.py"
+# 20 steps an epoch on one rank, 21 on three; many more than are made before the kill, which may come late
+ALONE = ["--samples", 320, "--batch-size", 16, "--epochs", 12, "--save-every", 7, "--width", 4]
+ON_THREE = ["--samples", 630, "--batch-size", 10, "--epochs", 6, "--save-every", 8, "--width", 4]
+
+
+def files(folder: Path, name: str) -> list[str]:
+    return ["--checkpoint", str(folder / f"{name}.pt"), "--history", str(folder / f"{name}.csv")]
+
+
+def start(*args: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, args)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def ended(*args: Any) -> tuple[int, str, str]:
+    process = start(*args)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def steps_in(history: Path) -> int:
+    return len(history.read_text().splitlines()) if history.exists() else 0
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bit for bit, all the way down."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and a == b
+
+
+def test_killed_twice_and_resumed_alone(tmp_path: Path) -> None:
+    """To the last digit: the losses, and all that the last checkpoint holds."""
+    assert ended(*files(tmp_path, "calm"), *ALONE) == (0, "done: 240 steps on 1 rank\n", "")
+    first, second = random.randrange(8, 40), random.randrange(90, 120)
+    print(f"to be killed at steps {first} and {second}")
+    history = tmp_path / "killed.csv"
+    for step in (first, second):
+        process = start(*files(tmp_path, "killed"), *ALONE)
+        wait_for(lambda step=step: steps_in(history) >= step, 200, f"step {step}")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "it was killed before its end"
+    code, out, err = ended(*files(tmp_path, "killed"), *ALONE)
+
+    assert (code, err) == (0, "")
+    assert out.startswith("resumed after step ")
+    after = int(out.split()[3])
+    assert (after % 7, after > second - 14) == (0, True)
+    assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
+    assert equal(load_checkpoint(tmp_path / "killed.pt"), load_checkpoint(tmp_path / "calm.pt"))
+    losses = [float(line.split(",")[1]) for line in (tmp_path / "calm.csv").read_text().splitlines()]
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10]), "it learns"
+    left = {path.name for path in tmp_path.iterdir()} - {"course-home"}
+    assert left == {"calm.pt", "calm.csv", "killed.pt", "killed.csv"}
+
+    again = ended(*files(tmp_path, "killed"), *ALONE)
+    assert again == (0, "resumed after step 240 from killed.pt\ndone: 240 steps on 1 rank\n", "")
+
+
+def test_a_rank_of_three_is_killed_and_torchrun_restarts_them(tmp_path: Path) -> None:
+    """Three, since the order in which two numbers are added up does not matter."""
+    torchrun(SCRIPT, *files(tmp_path, "calm"), *ON_THREE, nproc_per_node=3, dashboard=False)
+    step, rank = random.randrange(9, 30), random.randrange(3)
+    print(f"rank {rank} to be killed at step {step}")
+
+    def kill() -> None:
+        wait_for(lambda: steps_in(tmp_path / "killed.csv") >= step, 200, f"step {step}")
+        os.kill(Run.open().facts(rank)["pid"], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run = torchrun(
+        SCRIPT, *files(tmp_path, "killed"), *ON_THREE, nproc_per_node=3, max_restarts=1, dashboard=False
+    )
+    killer.join()
+
+    assert run.restarts == 1
+    assert "resumed after step" in run.logs[0]
+    assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
+    calm, killed = (load_checkpoint(tmp_path / f"{name}.pt") for name in ("calm", "killed"))
+    assert equal(calm, killed)
+    dice = [state["torch"] for state in calm["random"]]
+    assert not torch.equal(dice[0], dice[1]), "each rank has its own"
+
+    code, out, err = ended(*files(tmp_path, "calm"), *ON_THREE)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"stopped: {tmp_path / 'calm.pt'} is of a training with ranks 3, and this one has 1: "
+        "start it as it was, or begin a new one under another name\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "the following arguments are required: --checkpoint"),
+        (["--checkpoint", "no/such/a.pt"], "the folder of 'no/such/a.pt' is not there or cannot be written"),
+        (["--checkpoint", "."], "it is the name of a file, and '.' is a folder"),
+        (["--checkpoint", "a.pt", "--epochs", "0"], "it is a whole number from 1 on, not '0'"),
+        (["--checkpoint", "a.pt", "--lr", "nan"], "it is a number above 0, not 'nan'"),
+        (["--checkpoint", "a.pt", "--samples", "20000"], "there are 18,000 training digits, not 20,000"),
+    ],
+    ids=["none", "no folder", "a folder", "epochs", "lr", "samples"],
+)
+def test_a_wrong_argument_is_told(
+    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ended(*args)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].endswith(words)
+    assert "Traceback" not in err
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("it ran",)
+
+
+def whole(path: Path) -> None:
+    save_checkpoint(path, {"step": 3, "model": {}})
+
+
+def cut(path: Path) -> None:
+    whole(path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (whole, "is a checkpoint, but not one of this program: give another name"),
+        (cut, "is cut short: its "),
+        (lambda path: torch.save({"x": Code()}, path), "is refused: it carries code, posix.mkdir"),
+    ],
+    ids=["another program's", "cut short", "code"],
+)
+def test_a_checkpoint_that_will_not_do_is_left_alone(make: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    make(path)
+    before = path.read_bytes()
+    code, out, err = ended("--checkpoint", path, *ALONE)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"stopped: {path} {words}")
+    assert len(err.splitlines()) == 1
+    assert path.read_bytes() == before

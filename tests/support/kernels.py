@@ -1,0 +1,119 @@
+"""Kernels to interrupt and to kill: a Python process that launches, and all that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+from tests.support.processes import processes_marked, wait_for
+
+MARK = "COURSE_FAULT_MARK"
+
+
+class Kernel:
+    """A script in a process and a session of its own; everything it starts carries its mark.
+
+    ``THERE`` is a folder where the script and its ranks leave word: ``say("name")`` makes a file there.
+    """
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.there, self.mark = folder / "there", uuid.uuid4().hex
+        self.there.mkdir()
+        script = folder / "kernel.py"
+        script.write_text(PREAMBLE + textwrap.dedent(source))
+        self.log = folder / "kernel.log"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)],
+            cwd=folder,
+            env={**os.environ, MARK: self.mark, "THERE": str(self.there)},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for process in self.left():
+            process.kill()
+        self.process.kill()
+        self.process.wait()
+        if kind is not None:
+            print("the kernel's output:", self.log.read_text(), sep="\n")
+
+    def wait_for(self, *words: str, seconds: float = 60) -> None:
+        """Until each of them was said."""
+
+        def said() -> bool:
+            if self.process.poll() not in (None, 0):
+                raise AssertionError(f"the kernel ended: {self.log.read_text()}")
+            return all((self.there / word).exists() for word in words)
+
+        wait_for(said, seconds, what=f"{words}")
+
+    def left(self) -> list[psutil.Process]:
+        return processes_marked(MARK, self.mark)
+
+    def ranks(self) -> list[psutil.Process]:
+        """What the fork server has started, and what that has started."""
+        started = []
+        for server in self.left():
+            try:
+                if "forkserver" in " ".join(server.cmdline()) and server.ppid() == self.process.pid:
+                    started += server.children(recursive=True)
+            except psutil.Error:
+                continue
+        return [each for each in started if alive(each)]
+
+    def interrupt(self) -> None:
+        """As Jupyter's ■ and Ctrl-C do: the whole process group gets SIGINT."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill(self, with_its_group: bool = False) -> tuple[float, float]:
+        """SIGKILL, as a restart sends it to the whole group; seconds until no rank, and nothing, is left.
+
+        It stays a zombie meanwhile.
+        """
+        ranks = self.ranks()
+        began = time.monotonic()
+        if with_its_group:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.send_signal(signal.SIGKILL)
+        try:
+            wait_for(lambda: not any(map(alive, ranks)), seconds=20, what="its ranks to be gone")
+            ranks_gone = time.monotonic() - began
+            wait_for(lambda: not self.left(), seconds=20, what="all its processes to be gone")
+        finally:
+            for each in self.left():
+                print("left:", each)
+        return ranks_gone, time.monotonic() - began
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+PREAMBLE = """
+import os, sys, threading, time
+from pathlib import Path
+
+THERE = Path(os.environ["THERE"])
+
+def say(word, text=""):
+    part = THERE / f"{word}-{os.getpid()}.part"
+    part.write_text(text)
+    part.replace(THERE / word)
+"""

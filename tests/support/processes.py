@@ -1,0 +1,31 @@
+"""Waiting for what other processes do, and finding those that a test has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60, what: str = "the condition") -> object:
+    """Wait until a condition holds and return its value; a generous limit, never a fixed time."""
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > until:
+            raise AssertionError(f"waited {seconds} s in vain for {what}")
+        time.sleep(0.02)
+    return value
+
+
+def processes_marked(variable: str, value: str) -> list[psutil.Process]:
+    """Living processes that have a variable in the environment they were started with."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and process.environ().get(variable) == value:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,298 @@
+"""Faults that are caused under `launch` and under `torchrun` alike, and what a run of them is asked."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from tests.support.processes import wait_for
+
+from course_lib import RankTimeout, Run
+from course_lib.launcher import watch
+from tests.support.kernels import alive
+
+ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
+
+# What `work` does, and how the report names it. The line that ends the rank is marked with "# here".
+ENDS = {
+    "an exception class of its own": (
+        """
+        class Mine(Exception):
+            pass
+
+        def work():
+            raise Mine("of this cell")  # here
+        """,
+        "raised Mine: of this cell",
+    ),
+    "an exception that cannot be pickled": (
+        """
+        import threading
+
+        class Locked(Exception):
+            def __init__(self, lock):
+                super().__init__("holds a lock")
+                self.lock = lock
+
+            def __reduce__(self):
+                raise TypeError("never")
+
+        def work():
+            raise Locked(threading.Lock())  # here
+        """,
+        "raised Locked: holds a lock",
+    ),
+    "an exception whose text fails": (
+        """
+        class Silent(Exception):
+            def __str__(self):
+                raise RuntimeError("no words")
+
+        def work():
+            raise Silent  # here
+        """,
+        "raised Silent: (its message cannot be shown)",
+    ),
+    "an exception in a worker of a DataLoader": (
+        """
+        from torch.utils.data import DataLoader, Dataset
+
+        class Broken(Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                raise KeyError(f"no sample {i}")
+
+        def work():
+            for batch in DataLoader(Broken(), num_workers=1):  # here
+                pass
+        """,
+        "raised KeyError: Caught KeyError in DataLoader worker process 0.",
+    ),
+    "os._exit": (
+        """
+        import os
+
+        def work():
+            os._exit(3)
+        """,
+        "ended with exit code 3 and without an exception (os._exit?)",
+    ),
+    "sys.exit": (
+        """
+        import sys
+
+        def work():
+            sys.exit(3)  # here
+        """,
+        "ended itself by sys.exit(3)",
+    ),
+    "SIGKILL": (
+        """
+        import os
+
+        def work():
+            os.kill(os.getpid(), 9)
+        """,
+        "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
+    ),
+    "SIGSEGV": (
+        """
+        import ctypes
+
+        def work():
+            ctypes.string_at(0)  # here
+        """,
+        "crashed (SIGSEGV: it touched memory that is not its own)",
+    ),
+    "no memory for a tensor": (
+        """
+        import resource
+
+        def work():
+            import torch
+            resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
+            torch.ones(64 << 30)  # here
+        """,
+        "raised RuntimeError: [enforce fail at alloc_cpu.cpp",
+    ),
+    "no memory for Python": (
+        """
+        import resource
+
+        def work():
+            resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
+            bytearray(64 << 30)  # here
+        """,
+        "raised MemoryError",
+    ),
+}
+
+# Two ranks, what the first line of the report says (a pattern), and where the report sees each of them.
+HANGS = {
+    "a rank never calls the collective": (
+        """
+        import time, torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+            while True:
+                time.sleep(0.05)
+        """,
+        r"rank 1 never called all_reduce \(collective 1\), in which rank 0 waited$",
+        ["waited in all_reduce (FILE, line 6: dist.all_reduce(torch.ones(1)))", "was at FILE, line 8: "],
+    ),
+    "the collectives do not match": (
+        """
+        import torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+            dist.barrier()
+        """,
+        "the ranks do not match: collective 1 is all_reduce on rank 0 and barrier on rank 1$",
+        ["waited in all_reduce (FILE, line 6: ", "waited in barrier (FILE, line 7: dist.barrier())"],
+    ),
+    "the shapes do not match": (
+        """
+        import time, torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            dist.all_reduce(torch.ones(0 if dist.get_rank() == 1 else 10))
+            while True:
+                time.sleep(0.05)
+        """,
+        r"the ranks do not match: collective 1 is .* of .*\[10\].* on rank 0 and .*\[0\].* on rank 1$",
+        ["waited in all_reduce (FILE, line 5: dist.all_reduce(", "was at FILE, line 7: "],
+    ),
+    "a rank does not join": (
+        """
+        import os, time, torch.distributed as dist
+
+        def work():
+            if os.environ["RANK"] == "1":
+                dist.init_process_group("gloo")
+            while True:
+                time.sleep(0.05)
+        """,
+        "rank 0 never called init_process_group, in which rank 1 waited$",
+        ["was at FILE, line 7: time.sleep(0.05)", "waited in init_process_group (FILE, line 5: "],
+    ),
+    "a rank holds the interpreter's lock": (
+        """
+        import ctypes, os, torch, torch.distributed as dist
+        from pathlib import Path
+
+        def work():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+            (Path(os.environ["COURSE_RUN"]) / "holds").touch()
+            while True:
+                ctypes.PyDLL(None).sleep(60)
+        """,
+        "(the ranks were ended|rank 1 never called all_reduce)",  # none of its threads can say so
+        ["waited in all_reduce (FILE, line 7: ", "was at FILE, line 10: ctypes.PyDLL(None).sleep(60)"],
+    ),
+    "a rank has returned": (
+        """
+        import os, threading, time, torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+            else:  # the process lives on, and with it its connections
+                threading.Thread(target=time.sleep, args=(600,)).start()
+        """,
+        r"rank 1 never called all_reduce \(collective 1\), in which rank 0 waited; it has returned$",
+        ["waited in all_reduce (FILE, line 6: dist.all_reduce(torch.ones(1)))", "had returned"],
+    ),
+}
+
+
+def script(folder: Path, source: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(source).lstrip("\n"))
+    return path
+
+
+def calling_work(source: str) -> str:
+    """A program of its own, of a source that defines ``work``."""
+    return textwrap.dedent(source) + '\nif __name__ == "__main__":\n    work()\n'
+
+
+def assert_marked(report: str, source: str) -> None:
+    """The report marks the line with "# here", where there is one, and shows nothing of a framework."""
+    marked = [line.split(maxsplit=2)[2] for line in report.splitlines() if line.startswith("---->")]
+    expected = [line.strip() for line in source.splitlines() if line.endswith("# here")]
+    assert marked[-1:] == expected, report
+    for foreign in ("site-packages", "runpy", "course_lib", "multiprocessing/"):
+        assert foreign not in report.partition("\n\n")[2].partition("Original Traceback")[0], report
+
+
+def timeless(text: str) -> str:
+    """Without the seconds that a rank waited."""
+    return re.sub(r" for \d+\.\d s", "", text)
+
+
+def running() -> Run | None:
+    try:
+        run = Run.open()
+    except (FileNotFoundError, ValueError):
+        return None
+    return run if run.state == "running" else None
+
+
+class Jump:
+    """The launcher's clock jumps far ahead once both ranks of the newest run are where they stay."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at = 0.0  # time.monotonic() of the jump
+        clock = SimpleNamespace(monotonic=self._now, time=time.time, sleep=time.sleep)
+        monkeypatch.setattr(watch, "time", clock)
+
+    def _now(self) -> float:
+        if not self.at and (run := running()) and all(map(stays, [run] * 2, range(2))):
+            self.at = time.monotonic()
+        return time.monotonic() + (1000 if self.at else 0)
+
+
+def stays(run: Run, rank: int) -> bool:
+    """Whether a rank has said that it stands still, or can say nothing more."""
+    if rank == 1 and (run.folder / "holds").exists():
+        return True
+    try:
+        record = (run.folder / f"rank-{rank}.where").read_text()
+    except OSError:
+        return False
+    return '"stack"' in record or run.has_returned(rank)
+
+
+def assert_none_left(run: Run) -> None:
+    """Who started the ranks of a program was killed with them: it is init that asks for their exit codes."""
+    for rank in range(run.world_size):
+        pid = run.facts(rank).get("pid")
+        if pid and psutil.pid_exists(pid):
+            wait_for(lambda pid=pid: not alive(psutil.Process(pid)), 5, f"rank {rank} to be gone")
+
+
+def assert_timed_out(error: RankTimeout, why: str, doing: list[str], file: str) -> None:
+    """The report of one of HANGS."""
+    head, blank, *lines = timeless(str(error)).splitlines()
+    assert re.match(f"not done after 120 s[:;] {why}", head)
+    assert blank == ""
+    for rank, (line, start) in enumerate(zip(lines, doing, strict=True)):
+        assert line.startswith(f"rank {rank} {start}".replace("FILE", file)), str(error)
+    assert_none_left(error.run)

@@ -1,0 +1,87 @@
+"""The machine's card: what it counts, how it reads, within a container too."""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from course_lib import machine
+from course_lib.hardware import Accelerator, backends, cores, memory
+
+module = __import__("sys").modules["course_lib.hardware"]
+
+
+def test_counts_what_the_system_counts() -> None:
+    found = machine()
+    assert 1 <= found.cores <= os.cpu_count()
+    assert found.memory_bytes <= psutil.virtual_memory().total
+    assert 0 < found.available_bytes <= found.memory_bytes
+    assert found.backends["gloo"] is torch.distributed.is_gloo_available()
+
+
+def test_without_a_gpu_two_cpu_ranks_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = machine()
+    assert (found.world_size, found.backend) == (2, "gloo")
+    assert found.plan == "2 CPU ranks, gloo"
+
+
+@pytest.mark.parametrize(("gpus", "plan"), [(1, "1 GPU rank, nccl"), (4, "4 GPU ranks, nccl")])
+def test_with_gpus_a_rank_for_each(monkeypatch: pytest.MonkeyPatch, gpus: int, plan: str) -> None:
+    properties = types.SimpleNamespace(name="A GPU", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    found = machine()
+    assert found.plan == plan
+    assert [str(each) for each in found.accelerators] == [f"cuda:{i} A GPU, 80.0 GiB" for i in range(gpus)]
+    assert f"cuda:{gpus - 1} A GPU" in repr(found)
+
+
+def test_an_accelerator_without_a_backend_is_shown_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "accelerators", lambda: [Accelerator("mps", 0, "Apple GPU", 0)])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    found = machine()
+    assert found.plan == "2 CPU ranks, gloo"
+    assert "Apple GPU" in found.reason
+
+
+def test_text_and_card_say_the_same() -> None:
+    found = machine()
+    card = found._repr_html_()
+    for title, text in found.rows().items():
+        assert title in repr(found)
+        assert title in card
+        assert text.splitlines()[0] in repr(found)
+        assert text.splitlines()[0] in card
+
+
+def test_a_hostile_name_cannot_break_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "accelerators", lambda: [Accelerator("xpu", 0, "<script>", 0)])
+    assert "<script>" not in machine()._repr_html_()
+
+
+def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert cores() == 64
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores() == 64
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cores() == 2
+    (tmp_path / "cpu.max").write_text("1000 100000\n")
+    assert cores() == 1
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory()[0] == psutil.virtual_memory().total
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert memory() == (5000, 4000)
+
+
+def test_a_torch_without_distributed_has_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert not any(backends().values())
