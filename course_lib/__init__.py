@@ -1,67 +1,72 @@
-"""Launch, watch and diagnose PyTorch ranks from a notebook cell: the library of the course."""
+"""Launch, watch and diagnose PyTorch ranks from a notebook cell: the library of the course.
 
+The public names are loaded when they are first used: a rank that needs `track` does not load the launcher.
+"""
+
+import importlib as _importlib
 import os as _os
 import threading as _threading
+from typing import Any as _Any
 
 # Threads of OpenMP that have nothing to do sleep instead of spinning. On cores that ranks share, or that
 # other work keeps busy, spinning makes a training several times slower. Read once, when torch is loaded.
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from .checkpoint.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
-from .data.digits import digits
-from .exercises.check import check
-from .exercises.progress import progress
-from .figures.charts import bars, compare, curves
-from .figures.collectives import collective, collectives
-from .figures.conversions import conversion_map
-from .figures.grid import grid
-from .figures.shards import shard_map
-from .figures.stacked import stacked_bars
-from .figures.timeline import timeline
-from .hardware import machine
-from .launcher.dashboard import rehearse as _rehearse
-from .launcher.launch import launch
-from .launcher.processes import warm_up as _warm_up
-from .launcher.scripts import python, torchrun
-from .measure.live_memory import LiveMemory
-from .measure.wire import bytes_sent
-from .notebook import in_kernel as _in_kernel
-from .rank.calls import log, place, track
-from .report.failed import RankError, RankTimeout
-from .run.run import Run
+_HOME_OF = {
+    "CheckpointError": "checkpoint.checkpoint",
+    "LiveMemory": "measure.live_memory",
+    "RankError": "report.failed",
+    "RankTimeout": "report.failed",
+    "Run": "run.run",
+    "bars": "figures.charts",
+    "bytes_sent": "measure.bytes_sent",
+    "check": "exercises.check",
+    "collective": "figures.collectives",
+    "collectives": "figures.collectives",
+    "compare": "run.compare",
+    "conversion_map": "figures.conversions",
+    "curves": "figures.charts",
+    "digits": "data.digits",
+    "grid": "figures.grid",
+    "launch": "launcher.launch",
+    "load_checkpoint": "checkpoint.checkpoint",
+    "load_weights": "checkpoint.checkpoint",
+    "log": "rank.calls",
+    "machine": "hardware",
+    "place": "rank.calls",
+    "progress": "exercises.progress",
+    "python": "launcher.scripts",
+    "save_checkpoint": "checkpoint.checkpoint",
+    "shard_map": "figures.shards",
+    "stacked_bars": "figures.charts",
+    "timeline": "figures.timeline",
+    "torchrun": "launcher.scripts",
+    "track": "rank.calls",
+}
+__all__ = list(_HOME_OF)
 
-__all__ = [
-    "CheckpointError",
-    "LiveMemory",
-    "RankError",
-    "RankTimeout",
-    "Run",
-    "bars",
-    "bytes_sent",
-    "check",
-    "collective",
-    "collectives",
-    "compare",
-    "conversion_map",
-    "curves",
-    "digits",
-    "grid",
-    "launch",
-    "load_checkpoint",
-    "load_weights",
-    "log",
-    "machine",
-    "place",
-    "progress",
-    "python",
-    "save_checkpoint",
-    "shard_map",
-    "stacked_bars",
-    "timeline",
-    "torchrun",
-    "track",
-]
 
-if _in_kernel():  # torch loads in the background while the learner reads
-    _warm_up()
-    _threading.Thread(target=_rehearse, name="course-rehearsal", daemon=True).start()
+def __getattr__(name: str) -> _Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(_importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _get_ready() -> None:
+    """In a notebook's kernel: torch, and what the first dashboard needs, load while the learner reads."""
+    from .notebook import in_kernel
+
+    if in_kernel():
+        from .launcher.dashboard import rehearse
+        from .launcher.forkserver import warm_up
+
+        warm_up()
+        _threading.Thread(target=rehearse, name="course-rehearsal", daemon=True).start()
+
+
+_get_ready()

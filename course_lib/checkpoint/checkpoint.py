@@ -1,6 +1,6 @@
 """Checkpoints as lesson 10 teaches them: one rank writes, at once or not at all; nothing in a file is run.
 
-The lesson writes these lines out itself. A program of your own may copy this file and `atomic`, which need
+The lesson writes these lines out itself. A program of your own may copy this file and `whole_file`: they need
 nothing else of the course.
 """
 

@@ -1,147 +1,14 @@
-"""The course's pictures: of several runs, of a lesson's own numbers (of one run: `run_figure`).
-
-All take their look from `STYLE` and `COLORS`, are drawn without pyplot (so that the live dashboard and the
-learner's own figures do not meet), and carry a text that says what they show.
-"""
+"""Charts of a lesson's own numbers: curves, bars, bars of parts."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from .style import COLORS, Picture, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from ..run.run import Run
-
-# Okabe and Ito's palette: told apart with any colour vision (yellow left out, it is pale on white).
-COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
-STYLE = {
-    "font.size": 10,
-    "font.family": "DejaVu Sans",  # comes with matplotlib
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": None,  # set in `styled`
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 1.8,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-}
-DPI = 144
-
-
-class Picture:
-    """A finished figure: shows itself in a notebook, reads as a sentence elsewhere.
-
-    Attributes
-    ----------
-    figure : matplotlib.figure.Figure
-    alt : str
-        What the picture shows, in words.
-    """
-
-    def __init__(self, figure: Figure, alt: str) -> None:
-        self.figure, self.alt = figure, alt
-
-    def png(self) -> bytes:
-        """The picture as a PNG file."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=DPI)
-        return buffer.getvalue()
-
-    def save(self, path: str) -> None:
-        """Write it to a file; the ending says which kind (.png, .svg, .pdf)."""
-        self.figure.savefig(path, dpi=DPI)
-
-    def __repr__(self) -> str:
-        return f"[picture: {self.alt}]"
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        width = int(self.figure.get_figwidth() * 96)
-        return (
-            {"image/png": self.png(), "text/plain": repr(self)},
-            {"image/png": {"alt": self.alt, "width": width}},
-        )
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """The course's style, for what is drawn inside."""
-    import matplotlib
-    from cycler import cycler
-
-    with matplotlib.rc_context(STYLE | {"axes.prop_cycle": cycler(color=COLORS)}):
-        yield
-
-
-def new_figure(
-    columns: int = 1, width: float = 8.6, height: float = 3.2, margins: Mapping[str, float] | None = None
-) -> tuple[Figure, list[Axes]]:
-    """An empty figure in the course's style (inches), its axes side by side, by given margins or fitted."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with styled():
-        figure = Figure(figsize=(width, height), layout=None if margins else "constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, columns, squeeze=False, gridspec_kw=dict(margins or {}))[0]
-    return figure, list(axes)
-
-
-# --- several runs -----------------------------------------------------------------------------------------
-
-
-def compare(runs: Mapping[str, Run], title: str | None = None) -> Picture:
-    """Several runs side by side: throughput of all ranks together, and the rank with the most memory.
-
-    Parameters
-    ----------
-    runs
-        The runs by name; the first is what the others are compared with.
-
-    Raises
-    ------
-    ValueError
-        There is no run, or one without a `track` loop to compare.
-    """
-    if not runs:
-        raise ValueError("compare needs at least one run: compare({'one rank': a, 'two ranks': b})")
-    rates = [run.samples_per_second() for run in runs.values()]
-    for name, rate in zip(runs, rates, strict=True):
-        if not rate:
-            raise ValueError(
-                f"the run {name!r} has no throughput to compare: it did not loop over track(loader)"
-            )
-    peaks = [max(map(run.peak_memory_bytes, range(run.world_size))) / 2**20 for run in runs.values()]
-    names = list(runs)
-    ratio = rates[-1] / rates[0]
-    rate_title = title or (f"{names[-1]}: {ratio:.2f} × {names[0]}" if len(names) > 1 else "Throughput")
-    figure, (left, right) = new_figure(2, height=1.4 + 0.45 * len(names))
-    with styled():
-        _bars(left, dict(zip(names, rates, strict=True)), rate_title, "samples/s, all ranks together")
-        _bars(
-            right,
-            dict(zip(names, peaks, strict=True)),
-            "Peak memory of a rank",
-            "MiB, the rank with the most",
-        )
-    words = "; ".join(
-        f"{name}: {rate:,.0f} samples/s, {peak:,.0f} MiB"
-        for name, rate, peak in zip(names, rates, peaks, strict=True)
-    )
-    return Picture(figure, f"{rate_title}. {words}.")
-
-
-# --- a lesson's own numbers -------------------------------------------------------------------------------
 
 
 def curves(
@@ -175,12 +42,15 @@ def bars(values: Mapping[str, float], title: str, xlabel: str, form: str = "{:,.
     """Bars by name, each with its number."""
     figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values))
     with styled():
-        _bars(axes, values, title, xlabel, form)
+        draw_bars(axes, values, title, xlabel, form)
     words = "; ".join(f"{name}: {form.format(value)}" for name, value in values.items())
     return Picture(figure, f"{title}. {xlabel}. {words}.")
 
 
-def _bars(axes: Axes, values: Mapping[str, float], title: str, xlabel: str, form: str = "{:,.0f}") -> None:
+def draw_bars(
+    axes: Axes, values: Mapping[str, float], title: str, xlabel: str, form: str = "{:,.0f}"
+) -> None:
+    """Bars by name on axes that are there, each with its number."""
     drawn = axes.barh(list(values), list(values.values()), height=0.6)
     for i, bar in enumerate(drawn):
         bar.set_color(COLORS[i % len(COLORS)])
@@ -189,3 +59,54 @@ def _bars(axes: Axes, values: Mapping[str, float], title: str, xlabel: str, form
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(title=title, xlabel=xlabel)
+
+
+def stacked_bars(
+    values: Mapping[str, Mapping[str, float]], title: str, xlabel: str, form: str = "{:,.1f}"
+) -> Picture:
+    """Bars by name, each made of named parts, with its sum at the end (lesson 03).
+
+    Parameters
+    ----------
+    values
+        Parts by name, for each bar by name; a part that a bar lacks is 0. Equal parts have one colour.
+    title, xlabel
+        The message; the unit.
+    form
+        How the sum at the end of a bar is written.
+
+    Raises
+    ------
+    ValueError
+        There is no bar, no part, a negative part, or more parts than there are colours.
+    """
+    parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
+    if not parts:
+        raise ValueError("stacked_bars needs at least one bar with one part: {'device 0': {'weights': 1.5}}")
+    if len(parts) > len(COLORS):
+        raise ValueError(f"{len(parts)} parts are more than the {len(COLORS)} colours that can be told apart")
+    for name, bar in values.items():
+        for part, value in bar.items():
+            if not value >= 0:
+                raise ValueError(f"a part of a bar cannot be {value}: {part!r} of {name!r}")
+    rows = -(-len(parts) // 3)
+    figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values) + 0.25 * rows)
+    ends = dict.fromkeys(values, 0.0)
+    with styled():
+        for color, part in zip(COLORS, parts, strict=False):
+            widths = [values[name].get(part, 0) for name in values]
+            drawn = axes.barh(
+                list(values), widths, left=list(ends.values()), height=0.6, color=color, label=part
+            )
+            ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
+        axes.bar_label(drawn, labels=[form.format(end) for end in ends.values()], padding=4)
+        axes.set_xlim(0, (max(ends.values()) or 1) * 1.2)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set(title=title, xlabel=xlabel)
+        figure.legend(loc="outside lower center", ncols=3)
+    words = "; ".join(
+        f"{name}: {form.format(ends[name])} ({', '.join(f'{p} {form.format(v)}' for p, v in bar.items())})"
+        for name, bar in values.items()
+    )
+    return Picture(figure, f"{title}. {xlabel}. {words}.")

@@ -7,21 +7,17 @@ rank's value is taken for a copy, what MAX and MIN leave is drawn as a copy, and
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from .charts import COLORS, Picture, new_figure, styled
+from .origins import SINGLE, Held, Origin, origins
+from .style import Picture, ink_on, new_figure, rank_color, rank_ink, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_RANKS, MOST_VALUES = 8, 16  # that can be read
-RANK_COLORS = [*COLORS, "#f0e442"]
 UNKNOWN = "#d9d9d9"  # made from nothing that the ranks held before
 BOX, SPACE, GROUP_GAP = 1.0, 0.14, 0.34  # in units of a box
 ROW = 1.42
@@ -33,11 +29,7 @@ MARGINS = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
 WIDTH = 9.2  # inches, of several
 OTHER_COLUMNS = 4.6  # the ranks' names, and room for the arrows
 
-EXACT, SINGLE = 1e-12, 1e-6  # how far a value may be from what explains it, as a fraction of the terms
 HALF = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # the distance from 1 to the next number
-
-Held = list[list[float]]  # of one rank: groups (the tensors of a list) of values
-Origin = frozenset[int]  # the ranks that a value came from
 
 
 def collective(
@@ -173,75 +165,6 @@ def _rounding(value: Any) -> float:
     return HALF.get(str(getattr(value, "dtype", "")).removeprefix("torch."), SINGLE)
 
 
-def origins(before: list[Held], after: list[Held], rounding: float = SINGLE) -> list[list[list[Origin]]]:
-    """For each value after, the ranks whose values before are in it: copied, summed or averaged."""
-    known = _Known([[value for group in held for value in group] for held in before], rounding)
-    return [
-        [
-            [known.origin(rank, place, value) for place, value in enumerate(group, offset)]
-            for offset, group in zip(_offsets(held), held, strict=True)
-        ]
-        for rank, held in enumerate(after)
-    ]
-
-
-def _offsets(held: Held) -> list[int]:
-    return [0, *itertools.accumulate(map(len, held))][: len(held)]
-
-
-class _Known:
-    """The ranks' values before, and all sums that they can have made."""
-
-    def __init__(self, flat: list[list[float]], rounding: float) -> None:
-        self.flat, self.rounding = flat, rounding
-
-    def origin(self, rank: int, place: int, value: float) -> Origin:
-        """The nearest explanation: unchanged, a copy, a sum at one place of some ranks, their mean."""
-        for tolerance in (EXACT, SINGLE):  # an exact one first: with 1 and 10,000,000 all else looks alike
-            found = self._copied(rank, place, value, tolerance) or self._summed(place, value, tolerance)
-            if found:
-                return found
-        return self._summed(place, value, self.rounding) if self.rounding > SINGLE else frozenset()
-
-    def _copied(self, rank: int, place: int, value: float, tolerance: float) -> Origin:
-        others = [(rank - distance) % len(self.flat) for distance in range(len(self.flat))]  # as round a ring
-        for at_place in (True, False):
-            for r in others:
-                for p, v in enumerate(self.flat[r]):
-                    if (not at_place or p == place) and _equal(value, v, tolerance):
-                        return frozenset({r})
-        return frozenset()
-
-    def _summed(self, place: int, value: float, tolerance: float) -> Origin:
-        choices, counts, totals, sizes = self._sums
-        for divide in (1.0, counts):
-            for places in (slice(place, place + 1), slice(None)):
-                away = np.abs(value - totals[places] / divide)
-                away = np.where(away <= tolerance * sizes[places] / divide, away, np.inf)
-                if away.size and np.isfinite(away.min()):
-                    return choices[int(away.argmin()) % len(choices)]
-        return frozenset()
-
-    @cached_property
-    def _sums(self) -> tuple[list[Origin], np.ndarray, np.ndarray, np.ndarray]:
-        """All choices of ranks, the most ranks first; how many each has; by place their sums and sizes."""
-        ranks, places = len(self.flat), max(map(len, self.flat), default=0)
-        values = np.full((places, ranks), np.nan)  # a sum with a value that is not there is not there
-        for rank, held in enumerate(self.flat):
-            values[: len(held), rank] = held
-        values[~np.isfinite(values)] = np.nan
-        choices = [c for size in range(ranks, 1, -1) for c in itertools.combinations(range(ranks), size)]
-        totals, sizes = np.empty((2, places, len(choices)))
-        for i, choice in enumerate(choices):
-            totals[:, i] = values[:, choice].sum(axis=1)
-            sizes[:, i] = np.abs(values[:, choice]).sum(axis=1)
-        return list(map(frozenset, choices)), np.array(list(map(len, choices))), totals, sizes
-
-
-def _equal(a: float, b: float, tolerance: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=tolerance)
-
-
 # --- the drawing ------------------------------------------------------------------------------------------
 
 
@@ -274,7 +197,7 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
     colors, colors_before = origins(start, after, rounding), origins(start, before, rounding)
     for rank in range(ranks):
         y = -ROW * rank
-        axes.text(0.2, y, f"rank {rank}", color=_ink(rank), weight="bold", size=label, va="center")
+        axes.text(0.2, y, f"rank {rank}", color=rank_ink(rank), weight="bold", size=label, va="center")
         end = _boxes(axes, left, y, before[rank], colors_before[rank])
         _boxes(axes, right, y, after[rank], colors[rank])
         for other in range(ranks):
@@ -287,7 +210,7 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
                     (end + 0.14, y),
                     arrowprops={
                         "arrowstyle": "-|>,head_width=0.16,head_length=0.32" if moved else "-",
-                        "color": _ink(rank),
+                        "color": rank_ink(rank),
                         "lw": 1.3 if moved else 1.0,
                         "ls": "-" if moved else (0, (1, 2)),
                         "shrinkA": 0,
@@ -315,7 +238,7 @@ def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]])
 def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None:
     from matplotlib.patches import FancyBboxPatch, Rectangle
 
-    colors = [RANK_COLORS[rank] for rank in ranks] or [UNKNOWN]
+    colors = [rank_color(rank) for rank in ranks] or [UNKNOWN]
     stripe = BOX / len(colors)
     for i, color in enumerate(colors):
         axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
@@ -326,7 +249,6 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
         )
         plate.set(facecolor="white", lw=0)
         axes.add_patch(plate)
-    dark = len(ranks) != 1 or ranks[0] in (4, 5, 7)  # the pale colours
     size = _points(axes) * (0.4 if len(text) <= 2 else 0.92 / len(text))
     axes.text(
         x + BOX / 2,
@@ -334,7 +256,7 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
         text,
         size=size if len(ranks) == 1 else 0.86 * size,
         weight="bold",
-        color="black" if dark else "white",
+        color=ink_on(ranks[0]) if len(ranks) == 1 else "black",
         ha="center",
         va="center_baseline",
     )
@@ -344,10 +266,6 @@ def _points(axes: Axes) -> float:
     """A box in points."""
     low, high = axes.get_xlim()
     return axes.get_position().width * axes.figure.get_figwidth() * 72 / (high - low)
-
-
-def _ink(rank: int) -> str:
-    return "#8a7f00" if rank == 7 else RANK_COLORS[rank]  # yellow lines are pale on white
 
 
 def _number(value: float, digits: int = 4) -> str:

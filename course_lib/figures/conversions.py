@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .charts import COLORS, Picture, new_figure, styled
+from .style import COLORS, Picture, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

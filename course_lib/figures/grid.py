@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .charts import Picture, new_figure, styled
+from .style import Picture, new_figure, styled
 
 # What a cell can say: its mark, the colour of its field and of the mark. Never colour alone.
 STATES = {

@@ -6,17 +6,15 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .charts import COLORS, Picture, new_figure, styled
+from .style import RANK_COLORS, Picture, ink_on, new_figure, rank_color, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     Seen = Sequence[Sequence[Sequence[int]]]  # by rank, by epoch: the indices
 
-RANK_COLORS = [*COLORS[:6], "#7f7f7f", "#f0e442"]
 MOST_RANKS, MOST_SAMPLES, MOST_EPOCHS = len(RANK_COLORS), 120, 24
 DIGITS_UP_TO = 60  # samples; with more, a cell is too narrow for its rank's number
-DARK = {"#0072b2", "#d55e00", "#009e73", "#7f7f7f"}  # white reads better on these
 NAMED = 6  # samples that a text lists by number; of more, how many there are
 
 
@@ -143,7 +141,7 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float, epochs: list[in
                 continue
             tall = 1 / len(ranks)
             for i, rank in enumerate(ranks):
-                color = RANK_COLORS[rank]
+                color = rank_color(rank)
                 axes.add_patch(
                     Rectangle((x, y + i * tall), 1, tall, facecolor=color, edgecolor="white", lw=0.6)
                 )
@@ -153,7 +151,7 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float, epochs: list[in
                         ha="center",
                         va="center",
                         fontsize=8 if samples <= 30 and deep * tall > 0.14 else 6,
-                        color="white" if color in DARK else "black",
+                        color=ink_on(rank),
                     )
             if len(ranks) > 1:
                 frames.append(Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8, zorder=3))
@@ -173,7 +171,7 @@ def _legend(ranks: int, twice: bool, missing: bool) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(facecolor=RANK_COLORS[rank], label=f"rank {rank}") for rank in range(ranks)]
+    handles: list[Any] = [Patch(facecolor=rank_color(rank), label=f"rank {rank}") for rank in range(ranks)]
     if twice:
         label = "seen more than once"
         handles.append(Patch(facecolor="white", edgecolor="black", linewidth=1.8, label=label))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .charts import COLORS, Picture, new_figure, styled
+from .style import COLORS, Picture, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,6 +21,7 @@ from ..hardware import cores
 from ..notebook import in_kernel
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
+from ..run_folder import PROGRAM
 
 if TYPE_CHECKING:
     from ..run.picture import RunFigure
@@ -80,9 +81,9 @@ class TerminalView(View):
             print(text_table(self.run.table()))
 
     def _print_new(self, whole_lines: bool) -> None:
-        for who in ["program", *range(self.run.world_size)]:
-            front = "" if who == "program" else f"[rank {who}] "
-            for path in self.run.log_files(who):
+        for who in [PROGRAM, *range(self.run.world_size)]:
+            front = "" if who == PROGRAM else f"[rank {who}] "
+            for path in self.run.trace(who).log_files():
                 for line in self._new_lines(path, whole_lines):
                     print(front + line, flush=True)
 
@@ -236,10 +237,9 @@ def bars_html(run: Run) -> str:
     rows = []
     for rank in range(run.world_size):
         bar, progress = _bar(run, rank, "12em")
-        values = " · ".join(
-            [progress, *(f"{html.escape(name)} {value:.4g}" for name, value in run.latest(rank).items())]
-        )
-        line = html.escape(" ".join(run.last_lines(rank, 1)))
+        logged = [f"{html.escape(name)} {value:.4g}" for name, value in run.trace(rank).latest().items()]
+        values = " · ".join([progress, *logged])
+        line = html.escape(" ".join(run.trace(rank).last_lines(1)))
         rows.append(
             f'<tr><td style="padding-right:.8em">rank {rank}</td><td style="padding-right:.8em">{bar}</td>'
             f'<td style="padding-right:.8em; white-space:nowrap">{values}</td>'
@@ -265,10 +265,10 @@ def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
 def printed_lines(run: Run) -> list[str]:
     """The last lines of each rank's output, by rank, with the rank in front."""
     shown = []
-    for who in ["program", *range(run.world_size)]:
-        lines = run.last_lines(who, LINES_KEPT + 1)
-        front = "" if who == "program" else f"rank {who} | "
+    for who in [PROGRAM, *range(run.world_size)]:
+        lines = run.trace(who).last_lines(LINES_KEPT + 1)
+        front = "" if who == PROGRAM else f"rank {who} | "
         if len(lines) > LINES_KEPT:
-            shown.append(f"{front}… (all of it: run.logs[{who}])" if who != "program" else "…")
+            shown.append(f"{front}… (all of it: run.logs[{who}])" if who != PROGRAM else "…")
         shown += [front + line for line in lines[-LINES_KEPT:]]
     return shown

@@ -1,119 +1,28 @@
-"""Start processes and end them: the ranks of a `launch`, or a program that starts its own.
-
-The ranks are started by ``torch.multiprocessing.start_processes`` from a fork server that has torch loaded:
-each is a fresh process, with none of the kernel's state and no CUDA context, within milliseconds.
-"""
+"""Start processes and end them: the ranks of a `launch`, or a program that starts its own."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
-import types
-from collections.abc import Iterator
+from enum import Enum, auto
 from typing import Any
 
 import psutil
 
 from ..rank import launched
 from ..run.run import Run
+from ..run_folder import PROGRAM, RankFiles
+from .forkserver import METHOD, wait_until_loaded, without_main
 from .guard import end_families, protect, release
 
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
-WAKE_SECONDS = 0.05  # how often the watching side looks around; the end of a rank wakes it at once
 REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
-_main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the heap of the fork server: a fork takes 5 ms instead of 9
-_loaded: int | None = None  # the fork server that has loaded torch
-METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def warm_up() -> None:
-    """Start the fork server, which loads torch meanwhile; nothing happens where it runs already."""
-    if METHOD == "forkserver":
-        multiprocessing.set_forkserver_preload(["course_lib.rank.preload"])
-        with without_main():
-            multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signal below
-            # Jupyter's interrupt goes to the kernel's process group: it would end the server as it loads
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            tunables = os.environ.get("GLIBC_TUNABLES")
-            os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [HUGE_PAGES, tunables]))
-            try:
-                multiprocessing.forkserver.ensure_running()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                del os.environ["GLIBC_TUNABLES"]
-                if tunables is not None:
-                    os.environ["GLIBC_TUNABLES"] = tunables
-
-
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """Hide a script's own file from multiprocessing, which would run it again in each rank.
-
-    The function travels by value, so the ranks need nothing of it. A notebook has no such file.
-    """
-    with _main_lock:
-        main = sys.modules["__main__"]
-        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
-            yield
-            return
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def loopback_store() -> Iterator[int]:
-    """The store where the ranks meet, on a free port of the loopback address; yields the port.
-
-    A ``TCPStore`` left to itself listens on every interface of the machine, so it is given a socket.
-    """
-    from torch.distributed import TCPStore
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    try:
-        yield port
-    finally:
-        del store
-
-
-def wait_until_loaded(stop: threading.Event) -> None:
-    """Until the fork server has loaded torch, which takes seconds, or until someone wants an end of it."""
-    global _loaded
-    server = getattr(multiprocessing.forkserver, "_forkserver", None)
-    pid = getattr(server, "_forkserver_pid", None)
-    if METHOD != "forkserver" or pid == _loaded is not None:
-        return
-
-    def probe() -> None:
-        process = multiprocessing.get_context(METHOD).Process(target=int, daemon=True)
-        with without_main():
-            process.start()
-        process.join()
-
-    thread = threading.Thread(target=probe, daemon=True)
-    thread.start()
-    while thread.is_alive() and not stop.is_set():
-        thread.join(WAKE_SECONDS)
-    if not thread.is_alive():
-        _loaded = pid
 
 
 class Ranks:
@@ -157,6 +66,14 @@ class Ranks:
         release(each.pid for each in self._processes)
 
 
+class Stage(Enum):
+    """How far a program is."""
+
+    AT_WORK = auto()
+    REPORTS = auto()  # one of its ranks has failed, and it may have something to say of that before it ends
+    OVER = auto()  # it has ended, or has had its time to report
+
+
 class Program:
     """A program that starts its own ranks; torchrun on several nodes is as many."""
 
@@ -164,11 +81,11 @@ class Program:
         self, commands: list[list[str]], environments: list[dict[str, str]], run: Run, restarts: bool = False
     ) -> None:
         self._run = run
-        self._restarts = restarts  # whether the program goes on after the failure of a rank
-        self._failed_at = math.inf
+        self._goes_on = restarts  # after the failure of a rank
+        self._end_by: float | None = None  # time.monotonic() by which it has reported a failure
         self._processes: list[subprocess.Popen[bytes]] = []
         self._family: list[psutil.Process] = []
-        with open(run.folder / "rank-program.log", "ab") as log:
+        with open(RankFiles(run.folder, PROGRAM).log, "ab") as log:
             try:
                 for command, environment in zip(commands, environments, strict=True):
                     self._processes.append(
@@ -195,20 +112,24 @@ class Program:
                 running[0].wait(seconds)
 
     def exit_codes(self) -> dict[int | str, int | None]:
-        """Of the program, and of those of its ranks that have failed for good."""
+        """Of the program; once it is over, of those of its ranks that have failed, too."""
         codes = [each.poll() for each in self._processes]
         code = None if None in codes else next(filter(None, codes), 0)
         failed = [
-            rank
-            for rank in range(self._run.world_size)
-            if (self._run.folder / f"rank-{rank}.failure.json").exists()
+            rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
         ]
-        if code is None and (self._restarts or not failed):
-            return {"program": None}
-        self._failed_at = min(self._failed_at, time.monotonic())
-        if code is None and time.monotonic() < self._failed_at + REPORT_SECONDS:
-            return {"program": None}  # it has its own to say of the failure
-        return {"program": code, **dict.fromkeys(failed if code != 0 else (), code or 1)}
+        if self._stage(code, bool(failed)) is not Stage.OVER:
+            return {PROGRAM: None}
+        return {PROGRAM: code} | ({} if code == 0 else dict.fromkeys(failed, code or 1))
+
+    def _stage(self, code: int | None, a_rank_failed: bool) -> Stage:
+        if code is not None:
+            return Stage.OVER
+        if self._goes_on or not a_rank_failed:
+            return Stage.AT_WORK
+        if self._end_by is None:
+            self._end_by = time.monotonic() + REPORT_SECONDS
+        return Stage.REPORTS if time.monotonic() < self._end_by else Stage.OVER
 
     def kill(self) -> None:
         """End what is left of them, with all that they have started."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 from ..hardware import cores, gpu_count
 from ..run.run import Run
+from .arguments import check_count, check_timeout, script_at
 from .dashboard import view_of
-from .launch import check_timeout, loopback_environment
-from .processes import Program, loopback_store
+from .environment import gpus_of, loopback_store, of_a_program
+from .processes import Program
 from .watch import watch
 
 # Ranks that torchrun has restarted meet at the store of the attempt before, and may read there where the
@@ -42,12 +41,12 @@ def python(
     FileNotFoundError
         There is no such script. Otherwise as `launch`.
     """
-    path = _script(script)
+    path = script_at(script)
     check_timeout(timeout)
     words = [str(path), *map(str, args)]
     run = Run.create(path.name, 0, program=True, command=shlex.join(["python", *words]))
     command = [sys.executable, "-m", "course_lib.rank.wrapped", *words]
-    environment = _environment(run)
+    environment = of_a_program(run)
     watch(run, lambda _: Program([command], [environment], run), timeout, view_of(run, dashboard))
     return run
 
@@ -97,13 +96,13 @@ def torchrun(
     ValueError
         A number is none, or too small. Otherwise as `launch`.
     """
-    path = _script(script)
+    path = script_at(script)
     check_timeout(timeout)
-    _check_count("nnodes", nnodes, 1)
-    _check_count("max_restarts", max_restarts, 0)
+    check_count("nnodes", nnodes, 1)
+    check_count("max_restarts", max_restarts, 0)
     if nproc_per_node is None:
         nproc_per_node = max(1, gpu_count() // nnodes) if gpu_count() else 2
-    _check_count("nproc_per_node", nproc_per_node, 1)
+    check_count("nproc_per_node", nproc_per_node, 1)
     world_size = nnodes * nproc_per_node
     words = [str(path), *map(str, args)]
     again = {} if max_restarts == 0 else FRESH_STORE
@@ -124,7 +123,7 @@ def torchrun(
             options = [*shape, *meeting, *logs, "-m", "course_lib.rank.wrapped"]
             commands.append([sys.executable, "-m", "course_lib.rank.wrapped", "--torchrun", *options, *words])
             threads = {"OMP_NUM_THREADS": str(max(1, cores() // world_size))}
-            environments.append(_environment(run) | again | threads | _gpus_of(node, nproc_per_node, nnodes))
+            environments.append(of_a_program(run) | again | threads | gpus_of(node, nproc_per_node, nnodes))
         watch(
             run,
             lambda _: Program(commands, environments, run, restarts=max_restarts > 0),
@@ -132,39 +131,3 @@ def torchrun(
             view_of(run, dashboard),
         )
     return run
-
-
-def _script(script: str | os.PathLike[str]) -> Path:
-    path = Path(script)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no script {str(script)!r} in {Path.cwd()}")
-    return path
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is a whole number from {least} on; got {value!r}")
-
-
-def _environment(run: Run) -> dict[str, str]:
-    return {
-        **loopback_environment(),
-        **os.environ,
-        "COURSE_RUN": str(run.folder),
-        "COURSE_KERNEL": str(os.getpid()),
-        "COURSE_STARTED": repr(time.time()),
-        "PYTHONUNBUFFERED": "1",
-        "MPLBACKEND": "Agg",
-    }
-
-
-def _gpus_of(node: int, nproc_per_node: int, nnodes: int) -> dict[str, str]:
-    """Nodes on one machine: each gets GPUs of its own where there are enough, and shares them otherwise."""
-    gpus = gpu_count()
-    if nnodes == 1 or gpus == 0:
-        return {}
-    if gpus < nnodes * nproc_per_node:
-        return {"COURSE_NODES_HERE": str(nnodes)}  # place() counts with them
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-    first = node * nproc_per_node
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[first : first + nproc_per_node])}

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from ..report import failed, waiting
 from ..run.kept import clear_old
 from ..run.run import Run
+from ..run_folder import PROGRAM, RankFiles
 from .dashboard import View
-from .processes import WAKE_SECONDS, Program, Ranks
+from .forkserver import WAKE_SECONDS
+from .processes import Program, Ranks
 
 LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
 CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
@@ -38,7 +40,7 @@ def watch(
             ranks.kill()
         state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
         run.end(state, "" if error is None else str(error))
-        if error is None:
+        if error is None and run.trusted:
             error = _load_results(run)
         view.finish()
     if error is not None:
@@ -73,13 +75,13 @@ def _follow(
                 time.sleep(CONSEQUENCE_SECONDS)
                 failure = _first_failure(run, ranks.exit_codes()) or failure
             others = waiting.whereabouts(run, ranks.exit_codes())
-            why = waiting.odd_one_out(run) if failure.consequence else ""
+            why = waiting.for_whom(run, ranks.exit_codes()) if failure.consequence else ""
             return failed.RankError(failed.describe(run, failure, others, why), failure.rank, run)
         if all(code is not None for code in codes.values()):
             return None
         if time.monotonic() > deadline:
             return _timed_out(run, ranks, timeout)
-        if all((run.folder / f"rank-{rank}.result").exists() for rank in codes):
+        if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
             all_returned_at = min(all_returned_at, time.monotonic())
             if time.monotonic() > all_returned_at + LINGER_SECONDS:
                 return None
@@ -88,17 +90,17 @@ def _follow(
 
 def _timed_out(run: Run, ranks: Ranks | Program, timeout: float | None) -> failed.RankTimeout:
     lines = [f"rank {rank} {doing}" for rank, doing in waiting.whereabouts(run, ranks.exit_codes()).items()]
-    why = waiting.odd_one_out(run)
+    why = waiting.for_whom(run, ranks.exit_codes())
     head = f"not done after {timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
     return failed.RankTimeout("\n".join([head, "", *lines]), None, run)
 
 
 def _first_failure(run: Run, codes: dict[int | str, int | None]) -> failed.Failure | None:
     # a rank that ended well has its result; a program may just end
-    ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != "program")}
+    ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != PROGRAM)}
     failures = [failed.failure_of(run, rank, code) for rank, code in ended.items()]
     found = [each for each in failures if each is not None]
-    of_ranks = [each for each in found if each.rank != "program"]
+    of_ranks = [each for each in found if each.rank != PROGRAM]
     return failed.cause(of_ranks or found)
 
 

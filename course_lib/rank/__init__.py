@@ -1,1 +1,1 @@
-"""What runs in a rank: it only writes (into the run's folder, see `folder`)."""
+"""What runs in a rank, and only writes: into the run's folder, whose files `run_folder` names."""

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import linecache
 import os
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-CONTEXT_LINES = 2  # source lines shown above and below the failing one
+from ..frames import is_learners, is_ours, with_source
+from ..run_folder import RankFiles, write_whole
+
 MOST_FRAMES = 12  # of a deep recursion, the outermost and the innermost ones are shown
-NOT_THE_LEARNERS = tuple(
-    {
-        str(Path(__file__).parents[1]) + os.sep,
-        "<frozen ",
-        "<string>",  # python -c, by which the fork server is started
-        *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
-    """Write down what failed: read by `report.failure_of`."""
+    """Write down what failed."""
     causes, seen, cause = [], {id(error)}, _cause(error)
     while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
         causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
@@ -62,13 +54,10 @@ def write_failure(
     exit_code: int | None = None,
 ) -> None:
     """Write down a failure; without a ``kind`` the rank said nothing, and its exit code is all there is."""
-    path = folder / f"rank-{rank}.failure.json"
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
     record |= {"causes": list(causes), "exit_code": exit_code}
-    part = path.with_suffix(".part")
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
-        part.write_text(json.dumps(record))
-        part.replace(path)
+        write_whole(RankFiles(folder, rank).failure, json.dumps(record))
 
 
 def end_now(code: int) -> NoReturn:
@@ -86,7 +75,7 @@ def _frames(error: BaseException) -> list[dict[str, Any]]:
     if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be read has not run
         places.append((error.filename, error.lineno or 0, "<module>"))
     own = [place for place in places if is_learners(place[0])]
-    last = [place for place in places[-1:] if Path(__file__).parents[1] not in Path(place[0]).parents]
+    last = [place for place in places[-1:] if not is_ours(place[0])]
     own = own or last
     left_out = max(0, len(own) - MOST_FRAMES)
     half = MOST_FRAMES // 2
@@ -94,20 +83,3 @@ def _frames(error: BaseException) -> list[dict[str, Any]]:
     if left_out:
         frames[half]["left_out"] = left_out
     return frames
-
-
-def is_learners(filename: str) -> bool:
-    return not filename.startswith(NOT_THE_LEARNERS)
-
-
-def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
-    """A frame with the source lines around it, so that it can be read where the source is not at hand."""
-    lines = linecache.getlines(filename)
-    first = max(1, line - CONTEXT_LINES)
-    shown = lines[first - 1 : line + CONTEXT_LINES]
-    return {
-        "file": filename,
-        "line": line,
-        "function": function,
-        "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(shown)],
-    }

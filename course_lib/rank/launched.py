@@ -25,9 +25,10 @@ from typing import Any
 import cloudpickle
 import psutil
 
+from ..run_folder import AT_WORK, ENDING, RankFiles, beside, discard
 from .failure import end_now, report_exception
 from .recorder import answer_stack_requests, attach, send_output_to
-from .standstill import collectives
+from .standstill import flight
 
 PR_SET_PDEATHSIG = 1
 JOIN_SECONDS = 2.0  # how long the connecting of the others may take
@@ -55,20 +56,29 @@ def main(rank: int, job: Job) -> None:
         end_with(job.kernel_pid)
     # a process of a fork server would start its own by one: the platform's way, as in a plain program
     multiprocessing.set_start_method(None, force=True)
-    send_output_to(job.folder / f"rank-{rank}.log")
+    files = RankFiles(job.folder, rank)
+    send_output_to(files.log)
     failed = True
     try:
-        answer_stack_requests(job.folder / f"rank-{rank}.stack")
+        answer_stack_requests(files.stack)
         attach(rank)
-        _save_result(_run(job), job.folder / f"rank-{rank}.result")
+        result = _run(job)
+        _note(ENDING)
+        _save_result(result, files.result)
         failed = False
         _let_the_others_join(job)
     except BaseException as error:
+        _note(ENDING)
         report_exception(job.folder, rank, error)
     if recorder := attach():
         recorder.close()
     if failed:
         end_now(1)
+
+
+def _note(phase: str) -> None:
+    if recorder := attach():
+        recorder.note(phase=phase)
 
 
 def _take_environment(environment: dict[str, str]) -> None:
@@ -88,6 +98,7 @@ def _run(job: Job) -> Any:
     if "numpy" in sys.modules:  # forked processes share NumPy's random state; fresh ones would not
         sys.modules["numpy"].random.seed()
     function, args, kwargs = pickle.loads(job.call)
+    _note(AT_WORK)
     try:
         return function(*args, **kwargs)
     except SystemExit as error:
@@ -150,25 +161,25 @@ def _let_the_others_join(job: Job) -> None:
     Its own connections stand then, but gloo's ranks may be at work on theirs still: who leaves fails them.
     """
     torch_distributed = sys.modules.get("torch.distributed")
-    if torch_distributed is None or not torch_distributed.is_initialized() or collectives()["called"]:
+    if torch_distributed is None or not torch_distributed.is_initialized() or flight()["called"]:
         return
     until = time.monotonic() + JOIN_SECONDS
     waiting = list(range(int(os.environ["WORLD_SIZE"])))
     while waiting and time.monotonic() < until:
         time.sleep(0.005)
-        ends = ("result", "failure.json")
-        waiting = [r for r in waiting if not any((job.folder / f"rank-{r}.{end}").exists() for end in ends)]
+        there = [RankFiles(job.folder, rank) for rank in waiting]
+        waiting = [each.rank for each in there if not (each.result.exists() or each.failure.exists())]
 
 
 def _save_result(result: Any, path: Path) -> None:
     import torch
 
-    part = path.with_name(f"{path.name}.part")
+    part = beside(path)
     try:
         # without the zip archive around it: a tenth of a warm launch's own time
         torch.save(result, part, pickle_module=cloudpickle, _use_new_zipfile_serialization=False)
     except Exception as error:
-        part.unlink(missing_ok=True)
+        discard(part)
         if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's has no errno
             raise OSError(f"what the function returned cannot be kept: {error}") from None
         raise TypeError(

@@ -24,45 +24,34 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from ..run_folder import AT_WORK, STARTING, TICK, RankFiles, write_whole
+from .memory import TICK_INTERVAL, Memory
 from .standstill import Lookout
 
-# One tick: what the rank's thread notes ten times a second. Every field is a float64.
-TICK = [
-    "seconds",  # since the launch
-    "samples",  # processed so far, in all passes
-    "steps",
-    "tracked_seconds",  # spent inside track() loops so far: the time that throughput is measured over
-    "passes",  # track() loops begun so far
-    "pass_steps",  # steps done in the present pass
-    "pass_total",  # steps the present pass will take, NaN where that is unknown
-    "memory_bytes",  # on the CPU: what the process itself holds; on a GPU: torch's allocated bytes
-    "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
-    "driver_bytes",  # what NVML says this process (or, in a container, the GPU) holds, NaN on the CPU
-]
 # What a launcher tells a rank.
 TOLD = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
 )
-POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of rank-N.names
-TICK_INTERVAL = 0.1  # seconds
 FIRST_TICK = 0.03  # seconds: the rank's own work begins before
 
 _recorder: Recorder | None = None
 
 
 def attach(rank: int | None = None) -> Recorder | None:
-    """The recorder of this process, made at the first call; None where no run watches (no COURSE_RUN)."""
+    """The recorder of this process, made at the first call; None where no run watches (no COURSE_RUN).
+
+    A launcher's own frame around the rank says which one it is; otherwise it is found out, and at work.
+    """
     global _recorder
     if _recorder is None:  # asked first: `log` comes here in every step, and a look at os.environ is slow
         folder = os.environ.get("COURSE_RUN")
         if folder is None:
             return None
-        _recorder = Recorder(Path(folder), _rank_number() if rank is None else rank)
+        files = RankFiles(Path(folder), _rank_number() if rank is None else rank)
+        _recorder = Recorder(files, AT_WORK if rank is None else STARTING)
         if rank is None:  # a rank that its own program started: its output is parted from the others' now
-            send_output_to(Path(folder) / f"rank-{_recorder.rank}.log")
-            answer_stack_requests(Path(folder) / f"rank-{_recorder.rank}.stack")
+            send_output_to(files.log)
+            answer_stack_requests(files.stack)
         _recorder.start()
         atexit.register(_recorder.close)
     return _recorder if _recorder.pid == os.getpid() else None  # a forked DataLoader worker is no rank
@@ -102,27 +91,28 @@ def _rank_number() -> int:
 
 
 class Recorder:
-    """Counts what `track` and `log` tell it and writes it down ten times a second (see TICK, POINT)."""
+    """Counts what `track` and `log` tell it and writes it down ten times a second (see `run_folder`)."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.rank, self.pid = rank, os.getpid()
+    def __init__(self, files: RankFiles, phase: str = AT_WORK) -> None:
+        self.files, self.pid = files, os.getpid()
         self.samples = self.steps = self.passes = 0
         self._tracked = 0.0
         self._pass_step = 0  # the step at which the present pass began
         self._pass_total = math.nan
         self._pass_began: float | None = None
         self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
-        self._stem = folder / f"rank-{rank}"
         self._names: dict[str, int] = {}
         self._pending: deque[tuple[int, float, int, Any]] = deque()
         told = {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)}
-        self._facts: dict[str, Any] = {"pid": self.pid, "environment": told}
+        self._facts: dict[str, Any] = {"pid": self.pid, "phase": phase, "environment": told}
         self._memory = Memory()
-        self._lookout = Lookout(Path(f"{self._stem}.where"))
+        self._lookout = Lookout(files)
         self._lock = threading.RLock()  # held to write, never to wait for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
         self._files: dict[str, Any] | None = {
-            kind: open(f"{self._stem}.{kind}", "ab", buffering=0) for kind in ("ticks", "points", "names")
+            "ticks": open(files.ticks, "ab", buffering=0),
+            "points": open(files.points, "ab", buffering=0),
+            "names": open(files.names, "ab", buffering=0),
         }
         self._go_on()
         self._stop = threading.Event()
@@ -136,25 +126,23 @@ class Recorder:
         """Count on from where an earlier attempt of this rank ended (torchrun has restarted it)."""
         with contextlib.suppress(OSError):
             size = 8 * len(TICK)
-            whole = os.path.getsize(f"{self._stem}.ticks") // size
+            whole = self.files.ticks.stat().st_size // size
             if whole:
-                os.truncate(f"{self._stem}.ticks", whole * size)
-                with open(f"{self._stem}.ticks", "rb") as ticks:
+                os.truncate(self.files.ticks, whole * size)
+                with open(self.files.ticks, "rb") as ticks:
                     ticks.seek((whole - 1) * size)
                     last = dict(zip(TICK, array("d", ticks.read(size)), strict=True))
                 self.samples, self.steps = int(last["samples"]), int(last["steps"])
                 self.passes, self._tracked = int(last["passes"]), last["tracked_seconds"]
                 self._pass_step = self.steps
-            names = Path(f"{self._stem}.names").read_text(errors="replace").split("\n")[:-1]
+            names = self.files.names.read_text(errors="replace").split("\n")[:-1]
             self._names = {name: i for i, name in enumerate(names)}
 
     def note(self, **facts: Any) -> None:
-        """Keep facts about this rank (its device, its backend) beside its figures."""
+        """Keep facts about this rank (its phase, its device, its backend) beside its figures."""
         self._facts |= facts
-        part = Path(f"{self._stem}.json.part")
         with contextlib.suppress(OSError):
-            part.write_text(json.dumps(self._facts))
-            part.replace(f"{self._stem}.json")
+            write_whole(self.files.facts, json.dumps(self._facts))
 
     def begin_pass(self, total: int | None) -> tuple[int, float, float | None]:
         """Returns what `end_pass` needs to go on with the pass around this one, where there is one."""
@@ -263,70 +251,5 @@ class Recorder:
             except OSError as error:  # a full disk ends the recording, never the training
                 self._files = None
                 with contextlib.suppress(OSError):  # the output may be on the same disk
-                    print(f"course_lib: the figures of rank {self.rank} end here: {error}", file=sys.stderr)
-
-
-class Memory:
-    """How much memory this process holds, cheap enough to ask ten times a second.
-
-    On the CPU the true figure (the pages that are this process's alone, psutil's USS: those that it shares
-    with the process it was forked from are not its own) takes a walk over the page tables, 10 ms with torch
-    loaded. It is taken when its cost is under 0.5 % of the time since the last, at the start, when the pages
-    are copied that the rank writes to, and ever more seldom until it is under 0.1 %; in between, the resident
-    size, which costs 10 µs, says how far it has moved.
-    """
-
-    OFTEN, SELDOM = 200, 1000  # a walk is due when this many times its cost has passed since the last
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._exact_at = time.monotonic()
-        self._cost = TICK_INTERVAL / 2 / self.OFTEN  # the first walk comes with the second tick
-        self._walks = 0
-        self._own, self._resident = 0, self._resident_bytes()
-
-    def read(self, exact: bool = True) -> tuple[float, float, float]:
-        """Bytes: held (torch's allocated on a GPU), torch's reserved, the driver's figure."""
-        torch = sys.modules.get("torch")  # half imported, perhaps, by the main thread
-        if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
-            # the rank's GPU is the one it holds most of: the current device is each thread's own
-            stats = [torch.cuda.memory_stats_as_nested_dict(i) for i in range(torch.cuda.device_count())]
-            held = [
-                (each["reserved_bytes"]["all"]["current"], each["allocated_bytes"]["all"]["current"])
-                for each in stats
-            ]
-            reserved, allocated = max(held)
-            return allocated, reserved, driver_bytes(held.index((reserved, allocated)))
-        return self._on_the_cpu(exact), math.nan, math.nan
-
-    def _on_the_cpu(self, exact: bool) -> float:
-        resident, now = self._resident_bytes(), time.monotonic()
-        patience = min(self.SELDOM, self.OFTEN * max(1, self._walks))
-        if exact and now - self._exact_at > patience * self._cost:
-            self._walks += 1
-            self._own, self._resident = self._process.memory_full_info().uss, resident
-            self._exact_at, self._cost = now, time.monotonic() - now
-        return max(0, self._own + resident - self._resident)
-
-    def _resident_bytes(self) -> int:
-        info = self._process.memory_info()
-        return info.rss - getattr(info, "shared", 0)
-
-
-def driver_bytes(gpu: int) -> float:
-    """Bytes that NVML counts for this process on one of torch's GPUs, or for the whole GPU where it cannot
-    tell processes apart (in most containers); NaN without NVML."""
-    import torch
-
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(gpu).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory:
-                return process.usedGpuMemory
-        return pynvml.nvmlDeviceGetMemoryInfo(handle).used
-    except Exception:  # no NVML, no permission, a device it does not know: there is no figure then
-        return math.nan
+                    rank = self.files.rank
+                    print(f"course_lib: the figures of rank {rank} end here: {error}", file=sys.stderr)

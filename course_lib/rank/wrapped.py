@@ -14,7 +14,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from .failure import end_now, is_learners, report_exception, with_source, write_failure
+from ..frames import is_learners, with_source
+from ..run_folder import AT_WORK, PROGRAM, RankFiles
+from .failure import end_now, report_exception, write_failure
 from .launched import end_with
 from .recorder import answer_stack_requests, attach
 
@@ -32,7 +34,7 @@ def run_program(script: str, arguments: list[str]) -> None:
     except BaseException as error:
         rank = getattr(error, "error_index", None)  # torch.multiprocessing's two exceptions carry it
         if rank is None:
-            report_exception(folder, "program", error)
+            report_exception(folder, PROGRAM, error)
         else:
             _report_spawned(folder, rank, error)
         sys.exit(1)
@@ -50,14 +52,14 @@ def run_agent(arguments: list[str]) -> None:
         run.main(arguments)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
-            if not (folder / f"rank-{rank}.failure.json").exists():
+            if not RankFiles(folder, rank).failure.exists():
                 write_failure(folder, rank, "", "", [], str(error), exit_code=failure.exitcode)
         print(error, file=sys.stderr)
         sys.exit(1)
     except SystemExit:
         raise
     except BaseException as error:
-        report_exception(folder, "program", error)
+        report_exception(folder, PROGRAM, error)
         sys.exit(1)
 
 
@@ -65,13 +67,13 @@ def run_rank(script: str, arguments: list[str]) -> None:
     """Be a rank of torchrun, which has sent its output to a file already."""
     folder, rank = Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"])
     end_with(int(os.environ["COURSE_KERNEL"]))
-    failure, attempt = folder / f"rank-{rank}.failure.json", int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    if failure.exists():  # of the attempt before
-        failure.replace(folder / f"rank-{rank}.failure-{attempt - 1}.json")
-    answer_stack_requests(folder / f"rank-{rank}.stack")
+    files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if files.failure.exists():
+        files.failure.replace(files.failure_of_attempt(attempt - 1))
+    answer_stack_requests(files.stack)
     recorder = attach(rank)
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
-    recorder.note(restart=attempt, output=os.path.relpath(output, folder))
+    recorder.note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)
     try:
         _run(script, arguments)
         recorder.note(returned=True)

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .stacks import label, shortened, stack_of
+from ..frames import shortened, show
+from ..run_folder import PROGRAM, RankFiles
+from .stacks import stack_of
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -116,11 +118,12 @@ class Failure:
 
 def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | None:
     """The failure of a rank; None while it works and where it finished."""
-    if (run.folder / f"rank-{rank}.result").exists():
+    files = RankFiles(run.folder, rank)
+    if files.result.exists():
         return None
     seen = time.time()
     with contextlib.suppress(OSError, ValueError):
-        record = json.loads((run.folder / f"rank-{rank}.failure.json").read_text())
+        record = json.loads(files.failure.read_text())
         if record["type"]:
             return _raised(run, rank, record)
         exit_code, seen = record["exit_code"], record["time"]
@@ -134,7 +137,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
             if name == "SIGKILL" and run.short_of_memory:
                 what = OUT_OF_MEMORY
             return Failure(rank, what, seen, frames)
-    if rank == "program":  # argparse, sys.exit("words"): its last lines say why
+    if rank == PROGRAM:  # argparse, sys.exit("words"): its last lines say why
         what = f"ended with exit code {exit_code}" + (_unheard(run) or _said(run, rank))
     else:
         why = _unheard(run) or " and without an exception (os._exit?)"
@@ -146,7 +149,7 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     lines = [shortened(line) for line in record["message"].strip().splitlines()] or [""]
     if len(lines) > MESSAGE_LINES:  # what a DataLoader's worker met stands at the end
         half = MESSAGE_LINES // 2
-        path = run.folder / f"rank-{rank}.failure.json"
+        path = RankFiles(run.folder, rank).failure
         lines[half:-half] = [f"[{len(lines) - MESSAGE_LINES} more lines in {path}]"]
     message = "\n".join(lines)
     if record["type"] == "SystemExit":  # by argparse, too, which prints what was wrong
@@ -162,16 +165,18 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
 
 
 def _unheard(run: Run) -> str:
-    """Why a rank's last words may be lost."""
+    """Why a rank's last words may be lost; empty where they are not."""
     try:
-        full = shutil.disk_usage(run.folder).free < NO_ROOM
+        free_bytes = shutil.disk_usage(run.folder).free
     except OSError:
         return f"; the run's folder was removed, and with it what was kept: {run.folder}"
-    return f"; its last words are lost, for the disk is full on which the run is kept: {run.folder}" * full
+    if free_bytes < NO_ROOM:
+        return f"; its last words are lost, for the disk is full on which the run is kept: {run.folder}"
+    return ""
 
 
 def _said(run: Run, rank: int | str) -> str:
-    lines = [shortened(line) for line in run.last_lines(rank, MESSAGE_LINES)]
+    lines = [shortened(line) for line in run.trace(rank).last_lines(MESSAGE_LINES)]
     return "\n".join([" and said", *lines]) if lines else ""
 
 
@@ -182,19 +187,9 @@ def cause(failures: Iterable[Failure]) -> Failure | None:
 
 def describe(run: Run, failure: Failure, others: dict[int, str], why: str = "") -> str:
     """The whole report; ``why`` goes first: for whom the ranks waited, where that is behind the failure."""
-    who = "the program" if failure.rank == "program" else f"rank {failure.rank}"
+    who = "the program" if failure.rank == PROGRAM else f"rank {failure.rank}"
     parts = [*filter(None, [why]), f"{who} {failure.what}"]
     parts += [show(frame) for frame in failure.frames]
     parts += [f"rank {rank} {doing}" for rank, doing in others.items() if rank != failure.rank]
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
     return f"{text}\n\n{failure.hint}" if failure.hint else text
-
-
-def show(frame: dict[str, Any]) -> str:
-    """A frame as lines of source with the failing one marked."""
-    lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
-    lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
-    for number, text in frame["source"]:
-        mark = "---->" if number == frame["line"] else "     "
-        lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
-    return "\n".join(lines) + "\n"

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..notebook import shell
-from ..rank.failure import is_learners, with_source
+from ..frames import Place, is_learners, with_source
+from ..run_folder import RankFiles
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
 STACK_SECONDS = 0.3  # how long the ranks get to write their stacks down
-LINE_LENGTH = 400
 MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
 THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
@@ -33,7 +32,7 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
     before: dict[Path, int] = {}
     pids: dict[Path, int] = {}
     for rank in ranks:
-        path = run.folder / f"rank-{rank}.stack"
+        path = RankFiles(run.folder, rank).stack
         with contextlib.suppress(OSError, KeyError):
             size = path.stat().st_size
             if size:  # it has said that it listens; the signal would end it otherwise
@@ -55,9 +54,10 @@ def stack_of(run: Run, rank: int | str) -> list[dict[str, Any]]:
     return [with_source(*place) for place in python_stack(run, rank) if is_learners(place[0])]
 
 
-def python_stack(run: Run, rank: int | str) -> list[tuple[str, int, str]]:
+def python_stack(run: Run, rank: int | str) -> list[Place]:
+    """All frames of it, innermost first."""
     try:
-        text = (run.folder / f"rank-{rank}.stack").read_text(errors="replace")
+        text = RankFiles(run.folder, rank).stack.read_text(errors="replace")
     except OSError:
         return []
     head = MAIN_THREAD.match(text)
@@ -68,22 +68,3 @@ def python_stack(run: Run, rank: int | str) -> list[tuple[str, int, str]]:
     stack = [(file, int(line), function) for file, line, function in STACK_LINE.findall(stacks[-1])]
     started_by = ("<string>", 1, "<module>")  # multiprocessing's python -c
     return stack[:-1] if stack[-1:] == [started_by] else stack
-
-
-def label(filename: str) -> str:
-    """``Cell In[7]`` for a cell of this kernel, a short path for a file."""
-    with contextlib.suppress(AttributeError, TypeError):  # outside IPython, too
-        return " ".join(shell().compile.format_code_name(filename))
-    with contextlib.suppress(ValueError):
-        return str(Path(filename).relative_to(Path.cwd()))
-    return Path(filename).name
-
-
-def line_of(frame: dict[str, Any]) -> str:
-    """Place and source of a frame's line, in one line."""
-    source = dict(frame["source"]).get(frame["line"], "").strip()
-    return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")
-
-
-def shortened(line: str) -> str:
-    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"

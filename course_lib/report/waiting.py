@@ -1,7 +1,7 @@
 """Who waits where, and for whom: what the ranks of a run are doing, while it lasts and at its end.
 
-Two sources: each rank's own record of a standstill (`lookout`), with the collectives that it has called, and
-the Python stack that it writes down when it is asked (`stacks`), which works from inside C code, too.
+Two sources: each rank's own record of where it stands (`rank.standstill`), with the collectives that it has
+called, and the Python stack that it writes down when it is asked (`stacks`), from inside C code, too.
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import json
 import os
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from ..rank.failure import is_learners, with_source
+from ..frames import Place, is_learners, is_ours, line_of, with_source
+from ..run_folder import ASKED, ENDING, STARTING, RankFiles
 from .failed import SIGNALS, failure_of
-from .stacks import ask_stacks, line_of, python_stack
+from .stacks import ask_stacks, python_stack
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
 WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who waits where
+ASK_SECONDS = 0.8  # how long the ranks get to say where they stand; their threads look ten times a second
 MOST_SHOWN = 8  # ranks in the dashboard's warning
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
+DEFAULT_GROUP = "0"  # the one group that is known to have every rank in it
 
 
 class Tense(NamedTuple):
@@ -40,7 +44,39 @@ class Tense(NamedTuple):
 
 PAST = Tense("was", "waited", "waited", "never called", "never called")
 PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may be slow
-Stack = list[tuple[str, int, str]]  # file, line, function; innermost first
+
+
+class Call(NamedTuple):
+    """A collective, as PyTorch's flight recorder knows it."""
+
+    group: str
+    number: int  # every rank counts the collectives of a group alike
+    name: str
+    sizes: list[list[int]]
+
+    def __str__(self) -> str:
+        if not self.sizes:
+            return f"{self.name} of no tensor"
+        return f"{self.name} of shape{'s' * (len(self.sizes) > 1)} {', '.join(map(str, self.sizes))}"
+
+
+@dataclass
+class Standing:
+    """What is known of one rank: where it stands, and which collectives it has called."""
+
+    stack: list[Place] = field(default_factory=list)  # innermost first
+    since: float | None = None  # time.time() when it came there
+    called: dict[str, int] | None = None  # by group, how many collectives; None where that is not known
+    waits_in: Call | None = None
+    last: Call | None = None  # that it called, over or not
+    returned: bool = False
+
+    @property
+    def joins(self) -> bool:
+        return not self.returned and _called(self.stack) == "init_process_group"
+
+
+# --- what each rank is doing ------------------------------------------------------------------------------
 
 
 def whereabouts(run: Run, exit_codes: dict[Any, int | None]) -> dict[int, str]:
@@ -52,7 +88,7 @@ def whereabouts(run: Run, exit_codes: dict[Any, int | None]) -> dict[int, str]:
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
     """What a rank was doing when it was last asked."""
-    if run.has_returned(rank):
+    if run.trace(rank).has_returned():
         return "had returned"
     if failure := failure_of(run, rank, exit_code):
         if failure.consequence and failure.frames:
@@ -63,43 +99,18 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
         return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
-    stack = python_stack(run, rank)
+    stack, facts = python_stack(run, rank), run.facts(rank)
     if _is_in_the_learners_code(stack):
         return _in_the_learners_code(stack, _record(run, rank))
-    ours = [function for file, _, function in stack if Path(__file__).parents[1] in Path(file).parents]
-    if {"report_exception", "_save_result", "close"} & set(ours):
+    phase = facts.get("phase", STARTING)
+    if phase == ENDING:
         return "was ending"
-    if not stack and not psutil.pid_exists(run.facts(rank).get("pid", os.getpid())):
+    if not stack and facts and not _lives(run, rank):
         return "had ended"  # a program ends its other ranks when one has failed
-    if ours[:1] == ["_run"] == [stack[0][2]]:
-        return "was at work"
-    return "was starting" if not stack or ours else f"was in {stack[0][2]}"
-
-
-def _is_in_the_learners_code(stack: Stack) -> bool:
-    return any(is_learners(file) for file, _, _ in stack)
-
-
-def _in_the_learners_code(stack: Stack, record: dict[str, Any], tense: Tense = PAST) -> str:
-    mine = next(i for i, place in enumerate(stack) if is_learners(place[0]))
-    called, line = _called(stack), line_of(with_source(*stack[mine]))
-    since = record.get("since")
-    still = f" for {time.time() - since:.1f} s" if since else ""
-    if called is None:
-        return f"{tense.is_} at {line}"
-    in_distributed = any(DISTRIBUTED in file for file, _, _ in stack[:mine])
-    verb = tense.waits if in_distributed or record.get("pending") else tense.is_
-    return f"{verb} in {called}{still} ({line})"
-
-
-def _called(stack: Stack) -> str | None:
-    """The function that the learner's line called; None where it is busy itself."""
-    inner = []
-    for place in stack:
-        if is_learners(place[0]):
-            return next((name for _, _, name in reversed(inner) if name not in WRAPPERS), None)
-        inner.append(place)
-    return None
+    if phase == STARTING or not stack:
+        return "was starting"
+    file, _, function = stack[0]
+    return "was at work" if is_ours(file) else f"was in {function}"
 
 
 def stalled(run: Run) -> str:
@@ -109,7 +120,7 @@ def stalled(run: Run) -> str:
     still = {
         rank: record
         for rank, record in records.items()
-        if now - record.get("since", now) >= WARN_SECONDS and not run.has_returned(rank)
+        if now - record.get("since", now) >= WARN_SECONDS and not run.trace(rank).has_returned()
     }
     if not still:
         return ""
@@ -124,70 +135,155 @@ def stalled(run: Run) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def _is_in_the_learners_code(stack: list[Place]) -> bool:
+    return any(is_learners(file) for file, _, _ in stack)
+
+
+def _in_the_learners_code(stack: list[Place], record: dict[str, Any], tense: Tense = PAST) -> str:
+    mine = next(i for i, place in enumerate(stack) if is_learners(place[0]))
+    called, line = _called(stack), line_of(with_source(*stack[mine]))
+    since = record.get("since")
+    still = f" for {time.time() - since:.1f} s" if since else ""
+    if called is None:
+        return f"{tense.is_} at {line}"
+    in_distributed = any(DISTRIBUTED in file for file, _, _ in stack[:mine])
+    verb = tense.waits if in_distributed or record.get("pending") else tense.is_
+    return f"{verb} in {called}{still} ({line})"
+
+
+def _called(stack: list[Place]) -> str | None:
+    """The function that the learner's line called; None where it is busy itself."""
+    inner = []
+    for place in stack:
+        if is_learners(place[0]):
+            return next((name for _, _, name in reversed(inner) if name not in WRAPPERS), None)
+        inner.append(place)
+    return None
+
+
+# --- for whom they wait -----------------------------------------------------------------------------------
+
+
+def for_whom(run: Run, exit_codes: dict[Any, int | None]) -> str:
+    """`odd_one_out` at the end of a run: living ranks are asked first where they stand now."""
+    living = [rank for rank in range(run.world_size) if exit_codes.get(rank) is None]
+    waiting = {rank for rank in living if _lives(run, rank)}
+    with contextlib.suppress(OSError):  # a folder that was removed
+        (run.folder / ASKED).touch()
+        until = time.monotonic() + ASK_SECONDS
+        while waiting and time.monotonic() < until:
+            time.sleep(0.01)
+            waiting = {rank for rank in waiting if not _record(run, rank).get("asked")}
+    ask_stacks(run, waiting)  # a rank whose thread cannot run has a stack all the same
+    return odd_one_out(run)
+
+
 def odd_one_out(run: Run, tense: Tense = PAST) -> str:
-    """Whom the waiting ranks wait for, in one line, where that can be told; empty otherwise."""
-    records = {rank: _record(run, rank) for rank in range(run.world_size)}
-    waiting = {rank: each for rank, each in records.items() if each and not run.has_returned(rank)}
-    joining = [r for r, each in waiting.items() if _called(each.get("stack", [])) == "init_process_group"]
-    if joining:
-        late = [rank for rank in records if rank not in joining]
-        return _late(run, late, "init_process_group", joining, tense) if late else ""
-    calls: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)  # by group and rank
-    for rank, record in waiting.items():
-        failed = (run.folder / f"rank-{rank}.failure.json").exists()
-        for call in (record["pending"] or (record["last"] if failed else []))[:1]:
-            calls[call["group"]][rank] = call
-    for group, by_rank in calls.items():
-        number = min(call["number"] for call in by_rank.values())
-        there = {rank: call for rank, call in by_rank.items() if call["number"] == number}
-        over = {  # who got through it all the same
-            rank: call
-            for rank, record in records.items()
-            for call in record.get("last", [])
-            if (call["group"], call["number"]) == (group, number)
-        }
-        names = {rank: call["name"] for rank, call in (over | there).items()}
-        if len(set(names.values())) > 1:
-            return f"the ranks do not match: collective {number} is {_each(names)}"
-        sizes = {r: f"{names[r]} of {_shapes(call['sizes'])}" for r, call in (over | there).items()}
-        if len(set(sizes.values())) > 1 and not UNEVEN & set(names.values()):
-            return f"the ranks do not match: collective {number} is {_each(sizes)}"
-        # only the default group is known to have every rank in it
-        members = records if group == "0" else [r for r in records if group in records[r].get("called", {})]
-        late = [rank for rank in members if records[rank].get("called", {}).get(group, 0) < number]
-        late = [rank for rank in late if records[rank]]  # of the others nothing is known
-        if late:
-            return _late(run, late, f"{next(iter(names.values()))} (collective {number})", list(there), tense)
+    """Whom the waiting ranks wait for, in one line, where that can be told; empty otherwise.
+
+    Whoever is in ``init_process_group`` waits for those who are not. Otherwise the first collective of a
+    group in which a rank waits tells: every rank counts them alike, so another rank of the group has called
+    something else by this number, or has not come so far.
+    """
+    ranks = {rank: _standing(run, rank) for rank in range(run.world_size)}
+    joining = [rank for rank, each in ranks.items() if each.joins]
+    late = [rank for rank, each in ranks.items() if not each.joins and not each.called]
+    if joining and late:
+        return _late(ranks, late, "init_process_group", joining, tense)
+    waited_in = [each.waits_in for each in ranks.values() if each.waits_in]
+    for group in dict.fromkeys(call.group for call in waited_in):
+        number = min(call.number for call in waited_in if call.group == group)
+        if told := mismatch(ranks, group, number) or latecomers(ranks, group, number, tense):
+            return told
     return ""
 
 
-def _late(run: Run, late: list[int], name: str, waiting: list[int], tense: Tense) -> str:
-    returned = [rank for rank in late if run.has_returned(rank)]
-    has = ("; it has returned" if len(late) == 1 else "; they have returned") if returned == late else ""
+def mismatch(ranks: Mapping[int, Standing], group: str, number: int) -> str:
+    """Which ranks have called something else by one number: another collective, tensors of other sizes."""
+    calls = {
+        rank: call
+        for rank, each in ranks.items()
+        for call in (each.last, each.waits_in)  # who got through it all the same counts, too
+        if call and (call.group, call.number) == (group, number)
+    }
+    names = {rank: call.name for rank, call in calls.items()}
+    if len(set(names.values())) > 1:
+        return f"the ranks do not match: collective {number} is {_each(names)}"
+    whole = {rank: str(call) for rank, call in calls.items()}
+    if len(set(whole.values())) > 1 and not UNEVEN & set(names.values()):
+        return f"the ranks do not match: collective {number} is {_each(whole)}"
+    return ""
+
+
+def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Tense) -> str:
+    """Which ranks of a group have not come to a collective yet in which others wait."""
+    waiting = [r for r, each in ranks.items() if each.waits_in and each.waits_in[:2] == (group, number)]
+    name = ranks[waiting[0]].waits_in.name
+    known = {rank: each.called for rank, each in ranks.items() if each.called is not None}
+    # a rank that could not answer, and is in that function by its stack, waits as well
+    waiting += [rank for rank in ranks if rank not in known and _called(ranks[rank].stack) == name]
+    members = [rank for rank, called in known.items() if group == DEFAULT_GROUP or group in called]
+    late = [rank for rank in members if known[rank].get(group, 0) < number]
+    return _late(ranks, late, f"{name} (collective {number})", sorted(waiting), tense) if late else ""
+
+
+def _standing(run: Run, rank: int) -> Standing:
+    returned = run.trace(rank).has_returned()
+    record = _record(run, rank)
+    if (run.folder / ASKED).exists() and not record.get("asked") and _lives(run, rank):
+        # it could not answer, and what it wrote before may be over by now
+        return Standing(python_stack(run, rank), returned=returned)
+    if not record:
+        return Standing(returned=returned)
+    pending, last = ([Call(**call) for call in record.get(which, [])[:1]] for which in ("pending", "last"))
+    failed = RankFiles(run.folder, rank).failure.exists()  # in its last one, which is over by that
+    waits_in = None if returned else next(iter(pending or (last if failed else [])), None)
+    return Standing(
+        stack=record.get("stack", []),
+        since=record.get("since"),
+        called=record.get("called", {}),
+        waits_in=waits_in,
+        last=next(iter(last), None),
+        returned=returned,
+    )
+
+
+def _record(run: Run, rank: int) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(RankFiles(run.folder, rank).standstill.read_text())
+    return {}
+
+
+def _lives(run: Run, rank: int) -> bool:
+    """Whether a rank that has said which process it is is at work still."""
+    try:
+        return psutil.Process(run.facts(rank)["pid"]).status() != psutil.STATUS_ZOMBIE
+    except (KeyError, psutil.Error):
+        return False
+
+
+# --- in words ---------------------------------------------------------------------------------------------
+
+
+def _late(ranks: Mapping[int, Standing], late: list[int], name: str, waiting: list[int], tense: Tense) -> str:
+    has = ""
+    if all(ranks[rank].returned for rank in late):
+        has = "; it has returned" if len(late) == 1 else "; they have returned"
     wait = tense.waits if len(waiting) == 1 else tense.wait
     never = tense.one_never if len(late) == 1 else tense.they_never
     return f"{_ranks(late)} {never} {name}, in which {_ranks(waiting)} {wait}{has}"
 
 
-def _shapes(sizes: list[list[int]]) -> str:
-    return f"shape{'s' if len(sizes) > 1 else ''} {', '.join(map(str, sizes))}" if sizes else "no tensor"
-
-
-def _each(by_rank: dict[int, str]) -> str:
+def _each(by_rank: Mapping[int, str]) -> str:
     ranks = defaultdict(list)
     for rank, what in by_rank.items():
         ranks[what].append(rank)
     return " and ".join(f"{what} on {_ranks(who)}" for what, who in ranks.items())
 
 
-def _ranks(numbers: list[int]) -> str:
+def _ranks(numbers: Iterable[int]) -> str:
+    numbers = list(numbers)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     shown = ", ".join(map(str, numbers[:MOST_SHOWN]))
     return f"ranks {shown}" + (f" and {len(numbers) - MOST_SHOWN} more" if len(numbers) > MOST_SHOWN else "")
-
-
-def _record(run: Run, rank: int) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((run.folder / f"rank-{rank}.where").read_text())
-    return {}

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from ..home import home
+from ..run_folder import RUN
 
 KEPT_RUNS = 50
 
@@ -20,9 +21,7 @@ def folder_of_runs() -> Path:
 def newest_first() -> list[Path]:
     """The folders of runs; one that is half made is none."""
     try:
-        return sorted(
-            (path for path in folder_of_runs().iterdir() if (path / "run.json").exists()), reverse=True
-        )
+        return sorted((path for path in folder_of_runs().iterdir() if (path / RUN).exists()), reverse=True)
     except OSError:
         return []
 
@@ -30,7 +29,7 @@ def newest_first() -> list[Path]:
 def kernel_of(folder: Path) -> int | None:
     """The pid of the kernel that made it."""
     try:
-        return json.loads((folder / "run.json").read_text())["kernel_pid"]
+        return json.loads((folder / RUN).read_text())["kernel_pid"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -38,7 +37,7 @@ def kernel_of(folder: Path) -> int | None:
 def _written(folder: Path) -> float:
     """When its run began or, once it has, ended: a long one is not old because many began after it."""
     try:
-        return (folder / "run.json").stat().st_mtime
+        return (folder / RUN).stat().st_mtime
     except OSError:  # another kernel clears, too
         return 0.0
 
@@ -47,7 +46,7 @@ def clear_old() -> None:
     """Remove all but those that began or ended last; never a run that is still at work."""
     for path in sorted(newest_first(), key=_written, reverse=True)[KEPT_RUNS:]:
         try:
-            facts = json.loads((path / "run.json").read_text())
+            facts = json.loads((path / RUN).read_text())
             if facts["state"] == "running" and psutil.pid_exists(facts["kernel_pid"]):
                 continue
         except (OSError, ValueError, KeyError, TypeError):

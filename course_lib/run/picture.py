@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from ..figures.charts import COLORS, Picture, new_figure, styled
+from ..figures.style import COLORS, RANK_COLORS, Picture, new_figure, rank_ink, styled
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -125,9 +125,9 @@ class RunFigure:
     def _lines(self, axes: Axes, curves: Sequence[Curve], style: str = "-") -> None:
         for rank, (x, y) in enumerate(curves):
             if (axes, rank, style) not in self._moving:
-                (line,) = axes.plot([], [], style, color=COLORS[rank % len(COLORS)], label=f"rank {rank}")
+                (line,) = axes.plot([], [], style, color=rank_ink(rank), label=f"rank {rank}")
                 if style == "-":  # more ranks than colours
-                    line.set_linestyle(["-", ":", "-."][rank // len(COLORS)])
+                    line.set_linestyle(["-", ":"][rank // len(RANK_COLORS)])
                 self._add((axes, rank, style), line)
             self._moving[axes, rank, style].set_data(x, y)
 

@@ -22,15 +22,13 @@ import numpy as np
 
 from ..figures.tables import html_table
 from ..hardware import oom_kills
-from ..rank.recorder import POINT, TICK
+from ..run_folder import PROGRAM, RUN, RankFiles, ranks_seen, write_whole
 from .kept import folder_of_runs, kernel_of, newest_first
-from .trace import ByRank, end_of, rows_of
+from .trace import ByRank, Trace
 
 if TYPE_CHECKING:
-    from ..figures.charts import Picture
+    from ..figures.style import Picture
 
-LOG_BYTES = 1 << 20  # of a longer output, run.logs gives the end
-TAIL_BYTES = 1 << 14
 KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}  # in run.json
 MOST_RANKS = 1 << 16  # a run.json that tells of more is damaged
 
@@ -55,14 +53,14 @@ class Run:
     def __init__(self, folder: Path, facts: dict[str, Any], trusted: bool = False) -> None:
         self.folder = folder
         self._facts = facts
-        self._trusted = trusted  # this process started the ranks, so their pickles are its own
+        self.trusted = trusted  # this process started the ranks, so their pickles are its own
         self._results: list[Any] | None = None
 
     # --- made, opened, ended ------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, name: str, world_size: int, **facts: Any) -> Run:
-        """A new folder for a run that begins now."""
+    def create(cls, name: str, world_size: int, trusted: bool = True, **facts: Any) -> Run:
+        """A new folder for a run that begins now; ``trusted`` where its results may be unpickled here."""
         runs = folder_of_runs()
         try:
             runs.mkdir(mode=0o700, exist_ok=True)
@@ -81,7 +79,7 @@ class Run:
                     "oom_kills": oom_kills(),
                     **facts,
                 },
-                trusted=True,
+                trusted,
             )
             run._save()
         except OSError as error:
@@ -115,7 +113,7 @@ class Run:
                     f"there is no folder {path}; Run.open() without one opens the newest run"
                 )
         try:
-            facts = json.loads((path / "run.json").read_text())
+            facts = json.loads((path / RUN).read_text())
             facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
             for name, kind in KINDS.items():
                 if name in facts and not isinstance(facts[name], kind):
@@ -136,9 +134,7 @@ class Run:
             print(f"course_lib: how this run ended cannot be kept: {reason}", file=sys.stderr)
 
     def _save(self) -> None:
-        part = self.folder / "run.json.part"
-        part.write_text(json.dumps(self._facts))
-        part.replace(self.folder / "run.json")
+        write_whole(self.folder / RUN, json.dumps(self._facts))
 
     # --- what it is ---------------------------------------------------------------------------------------
 
@@ -148,10 +144,10 @@ class Run:
 
     @property
     def world_size(self) -> int:
-        if self._facts["world_size"] == 0 or (self._facts.get("program") and self.state == "running"):
-            numbers = [path.name.split("-")[1].split(".")[0] for path in self.folder.glob("rank-*.json")]
-            return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
-        return self._facts["world_size"]
+        known = self._facts["world_size"]
+        if known == 0 or (self._facts.get("program") and self.state == "running"):  # it starts its own ranks
+            return ranks_seen(self.folder)
+        return known
 
     @property
     def state(self) -> str:
@@ -208,10 +204,10 @@ class Run:
     def _load_result(self, rank: int) -> Any:
         import torch
 
-        path = self.folder / f"rank-{rank}.result"
+        path = RankFiles(self.folder, rank).result
         if not path.exists():
             return None
-        if self._trusted:
+        if self.trusted:
             return torch.load(path, map_location="cpu", weights_only=False)
         loaded = sys.modules  # NumPy 1 has it in another place
         multiarray = loaded.get("numpy._core.multiarray") or loaded["numpy.core.multiarray"]
@@ -230,30 +226,12 @@ class Run:
     @property
     def logs(self) -> Sequence[str]:
         """What each rank printed, by rank (of more than 1 MiB the end; the whole is in the folder)."""
-        return ByRank(self.world_size, self._log)
+        return ByRank(self.world_size, lambda rank: self.trace(rank).log())
 
     @property
     def output(self) -> str:
         """What a program printed outside its ranks; empty for a `launch`."""
-        return self._log("program")
-
-    def _log(self, rank: int | str) -> str:
-        texts = []
-        for path in self.log_files(rank):
-            size, text = end_of(path, LOG_BYTES)
-            if size > LOG_BYTES:
-                text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
-            texts.append(text)
-        return "".join(texts)
-
-    def log_files(self, rank: int | str) -> list[Path]:
-        """Where a rank's output is; torchrun keeps two files for each attempt."""
-        output = self.facts(rank).get("output")
-        if not isinstance(output, str):
-            return [self.folder / f"rank-{rank}.log"]
-        last = self.folder / output  # torchrun/node-0/<id>/attempt_0/<local rank>
-        attempts = sorted(last.parents[1].glob("attempt_*"), key=lambda each: each.stat().st_mtime)
-        return [each / last.name / f"{kind}.log" for each in attempts for kind in ("stdout", "stderr")]
+        return self.trace(PROGRAM).log()
 
     @property
     def metrics(self) -> Sequence[dict[str, np.ndarray]]:
@@ -265,65 +243,20 @@ class Run:
         ``driver_bytes`` (NVML). For each name given to `log`, an array with an entry for each call, and
         beside ``loss`` also ``loss.seconds`` and ``loss.samples``: when that was.
         """
-        return ByRank(self.world_size, self._metrics)
+        return ByRank(self.world_size, lambda rank: self.trace(rank).metrics())
 
-    def _metrics(self, rank: int) -> dict[str, np.ndarray]:
-        ticks = self.ticks(rank)
-        shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
-        shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
-        series = {name: ticks[name] for name in shown}
-        points = rows_of(self.folder / f"rank-{rank}.points", POINT)
-        for i, name in enumerate(self._names(rank)):
-            mine = {field: column[points["name"] == i] for field, column in points.items()}
-            series |= {
-                name: mine["value"],
-                f"{name}.seconds": mine["seconds"],
-                f"{name}.samples": mine["samples"],
-            }
-        return series
+    # --- what one rank has written so far -----------------------------------------------------------------
 
-    def ticks(self, rank: int) -> dict[str, np.ndarray]:
-        """Every column of `recorder.TICK` of one rank, one entry for each tick so far."""
-        return rows_of(self.folder / f"rank-{rank}.ticks", TICK)
-
-    def latest(self, rank: int) -> dict[str, float]:
-        """The last value logged under each name among the rank's latest, without reading the rest."""
-        size = 8 * len(POINT)
-        path = self.folder / f"rank-{rank}.points"
-        try:
-            whole = path.stat().st_size // size
-        except OSError:
-            return {}
-        names = self._names(rank)
-        points = rows_of(path, POINT, skip=max(0, whole - TAIL_BYTES // size))
-        last = dict(zip(points["name"], points["value"], strict=True))
-        return {name: last[i] for i, name in enumerate(names) if i in last}
-
-    def last_lines(self, rank: int | str, count: int) -> list[str]:
-        """The last lines that a rank printed."""
-        lines: list[str] = []
-        for path in self.log_files(rank)[-2:]:  # of the last attempt
-            lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
-        return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
+    def trace(self, rank: int | str) -> Trace:
+        return Trace(self.folder, rank)
 
     def facts(self, rank: int | str) -> dict[str, Any]:
         """What a rank said of itself: its pid, and, once it called `place`, device and backend."""
-        try:
-            facts = json.loads((self.folder / f"rank-{rank}.json").read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return facts if isinstance(facts, dict) else {}
+        return self.trace(rank).facts()
 
-    def _names(self, rank: int) -> list[str]:
-        try:
-            text = (self.folder / f"rank-{rank}.names").read_text(errors="replace")
-            return text.split("\n")[:-1]  # a last one cut short is left out
-        except OSError:
-            return []
-
-    def has_returned(self, rank: int) -> bool:
-        """Whether a rank has come to its end as it should."""
-        return (self.folder / f"rank-{rank}.result").exists() or bool(self.facts(rank).get("returned"))
+    def ticks(self, rank: int) -> dict[str, np.ndarray]:
+        """Every column of `run_folder.TICK` of one rank, one entry for each tick so far."""
+        return self.trace(rank).ticks()
 
     # --- figures and words --------------------------------------------------------------------------------
 
@@ -342,7 +275,8 @@ class Run:
     @property
     def tracked(self) -> bool:
         """Whether any rank called `track` or `log`: without, there is nothing to draw."""
-        return any(self.ticks(rank)["passes"].any() or self._names(rank) for rank in range(self.world_size))
+        traces = map(self.trace, range(self.world_size))
+        return any(each.ticks()["passes"].any() or each.names() for each in traces)
 
     def plot(self) -> Picture:
         """Memory and throughput of each rank over the run."""
@@ -354,15 +288,15 @@ class Run:
         """One row for each rank, in words: device, samples, throughput, peak memory, last logged values."""
         rows = []
         for rank in range(self.world_size):
-            ticks = self.ticks(rank)
+            trace = self.trace(rank)
             rows.append(
                 {
                     "rank": str(rank),
-                    "device": str(self.facts(rank).get("device", "–")),
-                    "samples": f"{ticks['samples'].max(initial=0):,.0f}",
+                    "device": str(trace.facts().get("device", "–")),
+                    "samples": f"{trace.ticks()['samples'].max(initial=0):,.0f}",
                     "samples/s": f"{self.samples_per_second(rank):,.0f}",
                     "peak memory": f"{self.peak_memory_bytes(rank) / 2**20:,.0f} MiB",
-                    "last logged": ", ".join(f"{k} {v:.4g}" for k, v in self.latest(rank).items()) or "–",
+                    "last logged": ", ".join(f"{k} {v:.4g}" for k, v in trace.latest().items()) or "–",
                 }
             )
         return rows

@@ -1,7 +1,8 @@
-"""How the files of a run's folder are read: numbers, ends of texts, each only when it is asked for."""
+"""What one rank has written into the run's folder so far: read when it is asked for, however far it is."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,103 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..run_folder import POINT, TICK, RankFiles
+
+LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` gives the end
+TAIL_BYTES = 1 << 14
 Item = TypeVar("Item")
+
+
+class Trace:
+    """One rank's trace, or, as ``"program"``, that of a program outside of its ranks."""
+
+    def __init__(self, folder: Path, rank: int | str) -> None:
+        self.files = RankFiles(folder, rank)
+
+    def facts(self) -> dict[str, Any]:
+        """What the rank said of itself; nothing where it has said nothing yet."""
+        try:
+            facts = json.loads(self.files.facts.read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def has_returned(self) -> bool:
+        """Whether it has come to its end as it should."""
+        return self.files.result.exists() or bool(self.facts().get("returned"))
+
+    # --- what it printed ----------------------------------------------------------------------------------
+
+    def log_files(self) -> list[Path]:
+        """Where its output is; torchrun keeps two files for each attempt."""
+        output = self.facts().get("output")
+        if not isinstance(output, str):
+            return [self.files.log]
+        last = self.files.folder / output  # torchrun/node-0/<id>/attempt_0/<local rank>
+        attempts = sorted(last.parents[1].glob("attempt_*"), key=lambda each: each.stat().st_mtime)
+        return [each / last.name / f"{kind}.log" for each in attempts for kind in ("stdout", "stderr")]
+
+    def log(self) -> str:
+        """What it printed; of more than 1 MiB the end."""
+        texts = []
+        for path in self.log_files():
+            size, text = end_of(path, LOG_BYTES)
+            if size > LOG_BYTES:
+                text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
+            texts.append(text)
+        return "".join(texts)
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines that it printed."""
+        lines: list[str] = []
+        for path in self.log_files()[-2:]:  # of the last attempt
+            lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
+        return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
+
+    # --- what it measured ---------------------------------------------------------------------------------
+
+    def ticks(self) -> dict[str, np.ndarray]:
+        """Every column of `run_folder.TICK`, one entry for each tick so far."""
+        return rows_of(self.files.ticks, TICK)
+
+    def names(self) -> list[str]:
+        """The names that were logged."""
+        try:
+            text = self.files.names.read_text(errors="replace")
+            return text.split("\n")[:-1]  # a last one cut short is left out
+        except OSError:
+            return []
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """As `Run.metrics` has them."""
+        ticks = self.ticks()
+        shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
+        shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
+        series = {name: ticks[name] for name in shown}
+        points = rows_of(self.files.points, POINT)
+        for i, name in enumerate(self.names()):
+            mine = {field: column[points["name"] == i] for field, column in points.items()}
+            series |= {
+                name: mine["value"],
+                f"{name}.seconds": mine["seconds"],
+                f"{name}.samples": mine["samples"],
+            }
+        return series
+
+    def latest(self) -> dict[str, float]:
+        """The last value logged under each name among the latest, without reading the rest."""
+        size = 8 * len(POINT)
+        try:
+            whole = self.files.points.stat().st_size // size
+        except OSError:
+            return {}
+        names = self.names()
+        points = rows_of(self.files.points, POINT, skip=max(0, whole - TAIL_BYTES // size))
+        last = dict(zip(points["name"], points["value"], strict=True))
+        return {name: last[i] for i, name in enumerate(names) if i in last}
+
+
+# --- how files are read -----------------------------------------------------------------------------------
 
 
 class ByRank(Sequence[Item]):

@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all. Killed writers, full disks: tests/test_checkpoint.py."""
+"""A file that is there whole or not at all. Killed writers, full disks: test_checkpoint.py."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import KernelManager
-from tests.support.processes import processes_marked, wait_for
 
 from tests.support.kernels import MARK
+from tests.support.processes import processes_marked, wait_for
 
 
 class Notebook:
@@ -215,7 +215,7 @@ def test_much_output_and_many_points_stay_out_of_the_kernel(notebook: Notebook) 
     print(f"100 MiB of output, a million points: {grown / 2**20:.0f} MiB of memory")
     assert grown < 150 * 2**20
     assert len(shown.stdout) < 100_000
-    assert notebook.value("run.log_files(0)[0].stat().st_size, len(run.metrics[1]['i'])") == (
+    assert notebook.value("run.trace(0).log_files()[0].stat().st_size, len(run.metrics[1]['i'])") == (
         100 << 20,
         1_000_000,
     )

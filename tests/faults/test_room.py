@@ -19,6 +19,7 @@ from course_lib import RankError, Run, launch, torchrun
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import ENOUGH, assert_none_left, calling_work, script
 
+pytestmark = pytest.mark.alone
 MIB = 1 << 20
 LAUNCHERS = ["launch", "torchrun"]
 
@@ -120,7 +121,7 @@ def test_much_output_and_many_points_stay_out_of_the_kernel(
     with Growth() as growth:
         run = run_it(launcher, LOUD, tmp_path)
         text = run.logs[0]
-        assert run.latest(1) == {"i": 999_999}
+        assert run.trace(1).latest() == {"i": 999_999}
     shown = len(capsys.readouterr().out)
     print(f"100 MiB of output: {growth.bytes / MIB:.1f} MiB of memory, {shown / MIB:.1f} MiB shown")
 
@@ -128,7 +129,7 @@ def test_much_output_and_many_points_stay_out_of_the_kernel(
     assert shown < 50 * MIB
     assert len(text) < MIB + 1000
     assert text.endswith("x\n")
-    path = run.log_files(0)[0]
+    path = run.trace(0).log_files()[0]
     assert path.stat().st_size == 100 * MIB
     assert path.is_relative_to(run.folder)
     np.testing.assert_array_equal(run.metrics[1]["i"], np.arange(1_000_000))

@@ -11,7 +11,9 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from course_lib import collective, collectives
-from course_lib.figures.collectives import RANK_COLORS, UNKNOWN, _held_by_all, origins
+from course_lib.figures.collectives import UNKNOWN, _held_by_all
+from course_lib.figures.origins import origins
+from course_lib.figures.style import RANK_COLORS
 from tests.support.pictures import overlapping
 
 

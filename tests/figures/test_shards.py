@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from torch.utils.data import DistributedSampler
 
 from course_lib import shard_map
-from course_lib.figures.shards import RANK_COLORS
+from course_lib.figures.style import RANK_COLORS
 from tests.support.pictures import overlapping
 
 

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 import course_lib
 from course_lib import timeline
-from course_lib.figures.charts import COLORS
+from course_lib.figures.style import COLORS
 from tests.support.pictures import overlapping
 
 PHASES = ["start", "import", "rendezvous", "work"]

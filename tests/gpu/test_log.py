@@ -12,6 +12,7 @@ import torch
 
 from course_lib import Run, log, place
 from course_lib.rank import recorder
+from course_lib.run_folder import RankFiles
 from tests.gpu.gpus import gpu_launch, on_a_gpu
 
 pytestmark = on_a_gpu
@@ -55,7 +56,7 @@ def test_log_does_not_wait_for_the_gpu() -> None:
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[recorder.Recorder]:
     """A recorder for this process, whose thread does not run."""
-    made = recorder.Recorder(tmp_path, 0)
+    made = recorder.Recorder(RankFiles(tmp_path, 0))
     yield made
     for file in (made._files or {}).values():
         file.close()

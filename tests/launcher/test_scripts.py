@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from course_lib import place, python, torchrun
-from course_lib.launcher import scripts
+from course_lib.launcher import environment, scripts
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_wrong_number_is_told_before_anything_starts(
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (its whole text follows)
         torchrun(script, **arguments)
     assert str(caught.value) == words
-    assert not course_home.exists(), "no run is left"
+    assert not (course_home / "runs").exists(), "no run is left"
 
 
 def test_a_script_that_is_not_there(script: str, tmp_path: Path, course_home: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_script_that_is_not_there(script: str, tmp_path: Path, course_home: Pa
         with pytest.raises(FileNotFoundError) as caught:
             torchrun(path)
         assert str(caught.value) == f"there is no script {str(path)!r} in {tmp_path}"
-    assert not course_home.exists(), "no run is left"
+    assert not (course_home / "runs").exists(), "no run is left"
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_to_type_for_the_same(script: str, watched: list[Any]) -> None:
 def test_as_many_ranks_as_gpus(
     gpus: int, nnodes: int, ranks: int, script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scripts, "gpu_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert torchrun(script, nnodes=nnodes).world_size == nnodes * ranks
     assert f"--nproc-per-node={ranks}" in watched[0][0][0]
 
@@ -117,11 +117,11 @@ def test_nodes_on_one_machine_share_out_its_gpus(
     expected: list[dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scripts, "gpu_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [scripts._gpus_of(node, each, nnodes) for node in range(nnodes)] == expected
+    assert [environment.gpus_of(node, each, nnodes) for node in range(nnodes)] == expected
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_ranks_of_all_nodes_here_share_the_gpus(
 
 
 def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts, "gpu_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(scripts, "cores", lambda: 12)
     monkeypatch.setenv("OF_THE_LEARNER", "kept")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
@@ -156,7 +156,7 @@ def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: py
         "GLOO_SOCKET_IFNAME": "eth7",
         "MPLBACKEND": "Agg",
     }
-    for environment in watched[0][1]:
-        assert environment | told == environment
+    for given in watched[0][1]:
+        assert given | told == given
     torchrun(script)
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in watched[1][1][0]

@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.support.processes import wait_for
 from torch.utils.data import DataLoader, TensorDataset
 
 from course_lib import RankError, Run, launch, log, place, track
 from course_lib.rank import recorder
+from course_lib.run_folder import RankFiles
 from tests.support.cells import cell, quiet_launch
+from tests.support.processes import wait_for
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[recorder.Recorder]:
     """A recorder for this process, whose thread does not run: it notes when the test says so."""
     monkeypatch.setenv("COURSE_RUN", str(tmp_path))
-    own = recorder.Recorder(tmp_path, 0)
+    own = recorder.Recorder(RankFiles(tmp_path, 0))
     monkeypatch.setattr(recorder, "_recorder", own)
     yield own
     for file in (own._files or {}).values():
@@ -295,7 +295,7 @@ def test_the_figures_of_a_run_agree_with_each_other() -> None:
         assert 20 * 0.005 <= series["tracked_seconds"][-1] <= series["seconds"][-1] <= run.seconds
         assert len(series["loss"]) == 20
         assert series["loss"][-1] == np.float32(1 / (20 + 100 * rank))
-        assert run.latest(rank) == {"loss": series["loss"][-1]}
+        assert run.trace(rank).latest() == {"loss": series["loss"][-1]}
         expected = 80 / series["tracked_seconds"][-1]
         assert run.samples_per_second(rank) == pytest.approx(expected)
     assert run.samples_per_second() == pytest.approx(run.samples_per_second(0) + run.samples_per_second(1))
@@ -310,7 +310,7 @@ def test_a_million_points() -> None:
 
     np.testing.assert_array_equal(run.metrics[0]["i"], np.arange(1_000_000))
     assert (np.diff(run.metrics[0]["i.seconds"]) >= 0).all()
-    assert run.latest(0) == {"i": 999_999}
+    assert run.trace(0).latest() == {"i": 999_999}
     held = run.metrics[0]["memory_bytes"]
     assert held.max() - held[0] < 100 * MIB, "what was written is not kept"
 
@@ -494,63 +494,3 @@ def test_a_rank_shows_the_memory_that_is_its_own(tmp_path: Path, course_home: Pa
         for step in ("start", "full", "empty"):
             (tmp_path / step).touch()
         thread.join(30)
-
-
-def test_on_a_gpu_the_figures_are_of_the_one_that_the_rank_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorder has a thread of its own, whose current device stays the first one."""
-
-    def stats(gpu: int) -> dict[str, Any]:
-        of = {"allocated_bytes": [0, 3, 0][gpu], "reserved_bytes": [0, 5, 2][gpu]}
-        return {name: {"all": {"current": held}} for name, held in of.items()}
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
-    monkeypatch.setattr(recorder, "driver_bytes", lambda gpu: 100 + gpu)
-    assert recorder.Memory().read() == (3, 5, 101)
-
-
-def test_memory_is_followed_between_its_exact_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = recorder.Memory()
-    first = memory.read()[0]
-    monkeypatch.setattr(memory, "_cost", math.inf)  # the exact one is too dear from now on
-    block = np.ones(100 * MIB, dtype=np.uint8)
-    assert memory.read()[0] - first == pytest.approx(100 * MIB, rel=0.1)
-    del block
-    assert memory.read()[0] - first < 10 * MIB
-
-
-def test_the_walk_over_the_pages_is_taken_often_at_the_start_and_seldom_in_a_long_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, taken, cost, minutes = 0.0, [], 0.01, 5
-
-    class Process:
-        def memory_info(self) -> SimpleNamespace:
-            return SimpleNamespace(rss=2, shared=1)
-
-        def memory_full_info(self) -> SimpleNamespace:
-            nonlocal now
-            taken.append(now)
-            now += cost
-            return SimpleNamespace(uss=1)
-
-    monkeypatch.setattr(recorder, "psutil", SimpleNamespace(Process=Process))
-    monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic=lambda: now))
-    memory = recorder.Memory()
-    while now < 60 * minutes:
-        memory.read()
-        now += recorder.TICK_INTERVAL
-
-    assert sum(at < 10 for at in taken) == 3
-    assert sum(cost for at in taken if at > 60) <= 0.0011 * 60 * (minutes - 1)
-    assert len(taken) > 60 * minutes / (cost * recorder.Memory.SELDOM + 1), "it goes on"
-
-
-def test_asking_for_memory_is_cheap() -> None:
-    memory = recorder.Memory()
-    began, until, asked = time.process_time(), time.monotonic() + 0.5, 0
-    while time.monotonic() < until:
-        memory.read()
-        asked += 1
-    assert (time.process_time() - began) / asked < 0.001, "ten of them a second are under 1 % of a core"

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from course_lib import Run
 from course_lib.rank import standstill
 from course_lib.rank.standstill import Lookout
+from course_lib.run_folder import ASKED, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 
@@ -27,8 +28,8 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> None:
-    path, gates, seen = tmp_path / "rank-0.where", [threading.Lock(), threading.Lock()], []
-    own = Lookout(path)
+    files, gates, seen = RankFiles(tmp_path, 0), [threading.Lock(), threading.Lock()], []
+    own, path = Lookout(files), files.standstill
 
     def looked() -> dict[str, Any]:
         own.look(0)
@@ -62,14 +63,23 @@ def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> N
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Iterator[Lookout]:
-    """A lookout at a thread that does not move until the test is over."""
-    own, end = Lookout(tmp_path / "rank-0.where"), threading.Event()
+    """A `Lookout` at a thread that does not move until the test is over."""
+    own, end = Lookout(RankFiles(tmp_path, 0)), threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     own._main = thread.ident
     yield own
     end.set()
     thread.join()
+
+
+def test_who_is_asked_says_at_once_where_it_stands(standing: Lookout, tmp_path: Path) -> None:
+    standing.look(0)
+    assert not standing._path.exists(), "it may be at work"
+    (tmp_path / ASKED).touch()
+    standing.look(1)  # a step further: it has not stood still at all
+    told = record(standing._path)
+    assert (told["asked"], told["stack"][0][2]) == (True, "wait")
 
 
 def stands(own: Lookout) -> bool:
@@ -80,7 +90,7 @@ def stands(own: Lookout) -> bool:
 def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(lambda: stands(standing))
     standing.look(1)
-    assert record(standing._path) == NOTHING, "its loop goes on"
+    assert record(standing._path) == NOTHING | {"asked": False}, "its loop goes on"
 
     wait_for(lambda: stands(standing))
     monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: b"{}")
@@ -105,7 +115,7 @@ def test_messages_between_two_ranks_are_no_collectives(monkeypatch: pytest.Monke
     ]
     monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: json.dumps({"entries": entries}).encode())
     call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]]}
-    assert standstill.collectives() == {"called": {"0": 3}, "pending": [call], "last": [call]}
+    assert standstill.flight() == {"called": {"0": 3}, "pending": [call], "last": [call]}
 
 
 def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,21 +463,3 @@ def test_a_rank_that_cannot_answer_does_not_hold_the_report() -> None:
     with pytest.raises(RankTimeout, match=r"line 3: ctypes\.PyDLL\(None\)\.sleep\(60\)"):
         quiet_launch(held.work, nprocs=1, timeout=0.5)
     assert time.monotonic() - began < 20
-
-
-def test_a_frame_is_shown_with_its_line_marked() -> None:
-    frame = {
-        "file": "/elsewhere/train.py",
-        "line": 2,
-        "function": "step",
-        "source": [[1, "def step():"], [2, "    1 / 0"], [3, ""]],
-    }
-    assert failed.show(frame) == (
-        "train.py, line 2, in step\n         1 def step():\n---->    2     1 / 0\n         3\n"
-    )
-
-
-def test_files_are_named_from_the_current_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert failed.label(str(tmp_path / "scripts" / "train.py")) == os.path.join("scripts", "train.py")
-    assert failed.label("/elsewhere/train.py") == "train.py"

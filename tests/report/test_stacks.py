@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.processes import wait_for
 
 from course_lib import Run
 from course_lib.report import stacks
 from tests.support.cells import quiet_launch
+from tests.support.processes import wait_for
 
 FILE = """main thread 0x00000000000000aa
 Thread 0x00000000000000bb (most recent call first):
@@ -85,11 +85,3 @@ def test_a_living_rank_answers_from_inside_c_code(tmp_path: Path) -> None:
             (tmp_path / "go").touch()
 
     assert "work" in quiet_launch(work).results[1]
-
-
-def test_a_long_line_is_shortened() -> None:
-    assert stacks.shortened("x" * stacks.LINE_LENGTH) == "x" * stacks.LINE_LENGTH
-    assert stacks.shortened("x" * (stacks.LINE_LENGTH + 1)) == "x" * stacks.LINE_LENGTH + " …"
-    frame = {"file": "/a/b.py", "line": 2, "source": [[1, "a"], [2, "  " + "y" * 999 + "  "]]}
-    assert stacks.line_of(frame) == "b.py, line 2: " + "y" * stacks.LINE_LENGTH + " …"
-    assert stacks.line_of({"file": "/a/b.py", "line": 2, "source": []}) == "b.py, line 2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 import pytest
 
 from course_lib import Run
-from course_lib.report.waiting import MOST_SHOWN, PRESENT, WARN_SECONDS, doing, odd_one_out, stalled
+from course_lib.report.waiting import (
+    MOST_SHOWN,
+    PRESENT,
+    WARN_SECONDS,
+    doing,
+    for_whom,
+    odd_one_out,
+    stalled,
+)
+from course_lib.run_folder import ASKED, RankFiles
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 LONG = WARN_SECONDS + 2.5
@@ -153,6 +163,56 @@ def test_a_record_that_is_half_written_is_none() -> None:
         (run.folder / "rank-1.where").write_text(text)
         assert odd_one_out(run) == ""
         assert stalled(run).startswith("rank 0 waits in all_reduce for 12.5 s (cell.py, line 12)")
+
+
+# --- at the end the ranks are asked ------------------------------------------------------------------------
+
+
+def lives(run: Run, rank: int, *functions: str) -> None:
+    """The rank is a living process (this one), and its stack when a signal asked for it was this."""
+    files = RankFiles(run.folder, rank)
+    files.facts.write_text(json.dumps({"pid": os.getpid()}))
+    lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack(*functions)]
+    files.stack.write_text("main thread 0x00ff\nThread 0x00ff (most recent call first):\n" + "".join(lines))
+
+
+def test_a_record_of_before_the_question_is_not_believed() -> None:
+    """The rank has left init_process_group since, and had no time yet to say so."""
+    run = run_of(joins(), {"called": {}, "pending": [], "last": []}, returned=(1,))
+    assert (
+        odd_one_out(run) == "rank 1 never called init_process_group, in which rank 0 waited; it has returned"
+    )
+    lives(run, 0, "wrapper", "all_reduce")
+    (run.folder / ASKED).touch()
+    assert odd_one_out(run) == ""
+
+
+def test_a_rank_that_cannot_answer_waits_where_its_stack_says() -> None:
+    answered = [waits(1, "barrier") | {"asked": True}, elsewhere() | {"asked": True}]
+    run = run_of(*answered, None, None)
+    (run.folder / ASKED).touch()
+    lives(run, 2, "wrapper", "barrier")
+    lives(run, 3, "wrapper", "sleep")
+    for rank in (0, 1):
+        RankFiles(run.folder, rank).facts.write_text(json.dumps({"pid": os.getpid()}))
+    assert odd_one_out(run) == "rank 1 never called barrier (collective 1), in which ranks 0, 2 waited"
+
+
+def test_the_record_of_a_rank_that_is_gone_is_its_last_word() -> None:
+    run = run_of(waits(5), elsewhere({"0": 4}))
+    (run.folder / ASKED).touch()
+    assert odd_one_out(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
+
+
+def test_ranks_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.report.waiting.ASK_SECONDS", 0.1)
+    run = run_of(waits(5), elsewhere({"0": 4}))
+    for rank in (0, 1):
+        RankFiles(run.folder, rank).facts.write_text(json.dumps({"pid": os.getpid()}))
+    began = time.monotonic()
+    assert for_whom(run, {0: None, 1: None}) == ""
+    assert time.monotonic() - began < 5
+    assert (run.folder / ASKED).exists()
 
 
 # --- while it lasts ---------------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.processes import wait_for
 
 from course_lib import RankError, Run, log, track
 from course_lib.rank.recorder import TICK
 from tests.support.cells import cell, quiet_launch
+from tests.support.processes import wait_for
 
 
 def made(name: str = "made", world_size: int = 1, state: str = "done", **facts: Any) -> Run:
@@ -61,8 +61,8 @@ def test_output_of_python_of_c_and_of_children_is_kept_apart() -> None:
 def test_the_last_lines_of_a_progress_bar() -> None:
     run = quiet_launch(lambda: print("start\n10 %\r20 %\r100 %\n" + "long " * 500 + "\nend\n\n"), nprocs=1)
 
-    assert run.last_lines(0, 3) == ["100 %", ("long " * 500)[:400], "end"]
-    assert run.last_lines(0, 1) == ["end"]
+    assert run.trace(0).last_lines(3) == ["100 %", ("long " * 500)[:400], "end"]
+    assert run.trace(0).last_lines(1) == ["end"]
 
 
 def test_of_much_output_the_end_is_given_and_all_of_it_kept() -> None:
@@ -205,7 +205,7 @@ def test_a_running_run_can_be_looked_at(tmp_path: Path) -> None:
         wait_for(lambda: len(run.metrics[0].get("loss", [])) >= 5)
         assert run.state == "running"
         assert run.results == [None, None]
-        assert run.latest(0) == {"loss": 0.25}
+        assert run.trace(0).latest() == {"loss": 0.25}
         assert "running" in repr(run)
         assert 0 < run.seconds < 60
     finally:
@@ -286,9 +286,9 @@ def look_at_all(run: Run) -> None:
     assert run._repr_html_().startswith("<p>")
     assert run.samples_per_second() >= 0
     assert run.peak_memory_bytes(0) >= 0
-    assert run.latest(0).keys() <= {"loss", "accuracy"}
+    assert run.trace(0).latest().keys() <= {"loss", "accuracy"}
     assert isinstance(run.tracked, bool)
-    assert run.last_lines(0, 3) is not None
+    assert run.trace(0).last_lines(3) is not None
     assert isinstance(run.facts(0), dict)
 
 

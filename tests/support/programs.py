@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from tests.support.processes import wait_for
 
 from course_lib import RankTimeout, Run
 from course_lib.launcher import watch
 from tests.support.kernels import alive
+from tests.support.processes import wait_for
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
 
@@ -277,7 +277,7 @@ def stays(run: Run, rank: int) -> bool:
         record = (run.folder / f"rank-{rank}.where").read_text()
     except OSError:
         return False
-    return '"stack"' in record or run.has_returned(rank)
+    return '"stack"' in record or run.trace(rank).has_returned()
 
 
 def assert_none_left(run: Run) -> None:

@@ -1,0 +1,111 @@
+"""The look of all pictures of the course, and what a picture is.
+
+They are drawn without pyplot, so that the live dashboard and the learner's own figures do not meet, and carry
+a text that says what they show.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart with any colour vision (yellow left out, it is pale on white).
+COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
+RANK_COLORS = [*COLORS, "#f0e442"]
+STYLE = {
+    "font.size": 10,
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": None,  # set in `styled`
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+DPI = 144
+
+
+def rank_color(rank: int) -> str:
+    """The colour of a rank's fields, the same in every picture."""
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def rank_ink(rank: int) -> str:
+    """The same for its lines and letters: yellow ones are pale on white."""
+    return "#8a7f00" if rank % len(RANK_COLORS) == 7 else rank_color(rank)
+
+
+def ink_on(rank: int) -> str:
+    """The colour of letters on a rank's field."""
+    return "black" if rank % len(RANK_COLORS) in (3, 4, 5, 7) else "white"
+
+
+class Picture:
+    """A finished figure: shows itself in a notebook, reads as a sentence elsewhere.
+
+    Attributes
+    ----------
+    figure : matplotlib.figure.Figure
+    alt : str
+        What the picture shows, in words.
+    """
+
+    def __init__(self, figure: Figure, alt: str) -> None:
+        self.figure, self.alt = figure, alt
+
+    def png(self) -> bytes:
+        """The picture as a PNG file."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue()
+
+    def save(self, path: str) -> None:
+        """Write it to a file; the ending says which kind (.png, .svg, .pdf)."""
+        self.figure.savefig(path, dpi=DPI)
+
+    def __repr__(self) -> str:
+        return f"[picture: {self.alt}]"
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        width = int(self.figure.get_figwidth() * 96)
+        return (
+            {"image/png": self.png(), "text/plain": repr(self)},
+            {"image/png": {"alt": self.alt, "width": width}},
+        )
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The course's style, for what is drawn inside."""
+    import matplotlib
+    from cycler import cycler
+
+    with matplotlib.rc_context(STYLE | {"axes.prop_cycle": cycler(color=COLORS)}):
+        yield
+
+
+def new_figure(
+    columns: int = 1, width: float = 8.6, height: float = 3.2, margins: Mapping[str, float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure in the course's style (inches), its axes side by side, by given margins or fitted."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(width, height), layout=None if margins else "constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, columns, squeeze=False, gridspec_kw=dict(margins or {}))[0]
+    return figure, list(axes)

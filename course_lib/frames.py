@@ -1,0 +1,78 @@
+"""Whose line of code it is, and how it is shown: the learner's own lines are what a report is about."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from .notebook import shell
+
+CONTEXT_LINES = 2  # source lines shown above and below the failing one
+LINE_LENGTH = 400
+OURS = str(Path(__file__).parent) + os.sep
+NOT_THE_LEARNERS = tuple(
+    {
+        OURS,
+        "<frozen ",
+        "<string>",  # python -c, by which the fork server is started
+        *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+Place = tuple[str, int, str]  # file, line, function
+
+
+def is_learners(filename: str) -> bool:
+    """Whether a file is the learner's: neither this package's, nor Python's, nor an installed one's."""
+    return not filename.startswith(NOT_THE_LEARNERS)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is this package's."""
+    return filename.startswith(OURS)
+
+
+def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
+    """A frame with the source lines around it, so that it can be read where the source is not at hand."""
+    lines = linecache.getlines(filename)
+    first = max(1, line - CONTEXT_LINES)
+    shown = lines[first - 1 : line + CONTEXT_LINES]
+    return {
+        "file": filename,
+        "line": line,
+        "function": function,
+        "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(shown)],
+    }
+
+
+def label(filename: str) -> str:
+    """``Cell In[7]`` for a cell of this kernel, a short path for a file."""
+    with contextlib.suppress(AttributeError, TypeError):  # outside IPython, too
+        return " ".join(shell().compile.format_code_name(filename))
+    with contextlib.suppress(ValueError):
+        return str(Path(filename).relative_to(Path.cwd()))
+    return Path(filename).name
+
+
+def line_of(frame: dict[str, Any]) -> str:
+    """Place and source of a frame's line, in one line."""
+    source = dict(frame["source"]).get(frame["line"], "").strip()
+    return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")
+
+
+def show(frame: dict[str, Any]) -> str:
+    """A frame as lines of source with the failing one marked."""
+    lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
+    lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
+    for number, text in frame["source"]:
+        mark = "---->" if number == frame["line"] else "     "
+        lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def shortened(line: str) -> str:
+    """A line that can be read: the beginning of one that is very long."""
+    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"

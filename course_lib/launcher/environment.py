@@ -1,0 +1,87 @@
+"""What the processes of a run are told by their environment, and the store where its ranks meet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from ..hardware import cores, gpu_count
+from ..run.run import Run
+
+
+@contextlib.contextmanager
+def loopback_store() -> Iterator[int]:
+    """The store where the ranks meet, on a free port of the loopback address; yields the port.
+
+    A ``TCPStore`` left to itself listens on every interface of the machine, so it is given a socket.
+    """
+    from torch.distributed import TCPStore
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    try:
+        yield port
+    finally:
+        del store
+
+
+def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dict[str, str]:
+    """What torchrun sets, what keeps gloo and NCCL on this machine, and where the figures go."""
+    return {
+        **loopback_environment(),
+        **os.environ,
+        **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "OMP_NUM_THREADS": str(max(1, cores() // world_size)),
+        "MPLBACKEND": "Agg",  # the notebook's own backend cannot draw in a rank
+        "COURSE_RUN": str(run.folder),
+        "COURSE_STARTED": repr(time.time()),
+    }
+
+
+def loopback_environment() -> dict[str, str]:
+    """What keeps gloo and NCCL on this machine, and PyTorch's flight recorder small."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "TORCH_FR_BUFFER_SIZE": "16",  # it keeps 2000 collectives, and a look at those takes 20 ms
+    }
+
+
+def of_a_program(run: Run) -> dict[str, str]:
+    """What a program that starts its own ranks is told; torchrun sets the rest for them."""
+    return {
+        **loopback_environment(),
+        **os.environ,
+        "COURSE_RUN": str(run.folder),
+        "COURSE_KERNEL": str(os.getpid()),
+        "COURSE_STARTED": repr(time.time()),
+        "PYTHONUNBUFFERED": "1",
+        "MPLBACKEND": "Agg",
+    }
+
+
+def gpus_of(node: int, nproc_per_node: int, nnodes: int) -> dict[str, str]:
+    """Nodes on one machine: each gets GPUs of its own where there are enough, and shares them otherwise."""
+    gpus = gpu_count()
+    if nnodes == 1 or gpus == 0:
+        return {}
+    if gpus < nnodes * nproc_per_node:
+        return {"COURSE_NODES_HERE": str(nnodes)}  # place() counts with them
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+    first = node * nproc_per_node
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[first : first + nproc_per_node])}

@@ -1,0 +1,143 @@
+"""The house: which room may know of which, and what a rank has to load. The rule stands in `MAY_IMPORT`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import course_lib
+
+HOUSE = Path(course_lib.__file__).parent
+GROUND = {"frames", "hardware", "home", "notebook", "run_folder"}
+MAY_IMPORT = {
+    **dict.fromkeys(GROUND, GROUND),
+    "figures": set(),  # draws, and knows no run
+    "data": GROUND,
+    "measure": GROUND,
+    "checkpoint": GROUND,
+    "rank": GROUND,  # writes; all below it is loaded in every rank
+    "run": GROUND | {"figures"},  # reads what the ranks wrote
+    "report": GROUND | {"figures", "run"},
+    "launcher": GROUND | {"figures", "run", "report", "rank"},
+    "exercises": GROUND | {"figures", "run", "report", "launcher"},
+}
+ALL = set(MAY_IMPORT)
+MAY_IMPORT |= {"__init__": ALL, "__main__": ALL | {"__init__"}}  # the face, and the command
+
+
+def room_of(module: str) -> str:
+    """Of ``course_lib.rank.calls``: ``rank``."""
+    return [*module.split("."), "__init__"][1]
+
+
+def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:
+    """The modules of the course that a source imports, in functions and for type checkers, too."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "course_lib")
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            whole = [*base, *(node.module.split(".") if node.module else [])]
+            if whole[0] == "course_lib":
+                # `from .. import x`: x may be a room
+                yield from (".".join([*whole, name.name]) for name in node.names)
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(HOUSE.rglob("*.py")):
+        parts = ("course_lib", *path.relative_to(HOUSE).with_suffix("").parts)
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts), path
+
+
+def wrong_ways(module: str, source: str, is_package: bool = False) -> list[str]:
+    room = room_of(module)
+    known = {room_of(each) for each in imports(source, module, is_package)} - {room}
+    return [f"{module} imports {each}" for each in sorted(known - MAY_IMPORT[room])]
+
+
+def test_imports_go_one_way() -> None:
+    found = [
+        wrong
+        for module, path in modules()
+        for wrong in wrong_ways(module, path.read_text(), path.name == "__init__.py")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from ..launcher.launch import launch",
+        "from .. import launcher",
+        "import course_lib.launcher.launch",
+        "from course_lib import launcher",
+        "def f():\n    from ..launcher import launch",
+        "if TYPE_CHECKING:\n    from ..launcher.launch import launch",
+    ],
+)
+def test_an_import_that_goes_the_wrong_way_is_seen(line: str) -> None:
+    assert wrong_ways("course_lib.rank.calls", line) == ["course_lib.rank.calls imports launcher"]
+    assert wrong_ways("course_lib.exercises.check", line) == []
+
+
+def test_every_room_has_its_rule_and_no_public_name() -> None:
+    rooms = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
+    files = {path.stem for path in HOUSE.glob("*.py")}
+    assert rooms | files == set(MAY_IMPORT)
+    assert not (rooms | files) & set(course_lib.__all__), "a module would stand for the function"
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(course_lib, name).__name__ == name for name in course_lib.__all__)
+    assert set(course_lib.__all__) <= set(dir(course_lib))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = course_lib.nothing
+
+
+# --- what is loaded, asked in a fresh process -------------------------------------------------------------
+
+LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+
+
+def loaded_by(code: str) -> set[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "COURSE_RUN"}
+    command = [sys.executable, "-c", f"{code}\n{LOADED}"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+def rooms_in(loaded: set[str]) -> set[str]:
+    return {room_of(each) for each in loaded if each.startswith("course_lib.")} - GROUND
+
+
+def test_a_rank_of_torchrun_loads_what_it_uses_alone() -> None:
+    loaded = loaded_by("from course_lib import log, place, track")
+    assert rooms_in(loaded) == {"rank"}
+    for heavy in ("matplotlib", "torch", "IPython", "ipywidgets"):
+        assert heavy not in loaded
+
+
+def test_the_frame_around_a_program_loads_no_launcher() -> None:
+    loaded = loaded_by("import course_lib.rank.wrapped")
+    assert rooms_in(loaded) == {"rank"}
+    assert "matplotlib" not in loaded
+
+
+def test_the_fork_server_loads_no_launcher() -> None:
+    loaded = loaded_by("import course_lib.rank.preload")
+    assert rooms_in(loaded) == {"rank"}
+    assert "torch.distributed" in loaded
+    assert "matplotlib" not in loaded
+
+
+def test_a_judges_work_loads_no_launcher() -> None:
+    loaded = loaded_by("import course_lib.exercises.questions")
+    assert rooms_in(loaded) == {"exercises"}
