@@ -7,30 +7,21 @@ ranks, and looks at properties of what came out: a memorised result does not pas
 from __future__ import annotations
 
 import html
+import json
 import random
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..launcher.launch import launch
+from ..launcher.launch import start
 from ..report.failed import RankError, RankTimeout
-from ..run.run import Run
+from ..run_folder import RankFiles
+from .asking import QUESTIONS, Finding, Question, Refused, Work, answer_in_a_rank, read
 from .progress import note
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
+MOST_BYTES = 16 << 20  # that a rank may tell of an answer
 REPORT_LINES = 14  # of the report of a failure
-
-
-@dataclass
-class Finding:
-    """One property of an answer: whether it holds, and if not, what shows it and where to look."""
-
-    what: str
-    points: float
-    ok: bool = False
-    seen: str = ""
-    hint: str = ""
 
 
 @dataclass
@@ -77,38 +68,6 @@ class Feedback:
         return [] if finding.ok else [text for text in (finding.seen, finding.hint) if text]
 
 
-Judge = Callable[[Any, random.Random], Iterator[tuple[str, bool, str, str]]]
-
-
-@dataclass
-class Question:
-    """What is asked: its properties with their points, and the judge of an answer."""
-
-    properties: dict[str, float]
-    judge: Judge
-
-
-QUESTIONS: dict[str, Question] = {}
-
-
-def question(number: str, properties: dict[str, float]) -> Callable[[Judge], Judge]:
-    """Register the judge of a question.
-
-    It is called with the answer and a source of randomness, and yields ``(property, holds, what was seen,
-    hint)``; a property that it does not come to does not hold. It may raise `Refused`.
-    """
-
-    def register(judge: Judge) -> Judge:
-        QUESTIONS[number] = Question(properties, judge)
-        return judge
-
-    return register
-
-
-class Refused(Exception):
-    """The answer is not of the kind that was asked for; the text says what is."""
-
-
 def check(number: str, answer: Any) -> Feedback:
     """Judge an answer: ``check("06.1", average_gradients)`` (every exercise).
 
@@ -131,22 +90,22 @@ def check(number: str, answer: Any) -> Feedback:
         known = ", ".join(sorted(QUESTIONS))
         return Feedback(str(number), trouble=f"there is no question {number!r}; there are {known}")
     asked = QUESTIONS[number]
-    findings = {what: Finding(what, points) for what, points in asked.properties.items()}
-    feedback = Feedback(number, list(findings.values()))
+    feedback = Feedback(number)
+
+    def ask(work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        return ask_ranks(asked, answer, work, args, nprocs)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they would go to stderr
-            for what, ok, seen, hint in asked.judge(answer, random.Random()):
-                finding = findings[what]
-                finding.ok, finding.seen, finding.hint = bool(ok), seen, hint
+            for found in asked.findings(ask, random.Random()):
+                feedback.findings.append(found)
     except Refused as reason:
         feedback.trouble = str(reason)
     except RankTimeout as error:
         feedback.trouble = f"your code was {_report(error)}"
     except RankError as error:
         feedback.trouble = f"your code failed: {_report(error)}"
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         feedback.trouble = f"your code failed: {type(error).__name__}: {reason:.300}"
@@ -154,19 +113,21 @@ def check(number: str, answer: Any) -> Feedback:
     return feedback
 
 
-def observe(work: Callable[..., Any], *args: Any, nprocs: int = 1) -> list[Any]:
-    """What `work` returns on fresh ranks, by rank: tensors, numbers, strings and containers of them."""
-    run = launch(work, *args, nprocs=nprocs, device="cpu", timeout=LIMIT_SECONDS, dashboard=False)
-    results = Run.open(run.folder).results  # read as plain data, whatever the answer has done
-    if any(each is None for each in results):
-        raise Refused("your code ended its process before it was done (sys.exit?)")
-    return results
+def ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
+    """The notebook's way to ask (`asking.Ask`): the answer goes to fresh ranks, and JSON comes back.
 
-
-def a_function(answer: Any, form: str) -> None:
-    """Refuse an answer that cannot be called; ``form`` says what was asked for."""
-    if not callable(answer):
-        raise Refused(f"{form} is a function; this is {answer!r:.60}, a {type(answer).__name__}")
+    Nothing that the ranks leave behind is unpickled here.
+    """
+    given = (asked.takes, asked.form), work, answer, json.loads(json.dumps(args))
+    run = start(answer_in_a_rank, given, {}, nprocs, "cpu", LIMIT_SECONDS, dashboard=False, trusted=False)
+    texts = []
+    for rank in range(nprocs):
+        try:
+            with open(RankFiles(run.folder, rank).answer, "rb") as file:
+                texts.append(file.read(MOST_BYTES).decode(errors="replace"))
+        except OSError:
+            raise Refused("your code ended its process before it was done (sys.exit?)") from None
+    return [read(text) for text in texts]
 
 
 def _report(error: RankError) -> str:

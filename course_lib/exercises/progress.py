@@ -5,21 +5,35 @@ from __future__ import annotations
 import contextlib
 import html
 import json
+from collections.abc import Iterator
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 from ..figures.tables import html_table, text_table
 from ..home import CourseHomeError, home
+from ..run_folder import write_whole
 
 
 def note(number: str, points: float, most: float) -> None:
     """Keep the best result of a question; a folder that cannot be written spoils no check."""
-    with contextlib.suppress(OSError, CourseHomeError):
+    with contextlib.suppress(OSError, CourseHomeError), _locked():
         best = results()
         if points >= best.get(number, (-1.0, most))[0]:
             best[number] = (points, most)
-            path = home() / "progress.json"
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(best))
-            part.replace(path)
+            write_whole(home() / "progress.json", json.dumps(best))
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """One kernel at a time reads and writes; where there are no locks, the last to write wins."""
+    with open(home() / "progress.lock", "w") as lock:
+        if fcntl:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def results() -> dict[str, tuple[float, float]]:
@@ -53,7 +67,7 @@ def progress() -> Progress:
         For each question the best points that a `check` has given, and how many there are.
     """
     from . import questions  # noqa: F401 – registers them
-    from .check import QUESTIONS
+    from .asking import QUESTIONS
 
     best = results()
     rows, reached, possible = [], 0.0, 0.0

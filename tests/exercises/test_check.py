@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import torch.distributed as dist
 
 from course_lib import check
 from course_lib import progress as progress_card
+from course_lib.exercises import asking
+from course_lib.exercises.asking import Ask, Finding, question
 
 CHECK = importlib.import_module("course_lib.exercises.check")  # the module, not the function of its name
 GOOD = "it is the number that was drawn"
@@ -24,15 +29,21 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question: return the number that you are given."""
     check("", None)
     monkeypatch.setattr(CHECK, "QUESTIONS", dict(CHECK.QUESTIONS))
+    monkeypatch.setattr(asking, "QUESTIONS", CHECK.QUESTIONS)
     monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 2.0)
 
-    @CHECK.question("99.1", {GOOD: 1, "twice": 0.5})
-    def judge(answer: Any, rng: Any) -> Any:
-        CHECK.a_function(answer, "same(number)")
+    @question("99.1", "same(number)", {GOOD: 1, "twice": 0.5})
+    def judge(ask: Ask, rng: Any) -> Any:
         number = rng.randrange(1000, 10_000)
-        found = CHECK.observe(answer, number, nprocs=2)
-        yield GOOD, found[0] == number, f"for {number} it returned {found[0]}", "Look at the argument."
-        yield "twice", found[1] == number, f"<b>{found[1]}</b>", "Look again."
+        found = ask(called, number, nprocs=2)
+        yield Finding(
+            GOOD, found[0] == number, f"for {number} it returned {found[0]}", "Look at the argument."
+        )
+        yield Finding("twice", found[1] == number, f"<b>{found[1]}</b>", "Look again.")
+
+
+def called(answer: Any, number: int) -> Any:
+    return answer(number)
 
 
 def feedback_of(answer: Any, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -84,9 +95,14 @@ def is_sparse(number: int) -> Any:
     return torch.ones(3).to_sparse()
 
 
-class Unreadable:
+class Unpickled:
+    """Whoever unpickles it writes its process's id into a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
     def __reduce__(self) -> Any:
-        return os.system, ("echo hacked >&2",)
+        return eval, (f"open({str(self.path)!r}, 'a').write(str(__import__('os').getpid()) + ' ')",)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +110,10 @@ class Unreadable:
     [
         (raises, "your code failed: rank "),
         (is_killed, "was killed (SIGKILL)"),
-        (lambda number: Unreadable(), "is not loaded again"),
-        (lambda: 1, "cannot be called with these arguments"),
+        (lambda: 1, "takes 0 positional arguments but 1 was given"),
         (lambda number: exit(0), "ended its process before it was done"),
         (None, "same(number) is a function; this is None, a NoneType"),
-        (3, "same(number) is a function; this is 3, a int"),
+        (3, "same(number) is a function; this is 3, an int"),
     ],
 )
 def test_trouble_is_feedback(answer: Any, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +121,43 @@ def test_trouble_is_feedback(answer: Any, words: str, capsys: pytest.CaptureFixt
     assert repr(feedback) == "0"
     assert words in feedback.trouble
     assert words in str(feedback)
+
+
+def test_nothing_that_comes_back_is_unpickled_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither what the answer returns, nor what it plants in the places that the kernel reads."""
+    trap = tmp_path / "who"
+
+    def returns_it(number: int) -> Any:
+        return Unpickled(trap)
+
+    def plants_it(number: int) -> int:
+        folder = Path(os.environ["COURSE_RUN"])
+        from course_lib.rank import launched  # the rank's own
+
+        launched._save_result = lambda result, path: torch.save(Unpickled(trap), path)
+        (folder / f"rank-{os.environ['RANK']}.answer").write_bytes(pickle.dumps(Unpickled(trap)))
+        return number
+
+    for answer in (returns_it, plants_it):
+        feedback_of(answer, capsys)
+        assert not trap.exists() or str(os.getpid()) not in trap.read_text().split()
+
+
+def test_what_was_left_behind_may_be_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    def leaves(what: str) -> Any:
+        def answer(number: int) -> int:
+            from course_lib.exercises import asking  # the rank's own
+
+            asking.json = SimpleNamespace(dumps=lambda *_, **__: what)
+            return number
+
+        return answer
+
+    for what in ("", "{", "[]", "3", "\x00", '{"other": 1}', "[" * 100_000):
+        feedback = feedback_of(leaves(what), capsys)
+        assert (repr(feedback), feedback.trouble) == ("0", "what your code left behind cannot be read"), what
 
 
 def test_a_hang_ends_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +197,7 @@ def test_progress_keeps_the_best(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_damaged_progress_file_is_none(
     damage: str, course_home: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    course_home.mkdir(exist_ok=True)
+    course_home.mkdir()
     (course_home / "progress.json").write_text(damage)
     assert "99.1  0 of 1.5  –" in repr(progress_card())
     feedback_of(prints, capsys)
@@ -155,6 +207,5 @@ def test_a_damaged_progress_file_is_none(
 def test_a_folder_that_cannot_be_written_spoils_no_check(
     course_home: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    course_home.mkdir(exist_ok=True)
-    (course_home / "progress.part").mkdir()
+    (course_home / "progress.json").mkdir(parents=True)
     assert repr(feedback_of(prints, capsys)) == "1.5"

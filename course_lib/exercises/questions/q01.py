@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..check import Refused, a_function, observe, question
+from ..asking import Ask, Finding, Refused, a_module, far, question, reason, told
 
-Found = Iterator[tuple[str, bool, str, str]]
 FAR = torch.device("meta")  # another device, on every machine
 CLOSE = 1e-5
 
 
-def _told(error: Exception) -> str:
-    reason = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {reason:.90}"
+def _tensor_of(call: Callable[..., Any], *args: Any) -> Any:
+    """The tensor that a call returns; of all else, what it is, in words."""
+    try:
+        made = call(*args)
+    except Exception as error:
+        return reason(error)
+    return made if isinstance(made, torch.Tensor) else f"it returned {told(made)}"
+
+
+def _device(made: torch.Tensor | str) -> str:
+    return made if isinstance(made, str) else str(made.device)
 
 
 # --- 01.1 -------------------------------------------------------------------------------------------------
@@ -29,161 +37,125 @@ KEPT = "arrays and tensors keep their dtype and their values"
 OWN = "what is written into one side is never seen on the other"
 THERE = "it arrives on the device that was asked for"
 
+ARRAYS = np.ndarray | torch.Tensor
+FLIPPED = "a flipped array"
 
-@question("01.1", {EXACT: 1, KEPT: 1, OWN: 1, THERE: 1})
-def fresh(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "fresh(data, device)")
+
+@question("01.1", "fresh(data, device)", {EXACT: 1, KEPT: 1, OWN: 1, THERE: 1})
+def fresh(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seed = rng.randrange(2**31)
-    found = observe(_fresh, answer, seed)[0]
-    if all(each["made"] == "NoneType" for each in found):
-        raise Refused("fresh(data, device) shall return a tensor; it returned nothing (None)")
+    found = ask(_fresh, seed)[0]
+    if all(made.get("instead") == f"it returned {told(None)}" for made in found):
+        raise Refused(f"fresh(data, device) must return a tensor; it returned {told(None)}")
+    whole = True
+    for (given, data), made in zip(_cases(seed).items(), found, strict=True):
+        yield _kept(given, data, made)
+        yield _own(given, data, made.get("shared", ""))
+        if given != FLIPPED:
+            yield _there(given, made["far"])
+            whole = whole and "instead" not in made
+    yield Finding(OWN, whole, "not everything became a tensor", "Once the values arrive, look at this again.")
 
-    for what, python in ((EXACT, True), (KEPT, False)):
-        wrong = next((each for each in found if each["python"] == python and not _intact(each)), None)
-        yield what, wrong is None, *_of_values(wrong)
 
-    wrong = next((each for each in found if each["shared"]), None)
-    whole = all(each["made"] == "Tensor" for each in found if not each["flipped"])
-    if wrong is None:
-        seen, hint = "not everything became a tensor", "Once the values arrive, look at this again."
-    elif wrong["shared"] == "storage":
-        seen = f"{wrong['given']} and the tensor made of it use the same memory"
-        hint = _of_sharing(wrong)
-    else:
-        seen = f"{wrong['given']}: {wrong['shared']}"
-        hint = _of_sharing(wrong)
-    yield OWN, wrong is None and whole, seen, hint
+def _kept(given: str, data: Any, made: dict[str, Any]) -> Finding:
+    what = KEPT if isinstance(data, ARRAYS) else EXACT
+    if "instead" in made:
+        hint = "It must be a tensor, whatever comes in: a number, a list, an array, a tensor."
+        if given == FLIPPED:
+            hint = "A flipped array runs backwards through its memory; a tensor cannot. What straightens it?"
+        return Finding(what, False, f"{given}: {made['instead']}", hint)
+    dtype, should = made["dtype"], _dtype(data)
+    if dtype == should:
+        hint = "The type is right, the numbers are not. Were they of another type on the way?"
+        return Finding(what, made["values"] == _values(data), f"{given} became {made['values']!s:.60}", hint)
+    hint = "Which ways of making a tensor look at the type of what they are given?"
+    if what == EXACT and (dtype, should) == ("float32", "float64"):
+        hint = "A Python float has 64 bits. Who keeps them: PyTorch's default, or NumPy's?"
+    return Finding(what, False, f"{given} became {dtype}, and should be {should}", hint)
 
-    wrong = next((each for each in found if each["far"] != str(FAR) and not each["flipped"]), None)
-    seen = "" if wrong is None else f"{wrong['given']} was to go to {str(FAR)!r}: {wrong['far']}"
+
+def _own(given: str, data: Any, shared: str) -> Finding:
+    hint = "A new tensor for each call: is one kept between calls?"
+    if isinstance(data, torch.Tensor):
+        hint = "A tensor that is on the device already is handed back as it is. How do you ask for a copy?"
+    elif isinstance(data, np.ndarray):
+        hint = "An array and its tensor can be two names for one memory. Which ways of converting copy?"
+    return Finding(OWN, not shared, f"{given}: {shared}", hint)
+
+
+def _there(given: str, where: str) -> Finding:
     hint = "The second argument says where. What sends a tensor somewhere?"
-    if wrong is not None and ": " in wrong["far"]:
+    if " " in where:  # no device's name
         hint = "Once it becomes a tensor at all, look at this again."
-    yield THERE, wrong is None, seen, hint
+    return Finding(THERE, where == str(FAR), f"{given} was to go to {str(FAR)!r}: {where}", hint)
 
 
-def _intact(case: dict[str, Any]) -> bool:
-    return case["dtype"] == case["should"] and case["exact"]
+def _values(data: Any) -> Any:
+    return data.tolist() if isinstance(data, ARRAYS) else data
 
 
-def _of_values(case: dict[str, Any] | None) -> tuple[str, str]:
-    if case is None:
-        return "", ""
-    if case["made"] != "Tensor":
-        seen = f"{case['given']}: {case['error'] or 'it became ' + case['made']}"
-        if case["flipped"]:
-            hint = (
-                "A flipped array runs backwards through its memory, and a tensor cannot. What straightens it?"
-            )
-        else:
-            hint = "It shall be a tensor, whatever comes in: a number, a list, an array, a tensor."
-        return seen, hint
-    seen = f"{case['given']} became {case['dtype']}, and should be {case['should']}"
-    if case["dtype"] == case["should"]:
-        seen = f"{case['given']} became {case['value']}"
-        return seen, "The type is right, the numbers are not. Were they of another type on the way?"
-    if case["should"] == "float64" and case["dtype"] == "float32" and case["python"]:
-        return seen, "A Python float has 64 bits. Who keeps them: PyTorch's default, or NumPy's?"
-    return seen, "Which ways of making a tensor look at the type of what they are given?"
+def _dtype(data: Any) -> str:
+    dtype = data.dtype if isinstance(data, torch.Tensor) else np.asarray(data).dtype
+    return str(dtype).removeprefix("torch.")
 
 
-def _of_sharing(case: dict[str, Any]) -> str:
-    if case["python"]:
-        return "A new tensor for each call: is one kept between calls?"
-    if case["tensor"]:
-        return "A tensor that is on the device already is handed back as it is. How do you ask for a copy?"
-    return (
-        "An array and the tensor made of it can be two names for one memory. Which ways of converting copy?"
-    )
-
-
-def _cases(seed: int) -> list[tuple[str, Any, str]]:
-    """What to convert: in words, the thing, the dtype that it shall have."""
+def _cases(seed: int) -> dict[str, Any]:
+    """What to convert, and how it is called."""
     rng = random.Random(seed)
     big, fraction = 2**53 + 2 * rng.randrange(2**20) + 1, rng.randrange(1, 1000) / 1000 + 1e-7
     small = [rng.randrange(200) for _ in range(6)]
     floats = np.array([rng.random() for _ in range(6)])
-    return [
-        (f"the number {big}", big, "int64"),
-        (f"the number {fraction!r}", fraction, "float64"),
-        (f"the list [3, {big}]", [3, big], "int64"),
-        (f"the list [0.5, {fraction!r}]", [0.5, fraction], "float64"),
-        ("the list [True, False]", [True, False], "bool"),
-        (f"the list [[1, 2], [3, {big}]]", [[1, 2], [3, big]], "int64"),
-        ("a float64 array", floats.copy(), "float64"),
-        ("a float32 array", floats.astype(np.float32), "float32"),
-        ("an int64 array with a large number", np.array([1, big]), "int64"),
-        ("a uint8 array", np.array(small, dtype=np.uint8), "uint8"),
-        ("a bool array", np.array([True, False, True]), "bool"),
-        ("every second column of an array", floats.reshape(2, 3)[:, ::2], "float64"),
-        ("a float64 tensor", torch.from_numpy(floats.copy()), "float64"),
-        ("a float16 tensor", torch.tensor(small, dtype=torch.float16), "float16"),
-        ("an int64 tensor", torch.tensor([1, big]), "int64"),
-        ("a row of a tensor", torch.from_numpy(floats.reshape(2, 3).copy())[0], "float64"),
-        ("a tensor with gradients", torch.tensor([1.5, small[0] + 0.25], requires_grad=True), "float32"),
-        ("a flipped array", floats.copy()[::-1], "float64"),
-    ]
+    return {
+        f"the number {big}": big,
+        f"the number {fraction!r}": fraction,
+        f"the list [3, {big}]": [3, big],
+        f"the list [0.5, {fraction!r}]": [0.5, fraction],
+        "the list [True, False]": [True, False],
+        f"the list [[1, 2], [3, {big}]]": [[1, 2], [3, big]],
+        "a float64 array": floats.copy(),
+        "a float32 array": floats.astype(np.float32),
+        "an int64 array with a large number": np.array([1, big]),
+        "a uint8 array": np.array(small, dtype=np.uint8),
+        "a bool array": np.array([True, False, True]),
+        "every second column of an array": floats.reshape(2, 3)[:, ::2],
+        "a float64 tensor": torch.from_numpy(floats.copy()),
+        "a float16 tensor": torch.tensor(small, dtype=torch.float16),
+        "an int64 tensor": torch.tensor([1, big]),
+        "a row of a tensor": torch.from_numpy(floats.reshape(2, 3).copy())[0],
+        "a tensor with gradients": torch.tensor([1.5, small[0] + 0.25], requires_grad=True),
+        FLIPPED: floats.copy()[::-1],
+    }
 
 
 def _fresh(answer: Any, seed: int) -> list[dict[str, Any]]:
     found = []
-    for at, (given, data, should) in enumerate(_cases(seed)):
-        case: dict[str, Any] = {
-            "given": given,
-            "should": should,
-            "python": not isinstance(data, np.ndarray | torch.Tensor),
-            "tensor": isinstance(data, torch.Tensor),
-            "flipped": given == "a flipped array",
-            "made": "",
-            "dtype": "",
-            "value": "",
-            "exact": False,
-            "error": "",
-            "shared": "",
-            "far": "",
-        }
-        values = _values(data)
-        try:
-            made = answer(data, torch.device("cpu"))
-        except Exception as error:
-            case["error"] = _told(error)
-        else:
-            case["made"] = "Tensor" if isinstance(made, torch.Tensor) else type(made).__name__
-            if isinstance(made, torch.Tensor):
-                case |= _looked_at(made, data, values, answer)
-        try:
-            moved = answer(_cases(seed)[at][1], FAR)
-        except Exception as error:
-            case["far"] = _told(error)
-        else:
-            on = isinstance(moved, torch.Tensor)
-            case["far"] = str(moved.device) if on else f"it became {type(moved).__name__}"
-        found.append(case)
+    again = _cases(seed)  # the first ones are written into
+    for given, data in _cases(seed).items():
+        made = _tensor_of(answer, data, torch.device("cpu"))
+        seen = {"instead": made} if isinstance(made, str) else _looked_at(answer, data, made)
+        found.append(seen | {"far": _device(_tensor_of(answer, again[given], FAR))})
     return found
 
 
-def _values(data: Any) -> Any:
-    return data.tolist() if isinstance(data, np.ndarray | torch.Tensor) else data
-
-
-def _looked_at(made: torch.Tensor, data: Any, values: Any, answer: Any) -> dict[str, Any]:
-    seen = {"dtype": str(made.dtype).removeprefix("torch."), "shared": ""}
+def _looked_at(answer: Any, data: Any, made: torch.Tensor) -> dict[str, Any]:
+    seen = {"dtype": _dtype(made)}
     if made.device.type != "cpu":
-        return seen | {"value": f"a tensor on {made.device}"}
-    seen |= {"exact": made.tolist() == values, "value": f"{made.tolist()!r:.60}"}
-    with torch.no_grad():
-        before = _values(data)
-        made.detach().bitwise_not_() if made.dtype == torch.bool else made.detach().add_(1)
-        if _values(data) != before:
-            seen["shared"] = "what was written into the tensor is seen in it"
-        elif isinstance(data, np.ndarray | torch.Tensor):
-            now = made.tolist()
-            data[...] = 0
-            if made.tolist() != now:
-                seen["shared"] = "what is written into it is seen in the tensor"
-        elif answer(data, torch.device("cpu")).data_ptr() == made.data_ptr():
-            seen["shared"] = "two calls gave the same tensor"
-    return seen
+        return seen | {"values": f"a tensor on {made.device}"}
+    return seen | {"values": made.tolist(), "shared": _shared(answer, data, made)}
+
+
+@torch.no_grad()
+def _shared(answer: Any, data: Any, made: torch.Tensor) -> str:
+    before = _values(data)
+    made.detach().bitwise_not_() if made.dtype == torch.bool else made.detach().add_(1)
+    if _values(data) != before:
+        return "what was written into the tensor is seen in it"
+    if isinstance(data, ARRAYS):
+        now = made.tolist()
+        data[...] = 0
+        return "" if made.tolist() == now else "what is written into it is seen in the tensor"
+    same = answer(data, torch.device("cpu")).data_ptr() == made.data_ptr()
+    return "two calls gave the same tensor" if same else ""
 
 
 # --- 01.2 -------------------------------------------------------------------------------------------------
@@ -193,75 +165,76 @@ MOVES = "after .to(device), nothing of it is left behind"
 SAVED = "mean and std are saved with the model, and no optimizer trains them"
 
 
-@question("01.2", {RIGHT: 1, MOVES: 1, SAVED: 1})
-def standardize(answer: Any, rng: random.Random) -> Found:
-    if not (isinstance(answer, type) and issubclass(answer, nn.Module)):
-        raise Refused(f"Standardize is a class, a nn.Module; this is {answer!r:.60}")
-    found = observe(_standardized, answer, rng.randrange(2**31))[0]
-    moved = not found["left"] and found["far"] == str(FAR)
-    seen = found["wrong"] or f"largest difference to (x - mean) / std: {found['difference']:.2g}"
-    ok = not found["wrong"] and found["difference"] < CLOSE
-    yield RIGHT, ok, seen, "forward needs the mean and the std that __init__ was given, as they were given."
+@question("01.2", "Standardize", {RIGHT: 1, MOVES: 1, SAVED: 1}, takes=a_module)
+def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    seed = rng.randrange(2**31)
+    found = ask(_standardized, seed)[0]
+    mean, std, x = _columns(seed)
+    out, difference = found["out"], far(found["out"], (x - mean) / std)
+    seen = out if isinstance(out, str) else f"largest difference to (x - mean) / std: {difference:.2g}"
+    if found["shape"] not in (None, list(x.shape)):
+        seen = f"it returned a tensor of shape {found['shape']}"
+    hint = "forward needs the mean and the std that __init__ was given, as they were given."
+    yield Finding(RIGHT, difference < CLOSE, seen, hint)
+
     if found["left"]:
         seen = f"still on the CPU after .to(device): {', '.join(found['left'])}"
         hint = "Which tensors does a module know as its own? An attribute alone is not known."
     else:
         seen = f"forward on {str(FAR)!r}: {found['far']}"
         hint = "On which device are the tensors that meet in forward?"
-    yield MOVES, moved, seen, hint
+    yield Finding(MOVES, not found["left"] and found["far"] == str(FAR), seen, hint)
+
+    restored = far(found["restored"], out) < CLOSE
     if found["trained"]:
         seen = f"model.parameters() gives {found['trained']} of them to the optimizer"
         hint = "Trained: a parameter. Not trained, but part of the model: there is a second kind."
     else:
         seen = f"saved: {', '.join(found['saved']) or 'nothing'}; loaded into a new model: "
-        seen += "the same" if found["restored"] else "not the same"
+        seen += "the same" if restored else "not the same"
         hint = "What the module knows as its own, it saves as well, unless it is told not to."
-    yield SAVED, found["restored"] and not found["trained"], seen, hint
+    yield Finding(SAVED, restored and not found["trained"], seen, hint)
+
+
+def _columns(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, std, and what is to be standardised."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, std = torch.randn(5, generator=generator), torch.rand(5, generator=generator) + 0.5
+    return mean, std, torch.randn(7, 5, generator=generator)
 
 
 def _standardized(answer: Any, seed: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    mean, std = torch.randn(5, generator=generator), torch.rand(5, generator=generator) + 0.5
-    x = torch.randn(7, 5, generator=generator)
+    mean, std, x = _columns(seed)
     model = answer(mean.clone(), std.clone())
-    found: dict[str, Any] = {"wrong": "", "difference": 0.0, "far": "", "restored": False}
-    try:
-        out = model(x.clone())
-    except Exception as error:
-        out, found["wrong"] = None, _told(error)
-    if found["wrong"]:
-        pass
-    elif not isinstance(out, torch.Tensor) or out.shape != x.shape:
-        found["wrong"] = f"it returned {type(out).__name__}, shape {list(getattr(out, 'shape', []))}"
-    else:
-        found["difference"] = float((out.detach() - (x - mean) / std).abs().nan_to_num(float("inf")).max())
-    found["saved"] = list(model.state_dict())
-    found["trained"] = len(list(model.parameters()))
+    out = _tensor_of(model, x.clone())
     other = answer(torch.zeros(5), torch.ones(5))
-    try:
-        other.load_state_dict(model.state_dict())
-        again = other(x.clone())
-        found["restored"] = bool(torch.allclose(again, out, atol=CLOSE))
-    except Exception:
-        found["restored"] = False
     moved = answer(mean.clone(), std.clone()).to(FAR)
-    found["left"] = _not_there(moved)
-    try:
-        found["far"] = str(moved(x.to(FAR)).device)
-    except Exception as error:
-        found["far"] = _told(error)
-    return found
+    return {
+        "out": out,
+        "shape": getattr(out, "shape", None),
+        "saved": list(model.state_dict()),
+        "trained": len(list(model.parameters())),
+        "restored": _tensor_of(_restored, model, other, x.clone()),
+        "left": sorted(_left("", moved)),
+        "far": _device(_tensor_of(moved, x.to(FAR))),
+    }
 
 
-def _not_there(model: nn.Module) -> list[str]:
-    """Names of a module's tensors that are not on `FAR`: parameters, buffers, plain attributes."""
+def _restored(model: nn.Module, other: nn.Module, x: torch.Tensor) -> Any:
+    other.load_state_dict(model.state_dict())
+    return other(x)
+
+
+def _left(name: str, thing: torch.Tensor | nn.Module) -> list[str]:
+    """Names of the tensors in it that are not on `FAR`: parameters, buffers, plain attributes."""
+    if isinstance(thing, torch.Tensor):
+        return [] if thing.device == FAR else [name]
     left = []
-    for prefix, module in model.named_modules():
-        held = vars(module) | module._parameters | module._buffers
-        for name, value in held.items():
-            if isinstance(value, torch.Tensor) and value.device != FAR:
-                left.append(f"{prefix}.{name}" if prefix else name)
-    return sorted(left)
+    for path, module in thing.named_modules():
+        for key, value in (vars(module) | module._parameters | module._buffers).items():
+            if isinstance(value, torch.Tensor):
+                left += _left(".".join(filter(None, (name, path, key))), value)
+    return left
 
 
 # --- 01.3 -------------------------------------------------------------------------------------------------
@@ -269,93 +242,68 @@ def _not_there(model: nn.Module) -> list[str]:
 AMONG = "finds the tensors among its arguments that are left behind, and names no other"
 INSIDE = "looks into models: parameters and buffers"
 PLAIN = "finds the tensors that are plain attributes of a model, or of a layer in it"
+LOOK = {
+    AMONG: "Each thing has a name and a device. Which device is not the one that was asked for?",
+    INSIDE: "A model has no device of its own; its tensors have. What lists them, with names?",
+    PLAIN: "What no list of a module has, is in its vars(). A model has modules in it: go through all.",
+}
 
 
-class _Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.linear(x))
-
-
-@question("01.3", {AMONG: 1, INSIDE: 1, PLAIN: 1})
-def left_behind(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "left_behind(device, **things)")
+@question("01.3", "left_behind(device, **things)", {AMONG: 1, INSIDE: 1, PLAIN: 1})
+def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seed = rng.randrange(2**31)
-    found = observe(_left_behind, answer, seed)[0]
-    if all(each["got"] == "None" for each in found):
-        raise Refused("left_behind shall return a list of names; it returned nothing (None)")
-    for what, hint in (
-        (
-            AMONG,
-            "Each thing has a name and a device. Which device is not the one that was asked for?",
-        ),
-        (
-            INSIDE,
-            "A model has no device of its own; its tensors have. What lists them, with names?",
-        ),
-        (
-            PLAIN,
-            "What no list of a module has, is in its vars(). A model has modules in it: go through all.",
-        ),
-    ):
-        wrong = next((each for each in found if each["what"] == what and each["got"] != each["right"]), None)
-        seen = ""
-        if wrong:
-            seen = f"{wrong['given']}: it returned {wrong['got']}, and should return {wrong['right']}"
-            if wrong["got"] != wrong["right"] and wrong["sorted"]:
-                hint = "The names are right, and not in the order of the alphabet, each of them once."
-        yield what, wrong is None, seen, hint
+    found = ask(_left_behind, seed)[0]
+    if all(got == told(None) for got in found):
+        raise Refused("left_behind must return a list of names; it returned nothing (None)")
+    for (what, given, things), got in zip(_things(seed), found, strict=True):
+        right = sorted(each for name, thing in things.items() for each in _left(name, thing))
+        hint = LOOK[what]
+        if isinstance(got, list) and set(got) == set(right):
+            hint = "The names are right, and not in the order of the alphabet, each of them once."
+        yield Finding(what, got == right, f"{given}: it returned {got}, and should return {right}", hint)
 
 
-def _things(rng: random.Random) -> list[tuple[str, str, dict[str, Any], list[str]]]:
-    """Property, in words, the arguments, what is right."""
+def _layer(device: Any = FAR, **plain: torch.Tensor) -> nn.Module:
+    layer = nn.Sequential(OrderedDict(linear=nn.Linear(3, 3), norm=nn.BatchNorm1d(3))).to(device)
+    for name, tensor in plain.items():
+        setattr(layer, name, tensor)
+    return layer
+
+
+def _things(seed: int) -> list[tuple[str, str, dict[str, Any]]]:
+    """Property, in words, the arguments."""
+    rng = random.Random(seed)
     names = rng.sample(["images", "labels", "weight", "mask", "targets", "tokens"], 4)
-    gone = sorted(rng.sample(names, 2))
+    gone = rng.sample(names, 2)
+    own = rng.choice(["scale", "mean", "offset", "table"])
     tensors = {name: torch.ones(2, device="cpu" if name in gone else FAR) for name in names}
-    none = {name: torch.ones(2, device=FAR) for name in names}
-
-    whole = nn.Sequential(_Layer(), nn.Linear(3, 2))
-    all_names = sorted(f"model.{name}" for name, _ in (*whole.named_parameters(), *whole.named_buffers()))
-    half = nn.Sequential(_Layer().to(FAR), nn.Linear(3, 2))
-    buffer = _Layer().to(FAR)
+    whole = nn.Sequential(_layer("cpu"), nn.Linear(3, 2))
+    buffer = _layer()
     buffer.norm.running_mean = torch.zeros(3)
-
-    name = rng.choice(["scale", "mean", "offset", "table"])
-    plain = _Layer().to(FAR)
-    setattr(plain, name, torch.ones(3))
-    deep = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), _Layer()))
-    setattr(deep[1][1], name, torch.ones(3))
-    deep.to(FAR)
-    fine = _Layer()
-    setattr(fine, name, torch.ones(3, device=FAR))
-    fine.to(FAR)
+    deep = nn.Sequential(nn.Linear(3, 3).to(FAR), nn.Sequential(nn.ReLU(), _layer(**{own: torch.ones(3)})))
     x = {"x": torch.ones(2, device=FAR)}
     return [
-        (AMONG, f"tensors {', '.join(names)}", tensors, gone),
-        (AMONG, "tensors that have all moved", none, []),
-        (INSIDE, "a model that was never moved", {"model": whole, **x}, all_names),
-        (INSIDE, "a model with one layer left behind", {"model": half}, ["model.1.bias", "model.1.weight"]),
-        (INSIDE, "a model with one buffer left behind", {"net": buffer}, ["net.norm.running_mean"]),
-        (INSIDE, "a model that has moved", {"model": _Layer().to(FAR), **x}, []),
-        (PLAIN, "a model with a plain attribute", {"model": plain, **x}, [f"model.{name}"]),
-        (PLAIN, "a plain attribute deep in a model", {"model": deep}, [f"model.1.1.{name}"]),
-        (PLAIN, "a plain attribute that is there", {"model": fine}, []),
+        (AMONG, f"tensors {', '.join(names)}", tensors),
+        (AMONG, "tensors that have all moved", {name: torch.ones(2, device=FAR) for name in names}),
+        (INSIDE, "a model that was never moved", {"model": whole, **x}),
+        (INSIDE, "a model with one layer left behind", {"model": nn.Sequential(_layer(), nn.Linear(3, 2))}),
+        (INSIDE, "a model with one buffer left behind", {"net": buffer}),
+        (INSIDE, "a model that has moved", {"model": _layer(), **x}),
+        (PLAIN, "a model with a plain attribute", {"model": _layer(**{own: torch.ones(3)}), **x}),
+        (PLAIN, "a plain attribute deep in a model", {"model": deep}),
+        (PLAIN, "a plain attribute that is there", {"model": _layer(**{own: torch.ones(3, device=FAR)})}),
     ]
 
 
-def _left_behind(answer: Any, seed: int) -> list[dict[str, Any]]:
-    found = []
-    for what, given, things, right in _things(random.Random(seed)):
-        try:
-            got = answer(FAR, **things)
-            got = list(got) if isinstance(got, list | tuple | set | dict) else got
-            told = repr(got) if got is None or isinstance(got, list) else f"{got!r:.80}"
-        except Exception as error:
-            got, told = None, _told(error)
-        same = isinstance(got, list) and {str(each) for each in got} == set(right)
-        found.append({"what": what, "given": given, "got": told, "right": repr(right), "sorted": same})
-    return found
+def _left_behind(answer: Any, seed: int) -> list[list[str] | str]:
+    return [_names(answer, things) for _, _, things in _things(seed)]
+
+
+def _names(answer: Any, things: dict[str, Any]) -> list[str] | str:
+    try:
+        got = answer(FAR, **things)
+    except Exception as error:
+        return reason(error)
+    if not isinstance(got, list | tuple | set | dict):
+        return told(got)
+    return [each if isinstance(each, str) else told(each) for each in got]

@@ -2,71 +2,55 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import random
+import time
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..check import Refused, a_function, observe, question
+from ..asking import Ask, Finding, Refused, far, nearest, number, question, the_number
 
-Found = Iterator[tuple[str, bool, str, str]]
 CLOSE = 1e-5  # answers may count in float32
-
-
-def _plain(value: Any) -> float | str:
-    """A number of whatever type, as one that can travel; of all else, what it is."""
-    if value is None:
-        return "nothing (None)"
-    if not isinstance(value, bool | str):
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            return float(value)
-    return f"{value!r:.60}, a {type(value).__name__}"
-
-
-def _number(value: float | str, name: str) -> float:
-    if isinstance(value, str):
-        raise Refused(f"{name} shall return a number; it returned {value}")
-    return value
 
 
 # --- 02.1 -------------------------------------------------------------------------------------------------
 
 EQUAL, UNEVEN = "right where all batches have the same size", "right where the last batch is smaller"
+TOO_SMALL = "A sum of means over a number of samples: it is too small by about the batch size."
+ALIKE = "Each batch counts alike here. Should a batch of 2 count as much as one of 8?"
+DIVIDED = "The sum over the samples is right. By what should it be divided?"
 
 
-@question("02.1", {EQUAL: 1, UNEVEN: 1})
-def mean_loss(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "mean_loss(losses, sizes)")
+@question("02.1", "mean_loss(losses, sizes)", {EQUAL: 1, UNEVEN: 1})
+def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     losses = [round(rng.uniform(0.2, 3), 2) for _ in range(3)]
     losses.append(round(rng.uniform(3.5, 5), 2))  # what the last one counts has to show
     cases = {EQUAL: [8, 8, 8, 8], UNEVEN: [8, 8, 8, rng.randint(1, 3)]}
-    found = observe(_mean_losses, answer, losses, list(cases.values()))[0]
+    found = ask(_mean_losses, losses, list(cases.values()))[0]
     for (what, sizes), value in zip(cases.items(), found, strict=True):
-        value = _number(value, "mean_loss")
-        total = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
-        right = total / sum(sizes)
-        seen = (
-            f"mean losses {losses} of batches of {sizes}: {value:.4f}, and it is {right:.4f} for each sample"
+        total, count = sum(map(operator.mul, losses, sizes)), sum(sizes)
+        right = total / count
+        seen = f"mean losses {losses} of batches of {sizes}: {value:.4f}, and it is {right:.4f} per sample"
+        hint = nearest(
+            value,
+            (sum(losses) / count, TOO_SMALL),
+            (sum(losses) / len(losses), ALIKE),
+            *((total / by, DIVIDED) for by in (1, len(sizes), sizes[0] * len(sizes))),
+            otherwise="A batch's mean times its size is the sum over its samples.",
+            within=CLOSE,
         )
-        if abs(value * sum(sizes) - sum(losses)) < CLOSE:
-            hint = "A sum of means over a number of samples: it is too small by about the batch size."
-        elif abs(value - sum(losses) / len(losses)) < CLOSE:
-            hint = "Each batch counts alike here. Should a batch of 2 count as much as one of 8?"
-        elif any(abs(value - total / by) < CLOSE for by in (1, len(sizes), sizes[0] * len(sizes))):
-            hint = "The sum over the samples is right. By what should it be divided?"
-        else:
-            hint = "A batch's mean times its size is the sum over its samples."
-        yield what, abs(value - right) < CLOSE, seen, hint
+        yield Finding(what, far(value, right) < CLOSE, seen, hint)
 
 
-def _mean_losses(answer: Any, losses: list[float], cases: list[list[int]]) -> list[Any]:
-    return [_plain(answer(list(losses), list(sizes))) for sizes in cases]
+def _mean_losses(answer: Any, losses: list[float], cases: list[list[int]]) -> list[float]:
+    return [the_number(answer(list(losses), sizes), "mean_loss must return a number") for sizes in cases]
 
 
 # --- 02.2 -------------------------------------------------------------------------------------------------
@@ -93,62 +77,51 @@ class Watched(nn.Module):
         return output
 
 
-@question("02.2", {COUNTS: 1, QUIET: 1, GRAPHLESS: 1, BACK: 1})
-def evaluate(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "evaluate(model, loader)")
+@question("02.2", "evaluate(model, loader)", {COUNTS: 1, QUIET: 1, GRAPHLESS: 1, BACK: 1})
+def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     sizes = [5, 5, rng.randint(1, 3)]
     labels = [[rng.randrange(4) for _ in range(size)] for size in sizes]
     guesses = [[y if rng.random() < 0.6 else (y + 1) % 4 for y in batch] for batch in labels]
     guesses[-1] = [(y + 1) % 4 for y in labels[-1]]  # the small batch is all wrong: it must not count as much
-    value, modes, training, gradients = observe(_evaluated, answer, guesses, labels)[0]
-    value = _number(value, "evaluate")
-    pairs = [pair for batch in zip(guesses, labels, strict=True) for pair in zip(*batch, strict=True)]
-    right = sum(guess == label for guess, label in pairs) / len(pairs)
-    seen = f"{right * len(pairs):.0f} of {len(pairs)} are right, {right:.4f}; it returned {value:.4f}"
-    of_batches = [
-        sum(map(operator.eq, *batch)) / len(batch[0]) for batch in zip(guesses, labels, strict=True)
-    ]
-    if abs(value - sum(of_batches) / len(of_batches)) < CLOSE:
-        hint = "That is the mean of the batches' accuracies. The last batch is smaller."
-    elif abs(value - right * len(pairs)) < CLOSE:
-        hint = "That is how many are right. Of how many?"
-    elif abs(value - 100 * right) < 100 * CLOSE:
-        hint = "That is in percent, and was asked for as a number between 0 and 1."
-    else:
-        hint = "Count what is right, count what was judged, divide at the end."
-    yield COUNTS, abs(value - right) < CLOSE, seen, hint
+    value, modes, training, graph = ask(_evaluated, guesses, labels)[0]
+    hits = [sum(map(operator.eq, *batch)) for batch in zip(guesses, labels, strict=True)]
+    right = sum(hits) / sum(sizes)
+    seen = f"{sum(hits)} of {sum(sizes)} are right, {right:.4f}; it returned {value:.4f}"
+    of_batches = sum(map(operator.truediv, hits, sizes)) / len(sizes)
+    hint = nearest(
+        value,
+        (of_batches, "That is the mean of the batches' accuracies. The last batch is smaller."),
+        (sum(hits), "That is how many are right. Of how many?"),
+        (100 * right, "That is in percent, and was asked for as a number between 0 and 1."),
+        otherwise="Count what is right, count what was judged, divide at the end.",
+        within=CLOSE,
+    )
+    yield Finding(COUNTS, far(value, right) < CLOSE, seen, hint)
     if not modes:
         return
-    inside, graphs = any(mode for mode, _ in modes), any(graph for _, graph in modes)
-    yield (
-        QUIET,
-        not inside,
-        "the model was called with model.training == True",
-        "Dropout is active so. What ends it?",
-    )
-    yield (
-        GRAPHLESS,
-        not graphs,
-        "the model's output has requires_grad == True",
-        "Which context builds no graph?",
-    )
-    if inside:
+    quiet = not any(mode for mode, _ in modes)
+    seen = "the model was called with model.training == True"
+    yield Finding(QUIET, quiet, seen, "Dropout is active so. What ends it?")
+    graphless = not any(graph for _, graph in modes)
+    seen = "the model's output has requires_grad == True"
+    yield Finding(GRAPHLESS, graphless, seen, "Which context builds no graph?")
+    if not quiet:
         seen, hint = "it was called in training mode, so there was nothing to go back from", "See above."
     elif not training:
         seen, hint = "model.training is False when it returns", "The training goes on after it."
     else:
         seen = "what the model computes after it returns builds no graph"
         hint = "The training goes on after it. For how long are graphs switched off?"
-    yield BACK, training and gradients and not inside, seen, hint
+    yield Finding(BACK, quiet and training and graph, seen, hint)
 
 
-def _evaluated(
-    answer: Any, guesses: list[list[int]], labels: list[list[int]]
-) -> tuple[float | str, list[Any], bool, bool]:
+def _evaluated(answer: Any, guesses: list[list[int]], labels: list[list[int]]) -> tuple[Any, ...]:
+    """The accuracy, the modes of each call; afterwards the mode, and whether a call builds a graph."""
     model = Watched().train()
-    images = nn.functional.one_hot(torch.tensor([each for batch in guesses for each in batch]), 4).float()
-    data = TensorDataset(images, torch.tensor([each for batch in labels for each in batch]))
-    value = _plain(answer(model, DataLoader(data, batch_size=len(labels[0]))))
+    images = nn.functional.one_hot(torch.tensor(list(chain(*guesses))), 4).float()
+    data = TensorDataset(images, torch.tensor(list(chain(*labels))))
+    value = answer(model, DataLoader(data, batch_size=len(labels[0])))
+    value = the_number(value, "evaluate must return a number")
     return value, list(model.modes), model.training, model(images).requires_grad
 
 
@@ -162,52 +135,50 @@ CLEARED, MODE, WEIGHED, RELEASED = (
 )
 
 
-@question("02.3", {CLEARED: 1, MODE: 1, WEIGHED: 1, RELEASED: 1})
-def train_epoch(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "train_epoch(model, loader, optimizer)")
+@question("02.3", "train_epoch(model, loader, optimizer)", {CLEARED: 1, MODE: 1, WEIGHED: 1, RELEASED: 1})
+def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seed = rng.randrange(2**31)
-    got = observe(_trained, answer, seed)[0]
+    got = ask(_trained, seed)[0]
     if not got["modes"]:
         raise Refused("train_epoch never called the model")
-    weights = _reference(seed)
-    off = (got["weights"] - weights).abs().max().item()
+    start, loader = _batches(seed)
+    off = far(got["weights"], _weights(seed))
     seen = f"after four steps the weights are up to {off:.4f} away from those of such a training"
-    if (got["weights"] - _batches(seed)[0]).abs().max() < CLOSE:
-        hint = "They have not moved at all. Who changes the weights?"
-    elif (got["weights"] - _reference(seed, clear=False)).abs().max() < CLOSE:
-        hint = "backward() adds to what .grad holds. What holds it before?"
-    else:
-        hint = "One step for each batch: from the gradient of its mean loss, and of no other's."
-    yield CLEARED, off < CLOSE, seen, hint
-    training = all(got["modes"])
-    yield (
-        MODE,
-        training,
-        "the model was called with model.training == False",
-        "evaluate() was called before. Who says that training goes on?",
+    hint = nearest(
+        got["weights"],
+        (start, "They have not moved at all. Who changes the weights?"),
+        (_weights(seed, clear=False), "backward() adds to what .grad holds. What holds it before?"),
+        otherwise="One step for each batch: from the gradient of its mean loss, and of no other's.",
+        within=CLOSE,
     )
-    value, right = got["value"], got["right"]
-    if isinstance(value, str):
-        seen, hint = f"it returned {value}", "It shall return the mean loss of the epoch, a number."
-        yield WEIGHED, False, seen, hint
-        yield RELEASED, False, seen, hint
+    yield Finding(CLEARED, off < CLOSE, seen, hint)
+    seen = "the model was called with model.training == False"
+    hint = "evaluate() was called before. Who says that training goes on?"
+    yield Finding(MODE, all(got["modes"]), seen, hint)
+    if isinstance(got["value"], str):
+        hint = "It must return the mean loss of the epoch, a number."
+        for what in (WEIGHED, RELEASED):
+            yield Finding(what, False, f"it returned {got['value']}", hint)
         return
-    if right is None:
-        seen = f"it called the model {len(got['modes'])} times, and there are 4 batches"
-        hint = "Where does the loop end?"
-    else:
-        seen = f"it returned {value:.4f}, and the mean over all samples is {right:.4f}"
-        last = abs(value - got["even"]) < CLOSE
-        hint = "As in question 02.1: " + (
-            "the last batch is smaller." if last else "what is divided by what?"
-        )
-    yield WEIGHED, right is not None and abs(value - right) < CLOSE, seen, hint
+    yield _weighed(got["value"], got["outputs"], [y for _, y in loader])
+    seen = "what it returned is a tensor that holds a graph"
     if got["kept"]:
         seen = f"while the last batch was computed, the graphs of {got['kept']} before it were still there"
-    else:
-        seen = "what it returned is a tensor that holds a graph"
     hint = "A loss that is added up as a tensor keeps its graph. What makes a number of it?"
-    yield RELEASED, not got["kept"] and not got["tensor"], seen, hint
+    yield Finding(RELEASED, not got["kept"] and not got["holds a graph"], seen, hint)
+
+
+def _weighed(value: float, outputs: list[Any], labels: list[torch.Tensor]) -> Finding:
+    """Of the model's own outputs: steps that are wrong make no second fault of the mean."""
+    if [len(output) for output in outputs] != [len(y) for y in labels]:
+        seen = f"it called the model {len(outputs)} times, and there are {len(labels)} batches"
+        return Finding(WEIGHED, False, seen, "Where does the loop end?")
+    means = [cross_entropy(torch.tensor(o), y).item() for o, y in zip(outputs, labels, strict=True)]
+    right = sum(mean * len(y) for mean, y in zip(means, labels, strict=True)) / sum(map(len, labels))
+    even = sum(means) / len(means), "As in question 02.1: the last batch is smaller."
+    hint = nearest(value, even, otherwise="As in question 02.1: what is divided by what?", within=CLOSE)
+    seen = f"it returned {value:.4f}, and the mean over all samples is {right:.4f}"
+    return Finding(WEIGHED, far(value, right) < CLOSE, seen, hint)
 
 
 def _batches(seed: int) -> tuple[torch.Tensor, DataLoader]:
@@ -234,9 +205,10 @@ class Scorer(nn.Module):
         self.kept = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.kept = max(
-            self.kept, sum(each() is not None for each in self.graphs[:-1])
-        )  # the last may be in use
+        old = self.graphs[:-1]  # the last may be in use
+        if any(each() for each in old):
+            time.sleep(0.05)  # the thread that looks where a rank stands may hold a frame for a moment
+        self.kept = max(self.kept, sum(each() is not None for each in old))
         self.modes.append(self.training)
         score = x @ self.weight
         if score.grad_fn is not None:
@@ -252,28 +224,24 @@ def _trained(answer: Any, seed: int) -> dict[str, Any]:
     start, loader = _batches(seed)
     model = Scorer(start).eval()  # as an evaluation may have left it
     value = answer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
-    # of the model's own outputs: steps that are wrong make no second fault of the mean
-    pairs = list(zip(model.outputs, (y for _, y in loader), strict=False))
-    whole = len(pairs) == len(loader) and all(len(output) == len(y) for output, y in pairs)
-    means = [nn.functional.cross_entropy(output, y).item() for output, y in pairs] if whole else []
     return {
-        "weights": model.weight.detach(),
+        "weights": model.weight,
         "modes": model.modes,
-        "value": _plain(value),
-        "right": sum(m * len(y) for m, (_, y) in zip(means, pairs, strict=True)) / 27 if whole else None,
-        "even": sum(means) / len(loader),
-        "tensor": isinstance(value, torch.Tensor) and value.requires_grad,
+        "outputs": model.outputs,
+        "value": number(value),
+        "holds a graph": isinstance(value, torch.Tensor) and value.requires_grad,
         "kept": model.kept,
     }
 
 
-def _reference(seed: int, clear: bool = True) -> torch.Tensor:
+def _weights(seed: int, clear: bool = True) -> torch.Tensor:
+    """What such a training makes of the weights."""
     start, loader = _batches(seed)
     model = Scorer(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in loader:
         if clear:
             optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        cross_entropy(model(x), y).backward()
         optimizer.step()
-    return model.weight.detach()
+    return model.weight

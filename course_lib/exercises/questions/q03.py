@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from ..check import Refused, a_function, observe, question
+from ..asking import REST, Ask, Finding, Refused, far, nearest, question, the_number, told
 
-Found = Iterator[tuple[str, bool, str, str]]
 CLOSE = 1e-5  # an answer may go through float32
 
 
@@ -29,24 +31,18 @@ EVEN, LAST, FEWER = (
 )
 
 
-@question("03.1", {EVEN: 1, LAST: 1, FEWER: 1})
-def chunk_sizes(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "chunk_sizes(batch_size, devices)")
+@question("03.1", "chunk_sizes(batch_size, devices)", {EVEN: 1, LAST: 1, FEWER: 1})
+def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     devices, size = rng.randint(3, 6), rng.randint(5, 12)
     cases = {
         EVEN: (devices * size, devices),
         LAST: (devices * size - 2, devices),  # all get size, the last one two less
         FEWER: rng.choice([(9, 4), (5, 4), (10, 6), (16, 7), (3, 5), (2, 4)]),
     }
-    found = observe(_sizes, answer, list(cases.values()))[0]
-    for (what, (batch_size, number)), sizes in zip(cases.items(), found, strict=True):
-        if isinstance(sizes, str):
-            raise Refused(f"chunk_sizes shall return a list of whole numbers; it returned {sizes}")
-        right = _chunks(batch_size, number)
-        seen = f"{batch_size} samples over {number} devices: {sizes}, and it is {right}"
-        if sizes == right:
-            hint = ""
-        elif sum(sizes) != batch_size:
+    found = ask(_sizes, list(cases.values()))[0]
+    for (what, (batch_size, count)), sizes in zip(cases.items(), found, strict=True):
+        right = _chunks(batch_size, count)
+        if sum(sizes) != batch_size:
             hint = f"These are {sum(sizes)} samples, and there are {batch_size}."
         elif min(sizes) <= 0:
             hint = "A chunk with nothing in it is no chunk: that device gets none."
@@ -56,20 +52,20 @@ def chunk_sizes(answer: Any, rng: random.Random) -> Found:
             hint = "As even as can be. chunk is simpler: all alike, and the last has what is left."
         else:
             hint = "Round up for the first ones. What is left for the last?"
-        yield what, sizes == right, seen, hint
+        seen = f"{batch_size} samples over {count} devices: {sizes}, and it is {right}"
+        yield Finding(what, sizes == right, seen, hint)
 
 
-def _sizes(answer: Any, cases: list[tuple[int, int]]) -> list[list[int] | str]:
-    found: list[list[int] | str] = []
-    for batch_size, devices in cases:
-        value = answer(batch_size, devices)
-        try:
-            sizes = [int(size) for size in value]
-            whole = not isinstance(value, str) and sizes == [float(size) for size in value]
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            whole = False
-        found.append(sizes if whole else f"{value!r:.60}, a {type(value).__name__}")
-    return found
+def _sizes(answer: Any, cases: list[list[int]]) -> list[list[int]]:
+    return [_whole(answer(batch_size, devices)) for batch_size, devices in cases]
+
+
+def _whole(value: Any) -> list[int]:
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        sizes = [int(size) for size in value]
+        if not isinstance(value, str) and sizes == [float(size) for size in value]:
+            return sizes
+    raise Refused(f"chunk_sizes must return a list of whole numbers; it returned {told(value)}")
 
 
 # --- 03.2 -------------------------------------------------------------------------------------------------
@@ -79,72 +75,65 @@ ALIKE, UNEVEN, BACK = (
     "right where the last chunk is smaller",
     "backward() reaches each device's loss, in proportion to its chunk",
 )
+TOO_SMALL = "A sum of means over a number of samples: it is too small by about the size of a chunk."
 
 
-@question("03.2", {ALIKE: 1, UNEVEN: 1, BACK: 1})
-def batch_loss(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "batch_loss(losses, batch_size)")
+@question("03.2", "batch_loss(losses, batch_size)", {ALIKE: 1, UNEVEN: 1, BACK: 1})
+def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     devices, size = rng.randint(3, 5), rng.randint(4, 8)
     fewer = rng.randint(2, min(devices, size) - 1)  # with as many as there are devices, all are alike again
-    cases = {ALIKE: devices * size, UNEVEN: devices * size - fewer}
+    alike, uneven = devices * size, devices * size - fewer
     middle = [round(rng.uniform(1, 2), 2) for _ in range(devices - 2)]
     losses = [round(rng.uniform(0.2, 0.8), 2), *middle, round(rng.uniform(3, 5), 2)]  # sizes show, and order
-    found = observe(_losses, answer, losses, list(cases.values()))[0]
-    for (what, batch_size), (value, _) in zip(cases.items(), found, strict=True):
-        if isinstance(value, str):
-            raise Refused(f"batch_loss shall return one number, as a tensor; it returned {value}")
-        sizes = _chunks(batch_size, devices)
-        total = sum(loss * count for loss, count in zip(losses, sizes, strict=True))
-        right = total / batch_size
-        seen = (
-            f"mean losses {losses} of chunks of {sizes}: {value:.4f}, and it is {right:.4f} for each sample"
-        )
-        if abs(value - sum(losses) / devices) < CLOSE:
-            hint = (
-                f"Each chunk counts alike here. Should a chunk of {sizes[-1]} count as much as one of {size}?"
-            )
-        elif abs(value - total) < CLOSE * batch_size:
-            hint = "That is the sum over the samples. A mean is asked for."
-        elif abs(value * batch_size - sum(losses)) < CLOSE * batch_size:
-            hint = "A sum of means over a number of samples: it is too small by about the size of a chunk."
-        elif abs(value * devices - total) < CLOSE * batch_size:
-            hint = "The sum over the samples is right. By how many of them is it to be divided?"
-        else:
-            hint = "A chunk's mean times its size is the sum over its samples. What are the sizes?"
-        yield what, abs(value - right) < CLOSE, seen, hint
-    gradient = found[1][1]
-    share = [count / batch_size for count in sizes]  # of the uneven batch
-    told = ", ".join(f"{each:.3f}" for each in share)
+    of_alike, of_uneven = ask(_losses, losses, [alike, uneven])[0]
+    yield _counted(ALIKE, of_alike["value"], losses, alike)
+    yield _counted(UNEVEN, of_uneven["value"], losses, uneven)
+    sizes, gradient = _chunks(uneven, devices), of_uneven["gradient"]
     if gradient is None:
-        ok, seen = False, "no gradient arrives at the losses"
         hint = "Something in between has made a plain number of a tensor, or a new tensor of it."
-    else:
-        ok = max(abs(a - b) for a, b in zip(gradient, share, strict=True)) < CLOSE
-        got = ", ".join(f"{each:.3f}" for each in gradient)
-        seen = f"for chunks of {sizes} the losses get the gradients {got}, and the shares are {told}"
-        hint = "The gradient of each loss is the weight with which it counts."
-    yield BACK, ok, seen, hint
+        yield Finding(BACK, False, "no gradient arrives at the losses", hint)
+        return
+    shares = [count / uneven for count in sizes]
+    got, right = (", ".join(f"{each:.3f}" for each in all_of) for all_of in (gradient, shares))
+    seen = f"for chunks of {sizes} the losses get the gradients {got}, and the shares are {right}"
+    hint = "The gradient of each loss is the weight with which it counts."
+    yield Finding(BACK, far(gradient, shares) < CLOSE, seen, hint)
 
 
-def _losses(
-    answer: Any, losses: list[float], batch_sizes: list[int]
-) -> list[tuple[float | str, list[float] | None]]:
-    found: list[tuple[float | str, list[float] | None]] = []
+def _counted(what: str, value: float, losses: list[float], batch_size: int) -> Finding:
+    sizes = _chunks(batch_size, len(losses))
+    total = sum(loss * count for loss, count in zip(losses, sizes, strict=True))
+    right = total / batch_size
+    like = f"Each chunk counts alike here. Should a chunk of {sizes[-1]} count as much as one of {sizes[0]}?"
+    hint = nearest(
+        value,
+        (sum(losses) / len(losses), like),
+        (total, "That is the sum over the samples. A mean is asked for."),
+        (sum(losses) / batch_size, TOO_SMALL),
+        (total / len(losses), "The sum over the samples is right. By how many of them is it to be divided?"),
+        otherwise="A chunk's mean times its size is the sum over its samples. What are the sizes?",
+        within=CLOSE * batch_size,
+    )
+    seen = f"mean losses {losses} of chunks of {sizes}: {value:.4f}, and it is {right:.4f} for each sample"
+    return Finding(what, far(value, right) < CLOSE, seen, hint)
+
+
+def _losses(answer: Any, losses: list[float], batch_sizes: list[int]) -> list[dict[str, Any]]:
+    found = []
     for batch_size in batch_sizes:
         given = torch.tensor(losses, dtype=torch.float64, requires_grad=True)
-        gathered = given * 1  # as gathered ones are: a result, no leaf
-        value = answer(gathered, batch_size)
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            number, gradient = value.item(), None
-            if value.requires_grad:
-                value.sum().backward()
-                gradient = None if given.grad is None else given.grad.tolist()
-            found.append((float(number), gradient))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((float(value), None))
-        else:
-            found.append((f"{value!r:.60}, a {type(value).__name__}", None))
+        loss = answer(given * 1, batch_size)  # as gathered ones are: a result, no leaf
+        value = the_number(loss, "batch_loss must return one number, as a tensor")
+        found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
     return found
+
+
+def _went_back(loss: Any) -> bool:
+    """Whether there is a way back from the loss; it has been gone then."""
+    back = isinstance(loss, torch.Tensor) and loss.requires_grad
+    if back:
+        loss.sum().backward()
+    return back
 
 
 # --- 03.3 -------------------------------------------------------------------------------------------------
@@ -154,9 +143,7 @@ CHUNKS, VALUE, GRADIENTS = (
     "the loss is the one of the whole batch",
     "backward() leaves the gradients of the whole batch in the model",
 )
-CASES = [(12, 3), (10, 4), (9, 4)]  # even; the last chunk smaller; fewer chunks than devices
-
-Call = tuple[int, list[list[float]]]  # number of a thread (0 is the main one), the samples that it was given
+SHAPES = [(12, 3), (10, 4), (9, 4)]  # even; the last chunk smaller; fewer chunks than devices
 CALLS: list[tuple[threading.Thread, torch.Tensor]] = []  # of whatever copy of the model
 
 
@@ -168,117 +155,112 @@ class _Noting(nn.Sequential):
         return super().forward(x)
 
 
-@question("03.3", {CHUNKS: 1, VALUE: 1, GRADIENTS: 2})
-def parallel_loss(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "parallel_loss(model, x, y, devices)")
-    seed = rng.randrange(2**31)
-    found = observe(_parallel, answer, seed)[0]
-    for (batch_size, devices), each in zip(CASES, found, strict=True):
-        if isinstance(each["loss"], str):
-            raise Refused(f"parallel_loss shall return one number, as a tensor; it returned {each['loss']}")
-        each["case"] = f"{batch_size} samples over {devices} devices"
-        each["right sizes"] = _chunks(batch_size, devices)
-    yield CHUNKS, *_of_calls(found)
-    yield VALUE, *_of_values(found)
-    yield GRADIENTS, *_of_gradients(found)
+@dataclass
+class _Batch:
+    """A batch over devices, by its seed, and what one device has for it."""
+
+    seed: int
+    words: str
+    samples: list[list[float]]
+    sizes: list[int]
+    means: list[float]  # of each chunk
+    loss: float
+    gradient: torch.Tensor
 
 
-def _of_calls(found: list[dict[str, Any]]) -> tuple[bool, str, str]:
-    for each in found:
-        sizes, right = sorted(each["sizes"], reverse=True), each["right sizes"]
-        seen = f"{each['case']}: calls with {sizes} samples, and the chunks are {right}"
-        if sizes != right:
-            if not sizes:
-                return False, seen, "The model was never called, nor a replica of it."
-            if sizes == [sum(right)] or set(sizes) == {sum(right)}:
-                return False, seen, "All samples went through at once. Which move cuts the batch?"
-            return False, seen, "Cut the batch as chunk does; there are as many replicas as there are chunks."
-        if not each["own samples"]:
-            return False, f"{each['case']}: some samples came twice, others never", "Which chunk is whose?"
-        if each["threads"] != len(right):
-            seen = f"{each['case']}: {len(right)} calls, in {each['threads']} threads of their own"
-            return False, seen, "One after the other is right, and not parallel. Which move has the threads?"
-    return True, "", ""
+@question("03.3", "parallel_loss(model, x, y, devices)", {CHUNKS: 1, VALUE: 1, GRADIENTS: 2})
+def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    batches = [_batch(rng, *shape) for shape in SHAPES]
+    found = ask(_parallel, [right.seed for right in batches], SHAPES)[0]
+    for right, got in zip(batches, found, strict=True):
+        loss = _of_value(got["loss"], right)
+        yield _of_calls(got["calls"], got["threads"], right)
+        yield loss
+        yield _of_gradient(got["gradient"], right, loss.ok)
 
 
-def _of_values(found: list[dict[str, Any]]) -> tuple[bool, str, str]:
-    for each in found:
-        loss, right = each["loss"], each["right loss"]
-        seen = f"{each['case']}: {loss:.5f}, and one device has {right:.5f}"
-        if not abs(loss - right) <= CLOSE:  # nor is NaN
-            if abs(loss - each["mean of means"]) < CLOSE:
-                return False, seen, "That is the mean of the chunks' means. The chunks are not alike."
-            if abs(loss - right * sum(each["right sizes"])) < CLOSE * 100:
-                return False, seen, "That is the sum over all samples. A mean is asked for."
-            if abs(loss - each["sum of means"]) < CLOSE:
-                return False, seen, "That is the sum of the chunks' means."
-            return False, seen, "Does each output meet its own target, and does each sample count once?"
-    return True, "", ""
+def _of_calls(calls: list[Any], threads: int, right: _Batch) -> Finding:
+    sizes = sorted(map(len, calls), reverse=True)
+    seen = f"{right.words}: calls with {sizes} samples, and the chunks are {right.sizes}"
+    if not sizes:
+        hint = "The model was never called, nor a replica of it."
+    elif set(sizes) == {len(right.samples)}:
+        hint = "All samples went through at once. Which move cuts the batch?"
+    elif sizes != right.sizes:
+        hint = "Cut the batch as chunk does; there are as many replicas as there are chunks."
+    elif sorted(str(each) for call in calls for each in call) != sorted(map(str, right.samples)):
+        seen, hint = f"{right.words}: some samples came twice, others never", "Which chunk is whose?"
+    elif threads != len(right.sizes):
+        seen = f"{right.words}: {len(right.sizes)} calls, in {threads} threads of their own"
+        hint = "One after the other is right, and not parallel. Which move has the threads?"
+    else:
+        return Finding(CHUNKS, True)
+    return Finding(CHUNKS, False, seen, hint)
 
 
-def _of_gradients(found: list[dict[str, Any]]) -> tuple[bool, str, str]:
-    for each in found:
-        norm, right = each["norm"], each["right norm"]
-        if norm is None:
-            seen = f"{each['case']}: after backward() the model's parameters have no gradient"
-            return (
-                False,
-                seen,
-                "The way back is cut. Which copy, or which plain number, does not know its origin?",
-            )
-        if each["far"] > CLOSE:
-            seen = f"{each['case']}: a gradient of norm {norm:.5f}, and one device has {right:.5f}"
-            if not abs(each["loss"] - each["right loss"]) <= CLOSE:
-                return False, seen, "This rests on the loss; that comes first."
-            return (
-                False,
-                seen,
-                "The loss is right, and part of the way back is missing. Does each replica have one?",
-            )
-    return True, "", ""
+def _of_value(loss: float, right: _Batch) -> Finding:
+    means = right.means
+    hint = nearest(
+        loss,
+        (sum(means) / len(means), "That is the mean of the chunks' means. The chunks are not alike."),
+        (right.loss * len(right.samples), "That is the sum over all samples. A mean is asked for."),
+        (sum(means), "That is the sum of the chunks' means."),
+        otherwise="Does each output meet its own target, and does each sample count once?",
+        within=CLOSE,
+    )
+    seen = f"{right.words}: {loss:.5f}, and one device has {right.loss:.5f}"
+    return Finding(VALUE, far(loss, right.loss) < CLOSE, seen, hint)
 
 
-def _parallel(answer: Any, seed: int) -> list[dict[str, Any]]:
-    found = []
-    for batch_size, devices in CASES:
+def _of_gradient(gradient: list[float] | None, right: _Batch, right_loss: bool) -> Finding:
+    if gradient is None:
+        seen = f"{right.words}: after backward() the model's parameters have no gradient"
+        hint = "The way back is cut. Which copy, or which plain number, does not know its origin?"
+        return Finding(GRADIENTS, False, seen, hint)
+    norm = torch.tensor(gradient).norm()
+    seen = f"{right.words}: a gradient of norm {norm:.5f}, and one device has {right.gradient.norm():.5f}"
+    hint = "The loss is right, and part of the way back is missing. Does each replica have one?"
+    return Finding(GRADIENTS, far(gradient, right.gradient) < CLOSE, seen, hint if right_loss else REST)
+
+
+def _drawn(seed: int, batch_size: int) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _Noting(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4, bias=False)).double()
-        while True:
-            x, y = torch.randn(batch_size, 6, dtype=torch.float64), torch.randint(4, [batch_size])
-            x[-1] *= 20  # the last chunk is another one than the rest
-            chunks = list(zip(x.chunk(devices), y.chunk(devices), strict=True))
-            means = [nn.functional.cross_entropy(model(a), b) for a, b in chunks]
-            right = nn.functional.cross_entropy(model(x), y)
-            alike = len({len(a) for a, _ in chunks}) == 1
-            if alike or abs(sum(means) / len(means) - right) > 0.05:  # whoever counts it wrong, shows
-                break
-        wanted = torch.cat([each.flatten() for each in torch.autograd.grad(right, list(model.parameters()))])
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4, bias=False)).double()
+        x, y = torch.randn(batch_size, 6, dtype=torch.float64), torch.randint(4, [batch_size])
+    x[-1] *= 20  # the last chunk is another one than the rest
+    return model, x, y
+
+
+def _batch(rng: random.Random, batch_size: int, devices: int) -> _Batch:
+    """Draw one with which a loss that is counted wrong shows."""
+    sizes = _chunks(batch_size, devices)
+    while True:
+        seed = rng.randrange(2**31)
+        model, x, y = _drawn(seed, batch_size)
+        chunks = zip(x.split(sizes), y.split(sizes), strict=True)
+        means = [cross_entropy(model(a), b).item() for a, b in chunks]
+        loss = cross_entropy(model(x), y)
+        if len(set(sizes)) == 1 or abs(sum(means) / len(means) - loss) > 0.05:
+            break
+    gradient = torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
+    words = f"{batch_size} samples over {devices} devices"
+    return _Batch(seed, words, x.tolist(), sizes, means, loss.item(), gradient)
+
+
+def _parallel(answer: Any, seeds: list[int], shapes: list[list[int]]) -> list[dict[str, Any]]:
+    found = []
+    for seed, (batch_size, devices) in zip(seeds, shapes, strict=True):
+        layers, x, y = _drawn(seed, batch_size)
+        model = _Noting(*layers)
         CALLS.clear()
-        loss = answer(model, x.clone(), y.clone(), [torch.device("cpu")] * devices)
+        loss = answer(model, x, y, [torch.device("cpu")] * devices)
         calls = list(CALLS)
-        seen = torch.cat([x[:0], *(each for _, each in calls if each.shape[1:] == x.shape[1:])])
-        main = threading.current_thread()
-        one: dict[str, Any] = {
-            "sizes": [len(each) for _, each in calls],
-            "threads": len({thread for thread, _ in calls} - {main}),
-            "own samples": sorted(seen.tolist()) == sorted(x.tolist()),
-            "right loss": right.item(),
-            "mean of means": sum(means).item() / len(means),
-            "sum of means": sum(means).item(),
-            "norm": None,
-            "right norm": wanted.norm().item(),
-        }
-        if not (isinstance(loss, torch.Tensor) and loss.numel() == 1):
-            if not isinstance(loss, int | float) or isinstance(loss, bool):
-                return [{"loss": f"{loss!r:.60}, a {type(loss).__name__}"}] * len(CASES)
-            loss = torch.tensor(float(loss))
-        one["loss"] = loss.item()
-        if loss.requires_grad:
-            loss.sum().backward()
-            if any(p.grad is not None for p in model.parameters()):
-                parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-                gradient = torch.cat([part.flatten() for part in parts])
-                one["norm"] = gradient.norm().item()
-                one["far"] = (gradient - wanted).abs().nan_to_num(float("inf")).max().item()
-        found.append(one)
+        threads = {thread for thread, _ in calls} - {threading.current_thread()}
+        value, gradient = the_number(loss, "parallel_loss must return one number, as a tensor"), None
+        if _went_back(loss) and any(p.grad is not None for p in model.parameters()):
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+            gradient = torch.cat([part.flatten() for part in parts])
+        of_calls = {"calls": [samples for _, samples in calls], "threads": len(threads)}
+        found.append({"loss": value, "gradient": gradient, **of_calls})
     return found

@@ -10,71 +10,63 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..check import Refused, a_function, observe, question
+from ..asking import Ask, Finding, Refused, in_group, number, question, reason, told
 
-Found = Iterator[tuple[str, bool, str, str]]
 RANKS = 3
 SLOW_SECONDS = 0.7  # that rank 0's disk takes
 LIMIT = 100_000  # bytes that fit on the disk that is full
-
 
 # --- 10.1 -------------------------------------------------------------------------------------------------
 
 OUTER = "the prefix is gone from the front of each name"
 INNER = "inside of a name nothing is changed"
 PLAIN = "names of which only some begin with it stay as they are"
+OF_NAMES = {
+    OUTER: "A wrapper puts the same letters before every name. Which string method takes them off?",
+    INNER: "Those letters may stand in the middle of a name, too. Take them from the front, and once.",
+    PLAIN: "A wrapper marks every name. If one name lacks the mark, who has marked the others?",
+}
 
 
-@question("10.1", {OUTER: 1, INNER: 1, PLAIN: 1})
-def without_prefix(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "without_prefix(weights)")
+@question("10.1", "without_prefix(weights)", {OUTER: 1, INNER: 1, PLAIN: 1})
+def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     # all begin with a letter of "module": str.lstrip would take it off
     a, b, c = (f"{rng.choice(['dense', 'embed', 'outer', 'lower'])}{rng.randrange(100)}" for _ in range(3))
-    cases = [
-        (OUTER, [f"{a}.weight", f"{a}.bias", f"{b}.0.weight"], True),
-        (INNER, [f"submodule.{a}.weight", f"{b}.module.bias", f"module.{c}.weight"], True),
-        (PLAIN, [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"], False),
-    ]
-    given = [
-        {("module." if wrapped else "") + name: rng.random() for name in names} for _, names, wrapped in cases
-    ]
-    (kept,) = observe(_stripped, answer, given)
-    if not kept:
-        raise Refused("without_prefix shall return a dict from names to tensors")
-    for (what, names, _), before, after in zip(cases, given, kept, strict=True):
-        wanted = dict(zip(names, before.values(), strict=True))
-        lost = next((name for name in wanted if name not in after), None)
-        if lost is not None:
-            was = list(before)[names.index(lost)]
-            place = names.index(lost)
-            now = list(after)[place] if len(after) == len(before) else "not there"
-            seen = f"{was} became {now}"
-        elif after != wanted:
+    names = {
+        OUTER: [f"{a}.weight", f"{a}.bias", f"{b}.0.weight"],
+        INNER: [f"submodule.{a}.weight", f"{b}.module.bias", f"module.{c}.weight"],
+        PLAIN: [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],
+    }
+    wanted = {what: {name: rng.random() for name in mine} for what, mine in names.items()}
+    given = {
+        what: {f"{'' if what == PLAIN else 'module.'}{name}": value for name, value in mine.items()}
+        for what, mine in wanted.items()
+    }
+    (kept,) = ask(_stripped, given)
+    for what, right in wanted.items():
+        after = kept[what]
+        lost = [place for place, name in enumerate(right) if name not in after]
+        if lost:
+            now = list(after)[lost[0]] if len(after) == len(right) else "not there"
+            seen = f"{list(given[what])[lost[0]]} became {now}"
+        else:
             seen = "the tensors have changed places, or others came along"
-        else:
-            seen = ""
-        if what == OUTER:
-            hint = "A wrapper puts the same letters before every name. Which string method takes them off?"
-        elif what == INNER:
-            hint = "Those letters may stand in the middle of a name, too. Take them from the front, and once."
-        else:
-            hint = "A wrapper marks every name. If one name lacks the mark, who has marked the others?"
-        yield what, after == wanted, seen, hint
+        yield Finding(what, after == right, seen, OF_NAMES[what])
 
 
-def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float]]:
-    """What came back of each; nothing where one of them is no dict."""
-    found = []
-    for names in given:
+def _stripped(answer: Any, given: dict[str, dict[str, float]]) -> dict[str, dict[str, float | str]]:
+    found = {}
+    for what, names in given.items():
         after = answer({name: torch.tensor(value, dtype=torch.float64) for name, value in names.items()})
         if not isinstance(after, dict):
-            return []
-        found.append({str(name): float(value) for name, value in after.items()})
+            raise Refused(f"without_prefix must return a dict from names to tensors, not {told(after)}")
+        found[what] = {str(name): number(value) for name, value in after.items()}
     return found
 
 
@@ -85,59 +77,51 @@ WAITS = "no rank returns before the file is there"
 FULL = "when the disk is full in the middle of a write, the file of before is whole"
 
 
-@question("10.2", {ONE: 1, WAITS: 1, FULL: 1})
-def save_once(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "save_once(state, path)")
+@question("10.2", "save_once(state, path)", {ONE: 1, WAITS: 1, FULL: 1}, rests={WAITS: ONE, FULL: ONE})
+def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     old, new = rng.randrange(1000), rng.randrange(1000, 2000)
+
+    def shown(state: int | None) -> str:
+        known = {old: "the state of before", new: "the new state", None: "nothing that can be loaded"}
+        return known.get(state, "the state of another rank")
+
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "checkpoint.pt")
+        path = f"{folder}/checkpoint.pt"
         torch.save({"number": old}, path)
-        ranks = observe(_saved, answer, new, str(path), nprocs=RANKS)
-        last = _number(path)
+        ranks = ask(_saved, new, path, nprocs=RANKS)
+        (last,) = ask(_left, path)
     writers = [rank for rank, each in enumerate(ranks) if each["wrote"]]
-    one = last == new and writers == [0]
     if not writers:
         seen, hint = "nobody has saved anything", "torch.save writes. Who calls it?"
     elif writers != [0]:
         seen = f"the ranks that wrote: {', '.join(map(str, writers))}"
         hint = "All ranks hold the same weights, and there is one file. Who writes it?"
     else:
-        seen = f"the file holds {_told(last, old, new)}"
+        seen = f"the file holds {shown(last)}"
         hint = "What is in the file under the name that was asked for, when all is done?"
-    yield ONE, one, seen, hint
+    yield Finding(ONE, last == new and writers == [0], seen, hint)
     early = [rank for rank, each in enumerate(ranks) if each["found"] != new]
-    seen = (
-        f"rank {early[0]} came back and found {_told(ranks[early[0]]['found'], old, new)}" if early else seen
-    )
+    seen = f"rank {early[0]} came back and found {shown(ranks[early[0]]['found'])}" if early else ""
     hint = "Which collective lets nobody go on before all have come? And where has it to stand?"
-    yield WAITS, one and not early, seen, hint if one else "This rests on what is above; that comes first."
+    yield Finding(WAITS, not early, seen, hint)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "checkpoint.pt")
+        path = f"{folder}/checkpoint.pt"
         torch.save({"number": old}, path)
-        observe(_saved_on_a_full_disk, answer, str(path))
-        left = _number(path)
-    seen = f"it holds {_told(left, old, new)}"
-    if not one:
-        hint = "This rests on what is above; that comes first."
-    else:
-        hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
-    yield FULL, one and left == old, seen, hint
+        ask(_saved_on_a_full_disk, path)
+        (left,) = ask(_left, path)
+    hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
+    yield Finding(FULL, left == old, f"it holds {shown(left)}", hint)
 
 
-def _told(number: int | None, old: int, new: int) -> str:
-    if number is None:
-        return "nothing that can be loaded"
-    return {old: "the state of before", new: "the new state"}.get(number, "the state of another rank")
-
-
-def _number(path: Path) -> int | None:
+def _left(_: Any, path: str) -> int | None:
+    """The number in a file, in a rank of its own: the kernel does not load what an answer has saved."""
     with contextlib.suppress(Exception):
         return int(torch.load(path, weights_only=True)["number"])
     return None
 
 
+@in_group
 def _saved(answer: Any, new: int, path: str) -> dict[str, Any]:
-    dist.init_process_group("gloo")
     rank, save, wrote = dist.get_rank(), torch.save, []
 
     def slow_save(*args: Any, **kwargs: Any) -> None:
@@ -145,22 +129,15 @@ def _saved(answer: Any, new: int, path: str) -> dict[str, Any]:
         time.sleep(SLOW_SECONDS if rank == 0 else 0)
         save(*args, **kwargs)
 
-    dist.barrier()
-    torch.save = slow_save
-    try:
+    with mock.patch.object(torch, "save", slow_save):
         answer({"number": new + rank}, Path(path))
-    finally:
-        torch.save = save
-    found = _number(Path(path))
-    if dist.is_initialized():
-        dist.barrier()  # no rank leaves while another one is still at it
-    return {"wrote": bool(wrote), "found": found}
+    return {"wrote": bool(wrote), "found": _left(answer, path)}
 
 
-def _saved_on_a_full_disk(answer: Any, path: str) -> bool:
+@in_group
+def _saved_on_a_full_disk(answer: Any, path: str) -> None:
     import resource
 
-    dist.init_process_group("gloo")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     try:
@@ -168,7 +145,6 @@ def _saved_on_a_full_disk(answer: Any, path: str) -> bool:
             answer({"number": -1, "weights": torch.zeros(LIMIT)}, Path(path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    return True
 
 
 # --- 10.3 -------------------------------------------------------------------------------------------------
@@ -177,6 +153,12 @@ BARE = "a state_dict alone is loaded"
 TRAINING = "so is that in a training's checkpoint, with the prefix of DDP"
 ELSEWHERE = "so is one that was saved on a GPU which is not here"
 CODE = "a file that carries code is refused with an error, and nothing of it runs"
+OF_LOADS = {
+    BARE: "Here the file is the dict of weights itself. What does the model get?",
+    TRAINING: "Here the weights are a part of a larger dict, and their names begin with module.",
+    ELSEWHERE: "The tensors of this file remember a GPU. What tells the load where to put them instead?",
+}
+SHAPES = {"submodule.weight": (4, 3), "submodule.bias": (4,), "head.weight": (2, 4), "head.bias": (2,)}
 
 
 class _Net(nn.Module):
@@ -194,62 +176,50 @@ class _Code:
         return os.mkdir, (self.folder,)
 
 
-@question("10.3", {BARE: 1, TRAINING: 1, ELSEWHERE: 1, CODE: 1})
-def load_any(answer: Any, rng: random.Random) -> Found:
-    a_function(answer, "load_any(path, model)")
+@question("10.3", "load_any(path, model)", {BARE: 1, TRAINING: 1, ELSEWHERE: 1, CODE: 1})
+def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    seeds = {what: rng.randrange(2**31) for what in OF_LOADS}
     with tempfile.TemporaryDirectory() as folder:
-        seeds = {what: rng.randrange(2**31) for what in (BARE, TRAINING, ELSEWHERE)}
-        paths = {what: str(Path(folder, f"{i}.pt")) for i, what in enumerate((*seeds, CODE))}
-        observe(_write_three, seeds, paths, str(Path(folder, "it ran")))
-        (loaded,) = observe(_loaded, answer, paths)
+        paths = {what: f"{folder}/{i}.pt" for i, what in enumerate((*seeds, CODE))}
+        ask(_written, seeds, paths, f"{folder}/it ran")
+        (loaded,) = ask(_loaded, paths)
         ran = Path(folder, "it ran").exists()
-    hints = {
-        BARE: "Here the file is the dict of weights itself. What does the model get?",
-        TRAINING: "Here the weights are a part of a larger dict, and their names begin with module.",
-        ELSEWHERE: "The tensors of this file remember a GPU. What tells the load where to put them instead?",
-    }
-    for what, hint in hints.items():
-        state, error = loaded[what]
-        right = {name: tensor.clone() for name, tensor in _model(seeds[what]).state_dict().items()}
-        ok = state.keys() == right.keys() and all(torch.equal(state[name], right[name]) for name in right)
+    for what, seed in seeds.items():
+        right = {name: tensor.tolist() for name, tensor in _weights(seed).items()}
+        state, error = loaded[what]["state"], loaded[what]["error"]
         seen = error or "the model has other weights than the file"
-        yield what, ok, seen, hint
+        yield Finding(what, state == right and not error, seen, OF_LOADS[what])
     if ran:
-        seen, hint = (
-            "the file made a folder when it was loaded",
-            "Which argument makes a load read only data?",
-        )
+        seen = "the file made a folder when it was loaded"
+        hint = "Which argument makes a load read only data?"
     else:
-        seen, hint = (
-            "no error was raised",
-            "Nobody must take an unloaded model for a loaded one: let it be heard.",
-        )
-    yield CODE, not ran and bool(loaded[CODE][1]), seen, hint
+        seen = "no error was raised"
+        hint = "Nobody must take an unloaded model for a loaded one: let it be heard."
+    yield Finding(CODE, not ran and loaded[CODE]["error"] != "", seen, hint)
 
 
-def _model(seed: int) -> _Net:
-    torch.manual_seed(seed)
-    return _Net()
+def _weights(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def _write_three(seeds: dict[str, int], paths: dict[str, str], folder: str) -> bool:
-    torch.save(_model(seeds[BARE]).state_dict(), paths[BARE])
-    prefixed = {f"module.{name}": value for name, value in _model(seeds[TRAINING]).state_dict().items()}
+def _written(_: Any, seeds: dict[str, int], paths: dict[str, str], folder: str) -> None:
+    """The files, in a rank of their own: it labels whatever it saves from then on."""
+    torch.save(_weights(seeds[BARE]), paths[BARE])
+    prefixed = {f"module.{name}": value for name, value in _weights(seeds[TRAINING]).items()}
     torch.save({"model": prefixed, "epoch": 3, "optimizer": {"lr": 0.1}}, paths[TRAINING])
-    torch.save({"model": _model(0).state_dict(), "best": _Code(folder)}, paths[CODE])
-    # last: from here on, this process labels whatever it saves
+    torch.save({"model": _weights(0), "best": _Code(folder)}, paths[CODE])
     torch.serialization.register_package(0, lambda storage: "cuda:63", lambda storage, label: None)
-    torch.save({"model": _model(seeds[ELSEWHERE]).state_dict()}, paths[ELSEWHERE])
-    return True
+    torch.save({"model": _weights(seeds[ELSEWHERE])}, paths[ELSEWHERE])
 
 
 def _loaded(answer: Any, paths: dict[str, str]) -> dict[str, Any]:
     found = {}
     for what, path in paths.items():
-        model, error = _model(1), ""
+        model, error = _Net(), ""
         try:
             answer(Path(path), model)
-        except Exception as reason:
-            error = f"{type(reason).__name__}: {(str(reason).splitlines() or [''])[0]:.120}"
-        found[what] = ({name: value.clone() for name, value in model.state_dict().items()}, error)
+        except Exception as raised:
+            error = reason(raised)
+        found[what] = {"state": model.state_dict(), "error": error}
     return found

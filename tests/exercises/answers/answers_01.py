@@ -191,7 +191,7 @@ class ForgetsSuper(nn.Module):
         self.register_buffer("mean", mean)
 
 
-@wrong("01.2", hint="is a class, a nn.Module")
+@wrong("01.2", hint="is a class, an nn.Module")
 def a_plain_function(x):
     return x
 

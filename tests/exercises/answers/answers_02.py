@@ -217,7 +217,7 @@ def steps_along_the_sum(model, loader, optimizer):
     return total / len(loader.dataset)
 
 
-@wrong("02.3", CLEARED, MODE, hint="It shall return the mean loss")
+@wrong("02.3", CLEARED, MODE, hint="It must return the mean loss")
 def returns_nothing(model, loader, optimizer):
     epoch()(model, loader, optimizer)
 

@@ -57,17 +57,17 @@ def the_batch_for_each(batch_size, devices):
     return [batch_size] * devices
 
 
-@wrong("03.1", hint="shall return a list of whole numbers")
+@wrong("03.1", hint="must return a list of whole numbers")
 def halves_of_samples(batch_size, devices):
     return [batch_size / devices + 0.5] * devices
 
 
-@wrong("03.1", hint="shall return a list of whole numbers")
+@wrong("03.1", hint="must return a list of whole numbers")
 def as_text(batch_size, devices):
     return str(batch_size // devices)
 
 
-@wrong("03.1", hint="shall return a list of whole numbers")
+@wrong("03.1", hint="must return a list of whole numbers")
 def without_end(batch_size, devices):
     return [float("inf")]
 
@@ -77,12 +77,12 @@ def none_at_all(batch_size, devices):
     return []
 
 
-@wrong("03.1", hint="shall return a list of whole numbers")
+@wrong("03.1", hint="must return a list of whole numbers")
 def one_number(batch_size, devices):
     return batch_size // devices
 
 
-@wrong("03.1", hint="shall return a list of whole numbers")
+@wrong("03.1", hint="must return a list of whole numbers")
 def tensors(batch_size, devices):
     return torch.arange(batch_size).chunk(devices)
 
@@ -155,7 +155,7 @@ def forgets_the_last(losses, batch_size):
     return (losses * size).sum() / batch_size
 
 
-@wrong("03.2", hint="shall return one number")
+@wrong("03.2", hint="must return one number")
 def one_for_each(losses, batch_size):
     return losses * sizes_of(losses, batch_size) / batch_size
 
@@ -289,7 +289,7 @@ def not_a_number(model, x, y, devices):
     return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)))), y) * float("nan")
 
 
-@wrong("03.3", hint="shall return one number")
+@wrong("03.3", hint="must return one number")
 def the_vector(model, x, y, devices):
     return losses_of(model, x, y, devices)
 

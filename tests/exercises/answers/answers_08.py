@@ -72,7 +72,7 @@ def rank_as_local_rank(argv):
     return args
 
 
-@wrong("08.1", TOLD, OLD, hint="What shall hold then?")
+@wrong("08.1", TOLD, OLD, hint="What must hold then?")
 def only_launched(argv):
     args = parser("--local-rank").parse_args(argv)
     for name in ("rank", "local_rank", "world_size"):

@@ -208,7 +208,7 @@ def another_collective(size):
     return 0.03
 
 
-@wrong("09.2", hint="rank 0 returned None")
+@wrong("09.2", hint="rank 0 returned nothing")
 def prints_it(size):
     print(slowest(statistics.median(calls_of(torch.zeros(size // 4)))))
 

@@ -55,12 +55,12 @@ def takes_the_last_parts(weights):
     return {name.rpartition("module.")[2]: value for name, value in weights.items()}
 
 
-@wrong("10.1", hint="shall return a dict")
+@wrong("10.1", hint="must return a dict")
 def the_names_alone(weights):
     return [name.removeprefix("module.") for name in weights]
 
 
-@wrong("10.1", hint="shall return a dict")
+@wrong("10.1", hint="must return a dict")
 def in_place_and_no_return(weights):
     nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")
 
