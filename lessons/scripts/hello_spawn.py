@@ -37,7 +37,8 @@ def hello(rank, world_size, port, program, args):
     ready = time.time()
     # Reads what was set above. With gloo it returns when all of world_size are there.
     dist.init_process_group(backend)
-    print(f"process {os.getpid()}: I am rank {rank} of {world_size}", flush=True)
+    # With its end in one piece: print() may write the two apart, and the ranks share this output.
+    print(f"process {os.getpid()}: I am rank {rank} of {world_size}\n", end="", flush=True)
     if rank != args.absent:
         # Returns when all ranks have called it.
         dist.barrier()
@@ -54,8 +55,8 @@ def hello(rank, world_size, port, program, args):
     if rank == 0:
         print(f"the numbers of the ranks, 1 to {world_size}, add up to {total.item():g}")
         start, imports = BEGAN - program["spawned"], IMPORTED - BEGAN
-        print(f"start {start:.2f} s, import {imports:.2f} s, ", end="")
-        print(f"rendezvous {met - ready:.2f} s, work {done - met:.2f} s", flush=True)
+        before = f"start {start:.2f} s, import {imports:.2f} s"
+        print(f"{before}, rendezvous {met - ready:.2f} s, work {done - met:.2f} s", flush=True)
 
 
 def tell_environment(rank, world_size, port, args):

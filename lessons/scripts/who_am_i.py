@@ -25,7 +25,8 @@ def main():
     device, backend = place()
     dist.init_process_group(backend)
     told = "  ".join(f"{name}={os.environ[name]}" for name in TOLD)
-    print(f"{told}  {device}", flush=True)
+    # With its end in one piece: print() may write the two apart, and the ranks share this output.
+    print(f"{told}  {device}\n", end="", flush=True)
     # PyTorch counts in the same way: over all nodes.
     assert dist.get_rank() == int(os.environ["RANK"])
     assert dist.get_world_size() == int(os.environ["WORLD_SIZE"])

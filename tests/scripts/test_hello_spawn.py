@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -80,12 +81,15 @@ def test_one_rank_alone(environment: dict[str, str]) -> None:
     ],
 )
 def test_wrong_arguments_are_told_before_anything_starts(
-    words: list[str], said: str, environment: dict[str, str]
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = terminal(environment, HELLO, *words)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(said)
-    assert done.stdout == ""
+    monkeypatch.setattr(sys, "argv", [str(HELLO), *words])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(HELLO), run_name="__main__")
+    told = capsys.readouterr()
+    assert caught.value.code == 2
+    assert told.err.splitlines()[-1].endswith(said)
+    assert told.out == ""
 
 
 def settled(where: str, ranks: int) -> Any:
@@ -156,6 +160,32 @@ def test_two_trainings_on_one_port(environment: dict[str, str], port: int) -> No
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe that keeps writes apart")
+@pytest.mark.parametrize("script", [HELLO, WHO])
+def test_a_line_of_a_rank_is_one_write(script: Path, environment: dict[str, str]) -> None:
+    """Where Python does not buffer, print() writes a line's end apart, and another's line comes between."""
+    reading, writing = os.pipe2(os.O_DIRECT)  # who reads gets one write at a time
+    command = [sys.executable, str(HELLO), "--work", "0"]
+    if script == WHO:
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            str(WHO),
+        ]
+    unbuffered = environment | {"PYTHONUNBUFFERED": "1"}
+    with open(reading, "rb", buffering=0) as pipe:
+        with open(writing, "wb") as end:
+            program = subprocess.Popen(command, stdout=end, env=unbuffered)
+        writes = list(iter(lambda: pipe.read(4096).decode(), ""))
+    assert program.wait(LONG) == 0
+    of_ranks = [each for each in writes if "I am rank" in each or "WORLD_SIZE=" in each]
+    assert len(of_ranks) == 2
+    assert all(each.endswith("\n") for each in of_ranks)
 
 
 def test_two_trainings_at_once_without_a_number(environment: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ import torch
 from course_lib import Run, load_checkpoint, save_checkpoint, torchrun
 from tests.support.processes import wait_for
 
+pytestmark = pytest.mark.usefixtures("digits_are_there")
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "lessons/scripts/train_resume.py"
 # 20 steps an epoch on one rank, 21 on three; many more than are made before the kill, which may come late
