@@ -7,10 +7,15 @@ IN_VENV = VIRTUAL_ENV="$(VENV)" PATH="$(VENV)/bin:$$PATH" \
           JUPYTER_PATH="$(VENV)/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}"
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 START = /lab/tree/lessons/00_start_here.ipynb
-NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -n 2 --dist loadfile
-RANK_COUNTS = tests/notebooks/test_rank_counts.py
+NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=120
+SIDE_BY_SIDE = -n 2  # which tests stay together: tests/conftest.py
 
-.PHONY: help setup lab test lint lesson look bench
+# What `make oldest` runs: the library's core, and the lessons that use most of it
+OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.py tests/exercises/test_check.py \
+               tests/data tests/rank/test_recorder.py
+OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
+
+.PHONY: help setup lab test oldest lint lesson look bench
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -18,16 +23,27 @@ help:  ## this list
 setup:  ## make .venv with all that the course needs; at once when nothing changed
 	@command -v "$(PYTHON)" >/dev/null || { echo "Set-up stopped: there is no $(PYTHON) here: install Python 3.11 or newer," \
 	    "or name one, as in \`PYTHON=python3.12 make setup\`." >&2; exit 1; }
-	@"$(PYTHON)" .ci/setup.py
+	@"$(PYTHON)" .ci/setup.py $(SETUP_ARGS)
 
 lab: setup  ## open JupyterLab on the first lesson; ARGS=--no-browser on a server without a screen
 	@$(IN_VENV) python -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 	    --LabApp.default_url=$(START) $(AS_ROOT) $(ARGS)
 
 test: lint  ## everything that CI runs: lint, the tests, every notebook from top to bottom
-	@$(IN_VENV) python -m pytest --durations=10 --ignore=$(RANK_COUNTS)
-	@$(IN_VENV) python -m pytest $(NBVAL) --durations=10 lessons solutions exercises $(RANK_COUNTS)
+	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 \
+	    lessons solutions exercises tests
+	@$(IN_VENV) python -m pytest -m alone --durations=10
 	@echo "make test: lint, tests and notebooks passed."
+
+# Its own COURSE_HOME: the digits of a newer matplotlib would hide what this one draws.
+oldest: VENV := $(CURDIR)/.venv-oldest
+oldest: export COURSE_HOME = $(VENV)/course-home
+oldest:  ## doctor, core tests and four lessons with the lowest versions that pyproject.toml allows (.venv-oldest)
+	@$(MAKE) --no-print-directory setup SETUP_ARGS=--oldest
+	@$(IN_VENV) python -m course_lib doctor
+	@$(IN_VENV) python -m pytest --durations=10 $(OLDEST_TESTS)
+	@$(IN_VENV) python -m pytest $(NBVAL) --durations=10 $(OLDEST_LESSONS)
+	@echo "make oldest: doctor, tests and notebooks passed with the lowest versions."
 
 lint: setup  ## ruff: rules and format
 	@$(IN_VENV) python -m ruff check
@@ -41,3 +57,4 @@ look: setup  ## the same in a real JupyterLab, as pictures of what a learner see
 
 bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)
+	@COURSE_KERNELS=30 $(IN_VENV) python -m pytest -sq tests/faults/test_many.py -k kernels

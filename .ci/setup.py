@@ -1,5 +1,6 @@
 """`make setup`: makes .venv and puts the course, with all that its tests need, into it.
 
+With --oldest, for `make oldest`, it makes .venv-oldest, with the lowest versions that pyproject.toml allows.
 Standard library only, and plain enough for Python 3.6, so that an old Python can be told that it is old.
 A stamp in .venv is written at the very end. While it stands and pyproject.toml asks for the same, nothing is
 done. Where it is missing (the first run, a run that failed or was interrupted) everything is gone through,
@@ -22,7 +23,9 @@ except ImportError:  # Windows
     fcntl = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-VENV = os.path.join(ROOT, ".venv")
+OLDEST = "--oldest" in sys.argv[1:]
+NAME = ".venv-oldest" if OLDEST else ".venv"
+VENV = os.path.join(ROOT, NAME)
 PROGRAMS = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(PROGRAMS, "python.exe" if os.name == "nt" else "python")
 STAMP = os.path.join(VENV, "course-setup-done")
@@ -66,7 +69,7 @@ def set_up():
     check_the_torch_pair()
     write(LAB_SETTINGS, json.dumps(NO_NEWS, indent=2))
     write(STAMP, wanted())
-    print("Set-up done: the course is in .venv.")
+    print(f"Set-up done: the course is in {NAME}.")
 
 
 def wanted():
@@ -103,7 +106,7 @@ def wait_for_another_set_up():
 
 def follow_a_move():
     """The programs in .venv name its folder: after a move or a copy, let them name the new one."""
-    old = os.path.join((stamp().splitlines() or [ROOT])[0], ".venv")
+    old = os.path.join((stamp().splitlines() or [ROOT])[0], NAME)
     if old == VENV:
         return
     old, new = os.fsencode(old), os.fsencode(VENV)
@@ -127,7 +130,7 @@ def check_the_version():
         raise Fault(f"this is Python {this} and {needed}: name one, as in `PYTHON=python3.12 make setup`.")
     if found is not None and found < oldest:
         raise Fault(
-            f".venv holds Python {found[0]}.{found[1]} and {needed}: remove the folder .venv and name"
+            f"{NAME} holds Python {found[0]}.{found[1]} and {needed}: remove the folder {NAME} and name"
             " a newer Python, as in `PYTHON=python3.12 make setup`."
         )
 
@@ -158,10 +161,10 @@ def check_the_space():
         staying = max(staying - size_of(VENV) / 1e9, 0.5)
     free = shutil.disk_usage(ROOT).free / 1e9
     if free < staying + downloads:
-        smaller = "" if there else ", or put PyTorch's smaller CPU build into .venv first, as the README says"
+        smaller = f", or put PyTorch's smaller CPU build into {NAME} first, as the README says"
         raise Fault(
-            f"the disk is too full: making .venv takes about {staying + downloads:.1f} GB, of which"
-            f" {staying:.1f} GB stay, and {free:.1f} GB are free: make room{smaller}."
+            f"the disk is too full: making {NAME} takes about {staying + downloads:.1f} GB, of which"
+            f" {staying:.1f} GB stay, and {free:.1f} GB are free: make room{'' if there else smaller}."
         )
     return [] if free > staying + 2 * downloads else ["--no-cache-dir"]
 
@@ -195,7 +198,7 @@ def make_venv():
                 "this Python cannot make virtual environments: on Debian and Ubuntu,"
                 f" `sudo apt install {package}`, then run the same command again."
             )
-    raise Fault(f"`{sys.executable} -m venv .venv` failed: {last_line(run.stdout)}")
+    raise Fault(f"`{sys.executable} -m venv {NAME}` failed: {last_line(run.stdout)}")
 
 
 def forget_half_installed():
@@ -208,9 +211,11 @@ def forget_half_installed():
 
 def install(options):
     if not installed("torch"):
-        print("Making .venv: this downloads PyTorch and takes some minutes.", flush=True)
+        print(f"Making {NAME}: this downloads PyTorch and takes some minutes.", flush=True)
     write(LOG, "")
-    write(KEPT, kept_torch())
+    write(KEPT, lowest_versions() if OLDEST else kept_torch())
+    if OLDEST:
+        options = [*options, "--only-binary", ":all:"]  # what a learner would have to build is not promised
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
     try:
         with subprocess.Popen(
@@ -230,7 +235,7 @@ def install(options):
     check_for_full_disk(told)
     errors = re.findall(r"(?m)^\s*ERROR: (?!Exception:|ResolutionImpossible)(.*)$", told)
     error = errors[-1] if errors else last_line(told)
-    error += " (all that pip said: .venv/{})".format(os.path.basename(LOG))
+    error += " (all that pip said: {}/{})".format(NAME, os.path.basename(LOG))
     if NO_NETWORK.search(told + read(LOG)):
         raise Fault(f"pip could not reach the package index, is there a network? Its last line: {error}")
     if "No matching distribution" in error:
@@ -247,6 +252,12 @@ def kept_torch():
         if numbers(version) >= numbers(oldest):
             return "torch==" + version
     return ""
+
+
+def lowest_versions():
+    """Lines that make pip take the lowest release of all that pyproject.toml names."""
+    bounds = re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)"', read(os.path.join(ROOT, "pyproject.toml")))
+    return "".join("{}=={}\n".format(*bound) for bound in bounds)
 
 
 def numbers(version):
@@ -268,7 +279,7 @@ def check_the_torch_pair():
     pair = installed("torch") + installed("torchvision")
     names = " and ".join(os.path.basename(path)[: -len(".dist-info")].replace("-", " ") for path in pair)
     raise Fault(
-        f"{names} do not work together ({last_line(run.stdout)}): `.venv/bin/python -m pip uninstall -y"
+        f"{names} do not work together ({last_line(run.stdout)}): `{NAME}/bin/python -m pip uninstall -y"
         " torch torchvision`, then take both from one place, by `make setup` or as the README says."
     )
 

@@ -44,6 +44,8 @@ TRAIN_FONTS = (
     *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-BoldItalic"),
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmti10"),
 )
+# matplotlib before 3.11 has no cmti10: another typeface takes its place, and all other pictures stay the same
+STAND_INS = {"cmti10": "STIXGeneral"}
 TEST_FONTS = ("DejaVuSansMono-BoldOblique", "DejaVuSerif-Italic", "STIXGeneralBolIta", "cmss10", "cmtt10")
 
 _SHAPES = {"images-idx3-ubyte": (28, 28), "labels-idx1-ubyte": ()}  # of one picture, of one label
@@ -73,7 +75,8 @@ def digits(
     The first call makes the digits (about a second): set in many typefaces, bent, turned, shifted, noised.
     The 2,000 test digits are set in typefaces that the 18,000 training digits never show; every class has
     the same number. One machine makes the same bytes each time; another processor may round a pixel
-    differently. ``torchvision.datasets.MNIST(root)`` loads the files too. First met in lesson 02.
+    differently, and matplotlib before 3.11 lacks one typeface of the sixteen, for which another stands in.
+    ``torchvision.datasets.MNIST(root)`` loads the files too. First met in lesson 02.
 
     Parameters
     ----------
@@ -233,9 +236,12 @@ def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
     import torch
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     sheets = []
     for name in fonts:
-        path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
+        path = folder / f"{name}.ttf"
+        if name in STAND_INS and not path.exists():
+            path = folder / f"{STAND_INS[name]}.ttf"
         try:
             font = ImageFont.truetype(path, 100, layout_engine=ImageFont.Layout.BASIC)
         except OSError as error:
