@@ -1,15 +1,49 @@
-"""What all tests share: a course folder of their own."""
+"""What all tests share: a course folder of their own; and which of them one process runs in a row."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+# They make something once for all of their tests.
+TOGETHER = (
+    "test_dashboard.py",
+    "test_digits.py",
+    "test_notebook_kernel.py",
+    "test_setup.py",
+    "test_train_ddp.py",
+)
 
 
 @pytest.fixture(autouse=True)
 def course_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test keeps its runs in a folder of its own; the data set is made once for all of them."""
+    """Every test keeps its runs in a folder of its own, which is not there yet."""
     home = tmp_path / "course-home"
     monkeypatch.setenv("COURSE_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def digits_are_there(course_home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In the course's folder; they are made once for all tests that want them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "data"
+    shared.mkdir(exist_ok=True)
+    course_home.mkdir(mode=0o700)
+    (course_home / "data").symlink_to(shared)
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not there, there is no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side each test is a piece of work of its own; but the cells of a notebook stay together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Apart(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if path.endswith((".ipynb", *TOGETHER)) else nodeid
+
+    return Apart(config, log)

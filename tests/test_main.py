@@ -10,6 +10,7 @@ import pytest
 from course_lib import __main__ as command
 
 
+@pytest.mark.usefixtures("digits_are_there")
 def test_doctor_on_this_machine() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "course_lib", "doctor"], capture_output=True, text=True, timeout=300

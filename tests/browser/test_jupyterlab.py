@@ -10,12 +10,12 @@ from typing import Any
 
 import nbformat
 import pytest
+
+from tests.support.lab import Lab, Notebook, fresh_page
 from tests.support.needs import require
 from tests.support.processes import processes_marked, wait_for
 
-from tests.support.lab import Lab, Notebook, fresh_page
-
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.alone]
 LESSON = "lessons/06_ddp_with_spawn.ipynb"
 PATIENCE = """
 def patience():

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.processes import wait_for
 
 from course_lib import RankError, RankTimeout, Run, torchrun
 from tests.support.kernels import Kernel, alive
+from tests.support.processes import wait_for
 from tests.support.programs import (
     ENDS,
     ENOUGH,
@@ -88,7 +88,13 @@ def test_a_rank_raises_while_the_others_wait(tmp_path: Path, monkeypatch: pytest
     assert "runpy" not in error.run.logs[1], "the traceback is as without the course around it"
 
 
-@pytest.mark.parametrize("how", ENDS)
+# One of each way that a fault takes through torchrun: told by the rank, by its exit code, by a signal; a wait
+# for one who has joined, for one who has not, for one who is gone. (All of them: test_launch_faults.py.)
+ENDS_HERE = ("an exception in a worker of a DataLoader", "os._exit", "sys.exit", "SIGKILL")
+HANGS_HERE = ("a rank never calls the collective", "a rank does not join", "a rank has returned")
+
+
+@pytest.mark.parametrize("how", ENDS_HERE)
 def test_how_a_rank_ends(how: str, tmp_path: Path) -> None:
     source, words = ENDS[how]
     error = failing(script(tmp_path, calling_work(source)), nproc_per_node=1)
@@ -147,7 +153,7 @@ def test_a_wrong_call_is_told_in_a_sentence(
 # --- ranks that hang --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize("how", HANGS_HERE)
 def test_a_timeout_names_the_odd_one_out(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, why, doing = HANGS[how]
     path = script(tmp_path, calling_work(source).lstrip())
