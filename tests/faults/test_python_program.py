@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.processes import wait_for
 
 from course_lib import RankError, RankTimeout, Run, python
 from course_lib.launcher import watch
 from tests.support.kernels import Kernel
+from tests.support.processes import wait_for
 from tests.support.programs import assert_none_left, script, timeless
 
 quiet_python = functools.partial(python, dashboard=False)

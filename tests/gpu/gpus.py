@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
-from tests.support.processes import wait_for
 
 from tests.support.cells import quiet_launch
+from tests.support.processes import wait_for
 
 MIB = 1 << 20
 SLACK = 64 * MIB  # the driver's own use moves by a few MiB; a rank's CUDA context takes hundreds

@@ -25,11 +25,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.processes import wait_for
 
 from course_lib import RankError, RankTimeout, Run, launch
 from course_lib.launcher import watch
 from tests.support.cells import cell, quiet_launch
+from tests.support.processes import wait_for
 
 
 def gone(run: Run) -> bool:

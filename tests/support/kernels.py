@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 
 import psutil
+
 from tests.support.processes import processes_marked, wait_for
 
 MARK = "COURSE_FAULT_MARK"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from tests.support.processes import wait_for
 
 CHROMIUM_ARGUMENTS = [
