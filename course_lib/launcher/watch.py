@@ -89,8 +89,8 @@ def _follow(
 
 
 def _timed_out(run: Run, ranks: Ranks | Program, timeout: float | None) -> failed.RankTimeout:
-    lines = [f"rank {rank} {doing}" for rank, doing in waiting.whereabouts(run, ranks.exit_codes()).items()]
     why = waiting.for_whom(run, ranks.exit_codes())
+    lines = [f"rank {rank} {doing}" for rank, doing in waiting.whereabouts(run, ranks.exit_codes()).items()]
     head = f"not done after {timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
     return failed.RankTimeout("\n".join([head, "", *lines]), None, run)
 

@@ -19,7 +19,7 @@ from ..run_folder import RankFiles
 if TYPE_CHECKING:
     from ..run.run import Run
 
-STACK_SECONDS = 0.3  # how long the ranks get to write their stacks down
+STACK_SECONDS = 1.0  # how long the ranks get to write their stacks down; it takes them some milliseconds
 MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
 THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from ..frames import Place, is_learners, is_ours, line_of, with_source
-from ..run_folder import ASKED, ENDING, STARTING, RankFiles
+from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
 from .failed import SIGNALS, failure_of
 from .stacks import ask_stacks, python_stack
 
@@ -99,18 +99,18 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
         return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
-    stack, facts = python_stack(run, rank), run.facts(rank)
-    if _is_in_the_learners_code(stack):
-        return _in_the_learners_code(stack, _record(run, rank))
-    phase = facts.get("phase", STARTING)
-    if phase == ENDING:
-        return "was ending"
+    record, facts, stack = _record(run, rank), run.facts(rank), python_stack(run, rank)
     if not stack and facts and not _lives(run, rank):
         return "had ended"  # a program ends its other ranks when one has failed
-    if phase == STARTING or not stack:
-        return "was starting"
-    file, _, function = stack[0]
-    return "was at work" if is_ours(file) else f"was in {function}"
+    stack = stack or record.get("stack", [])  # on a busy machine it may not have got the time to answer
+    if _is_in_the_learners_code(stack):
+        return _in_the_learners_code(stack, record)
+    phase = facts.get("phase", STARTING)
+    if phase != AT_WORK:
+        return "was ending" if phase == ENDING else "was starting"
+    if not stack or is_ours(stack[0][0]):
+        return "was at work"
+    return f"was in {stack[0][2]}"
 
 
 def stalled(run: Run) -> str:

@@ -198,6 +198,16 @@ def test_a_rank_that_cannot_answer_waits_where_its_stack_says() -> None:
     assert odd_one_out(run) == "rank 1 never called barrier (collective 1), in which ranks 0, 2 waited"
 
 
+def test_a_rank_that_got_no_time_to_write_its_stack_was_where_its_record_says() -> None:
+    run = run_of(waits(5, stood=3), None, None)
+    for rank in range(3):
+        files = RankFiles(run.folder, rank)
+        files.facts.write_text(json.dumps({"pid": os.getpid()} | ({"phase": "at work"} if rank < 2 else {})))
+        files.stack.write_text("main thread 0x00ff\n")
+    assert doing(run, 0, None).startswith("waited in all_reduce for 3.")
+    assert (doing(run, 1, None), doing(run, 2, None)) == ("was at work", "was starting")
+
+
 def test_the_record_of_a_rank_that_is_gone_is_its_last_word() -> None:
     run = run_of(waits(5), elsewhere({"0": 4}))
     (run.folder / ASKED).touch()
