@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ TOGETHER = (
     "test_setup.py",
     "test_train_ddp.py",
 )
+
+
+def pytest_configure() -> None:
+    """Ctrl-C ends what the tests start, though a shell starts its background jobs (`make test &`) deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
