@@ -20,7 +20,7 @@ TOGETHER = (
 
 
 def pytest_configure() -> None:
-    """Ctrl-C ends what the tests start, though a shell starts its background jobs (`make test &`) deaf to it."""
+    """Ctrl-C ends what the tests start, though a shell makes its background jobs (`make test &`) deaf."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-import time
 import tomllib
 import types
 import urllib.request
