@@ -95,7 +95,10 @@ def _run(job: Job) -> Any:
 
     linecache.cache.update(job.cells)
     torch.set_num_threads(job.threads)
-    if "numpy" in sys.modules:  # forked processes share NumPy's random state; fresh ones would not
+    # Forked processes share their random state, and so would the next launch; fresh ones draw a seed each, as
+    # Python's own `random` does after a fork.
+    torch.seed()
+    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     function, args, kwargs = pickle.loads(job.call)
     _note(AT_WORK)

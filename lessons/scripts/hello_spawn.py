@@ -36,7 +36,7 @@ def hello(rank, world_size, port, program, args):
     device, backend = place()
     ready = time.time()
     # Reads what was set above. With gloo it returns when all of world_size are there.
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     # With its end in one piece: print() may write the two apart, and the ranks share this output.
     print(f"process {os.getpid()}: I am rank {rank} of {world_size}\n", end="", flush=True)
     if rank != args.absent:

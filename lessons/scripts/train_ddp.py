@@ -4,16 +4,18 @@
     torchrun --standalone --nproc-per-node=2 train_ddp.py        two ranks on this machine
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_ddp.py --checkpoint digits.pt
 
-With --checkpoint it can be killed at any time: started again, by you or by torchrun, it goes on after the
-last epoch that was completed. (Over gloo, ranks that torch 2.15 restarts may meet at the store of the attempt
-before: put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun.) To train something of your own, change
-`ConvNet` and the two lines that call `digits`. The rest stays.
+With --checkpoint, started again, by you or by torchrun, it goes on after the last epoch that was completed,
+or where it was when it was asked to end (SIGTERM, which clusters send). It needs PyTorch alone. (Over gloo,
+put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that torch 2.15 restarts may meet at the
+store of the attempt before.) To train something of your own, change `ConvNet` and `digits`. The rest stays.
 """
 
 import argparse
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,12 +23,29 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-# Not needed for training: place() picks a device and a backend, track() and log() feed the course's figures
-# and do nothing where nobody watches.
-from course_lib import digits, log, place, track
+try:  # the course's digits, and its figures: track() and log() do nothing where nobody watches
+    from course_lib import digits, log, place, track
+except ImportError:  # this file alone trains all the same
+
+    def place():
+        if not torch.cuda.is_available():
+            return torch.device("cpu"), "gloo"
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+        return device, "nccl"
+
+    def digits(train=True):
+        """Ten fixed patterns in noise take the digits' place."""
+        chance = torch.Generator().manual_seed(int(train))
+        labels = torch.randint(10, (18_000 if train else 2_000,), generator=chance)
+        patterns = torch.rand(10, 1, 28, 28, generator=torch.Generator().manual_seed(2))
+        return TensorDataset(patterns[labels] + torch.randn(len(labels), 1, 28, 28, generator=chance), labels)
+
+    track, log = iter, dict  # they change nothing
 
 
 class ConvNet(nn.Sequential):
@@ -50,7 +69,7 @@ class ConvNet(nn.Sequential):
 def evaluate(model, device):
     """Accuracy on the held-out digits, the same number on every rank."""
     data = digits(train=False)
-    # Every digit on exactly one rank. A DistributedSampler would repeat some to make the shards equally long.
+    # Every digit on one rank. A DistributedSampler would repeat some to make the shards equally long.
     mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, judged
     model.eval()
@@ -66,110 +85,116 @@ def evaluate(model, device):
 
 
 def progress(batches, total, what):
-    """Pass the batches through; rank 0 shows how far it is, in a line that is written anew.
-
-    To the terminal alone: in a file every version of the line would stay.
-    """
+    """Pass the batches through; rank 0 shows in a terminal how far it is (in a file all would stay)."""
     shown = -1 if dist.get_rank() == 0 and sys.stderr.isatty() else 100
     for step, batch in enumerate(batches, start=1):
         yield batch
         if (percent := 100 * step // total) > shown:
             shown = percent
-            bar = "#" * (percent // 4)
-            print(f"\r{what} [{bar:<25}] {step}/{total}", end="", file=sys.stderr, flush=True)
-            if step == total:
-                print("\r\033[K", end="", file=sys.stderr, flush=True)  # the bar goes, the results come
+            end = "\r\033[K" if step == total else ""  # the bar goes, the results come
+            bar = f"\r{what} [{'#' * (percent // 4):<25}] {step}/{total}"
+            print(bar, end=end, file=sys.stderr, flush=True)
 
 
-def save(path, epoch, width, model, optimizer):
-    """Write the checkpoint. One rank does it: all have the same weights and the same optimizer state."""
-    state = {
-        "epoch": epoch,
-        "width": width,
-        # Of the module inside the wrapper: its names carry no "module." and load into a plain ConvNet.
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
-    # First beside the target, then renamed: a kill leaves the old file or the new one, never half.
-    part = path.with_name(path.name + ".part")
-    torch.save(state, part)
-    os.replace(part, path)
+def resume(path, width, device):
+    """What to go on from, or None; SystemExit says in one line why the file cannot be used.
 
-
-def load(path, width):
-    """The checkpoint, its tensors on the CPU; SystemExit says in one line why it cannot be used."""
+    Rank 0 looks whether there is a file, and tells the others: ranks that looked for themselves might find
+    different things, start with different epochs, and hang. If one cannot read it, none goes on.
+    """
+    there = torch.tensor(int(path is not None and path.exists()), device=device)
+    dist.broadcast(there, src=0)
+    if not there:
+        return None
+    state, fault = None, ""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
         if state["width"] != width:
-            sys.exit(f"{path} is of a network of width {state['width']}; add --width {state['width']}")
-        return {name: state[name] for name in ("epoch", "model", "optimizer")}
+            fault = f"is of a network of width {state['width']}; add --width {state['width']}"
+        state = {name: state[name] for name in ("epoch", "step", "model", "optimizer")}
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        sys.exit(f"{path} is no checkpoint of this program: {type(error).__name__}: {reason:.100}")
-
-
-def resume(args):
-    """What to go on from, the same on every rank, or None.
-
-    Rank 0 looks and tells the others: ranks that looked for themselves might see different files, start with
-    different epochs, and hang.
-    """
-    path = args.checkpoint if args.checkpoint and args.checkpoint.exists() else args.resume
-    found = [None, True]  # the checkpoint, and whether all is well
-    if dist.get_rank() == 0 and path is not None:
-        try:
-            found[0] = load(path, args.width)
-        except SystemExit as error:
-            print(error, file=sys.stderr, flush=True)
-            found[1] = False
-    dist.broadcast_object_list(found, src=0)
-    state, well = found
-    if not well:
-        sys.exit(1)
+        fault = fault or f"is no checkpoint of this program: {type(error).__name__}: {reason:.100}"
+    faults = torch.tensor(int(fault != ""), device=device)
+    dist.all_reduce(faults)
+    if faults:
+        one_tells = fault and (dist.get_rank() == 0 or faults < dist.get_world_size())
+        sys.exit(f"{path} {fault}" if one_tells else 1)
     return state
 
 
+@record  # when a rank raises, torchrun's report shows its traceback
 def train(args):
     """What every rank runs. Nothing in here knows who started the processes."""
     device, backend = place()
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    else:  # nobody launched us: a group of one, which meets itself
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    # torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Nobody has? Then a group of one.
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    # With NCCL, each rank says which GPU is its own; barrier() would have to guess.
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     data = digits()
     sampler = DistributedSampler(data, seed=args.seed)  # this rank's share of every epoch, shuffled
-    loader = DataLoader(data, batch_size=args.batch_size, sampler=sampler)
+    on_gpu = device.type == "cuda"  # from pinned memory, a batch is copied while the GPU computes
+    loader = DataLoader(data, args.batch_size, sampler=sampler, num_workers=args.workers, pin_memory=on_gpu)
 
     torch.manual_seed(args.seed)
     model = ConvNet(args.width).to(device)
     # device_ids names the rank's one GPU; for a model on the CPU it must be None.
-    ddp = DDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+    ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
+    # From here on each rank draws random numbers of its own, or all would have the same dropout masks.
+    torch.manual_seed(args.seed + 1 + rank)
     # An optimizer on every rank: the same averaged gradients on the same weights make the same step.
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
 
-    done = 0  # epochs
-    if state := resume(args):
+    done, skip = 0, 0  # epochs, and steps of the next one
+    if state := resume(args.checkpoint, args.width, device):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        done = state["epoch"]
+        done, skip = state["epoch"], state["step"]
         if rank == 0:
-            print(f"{done} of {args.epochs} epochs were done already", flush=True)
+            steps = f", and {skip} steps of the next" if skip else ""
+            print(f"{done} of {args.epochs} epochs were done already{steps}", flush=True)
+    end = threading.Event()
+    if args.checkpoint is not None:
+        signal.signal(signal.SIGTERM, lambda *_: end.set())
+
+    def save(epoch, step):
+        """Rank 0 writes: all have the same weights and the same optimizer state."""
+        if rank == 0 and args.checkpoint is not None:
+            # Of the module inside the wrapper: its names carry no "module." and load into a plain ConvNet.
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            # First beside the target, then renamed: a kill leaves the old file or the new one, never half.
+            part = args.checkpoint.with_name(args.checkpoint.name + ".part")
+            torch.save(state | {"epoch": epoch, "step": step, "width": args.width}, part)
+            os.replace(part, args.checkpoint)
+        dist.barrier()  # no rank goes on before the checkpoint is there
 
     for epoch in range(done + 1, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         started = time.perf_counter()
-        total = torch.zeros(2, device=device)  # sum of the samples' losses, samples
-        for images, labels in progress(track(loader), len(loader), f"epoch {epoch}"):
-            images, labels = images.to(device), labels.to(device)
-            loss = F.cross_entropy(ddp(images), labels)
+        total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of the samples' losses, samples
+        for step, (images, labels) in enumerate(progress(track(loader), len(loader), f"epoch {epoch}"), 1):
+            if step <= skip:
+                continue
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+                loss = F.cross_entropy(ddp(images), labels)
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over the ranks in here
+            if args.clip < math.inf:  # after the averaging: the same norm on every rank
+                nn.utils.clip_grad_norm_(ddp.parameters(), args.clip)
             optimizer.step()
             loss = loss.detach()
             total += torch.stack([loss * len(labels), loss.new_tensor(len(labels))])
             log(loss=loss)
+            if args.checkpoint is not None and step % 10 == 0 and step < len(loader):
+                asked = torch.tensor(int(end.is_set()), device=device)
+                dist.all_reduce(asked, dist.ReduceOp.MAX)  # all end, or none: the signal may have reached one
+                if asked.item():
+                    save(epoch - 1, step)
+                    sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
+        skip = 0
         # Each rank knows the loss of its own shard alone; what is printed is the mean over all samples.
         dist.all_reduce(total)
         loss, samples = (total[0] / total[1]).item(), total[1].item()
@@ -178,34 +203,14 @@ def train(args):
         accuracy = evaluate(model, device)
         log(accuracy=accuracy)
         if rank == 0:
-            print(
-                f"epoch {epoch}: loss {loss:.3f}, held-out accuracy {accuracy:.1%}, "
-                f"{samples / seconds:,.0f} samples/s on {world_size} rank{'s' if world_size > 1 else ''}",
-                flush=True,
-            )
-            if args.checkpoint is not None:
-                save(args.checkpoint, epoch, args.width, model, optimizer)
-    dist.barrier()  # no rank ends before the last checkpoint is there
+            told = f"epoch {epoch}: loss {loss:.3f}, held-out accuracy {accuracy:.1%}, "
+            told += f"{samples / seconds:,.0f} samples/s on {world_size} rank{'s' if world_size > 1 else ''}"
+            print(told, flush=True)
+        save(epoch, 0)
     dist.destroy_process_group()
 
 
 # --- arguments ----------------------------------------------------------------------------------------------
-
-
-def whole_number(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is a whole number from 1 on, not {text!r}")
-    return int(text)
-
-
-def rate(text):
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"it is a number above 0, not {text!r}")
-    return number
 
 
 def file_to_write(text):
@@ -217,37 +222,26 @@ def file_to_write(text):
     return path
 
 
-def file_to_read(text):
-    path = Path(text).absolute()
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
-    return path
-
-
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description="Train a small network on digits with DDP; start it alone or by torchrun.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    width = 64 if torch.cuda.device_count() else 8
-    parser.add_argument("--epochs", type=whole_number, default=3, help="times through the training digits")
-    parser.add_argument("--batch-size", type=whole_number, default=64, help="samples a step, on each rank")
-    parser.add_argument("--lr", type=rate, default=0.002, help="Adam's learning rate")
-    parser.add_argument("--width", type=whole_number, default=width, help="of the first layer")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order")
-    parser.add_argument(
-        "--checkpoint",
-        type=file_to_write,
-        metavar="PATH",
-        help="written after every epoch; where it is there already, the training goes on from it",
-    )
-    parser.add_argument(
-        "--resume",
-        type=file_to_read,
-        metavar="PATH",
-        help="another checkpoint to go on from; it must be there",
-    )
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--epochs", type=int, default=3, help="times through the training digits")
+    add("--batch-size", type=int, default=64, help="samples a step, on each rank")
+    add("--lr", type=float, default=0.002, help="Adam's learning rate")
+    add("--width", type=int, default=64 if torch.cuda.device_count() else 8, help="of the first layer")
+    add("--seed", type=int, default=0, help="of the first weights and of the order")
+    add("--workers", type=int, default=0, help="processes that load batches, for each rank")
+    add("--bf16", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
+    add("--clip", type=float, default=math.inf, help="a gradient of a greater norm is scaled down to this")
+    add("--checkpoint", type=file_to_write, metavar="PATH", help="go on from it where it is there; write it")
+    args = parser.parse_args()
+    for name, least in {"epochs": 1, "batch-size": 1, "width": 1, "workers": 0}.items():
+        if (given := getattr(args, name.replace("-", "_"))) < least:
+            parser.error(f"argument --{name}: it is a whole number from {least} on, not {given}")
+    for name in ("lr", "clip"):
+        if not (given := getattr(args, name)) > 0:
+            parser.error(f"argument --{name}: it is a number above 0, not {given:g}")
+    return args
 
 
 if __name__ == "__main__":

@@ -3,20 +3,20 @@
     python train_resume.py --checkpoint run.pt
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_resume.py --checkpoint run.pt
 
-Where the checkpoint is there, the training goes on from it: the same command starts and resumes. On a CPU
-the losses after a resume are those of a training that nobody killed, to the last digit. (Over gloo, ranks
-that torch 2.15 restarts may meet at the store of the attempt before: put
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun.) To train something of your own, change `ConvNet`
-and the line that calls `digits`; whatever else your training keeps from one step to the next (an average of
-the weights, a gradient scaler) belongs into `snapshot` and `restore`.
+The same command starts and resumes. On a CPU the losses after a resume are those of a training that nobody
+killed, to the last digit. Asked to end (SIGTERM, which clusters send), it saves first. (Over gloo, put
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that torch 2.15 restarts may meet at the
+store of the attempt before.) To train something of your own, change `ConvNet` and the line that calls
+`digits`; what else your training keeps from step to step belongs into `snapshot` and `restore`.
 """
 
 import argparse
-import csv
 import math
 import os
 import random
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +24,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 # place() picks a device and a backend, track() and log() feed the course's figures where somebody watches;
-# the other three are lesson 10's lines for a file that is whole, and is only ever read as data.
-from course_lib import (
-    CheckpointError,
-    digits,
-    load_checkpoint,
-    load_weights,
-    log,
-    place,
-    save_checkpoint,
-    track,
-)
+# the rest are lesson 10's lines for a file that is whole, and is only ever read as data.
+import course_lib
 
 
 class ConvNet(nn.Sequential):
@@ -53,7 +45,7 @@ class ConvNet(nn.Sequential):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Dropout(0.25),  # its masks are random, and other ones on each rank
+            nn.Dropout(0.25),  # its masks are random, and differ from rank to rank
             nn.Linear(2 * width * 7 * 7, 16 * width),
             nn.ReLU(),
             nn.Linear(16 * width, 10),
@@ -70,9 +62,6 @@ class ShardFrom(DistributedSampler):
 
     def __len__(self):
         return super().__len__() - self.start
-
-
-# --- what a checkpoint holds --------------------------------------------------------------------------------
 
 
 def random_state(device):
@@ -108,13 +97,12 @@ def snapshot(ddp, optimizer, scheduler, step, device, settings):
     }
 
 
-def restore(checkpoint, ddp, optimizer, scheduler, loss_of_nothing, device):
+def restore(checkpoint, ddp, optimizer, scheduler, device):
     # DDP lays its gradients out anew after its first step. From three ranks on, another layout adds them up
-    # in another order, and rounds otherwise. So the first step of this DDP shall not be one that counts.
-    for _ in range(2):
-        loss_of_nothing(ddp).backward()
+    # in another order, and rounds differently. So the first step of this DDP must not be one that counts.
+    ddp(torch.zeros(2, 1, 28, 28, device=device)).sum().backward()
     optimizer.zero_grad()
-    load_weights(ddp, checkpoint["model"])
+    course_lib.load_weights(ddp, checkpoint["model"])
     # After the scheduler was made: making it sets the optimizer's learning rate, and loading must have the
     # last word. Both move their tensors to the device of the parameters.
     optimizer.load_state_dict(checkpoint["optimizer"])
@@ -123,70 +111,74 @@ def restore(checkpoint, ddp, optimizer, scheduler, loss_of_nothing, device):
     return checkpoint["step"]
 
 
-def read(path, settings):
-    """The checkpoint, where there is one and it is of this training."""
-    if not path.exists():
-        return None
-    checkpoint = load_checkpoint(path)  # onto the CPU: tensors of rank 0's GPU would all land there again
-    theirs = checkpoint.get("settings")
+def resume(path, settings):
+    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError when it is of another training.
+
+    If each rank looked, one might find the file and another not (on a disk of its own), and they would wait
+    for each other without a word.
+    """
+    found = [None, None]
+    if dist.get_rank() == 0 and path.exists():
+        try:
+            found[0] = course_lib.load_checkpoint(path)  # onto the CPU, whatever device it was saved from
+        except course_lib.CheckpointError as error:
+            found[1] = str(error)
+    dist.broadcast_object_list(found, src=0)  # by pickle, which is safe here: our own rank 0 has written it
+    checkpoint, fault = found
+    theirs = settings if checkpoint is None else checkpoint.get("settings")
     if not isinstance(theirs, dict) or theirs.keys() != settings.keys():
-        raise CheckpointError(f"{path} is a checkpoint, but not one of this program: give another name")
-    for name, ours in settings.items():
-        if theirs[name] != ours:
-            # Another number of ranks has other shards and other random generators, another batch size other
-            # steps: what came out would be a training that neither of the two had begun.
-            raise CheckpointError(
-                f"{path} is of a training with {name} {theirs[name]}, and this one has {ours}: "
-                "start it as it was, or begin a new one under another name"
-            )
+        fault = f"{path} is a checkpoint, but not one of this program: give another name"
+    elif theirs != settings:  # other shards, other steps: a training that neither of the two had begun
+        name = next(name for name in settings if theirs[name] != settings[name])
+        fault = f"{path} is of a training with {name} {theirs[name]}, and this one has {settings[name]}: "
+        fault += "start it as it was, or begin a new one under another name"
+    if fault:
+        raise course_lib.CheckpointError(fault)
     return checkpoint
 
 
-# --- the training -------------------------------------------------------------------------------------------
-
-
+@record  # when a rank raises, torchrun's report shows its traceback
 def train(args):
-    device, backend = place()
-    if "RANK" in os.environ:  # torchrun has started us, and says all that is needed
-        dist.init_process_group(backend)
-    else:  # alone: a group of one, so that nothing below has to ask
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    device, backend = course_lib.place()
+    # torchrun says all that is needed. Nobody has started us? Then a group of one: nothing below has to ask.
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    # A fixed number of threads: on a CPU their number decides how sums are rounded.
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)  # a fixed number: on a CPU it decides how sums are rounded
 
-    settings = {
-        name: getattr(args, name)
-        for name in ("samples", "batch_size", "epochs", "lr", "width", "seed", "threads")
-    }
-    settings |= {"ranks": world_size, "device": device.type}
-    checkpoint = read(args.checkpoint, settings)
+    names = ("samples", "batch_size", "epochs", "lr", "width", "seed", "threads")
+    settings = {name: getattr(args, name) for name in names} | {"ranks": world_size, "device": device.type}
+    checkpoint = resume(args.checkpoint, settings)
 
-    data = Subset(digits(), range(args.samples))
+    data = Subset(course_lib.digits(), range(args.samples))
     sampler = ShardFrom(data, seed=args.seed)  # the order is a function of seed and epoch
-    # The loader draws a number each time a loop begins. From a generator of its own, or a resume in the
-    # middle of an epoch, which begins one loop more, would move the generator that dropout draws from.
-    loader = DataLoader(data, args.batch_size, sampler=sampler, generator=torch.Generator())
+    # When a loop begins, the loader draws a number to seed its workers. From a generator of its own: a resume
+    # in the middle of an epoch begins one loop more, and dropout's generator must not notice.
+    of_loader = torch.Generator()
+    loader = DataLoader(data, args.batch_size, sampler=sampler, generator=of_loader)
     steps_per_epoch = len(loader)
 
     torch.manual_seed(args.seed)  # the same model on every rank
     ddp = DDP(ConvNet(args.width).to(device), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_per_epoch)
-    for seed in (torch.manual_seed, random.seed, np.random.seed):  # and from here on dice of its own on each
+    for seed in (torch.manual_seed, random.seed, np.random.seed):  # from here on, each rank has its own dice
         seed(args.seed + 1 + rank)
     step = 0
     if checkpoint is not None:
-        nothing = torch.zeros(2, 1, 28, 28, device=device)
-        step = restore(checkpoint, ddp, optimizer, scheduler, lambda ddp: ddp(nothing).sum(), device)
+        step = restore(checkpoint, ddp, optimizer, scheduler, device)
         if rank == 0:
             print(f"resumed after step {step} from {args.checkpoint.name}", flush=True)
     history = open_history(args.history, step) if rank == 0 and args.history else None
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
 
     for epoch in range(step // steps_per_epoch, args.epochs):
         sampler.set_epoch(epoch)
         sampler.start = step % steps_per_epoch * args.batch_size
-        for images, labels in track(loader):
+        # Workers that augment draw different numbers on each rank, in each epoch, and after a resume.
+        of_loader.manual_seed(hash((args.seed, rank, epoch, sampler.start)) % 2**63)
+        for images, labels in course_lib.track(loader):
             images, labels = images.to(device), labels.to(device)
             loss = F.cross_entropy(ddp(images), labels)
             optimizer.zero_grad()
@@ -194,97 +186,64 @@ def train(args):
             optimizer.step()
             scheduler.step()
             step += 1
-            loss = loss.detach()
-            dist.all_reduce(loss)  # each rank knows its own loss alone
-            log(loss=loss / world_size)
+            # Each rank knows its own loss alone, and whether it was asked to end: all end, or none.
+            told = torch.stack([loss.detach(), loss.new_tensor(float(end.is_set()))])
+            dist.all_reduce(told)
+            loss, asked = told[0] / world_size, told[1].item() > 0
+            course_lib.log(loss=loss)
             if history:
-                csv.writer(history).writerow([step, repr(loss.item() / world_size)])  # repr: all digits
+                history.write(f"{step},{loss.item()!r}\n")  # !r: all digits
                 history.flush()  # what has been handed to the system survives a kill of this process
-            if step % args.save_every == 0 or step == args.epochs * steps_per_epoch:
+            last = step == args.epochs * steps_per_epoch
+            if step % args.save_every == 0 or last or asked:  # rank 0 writes, the others wait
                 state = snapshot(ddp, optimizer, scheduler, step, device, settings)
-                save_checkpoint(args.checkpoint, state)  # rank 0 writes, the others wait
+                course_lib.save_checkpoint(args.checkpoint, state)
+            if asked and not last:
+                sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
     if rank == 0:
         print(f"done: {step} steps on {world_size} rank{'s' if world_size > 1 else ''}", flush=True)
     dist.destroy_process_group()
 
 
 def open_history(path, step):
-    """The file of losses, to write on; cut back to the checkpoint's step, since the later ones come again."""
-    rows = []
-    if step and path.exists():
-        with open(path, newline="") as file:
-            rows = [row for row in csv.reader(file) if len(row) == 2 and row[0].isdecimal()]
+    """The file of losses, a line a step; cut back to the checkpoint's step: the later ones come again."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     part = path.with_name(path.name + ".part")
-    with open(part, "w", newline="") as file:
-        csv.writer(file).writerows(row for row in rows if int(row[0]) <= step)
+    part.write_text("".join(lines[:step]))
     os.replace(part, path)
-    return open(path, "a", newline="")
-
-
-# --- arguments ----------------------------------------------------------------------------------------------
-
-
-def whole_number(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is a whole number from 1 on, not {text!r}")
-    return int(text)
-
-
-def rate(text):
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"it is a number above 0, not {text!r}")
-    return number
-
-
-def file_to_write(text):
-    path = Path(text).absolute()
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"it is the name of a file, and {text!r} is a folder")
-    if not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"the folder of {text!r} is not there or cannot be written")
-    return path
+    return open(path, "a")
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description="Train a small network on digits; resume from the checkpoint where it is there.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "--checkpoint", type=file_to_write, required=True, metavar="PATH", help="resumed from, and written to"
-    )
-    parser.add_argument("--save-every", type=whole_number, default=50, help="steps from one to the next")
-    parser.add_argument("--history", type=file_to_write, metavar="PATH", help="a CSV of all steps' losses")
-    parser.add_argument(
-        "--samples", type=whole_number, default=18_000, help="of the training digits, at most"
-    )
-    parser.add_argument("--epochs", type=whole_number, default=3, help="times through them")
-    parser.add_argument("--batch-size", type=whole_number, default=64, help="samples a step, on each rank")
-    parser.add_argument("--lr", type=rate, default=0.002, help="Adam's learning rate, the first")
-    parser.add_argument(
-        "--width",
-        type=whole_number,
-        default=64 if torch.cuda.is_available() else 8,
-        help="of the first layer",
-    )
-    parser.add_argument("--threads", type=whole_number, default=1, help="of each rank, on a CPU")
-    parser.add_argument("--seed", type=whole_number, default=1, help="of weights, order and dropout")
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="PATH", help="resumed from, and written to")
+    add("--save-every", type=int, default=50, help="steps from one to the next")
+    add("--history", type=Path, metavar="PATH", help="a CSV of all steps' losses")
+    add("--samples", type=int, default=18_000, help="of the training digits, at most")
+    add("--epochs", type=int, default=3, help="times through them")
+    add("--batch-size", type=int, default=64, help="samples a step, on each rank")
+    add("--lr", type=float, default=0.002, help="Adam's learning rate, the first")
+    add("--width", type=int, default=64 if torch.cuda.is_available() else 8, help="of the first layer")
+    add("--threads", type=int, default=1, help="of each rank, on a CPU")
+    add("--seed", type=int, default=1, help="of weights, order and dropout")
     args = parser.parse_args()
-    if args.samples > 18_000:
-        parser.error(f"argument --samples: there are 18,000 training digits, not {args.samples:,}")
-    if args.seed > 2**31:
-        parser.error(f"argument --seed: it is at most 2**31, not {args.seed:,}")
+    for name in ("save-every", "samples", "epochs", "batch-size", "width", "threads", "seed"):
+        most = {"samples": 18_000, "seed": 2**31}.get(name, 10**9)
+        if not 1 <= (given := getattr(args, name.replace("-", "_"))) <= most:
+            parser.error(f"argument --{name}: it is a whole number from 1 to {most:,}, not {given:,}")
+    if not 0 < args.lr < math.inf:
+        parser.error(f"argument --lr: it is a number above 0, not {args.lr:g}")
+    for path in filter(None, (args.checkpoint, args.history)):
+        if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+            parser.error(f"{str(path)!r} must be a file, in a folder that is there and can be written")
     return args
 
 
 if __name__ == "__main__":
     try:
         train(parse_arguments())
-    except CheckpointError as error:
-        sys.exit(f"stopped: {error}")
+    except course_lib.CheckpointError as error:
+        sys.exit(f"stopped: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # one tells
     except KeyboardInterrupt:
         sys.exit("stopped")

@@ -67,7 +67,8 @@ def evaluate(model, device):
 def train(args):
     """What every rank runs. Nothing in here knows who started the processes."""
     device, backend = place()
-    dist.init_process_group(backend)  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    # Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. With NCCL each rank says which GPU is its own.
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # On a CPU the ranks share the cores; without this each would take them all.
     torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
@@ -79,13 +80,15 @@ def train(args):
     torch.manual_seed(args.seed)
     # device_ids names the rank's one GPU; for a model on the CPU it must be None.
     ddp = DDP(ConvNet(args.width).to(device), device_ids=[device.index] if device.type == "cuda" else None)
+    # From here on each rank draws random numbers of its own, or all would have the same dropout masks.
+    torch.manual_seed(args.seed + 1 + rank)
     # An optimizer on every rank: the same averaged gradients on the same weights make the same step.
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
 
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         started = time.perf_counter()
-        total = torch.zeros(2, device=device)  # sum of the samples' losses, samples
+        total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of the samples' losses, samples
         for images, labels in track(loader):
             images, labels = images.to(device), labels.to(device)
             loss = F.cross_entropy(ddp(images), labels)

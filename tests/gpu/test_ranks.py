@@ -169,3 +169,12 @@ def test_cuda_in_use_in_the_kernel_before(tmp_path: Path) -> None:
     assert results == [[("cuda:0", 64.0)], [("cuda:0", 128.0), (other, 128.0)], [("cuda:0", 64.0)]]
     assert same, "the kernel's own tensors and memory are what they were"
     assert largest == 1 << 20
+
+
+def test_random_numbers_of_the_gpu_differ_between_ranks_and_launches() -> None:
+    def work() -> tuple[int, float]:
+        device, _ = place()
+        return torch.cuda.initial_seed(), float(torch.rand((), device=device))
+
+    drawn = gpu_launch(work, nprocs=2).results + gpu_launch(work, nprocs=2).results
+    assert [len(set(numbers)) for numbers in zip(*drawn, strict=True)] == [4] * 2

@@ -271,12 +271,12 @@ def test_the_cores_are_shared_out() -> None:
 
 
 def test_random_numbers_differ_between_ranks_and_launches() -> None:
-    def work() -> tuple[float, float]:
-        return float(np.random.rand()), random.random()
+    def work() -> tuple[float, ...]:
+        return float(np.random.rand()), random.random(), torch.initial_seed(), float(torch.rand(()))
 
     drawn = quiet_launch(work).results + quiet_launch(work).results
 
-    assert len({number for number, _ in drawn}) == len({number for _, number in drawn}) == 4
+    assert [len(set(numbers)) for numbers in zip(*drawn, strict=True)] == [4] * 4
 
 
 def test_a_rank_starts_processes_as_a_plain_program_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pickle
@@ -10,14 +11,19 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
+from course_lib import python as course_python
 from course_lib import torchrun
 from tests.support.processes import wait_for
 
@@ -55,6 +61,15 @@ def typed(*words: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def signal_rank_1(number: signal.Signals, checkpoint: Path) -> None:
+    """As soon as its training has written the checkpoint."""
+    wait_for(checkpoint.exists, seconds=SECONDS)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("RANK") == "1" and str(checkpoint) in process.cmdline():
+                process.send_signal(number)
+
+
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)["model"]
 
@@ -74,12 +89,7 @@ def test_alone_and_then_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert re.fullmatch("1 of 2 epochs were done already\n" + line.format(2), output), output
     code, output, _ = typed(*words, "--epochs", 2)
     assert (code, output) == (0, "2 of 2 epochs were done already\n")
-    other = tmp_path / "b.pt"
-    code, output, _ = typed(SCRIPT, *SMALL, "--epochs", 2, "--resume", path, "--checkpoint", other)
-    assert (code, output) == (0, "2 of 2 epochs were done already\n")
-    assert os.listdir(tmp_path) == ["a.pt"], (
-        "nothing was trained, so nothing was written, and no part is left"
-    )
+    assert os.listdir(tmp_path) == ["a.pt"], "no part is left"
 
 
 def test_a_bar_in_the_terminal_by_one_rank(tmp_path: Path) -> None:
@@ -107,17 +117,7 @@ def test_a_killed_rank_costs_an_epoch_and_changes_nothing(tmp_path: Path) -> Non
     code, _, errors = typed(*TORCHRUN, SCRIPT, *words, whole)
     assert code == 0, errors
 
-    def kill_rank_1() -> None:
-        wait_for(killed.exists, seconds=SECONDS)
-        for process in psutil.process_iter():
-            try:
-                told = process.environ()
-                if told.get("RANK") == "1" and str(killed) in process.cmdline():
-                    process.send_signal(signal.SIGKILL)
-            except psutil.Error:
-                continue
-
-    thread = threading.Thread(target=kill_rank_1)
+    thread = threading.Thread(target=signal_rank_1, args=(signal.SIGKILL, killed))
     thread.start()
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see course_lib/launcher/scripts.py
     try:
@@ -134,6 +134,88 @@ def test_a_killed_rank_costs_an_epoch_and_changes_nothing(tmp_path: Path) -> Non
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(killed)[name], tensor, rtol=0, atol=1e-5)
     assert sorted(os.listdir(tmp_path)) == ["killed.pt", "whole.pt"], "no part is left"
+
+
+def test_one_rank_is_asked_to_end_and_all_save(tmp_path: Path) -> None:
+    """With what else a program of one's own has: workers, clipping, mixed precision, and a traceback."""
+    whole, asked = tmp_path / "whole.pt", tmp_path / "asked.pt"
+    words = ["--width", 2, "--batch-size", 50, "--epochs", 2, "--workers", 1, "--clip", 0.5, "--checkpoint"]
+    code, _, errors = typed(*TORCHRUN, SCRIPT, *words, whole)
+    assert code == 0, errors
+
+    thread = threading.Thread(target=signal_rank_1, args=(signal.SIGTERM, asked))
+    thread.start()
+    code, output, errors = typed(*TORCHRUN, SCRIPT, *words, asked)
+    thread.join()
+    assert code == 1
+    assert "exitcode  : 143" in errors
+    state = torch.load(asked, weights_only=True)
+    assert (state["epoch"], state["step"] % 10, 0 < state["step"] < 180) == (1, 0, True), state["step"]
+    code, output, errors = typed(*TORCHRUN, SCRIPT, *words, asked)
+    assert code == 0, errors
+    assert output.startswith(f"1 of 2 epochs were done already, and {state['step']} steps of the next\n")
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(asked)[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_with_torch_alone(tmp_path: Path) -> None:
+    """No course_lib, no NumPy, no psutil: what PyTorch asks for itself, and nothing else."""
+    site = tmp_path / "site"
+    site.mkdir()
+    asked, seen = ["torch"], set()
+    while asked:
+        name = re.split(r"[^\w.-]", asked.pop())[0]
+        if name.lower() in seen:
+            continue
+        seen.add(name.lower())
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # of another platform
+            continue
+        asked += [need for need in found.requires or [] if "extra ==" not in need]
+        for top in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(found.locate_file(top))
+    python = [sys.executable, "-S"]
+    command = [*python, *TORCHRUN, "--no-python", *python, SCRIPT, *SMALL, "--epochs", 1, "--bf16"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=SECONDS, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^epoch 1: loss .* on 2 ranks$", done.stdout, re.MULTILINE), done.stdout
+    assert not (site / "numpy").exists()
+
+
+@pytest.mark.parametrize("name", ["train_ddp", "train_spawn"])
+def test_each_rank_has_random_numbers_of_its_own(name: str, tmp_path: Path) -> None:
+    """Once DDP has the weights: or all would draw the same dropout masks."""
+    script = tmp_path / "with_chance.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import sys
+            sys.path.insert(0, {str(SCRIPT.parent)!r})
+            import torch
+            from course_lib import log
+            import {name} as program
+
+            class WithChance(program.ConvNet):
+                def forward(self, images):
+                    log(drawn=torch.rand(()))
+                    return super().forward(images)
+
+            program.ConvNet = WithChance
+            if __name__ == "__main__":
+                program.{"train(program.parse_arguments())" if name == "train_ddp" else "main()"}
+        """)
+    )
+    words = [script, *SMALL, "--epochs", 1]
+    if name == "train_ddp":
+        run = torchrun(*words, nproc_per_node=2, dashboard=False)
+    else:
+        run = course_python(*words, "--nprocs", 2, dashboard=False)
+    drawn = [series["drawn"] for series in run.metrics]
+    assert len(set(drawn[0]) | set(drawn[1])) == len(drawn[0]) + len(drawn[1]) > 30
 
 
 def test_on_two_nodes(tmp_path: Path) -> None:
@@ -155,14 +237,16 @@ def test_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--epochs", "0"], "argument --epochs: it is a whole number from 1 on, not '0'"),
-        (["--epochs", "many"], "argument --epochs: it is a whole number from 1 on, not 'many'"),
-        (["--epochs", "1.5"], "argument --epochs: it is a whole number from 1 on, not '1.5'"),
-        (["--batch-size", "-4"], "argument --batch-size: it is a whole number from 1 on, not '-4'"),
+        (["--epochs", "0"], "argument --epochs: it is a whole number from 1 on, not 0"),
+        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["--epochs", "1.5"], "argument --epochs: invalid int value: '1.5'"),
+        (["--batch-size", "-4"], "argument --batch-size: it is a whole number from 1 on, not -4"),
         (["--batch-size"], "argument --batch-size: expected one argument"),
-        (["--lr", "0"], "argument --lr: it is a number above 0, not '0'"),
-        (["--lr", "nan"], "argument --lr: it is a number above 0, not 'nan'"),
-        (["--lr", "fast"], "argument --lr: it is a number above 0, not 'fast'"),
+        (["--workers", "-1"], "argument --workers: it is a whole number from 0 on, not -1"),
+        (["--lr", "0"], "argument --lr: it is a number above 0, not 0"),
+        (["--lr", "nan"], "argument --lr: it is a number above 0, not nan"),
+        (["--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
+        (["--clip", "-1"], "argument --clip: it is a number above 0, not -1"),
         (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["--local-rank=0"], "unrecognized arguments: --local-rank=0"),
         (["--checkpoint", "."], "argument --checkpoint: it is the name of a file, and '.' is a folder"),
@@ -170,8 +254,6 @@ def test_on_two_nodes(tmp_path: Path) -> None:
             ["--checkpoint", "no/such/a.pt"],
             "argument --checkpoint: the folder of 'no/such/a.pt' is not there or cannot be written",
         ),
-        (["--resume", "no.pt"], "argument --resume: there is no file 'no.pt'"),
-        (["--resume", "."], "argument --resume: there is no file '.'"),
     ],
 )
 def test_a_wrong_argument_is_told_in_a_line(
@@ -197,7 +279,7 @@ def test_a_wrong_argument_in_a_terminal(tmp_path: Path) -> None:
     assert "is not there or cannot be written" in errors.splitlines()[-1]
     code, _, errors = typed(*TORCHRUN, SCRIPT, "--epochs", "many")
     assert code == 1
-    assert "error: argument --epochs: it is a whole number from 1 on, not 'many'" in errors
+    assert "error: argument --epochs: invalid int value: 'many'" in errors
 
 
 def write_pickle(path: Path) -> None:
@@ -225,24 +307,31 @@ BROKEN = {
     "half": (write_half, "is no checkpoint of this program: "),
     "code": (write_pickle, "is no checkpoint of this program: UnpicklingError"),
     "a list": (lambda path: torch.save([1], path), "is no checkpoint of this program: TypeError"),
+    "of another width": (
+        lambda path: torch.save({"epoch": 1, "step": 0, "width": 5, "model": {}, "optimizer": {}}, path),
+        "is of a network of width 5; add --width 5",
+    ),
     "another's": (
         lambda path: torch.save({"weights": 1}, path),
         "is no checkpoint of this program: KeyError",
     ),
-    "of another width": (
-        lambda path: torch.save({"epoch": 1, "width": 5, "model": {}, "optimizer": {}}, path),
-        "is of a network of width 5; add --width 5",
-    ),
 }
 
 
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_checkpoint_that_is_none(what: str, program: ModuleType, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_none(what: str, program: ModuleType, tmp_path: Path, alone: None) -> None:
     write, said = BROKEN[what]
     path = tmp_path / "a.pt"
     write(path)
     with pytest.raises(SystemExit) as caught:
-        program.load(path, 2)
+        program.resume(path, 2, torch.device("cpu"))
     assert str(caught.value).startswith(f"{path} {said}"), caught.value
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["a.pt"], "nothing in it was run"
@@ -256,3 +345,27 @@ def test_a_broken_checkpoint_in_a_terminal(tmp_path: Path) -> None:
     assert output == ""
     assert errors.count(f"{path} is no checkpoint of this program: UnpicklingError") == 1, errors
     assert path.read_text() == "Hello", "it is not written over"
+
+
+def test_one_rank_cannot_read_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two machines whose disks are their own: all end, and the one whose disk it is says so."""
+    script = tmp_path / "on_its_own_disk.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import os, sys
+            from pathlib import Path
+            sys.path.insert(0, {str(SCRIPT.parent)!r})
+            import train_ddp
+            args = train_ddp.parse_arguments()
+            args.checkpoint = Path(f"{{args.checkpoint}}.{{os.environ['RANK']}}")
+            train_ddp.train(args)
+        """)
+    )
+    path = tmp_path / "a.pt"
+    words = [*TORCHRUN, script, *SMALL, "--checkpoint", path, "--epochs"]
+    assert typed(*words, 1)[0] == 0
+    assert sorted(os.listdir(tmp_path)) == ["a.pt.0", "on_its_own_disk.py"]
+    code, output, errors = typed(*words, 2)
+    assert (code, output) == (1, "")
+    assert f"{path}.1 is no checkpoint of this program: FileNotFoundError" in errors
+    assert "a.pt.0" not in errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,11 +30,11 @@ def files(folder: Path, name: str) -> list[str]:
     return ["--checkpoint", str(folder / f"{name}.pt"), "--history", str(folder / f"{name}.csv")]
 
 
-def start(*args: Any) -> subprocess.Popen[str]:
+def start(*args: Any, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), *map(str, args)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
@@ -120,15 +121,61 @@ def test_a_rank_of_three_is_killed_and_torchrun_restarts_them(tmp_path: Path) ->
     )
 
 
+def test_only_rank_0_sees_the_checkpoint(tmp_path: Path) -> None:
+    """On two machines, say, whose disks are their own: it decides, and tells the others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    short = ["--checkpoint", "a.pt", *ON_THREE, "--epochs", 1]
+    for told in ("done: 32 steps", "resumed after step 32 from a.pt\ndone: 32 steps"):
+        ranks = []
+        for rank in range(2):
+            (tmp_path / f"disk of {rank}").mkdir(exist_ok=True)
+            group = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": 2,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            environment = {name: str(value) for name, value in group.items()}
+            ranks.append(start(*short, cwd=tmp_path / f"disk of {rank}", **environment))
+        said = [rank.communicate(timeout=300) for rank in ranks]
+        assert said == [(f"{told} on 2 ranks\n", ""), ("", "")]
+    assert os.listdir(tmp_path / "disk of 1") == []
+
+
+def test_asked_to_end_it_saves_first(tmp_path: Path) -> None:
+    ended(*files(tmp_path, "calm"), *ALONE)
+    process = start(*files(tmp_path, "asked"), *ALONE)
+    wait_for(lambda: steps_in(tmp_path / "asked.csv") >= 10, 200, "step 10")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+    steps = steps_in(tmp_path / "asked.csv")
+    code, out, _ = ended(*files(tmp_path, "asked"), *ALONE)
+    assert code == 0
+    assert out.startswith(f"resumed after step {steps} from asked.pt\n"), "no step was lost"
+    assert (tmp_path / "asked.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         ([], "the following arguments are required: --checkpoint"),
-        (["--checkpoint", "no/such/a.pt"], "the folder of 'no/such/a.pt' is not there or cannot be written"),
-        (["--checkpoint", "."], "it is the name of a file, and '.' is a folder"),
-        (["--checkpoint", "a.pt", "--epochs", "0"], "it is a whole number from 1 on, not '0'"),
-        (["--checkpoint", "a.pt", "--lr", "nan"], "it is a number above 0, not 'nan'"),
-        (["--checkpoint", "a.pt", "--samples", "20000"], "there are 18,000 training digits, not 20,000"),
+        (
+            ["--checkpoint", "no/such/a.pt"],
+            "'no/such/a.pt' must be a file, in a folder that is there and can be written",
+        ),
+        (["--checkpoint", "."], "'.' must be a file, in a folder that is there and can be written"),
+        (
+            ["--checkpoint", "a.pt", "--epochs", "0"],
+            "--epochs: it is a whole number from 1 to 1,000,000,000, not 0",
+        ),
+        (["--checkpoint", "a.pt", "--lr", "nan"], "--lr: it is a number above 0, not nan"),
+        (
+            ["--checkpoint", "a.pt", "--samples", "20000"],
+            "--samples: it is a whole number from 1 to 18,000, not 20,000",
+        ),
     ],
     ids=["none", "no folder", "a folder", "epochs", "lr", "samples"],
 )
