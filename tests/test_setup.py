@@ -442,8 +442,8 @@ def test_no_network_and_no_package_are_told(ready: Course, tmp_path: Path) -> No
 def test_make_test_runs_all_and_stops_at_what_fails(ready: Course, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     lint = ["ruff check", "ruff format --check"]
-    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=120"
-    most = [f"pytest -n 2 {nbval} -m not alone --durations=10 lessons solutions exercises tests"]
+    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300"
+    most = [f"pytest -n 4 {nbval} -m not alone --durations=10 lessons solutions exercises tests"]
     alone = ["pytest -m alone --durations=10"]
     everything = lint + most + alone
 
@@ -454,7 +454,7 @@ def test_make_test_runs_all_and_stops_at_what_fails(ready: Course, tmp_path: Pat
 
     assert called("test") == (0, everything, "make test: lint, tests and notebooks passed.")
     assert called("lint")[:2] == (0, lint)
-    for failing, until in {"ruff format": 2, "pytest -n 2": 3, "-m alone": 4}.items():
+    for failing, until in {"ruff format": 2, "pytest -n 4": 3, "-m alone": 4}.items():
         status, made, last = called("test", failing=failing)
         assert (status != 0, made, "passed" in last) == (True, everything[:until], False)
 

@@ -43,6 +43,16 @@ def test_whole_numbers_have_whole_ticks() -> None:
     assert all(float(tick).is_integer() for tick in picture.figure.axes[0].get_xticks())
 
 
+def test_a_line_that_lies_on_another_is_seen() -> None:
+    x = [2, 3, 4]
+    picture = curves({"formula": (x, x), "counted": (x, x)}, "t", "ranks", "y", dashed=["formula"])
+    formula, counted = picture.figure.axes[0].lines
+    assert (formula.is_dashed(), counted.is_dashed()) == (True, False)
+    assert formula.get_zorder() > counted.get_zorder()
+    with pytest.raises(ValueError, match=r"\['formla'\]; there are \['formula'\]"):
+        curves({"formula": (x, x)}, "t", "ranks", "y", dashed=["formla"])
+
+
 # --- bars of parts ---------------------------------------------------------------------------------------
 
 PARTS = ["parameters", "gradients", "optimizer state", "activations", "outputs"]

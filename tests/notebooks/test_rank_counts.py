@@ -26,9 +26,9 @@ def cases() -> Iterator[Any]:
 
 
 def texts(cell: Any) -> list[str]:
-    """What a cell printed or showed, in words."""
+    """What a cell printed or showed, in words. A dashboard, which comes where a run takes long, says none."""
     found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
-    return [hide(text) for text in found]
+    return [hide(text) for text in found if text]
 
 
 def errors(cell: Any) -> list[str]:

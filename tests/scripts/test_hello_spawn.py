@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from course_lib import RankTimeout, python, torchrun
-from tests.support.processes import processes_marked, wait_for
+from tests.support.processes import free_port, processes_marked, wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
 HELLO, WHO = SCRIPTS / "hello_spawn.py", SCRIPTS / "who_am_i.py"
@@ -138,13 +137,8 @@ def test_fewer_expected_than_started(environment: dict[str, str]) -> None:
     assert none_left(environment)
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-def test_two_trainings_on_one_port(environment: dict[str, str], port: int) -> None:
+def test_two_trainings_on_one_port(environment: dict[str, str]) -> None:
+    port = free_port()
     command = [sys.executable, str(HELLO), "--nprocs", "2", "--port", str(port), "--work", "600"]
     first = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from course_lib import Run, load_checkpoint, save_checkpoint, torchrun
-from tests.support.processes import wait_for
+from tests.support.processes import free_port, wait_for
 
 pytestmark = pytest.mark.usefixtures("digits_are_there")
 ROOT = Path(__file__).parents[2]
@@ -123,8 +122,7 @@ def test_a_rank_of_three_is_killed_and_torchrun_restarts_them(tmp_path: Path) ->
 
 def test_only_rank_0_sees_the_checkpoint(tmp_path: Path) -> None:
     """On two machines, say, whose disks are their own: it decides, and tells the others."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     short = ["--checkpoint", "a.pt", *ON_THREE, "--epochs", 1]
     for told in ("done: 32 steps", "resumed after step 32 from a.pt\ndone: 32 steps"):
         ranks = []

@@ -1,7 +1,10 @@
-"""Waiting for what other processes do, and finding those that a test has started."""
+"""Waiting for what other processes do, finding those that a test has started, and a port for them."""
 
 from __future__ import annotations
 
+import contextlib
+import random
+import socket
 import time
 from collections.abc import Callable
 
@@ -29,3 +32,11 @@ def processes_marked(variable: str, value: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def free_port() -> int:
+    """Of 127.0.0.1; not one of those that systems give to whoever asks for any, which would soon be taken."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
