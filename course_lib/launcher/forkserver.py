@@ -16,11 +16,14 @@ import threading
 import types
 from collections.abc import Iterator
 
+from .guard import protect, release
+
 WAKE_SECONDS = 0.05  # how often someone who waits looks around
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the heap of the fork server: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
 _loaded: int | None = None  # the fork server that has loaded torch
+_protected: int | None = None  # the one that the guard knows
 
 
 def warm_up() -> None:
@@ -40,6 +43,22 @@ def warm_up() -> None:
                 del os.environ["GLIBC_TUNABLES"]
                 if tunables is not None:
                     os.environ["GLIBC_TUNABLES"] = tunables
+        _end_it_with_the_kernel()
+
+
+def _end_it_with_the_kernel() -> None:
+    """At once: while it loads, for seconds or more, it does not hear that the kernel has ended."""
+    global _protected
+    pid = _pid()
+    if pid is not None and pid != _protected:
+        release([_protected] if _protected else [])
+        protect([pid])
+        _protected = pid
+
+
+def _pid() -> int | None:
+    server = getattr(multiprocessing.forkserver, "_forkserver", None)
+    return getattr(server, "_forkserver_pid", None)
 
 
 @contextlib.contextmanager
@@ -63,8 +82,7 @@ def without_main() -> Iterator[None]:
 def wait_until_loaded(stop: threading.Event) -> None:
     """Until the fork server has loaded torch, which takes seconds, or until someone wants an end of it."""
     global _loaded
-    server = getattr(multiprocessing.forkserver, "_forkserver", None)
-    pid = getattr(server, "_forkserver_pid", None)
+    pid = _pid()
     if METHOD != "forkserver" or pid == _loaded is not None:
         return
 

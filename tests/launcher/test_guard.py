@@ -160,3 +160,19 @@ def test_a_process_that_has_a_dead_ones_number_is_not_meant() -> None:
 
         end_families([psutil.Process(living.pid)])
         assert living.wait(20) == -signal.SIGKILL, "the test's own weapon is blunt"
+
+
+def test_a_fork_server_that_is_still_loading_ends_with_its_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow disk, say; it would listen only when it has loaded all."""
+    slow = tmp_path / "slow" / "torchvision"
+    slow.mkdir(parents=True)
+    (slow / "__init__.py").write_text(
+        "import os, time\nopen(os.environ['THERE'] + '/loading', 'w')\ntime.sleep(1000)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(slow.parent))
+    source = "from course_lib.launcher.forkserver import warm_up\nwarm_up()\ntime.sleep(1000)"
+    with Kernel(tmp_path, source) as kernel:
+        kernel.wait_for("loading")
+        kernel.kill()
