@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
 from course_lib.launcher.guard import end_families
 from tests.support.kernels import Kernel, alive
