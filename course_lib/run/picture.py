@@ -23,7 +23,7 @@ THROUGHPUT_WINDOW = 1.0  # seconds that a point of the throughput curve looks ba
 LIVE_SECONDS = 10.0  # a live picture's time axis begins with so many, and doubles
 LIVE_ROOM = 1.5  # how far its other axes are opened beyond what is there, so that they last a while
 LIVE_LOW = 5.0  # curves that fill less than this part of the axes that a run before has left get new ones
-LIVE_MARGINS = {"left": 0.08, "right": 0.985, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # costs no layout
+LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # costs no layout
 Curve = tuple[np.ndarray, np.ndarray]
 
 

@@ -1,4 +1,4 @@
-"""The questions of lesson 08: a script of 2021, made one that any launcher starts and restarts."""
+"""The questions of lesson 08: a script from 2021, made one that any launcher starts and restarts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,90 @@
+"""What lessons 08 to 10 use besides their subject: a killer of ranks, and output cut to what matters.
+
+from scripts.helpers import Killer  # in a notebook of the folder lessons
+"""
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+from course_lib import RankError, Run, launch
+
+CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp):\d+\] ?")  # which errors of PyTorch's C++ begin with
+
+
+class Killer(threading.Thread):
+    """Kills a rank of the newest run, in the background, ``wait`` seconds after ``once()`` has become true.
+
+    It sends SIGKILL, as `kill -9` does; no program can catch it. ``at`` is then the second of the run.
+    """
+
+    def __init__(self, rank, once, wait=0.0):
+        super().__init__(daemon=True)
+        self.rank, self.once, self.wait, self.at = rank, once, wait, None
+        self.start()
+
+    def run(self):
+        while not self.once():
+            time.sleep(0.002)
+        time.sleep(self.wait)
+        run = Run.open()
+        os.kill(run.facts(self.rank)["pid"], signal.SIGKILL)
+        self.at = run.ticks(self.rank)["seconds"][-1]
+
+
+def source_of(path, name):
+    """A function of a program, as it stands in the file."""
+    text = Path(path).read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return textwrap.dedent("\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]))
+    raise ValueError(f"there is no function {name!r} in {path}")
+
+
+def terminal(module, *words):
+    """What ``python -m module words…`` prints in a terminal."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout.replace(sys.executable, "python")
+
+
+def lines_with(text, *words):
+    """The lines of a text that have one of the words in them, each cut to 200 characters."""
+    found = [line for line in text.splitlines() if any(word in line for word in words)]
+    return "\n".join(CPP_FILE.sub("", line)[:200] for line in found)
+
+
+def attempt(function, *args, nprocs, device=None):
+    """What fresh ranks returned; where one fails, its reason."""
+    try:
+        return launch(function, *args, nprocs=nprocs, device=device, timeout=60, dashboard=False).results
+    except RankError as error:
+        return reason(error)
+
+
+def reason(error):
+    """The first line of an error, without the names of C++ files, cut to 170 characters."""
+    words = CPP_FILE.sub("", str(error).strip().splitlines()[0])
+    return words if len(words) <= 170 else words[:169] + "…"
+
+
+def print_reasons(answers):
+    """Print each reason in ``{column: {row: (state, reason)}}`` once, and below it where it was given."""
+    where = {}
+    for column, cells in answers.items():
+        of_column = {}
+        for row, (_, words) in cells.items():
+            if words:
+                of_column.setdefault(reason(words), []).append(row)
+        for words, rows in of_column.items():
+            rows = "all" if len(rows) == len(cells) else ", ".join(rows)
+            where.setdefault(words, []).append(f"{column.replace(chr(10), ' ')}: {rows}")
+    for words, columns in where.items():
+        print(words, *textwrap.wrap("; ".join(columns), 106), sep="\n    ")
