@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .style import COLORS, Picture, new_figure, styled
@@ -18,12 +18,20 @@ def curves(
     ylabel: str,
     logx: bool = False,
     logy: bool = False,
+    dashed: Collection[str] = (),
 ) -> Picture:
-    """Lines by name, each ``(x, y)``; the title says what is to be seen, the labels carry the units."""
+    """Lines by name, each ``(x, y)``; the title says what is to be seen, the labels carry the units.
+
+    Those in ``dashed`` are drawn over the others, without dots: a formula, or a line that lies on another.
+    """
+    if unknown := set(dashed) - set(series):
+        raise ValueError(f"dashed names no line of the picture: {sorted(unknown)}; there are {list(series)}")
     figure, (axes,) = new_figure(1, width=7.2, height=3.8)
     with styled():
         for name, (x, y) in series.items():
-            axes.plot(x, y, label=name, marker="o" if len(x) <= 12 else None, markersize=5)
+            over = {"linestyle": (0, (4, 3)), "zorder": 3} if name in dashed else {}
+            marker = "o" if len(x) <= 12 and not over else None
+            axes.plot(x, y, label=name, marker=marker, markersize=5, **over)
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
         if all(float(value).is_integer() for x, _ in series.values() for value in x):
             axes.xaxis.get_major_locator().set_params(integer=True)
