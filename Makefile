@@ -15,7 +15,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/data tests/rank/test_recorder.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab test oldest lint lesson look bench
+.PHONY: help setup lab update test oldest lint lesson look bench
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -28,6 +28,10 @@ setup:  ## make .venv with all that the course needs; at once when nothing chang
 lab: setup  ## open JupyterLab on the first lesson; ARGS=--no-browser on a server without a screen
 	@$(IN_VENV) python -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 	    --LabApp.default_url=$(START) $(AS_ROOT) $(ARGS)
+
+update: setup  ## the newest version of the course, with your answers and changes kept
+	@$(IN_VENV) python .ci/update.py
+	@$(MAKE) --no-print-directory setup
 
 test: lint  ## everything that CI runs: lint, the tests, every notebook from top to bottom
 	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 \

@@ -47,6 +47,9 @@ NO_NETWORK = re.compile(
 # JupyterLab's question about news, and its look for a newer version, answered for this .venv alone
 LAB_SETTINGS = os.path.join(VENV, "share", "jupyter", "lab", "settings", "overrides.json")
 NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+# nbgitpuller, for `make update`, brings a page by which a link could copy a stranger's files into the course
+SERVER_SETTINGS = os.path.join(VENV, "etc", "jupyter", "jupyter_server_config.json")
+NO_PULLING_BY_LINK = {"ServerApp": {"jpserver_extensions": {"nbgitpuller": False}}}
 
 
 class Fault(Exception):
@@ -68,6 +71,7 @@ def set_up():
     install(pip_options)
     check_the_torch_pair()
     write(LAB_SETTINGS, json.dumps(NO_NEWS, indent=2))
+    write(SERVER_SETTINGS, json.dumps(NO_PULLING_BY_LINK, indent=2))
     write(STAMP, wanted())
     print(f"Set-up done: the course is in {NAME}.")
 

@@ -22,6 +22,7 @@ import sysconfig
 import textwrap
 import tomllib
 import types
+import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -266,6 +267,8 @@ def test_set_up_makes_the_venv_and_turns_the_news_off(ready: Course) -> None:
     assert ready.run(str(ready.venv / "bin/python"), "-c", used) == (0, f"{ready.venv}\n")
     settings = json.loads((ready.venv / "share/jupyter/lab/settings/overrides.json").read_text())
     assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+    server = json.loads((ready.venv / "etc/jupyter/jupyter_server_config.json").read_text())
+    assert server == {"ServerApp": {"jpserver_extensions": {"nbgitpuller": False}}}
     assert not (ready.venv / "course-setup-downloads").exists()
 
 
@@ -511,7 +514,7 @@ def test_make_lesson_hands_the_numbers_on(ready: Course, tmp_path: Path) -> None
 
 def test_make_names_its_commands(course: Course) -> None:
     told = course.make()
-    for command in ("setup", "lab", "test", "oldest", "lint", "lesson", "look", "bench"):
+    for command in ("setup", "lab", "update", "test", "oldest", "lint", "lesson", "look", "bench"):
         assert f"make {command}: " in told
 
 
@@ -524,8 +527,12 @@ def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, t
     for path in [*shared.iterdir(), *(shared / "lab").iterdir()]:
         if path.name not in ("lab", "settings"):
             (course.venv / "share/jupyter" / path.relative_to(shared)).symlink_to(path)
+    (course.venv / "etc/jupyter").mkdir(parents=True)
+    extensions = "etc/jupyter/jupyter_server_config.d"
+    (course.venv / extensions).symlink_to(Path(sys.prefix) / extensions)
     setup = load_setup(course)
     setup.write(setup.LAB_SETTINGS, json.dumps(setup.NO_NEWS))
+    setup.write(setup.SERVER_SETTINGS, json.dumps(setup.NO_PULLING_BY_LINK))
     setup.write(setup.STAMP, setup.wanted())
     lesson = course.root / "lessons" / "00_start_here.ipynb"
     lesson.write_text(json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
@@ -565,6 +572,8 @@ def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, t
             ]
             assert (news["fetchNews"]["default"], news["checkForUpdates"]["default"]) == ("false", False)
             assert ask("/api/kernelspecs")["kernelspecs"]["python3"]["spec"]["display_name"] != "wrong"
+            with pytest.raises(urllib.error.HTTPError, match="404"):  # nbgitpuller's page
+                ask("/git-pull")
             processes = psutil.Process(lab.pid).children(recursive=True)
             sockets = [one for process in processes for one in process.net_connections("inet")]
             listening = {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}

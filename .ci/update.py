@@ -1,0 +1,148 @@
+"""`make update`: the newest version of the course, with the learner's own changes kept.
+
+nbgitpuller (Project Jupyter) does the work, as on the servers of many classes: it commits what the learner
+changed, merges, and lets the learner win where both changed the same lines. Before that, in each notebook that
+the new version changes, only what the learner wrote stays different: running a lesson changes its outputs, and
+JupyterLab writes the version of Python into a notebook as soon as it opens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+from nbgitpuller.pull import GitPuller
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Fault(Exception):
+    """What went wrong and what to do, in one sentence."""
+
+
+def update() -> None:
+    branch, upstream = followed()
+    git("fetch", "--quiet", "origin", branch)
+    base = git("merge-base", "HEAD", upstream)
+    news = git("diff", "--name-only", base, upstream).splitlines()
+    if not news:
+        print("This is the newest version of the course.")
+        return
+    notebooks = [name for name in news if name.endswith(".ipynb")]
+    mine = {name: text for name in notebooks if (text := keep_what_was_written(name, base)) is not None}
+    merge(branch)
+    for name, text in mine.items():
+        if fault := broken(name):
+            path = ROOT / name
+            beside = path.with_name(f"{path.stem}.mine.ipynb")
+            beside.write_text(text, encoding="utf-8")
+            git("checkout", upstream, "--", name)
+            print(f"{name} could not be merged ({fault}): it is the new one, and yours is {beside.name} beside it.")
+        else:
+            print(f"{name}: what you wrote is kept, the rest is new.")
+    print(
+        f"The course is up to date (files that changed: {len(news)}). Restart the kernels of open notebooks, and"
+        " load these anew (File > Reload Notebook from Disk)."
+    )
+
+
+def followed() -> tuple[str, str]:
+    """The branch of `origin` that this clone follows, and its name here: ("main", "origin/main")."""
+    try:
+        top = Path(git("rev-parse", "--show-toplevel"))
+    except Fault:
+        top = None
+    if top is None or top.resolve() != ROOT:
+        raise Fault("this folder is no git clone, as from a ZIP file: clone the course, then copy your files over.")
+    try:
+        upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
+    except Fault as fault:
+        raise Fault(f"git knows no branch to update from ({fault}): `git checkout` the one you cloned.") from None
+    remote, _, branch = upstream.partition("/")
+    if remote != "origin":
+        raise Fault(f"this clone follows {upstream}: update it with git, as you set it up with git.")
+    return branch, upstream
+
+
+def keep_what_was_written(name: str, base: str) -> str | None:
+    """Of a notebook's differences to `base`, leave those in what cells say: the learner's. None where there is none.
+
+    A cell that says what it said goes back to `base` with its outputs.
+    """
+    path = ROOT / name
+    try:
+        before = json.loads(git("show", f"{base}:{name}"))
+        now = json.loads(path.read_text(encoding="utf-8"))
+        old = {cell["id"]: cell for cell in before["cells"]}
+        cells = [old[cell["id"]] if says_the_same(cell, old.get(cell["id"])) else cell for cell in now["cells"]]
+    except (Fault, OSError, ValueError, KeyError):  # new, or removed here, or no notebook: git alone decides
+        return None
+    changed = cells != before["cells"]
+    text = json.dumps(before | {"cells": cells}, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8")  # as nbformat and JupyterLab write it
+    return text if changed else None
+
+
+def says_the_same(cell: dict, old: dict | None) -> bool:
+    return old is not None and all("".join(cell[key]) == "".join(old[key]) for key in ("cell_type", "source"))
+
+
+def merge(branch: str) -> None:
+    logging.disable(logging.INFO)
+    told = []
+    try:
+        puller = GitPuller(git("remote", "get-url", "origin"), str(ROOT), branch=branch)
+        with contextlib.redirect_stdout(io.StringIO()):
+            for line in puller.pull():
+                told.append(line.strip())
+    except subprocess.CalledProcessError as error:
+        subprocess.run(["git", "merge", "--abort"], cwd=ROOT, capture_output=True)
+        last = next((line for line in reversed(told) if line), str(error))
+        raise Fault(f"git could not merge, and nothing but your own commit was made: {last}") from None
+    for line in told:
+        if line.startswith("Renamed "):
+            print(line)
+
+
+def broken(name: str) -> str:
+    """Why JupyterLab would stumble over a merged notebook; "" where it would not."""
+    path = ROOT / name
+    if not path.exists():
+        return ""
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]  # nbformat would mend them in silence
+    except (ValueError, KeyError):
+        return "git's merge is no notebook"
+    ids = [cell.get("id") for cell in cells]
+    return "a cell stands twice" if len(set(ids)) < len(ids) else ""
+
+
+def git(*arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    if run.returncode:
+        raise Fault((run.stderr.strip().splitlines() or [f"git {arguments[0]} failed"])[-1])
+    return run.stdout.strip()
+
+
+def main() -> int:
+    try:
+        update()
+    except Fault as fault:
+        print(f"Update stopped: {fault}", file=sys.stderr)
+        return 1
+    except OSError as error:  # no git, no space, no rights
+        print(f"Update stopped: {error}; mend that, then run the same command again.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nUpdate interrupted: run the same command again.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
