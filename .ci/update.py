@@ -1,9 +1,9 @@
 """`make update`: the newest version of the course, with the learner's own changes kept.
 
 nbgitpuller (Project Jupyter) does the work, as on the servers of many classes: it commits what the learner
-changed, merges, and lets the learner win where both changed the same lines. Before that, in each notebook that
-the new version changes, only what the learner wrote stays different: running a lesson changes its outputs, and
-JupyterLab writes the version of Python into a notebook as soon as it opens.
+changed, merges, and lets the learner win where both changed the same lines. Before that, in each notebook
+that the new version changes, only what the learner wrote stays different: running a lesson changes its
+outputs, and JupyterLab writes the version of Python into a notebook as soon as it opens.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def update() -> None:
             beside = path.with_name(f"{path.stem}.mine.ipynb")
             beside.write_text(text, encoding="utf-8")
             git("checkout", upstream, "--", name)
-            print(f"{name} could not be merged ({fault}): it is the new one, and yours is {beside.name} beside it.")
+            print(f"{name} could not be merged ({fault}): it is the new one now, yours is {beside.name}.")
         else:
             print(f"{name}: what you wrote is kept, the rest is new.")
     print(
-        f"The course is up to date (files that changed: {len(news)}). Restart the kernels of open notebooks, and"
-        " load these anew (File > Reload Notebook from Disk)."
+        f"The course is up to date (files that changed: {len(news)}). Restart the kernels of open notebooks,"
+        " and load these anew (File > Reload Notebook from Disk)."
     )
 
 
@@ -58,11 +58,11 @@ def followed() -> tuple[str, str]:
     except Fault:
         top = None
     if top is None or top.resolve() != ROOT:
-        raise Fault("this folder is no git clone, as from a ZIP file: clone the course, then copy your files over.")
+        raise Fault("this folder is no git clone (a ZIP's?): clone the course, then copy your files over.")
     try:
         upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
     except Fault as fault:
-        raise Fault(f"git knows no branch to update from ({fault}): `git checkout` the one you cloned.") from None
+        raise Fault(f"git knows no branch to update from ({fault}): `git checkout` yours.") from None
     remote, _, branch = upstream.partition("/")
     if remote != "origin":
         raise Fault(f"this clone follows {upstream}: update it with git, as you set it up with git.")
@@ -70,16 +70,17 @@ def followed() -> tuple[str, str]:
 
 
 def keep_what_was_written(name: str, base: str) -> str | None:
-    """Of a notebook's differences to `base`, leave those in what cells say: the learner's. None where there is none.
+    """Leave only those of a notebook's differences to `base` that are in what cells say: the learner's.
 
-    A cell that says what it said goes back to `base` with its outputs.
+    A cell that says what it said goes back to `base` with its outputs. None where no difference is left.
     """
     path = ROOT / name
     try:
         before = json.loads(git("show", f"{base}:{name}"))
         now = json.loads(path.read_text(encoding="utf-8"))
         old = {cell["id"]: cell for cell in before["cells"]}
-        cells = [old[cell["id"]] if says_the_same(cell, old.get(cell["id"])) else cell for cell in now["cells"]]
+        pairs = [(cell, old.get(cell["id"])) for cell in now["cells"]]
+        cells = [was if says_the_same(cell, was) else cell for cell, was in pairs]
     except (Fault, OSError, ValueError, KeyError):  # new, or removed here, or no notebook: git alone decides
         return None
     changed = cells != before["cells"]
@@ -88,8 +89,8 @@ def keep_what_was_written(name: str, base: str) -> str | None:
     return text if changed else None
 
 
-def says_the_same(cell: dict, old: dict | None) -> bool:
-    return old is not None and all("".join(cell[key]) == "".join(old[key]) for key in ("cell_type", "source"))
+def says_the_same(cell: dict, was: dict | None) -> bool:
+    return was is not None and all("".join(cell[key]) == "".join(was[key]) for key in ("cell_type", "source"))
 
 
 def merge(branch: str) -> None:

@@ -32,6 +32,9 @@ from .standstill import flight
 
 PR_SET_PDEATHSIG = 1
 JOIN_SECONDS = 2.0  # how long the connecting of the others may take
+EVERYONE = "0"  # torch's name of the group of all ranks
+# In these a rank does not wait for each of the others: it may be done while two of them are still joining.
+ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
 @dataclass
@@ -159,12 +162,14 @@ def _part_from_forkserver() -> bool:
 
 
 def _let_the_others_join(job: Job) -> None:
-    """Stay for a moment, connected, where this rank has joined the group and not met the others there.
+    """Stay for a moment, connected, where this rank has joined the group and may not have met them all.
 
     Its own connections stand then, but gloo's ranks may be at work on theirs still: who leaves fails them.
     """
     torch_distributed = sys.modules.get("torch.distributed")
-    if torch_distributed is None or not torch_distributed.is_initialized() or flight()["called"]:
+    if torch_distributed is None or not torch_distributed.is_initialized():
+        return
+    if any(call["group"] == EVERYONE and call["name"] not in ONE_WAY for call in flight()["last"]):
         return
     until = time.monotonic() + JOIN_SECONDS
     waiting = list(range(int(os.environ["WORLD_SIZE"])))
