@@ -39,9 +39,11 @@ _HOME_OF = {
     "save_checkpoint": "checkpoint.checkpoint",
     "shard_map": "figures.shards",
     "stacked_bars": "figures.charts",
+    "stalls": "report.stalls",
     "timeline": "figures.timeline",
     "torchrun": "launcher.scripts",
     "track": "rank.calls",
+    "why": "report.why",
 }
 __all__ = list(_HOME_OF)
 

@@ -29,6 +29,19 @@ TICK = [
     "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
     "driver_bytes",  # what NVML says this process (or, in a container, the GPU) holds, NaN on the CPU
 ]
+# Where a rank's time went: a row with each tick inside a `track` loop, summed over the ticks inside loops
+PACE = [
+    "seconds",
+    "steps",
+    "tracked_seconds",  # that these ticks cover: a little less than TICK's
+    "loader_seconds",  # waiting for the next batch, or making it
+    "loader_cpu_seconds",  # of this the main thread's own work
+    "cpu_seconds",  # the main thread's work, the loader's included
+    "process_cpu_seconds",  # the work of all threads of the process
+    "delay_seconds",  # the main thread could have worked and got no core; NaN where the system does not say
+]
+# When a rank came to a collective of the group of all ranks, by PyTorch's flight recorder
+ARRIVAL = ["number", "seconds", "bytes"]  # every rank counts them alike; since the launch; of its tensors
 STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # a rank's phase, among its facts
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of RankFiles.names
 
@@ -57,6 +70,16 @@ class RankFiles:
     def ticks(self) -> Path:
         """Rows of `TICK`."""
         return self._of("ticks")
+
+    @property
+    def pace(self) -> Path:
+        """Rows of `PACE`."""
+        return self._of("pace")
+
+    @property
+    def arrivals(self) -> Path:
+        """Rows of `ARRIVAL`; where there are many collectives, of some each tick."""
+        return self._of("arrivals")
 
     @property
     def points(self) -> Path:

@@ -21,6 +21,7 @@ from ..hardware import cores
 from ..notebook import in_kernel
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
+from ..run.straggler import straggler
 from ..run_folder import PROGRAM
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class TerminalView(View):
         if self.run.tracked:
             print(self.run.headline())
             print(text_table(self.run.table()))
+            if late := straggler(self.run):
+                print(f"a straggler: {late}")
 
     def _print_new(self, whole_lines: bool) -> None:
         for who in [PROGRAM, *range(self.run.world_size)]:
@@ -175,6 +178,9 @@ class NotebookView(View):
             else:
                 display(data, metadata=metadata, raw=True)
             table = {"text/html": self.run._repr_html_(), "text/plain": text_table(self.run.table())}
+            if late := straggler(self.run):
+                table["text/html"] += _note("A straggler", [str(late)], "#e69f00")
+                table["text/plain"] += f"\na straggler: {late}"
             display(table, raw=True)
         elif self._box is not None:
             self._handle.update({}, raw=True)
@@ -223,10 +229,16 @@ def _let_clicks_in(button: Any) -> None:
 
 
 def warning_html(run: Run) -> str:
-    """Who waits where, and for whom, once ranks have stood still for long."""
-    lines = "<br>".join(map(html.escape, stalled(run).splitlines()))
-    style = "line-height:1.5; border-left:4px solid #d55e00; padding-left:.6em"
-    return f'<div style="{style}"><b>No progress</b><br>{lines}</div>' if lines else ""
+    """Who waits where, and for whom, once ranks have stood still for long; or who is late in every step."""
+    if standing := stalled(run):
+        return _note("No progress", standing.splitlines(), "#d55e00")
+    late = straggler(run)
+    return _note("A straggler", [str(late)], "#e69f00") if late else ""
+
+
+def _note(title: str, lines: list[str], color: str) -> str:
+    style = f"line-height:1.5; border-left:4px solid {color}; padding-left:.6em"
+    return f'<div style="{style}"><b>{title}</b><br>{"<br>".join(map(html.escape, lines))}</div>'
 
 
 def bars_html(run: Run) -> str:

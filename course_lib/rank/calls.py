@@ -66,7 +66,7 @@ def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch
             total = len(iterable)  # type: ignore[arg-type]
     around = recorder.begin_pass(total)
     try:
-        for batch in iterable:
+        for batch in recorder.loaded(iterable):
             yield batch
             recorder.samples += _samples(batch)
             recorder.steps += 1

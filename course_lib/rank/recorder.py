@@ -21,11 +21,13 @@ import threading
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..run_folder import AT_WORK, STARTING, TICK, RankFiles, write_whole
 from .memory import TICK_INTERVAL, Memory
+from .pace import Pace
 from .standstill import Lookout
 
 # What a launcher tells a rank.
@@ -97,6 +99,7 @@ class Recorder:
         self.files, self.pid = files, os.getpid()
         self.samples = self.steps = self.passes = 0
         self._tracked = 0.0
+        self.loader_seconds = self.loader_cpu_seconds = 0.0  # what `track` has waited for batches
         self._pass_step = 0  # the step at which the present pass began
         self._pass_total = math.nan
         self._pass_began: float | None = None
@@ -107,12 +110,15 @@ class Recorder:
         self._facts: dict[str, Any] = {"pid": self.pid, "phase": phase, "environment": told}
         self._memory = Memory()
         self._lookout = Lookout(files)
+        self._pace = Pace(self._launched)
         self._lock = threading.RLock()  # held to write, never to wait for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
         self._files: dict[str, Any] | None = {
             "ticks": open(files.ticks, "ab", buffering=0),
             "points": open(files.points, "ab", buffering=0),
             "names": open(files.names, "ab", buffering=0),
+            "pace": open(files.pace, "ab", buffering=0),
+            "arrivals": open(files.arrivals, "ab", buffering=0),
         }
         self._go_on()
         self._stop = threading.Event()
@@ -159,6 +165,19 @@ class Recorder:
             self._tracked, self._pass_began = self._tracked + time.time() - self._pass_began, None
         elif began is not None:
             self._pass_step, self._pass_total = self.steps - steps, total
+
+    def loaded(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches; what the training waits for each is counted, and what its own thread works for it."""
+        source = iter(batches)
+        while True:
+            began, worked = time.perf_counter(), time.thread_time()
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            self.loader_seconds += time.perf_counter() - began
+            self.loader_cpu_seconds += time.thread_time() - worked
+            yield batch
 
     def point(self, name: str, value: Any) -> None:
         numel = getattr(value, "numel", None)
@@ -209,6 +228,10 @@ class Recorder:
             *self._memory.read(exact),
         ]
         self._write("ticks", array("d", row).tobytes())
+        loader = self.loader_seconds, self.loader_cpu_seconds
+        pace = self._pace.read(now, self.steps, began is not None, loader)
+        self._write("pace", array("d", pace).tobytes())
+        self._write("arrivals", array("d", self._pace.arrivals()).tobytes())
 
     def flush(self) -> None:
         with self._reading:
@@ -241,7 +264,7 @@ class Recorder:
             self.tick()
             self.flush()
             self._lookout.look(self.steps)
-            self._stop.wait(TICK_INTERVAL)
+            self._stop.wait(until_the_next_tick(time.time()))
 
     def _write(self, kind: str, data: bytes) -> None:
         with self._lock:
@@ -253,3 +276,9 @@ class Recorder:
                 with contextlib.suppress(OSError):  # the output may be on the same disk
                     rank = self.files.rank
                     print(f"course_lib: the figures of rank {rank} end here: {error}", file=sys.stderr)
+
+
+def until_the_next_tick(now: float) -> float:
+    """All ranks look at the same moments, so that they see the same collectives among the last ones."""
+    wait = TICK_INTERVAL - now % TICK_INTERVAL
+    return wait if wait > TICK_INTERVAL / 4 else wait + TICK_INTERVAL

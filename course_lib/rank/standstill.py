@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ..run_folder import ASKED, RankFiles, discard, write_whole
@@ -30,7 +31,7 @@ class Lookout:
         self._asked_path = str(files.folder / ASKED)
         self._main = threading.main_thread().ident
         self._place: tuple[Any, ...] = ()
-        self._status = b""
+        self._flights = b""
         self._stands_since = self._called_since = time.time()
         self._written = ""
 
@@ -38,12 +39,12 @@ class Lookout:
         """Compare with the last look, and keep the record up to date."""
         now = time.time()
         place = (*self._where(), steps)
-        status = _flight_recorder(includeCollectives=False)
-        if (place, status) != (self._place, self._status):
+        flights = status()
+        if (place, flights) != (self._place, self._flights):
             self._stands_since = now
-        if status != self._status:
+        if flights != self._flights:
             self._called_since = now
-        self._place, self._status = place, status
+        self._place, self._flights = place, flights
         asked = os.path.exists(self._asked_path)
         if asked or now - self._called_since >= STILL_SECONDS:
             record: dict[str, Any] = {"asked": asked}
@@ -87,9 +88,7 @@ def flight() -> dict[str, Any]:
     called: dict[str, int] = {}
     calls, pending = [], []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        for entry in json.loads(_flight_recorder() or "{}").get("entries", []):
-            if entry["is_p2p"]:
-                continue
+        for entry in collectives():
             group, number = entry["process_group"][0], entry["collective_seq_id"]
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
@@ -97,6 +96,18 @@ def flight() -> dict[str, Any]:
             if not entry["retired"] and entry["state"] != "completed":
                 pending.append(calls[-1])
     return {"called": called, "pending": pending, "last": calls[-1:]}
+
+
+def collectives() -> Iterator[dict[str, Any]]:
+    """The flight recorder's entries of the last collectives, in a form that is private to torch."""
+    for entry in json.loads(_flight_recorder() or "{}").get("entries", []):
+        if not entry["is_p2p"]:
+            yield entry
+
+
+def status() -> bytes:
+    """Changes with each collective; much cheaper than to read which."""
+    return _flight_recorder(includeCollectives=False)
 
 
 def _flight_recorder(**options: Any) -> bytes:

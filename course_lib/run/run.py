@@ -159,6 +159,11 @@ class Run:
         return self._facts.get("error", "")
 
     @property
+    def started(self) -> float:
+        """``time.time()`` when it was called."""
+        return self._facts.get("started", math.nan)
+
+    @property
     def seconds(self) -> float:
         return self._facts.get("seconds", time.time() - self._facts.get("started", math.nan))
 

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..run_folder import POINT, TICK, RankFiles
+from ..run_folder import ARRIVAL, PACE, POINT, TICK, RankFiles
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` gives the end
 TAIL_BYTES = 1 << 14
+MOST_ARRIVALS = 4096  # of each rank, that are read
 Item = TypeVar("Item")
 
 
@@ -68,6 +69,21 @@ class Trace:
     def ticks(self) -> dict[str, np.ndarray]:
         """Every column of `run_folder.TICK`, one entry for each tick so far."""
         return rows_of(self.files.ticks, TICK)
+
+    def pace(self) -> dict[str, np.ndarray]:
+        """Every column of `run_folder.PACE`, one entry for each tick inside a `track` loop so far."""
+        return rows_of(self.files.pace, PACE)
+
+    def arrivals(self) -> dict[str, np.ndarray]:
+        """The columns of `run_folder.ARRIVAL`: when it came to its latest collectives, by their number."""
+        size = 8 * len(ARRIVAL)
+        try:
+            whole = self.files.arrivals.stat().st_size // size
+        except OSError:
+            whole = 0
+        rows = rows_of(self.files.arrivals, ARRIVAL, skip=max(0, whole - MOST_ARRIVALS))
+        anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # by a new group
+        return {name: column[anew:] for name, column in rows.items()}
 
     def names(self) -> list[str]:
         """The names that were logged."""

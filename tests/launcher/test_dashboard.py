@@ -23,7 +23,9 @@ from course_lib.launcher.dashboard import (
     view_of,
     warning_html,
 )
+from course_lib.run.straggler import Straggler
 from tests.support.cells import quiet_launch
+from tests.support.runs import made_run
 
 
 def say(run: Run, rank: int | str, text: str) -> None:
@@ -124,6 +126,24 @@ def test_the_warning_is_text_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> N
     assert "<b>No progress</b><br>rank 1 is at &lt;b&gt;.py, line 3</div>" in shown
     monkeypatch.setattr(dashboard, "stalled", lambda run: "one & all\ntwo")
     assert "<br>one &amp; all<br>two</div>" in warning_html(run)
+
+
+def test_a_straggler_is_named_while_it_lasts_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, late = made_run(2), Straggler(1, 0.02, 0.1)
+    words = "rank 1 is late again and again: the others wait 20 ms for it in a step of 100 ms"
+    TerminalView(run).finish()
+    assert "straggler" not in capsys.readouterr().out
+
+    monkeypatch.setattr(dashboard, "straggler", lambda run: late)
+
+    assert f"<b>A straggler</b><br>{words}</div>" in warning_html(run)
+    TerminalView(run).finish()
+    assert capsys.readouterr().out.endswith(f"a straggler: {words}\n")
+    monkeypatch.setattr(dashboard, "stalled", lambda run: "rank 0 waits")
+    assert "No progress" in warning_html(run)
+    assert "straggler" not in warning_html(run), "one thing at a time"
 
 
 CELLS = {

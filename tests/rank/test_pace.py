@@ -1,0 +1,146 @@
+"""What a rank notes of its time and of the collectives it comes to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import track
+from course_lib.rank import pace, standstill
+from course_lib.rank.memory import TICK_INTERVAL
+from course_lib.rank.recorder import until_the_next_tick
+from tests.support.cells import quiet_launch
+
+
+def busy(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_time_is_parted_as_it_was_spent() -> None:
+    """The rank measures it besides: on a busy machine a loop takes longer than it should."""
+
+    def work() -> dict[str, float]:
+        own = dict.fromkeys(("tracked", "loader", "loader_cpu", "cpu"), 0.0)
+
+        def spend(cpu: float, sleep: float, *names: tuple[str, str]) -> None:
+            began, worked = time.perf_counter(), time.thread_time()
+            busy(cpu)
+            time.sleep(sleep)
+            for name, cpu_name in names:
+                own[name] += time.perf_counter() - began
+                own[cpu_name] += time.thread_time() - worked
+
+        def batches() -> Any:
+            for _ in range(15):
+                spend(0.02, 0.04, ("loader", "loader_cpu"), ("tracked", "cpu"))
+                yield torch.zeros(3)
+
+        for _ in track(batches()):
+            spend(0.05, 0.03, ("tracked", "cpu"))
+        time.sleep(0.5)  # outside of the loop
+        return own
+
+    run = quiet_launch(work, nprocs=1)
+
+    spent = {name.removesuffix("_seconds"): float(column[-1]) for name, column in run.trace(0).pace().items()}
+    (own,) = run.results
+    assert 0.7 * own["tracked"] < spent["tracked"] < own["tracked"] + 0.2
+    for name in ("loader", "loader_cpu", "cpu"):
+        share = own[name] / own["tracked"]
+        assert spent[name] / spent["tracked"] == pytest.approx(share, abs=0.1), name
+    assert spent["process_cpu"] > spent["cpu"] - 0.05
+    assert spent["cpu"] + spent["delay"] < spent["tracked"] + 0.1
+
+
+def test_each_collective_has_its_moment_and_its_size() -> None:
+    def work() -> list[float]:
+        dist.init_process_group("gloo")
+        moments = []
+        for _ in range(30):
+            time.sleep(0.02)
+            moments.append(time.time() - float(os.environ["COURSE_STARTED"]))
+            dist.all_reduce(torch.zeros(100, dtype=torch.float64))
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.zeros(1), group=group)  # not of all: it is not counted
+        return moments
+
+    run = quiet_launch(work, nprocs=2)
+
+    for rank, moments in enumerate(run.results):
+        seen = run.trace(rank).arrivals()
+        assert len(seen["number"]) > 20
+        assert set(seen["bytes"]) == {800.0}
+        assert seen["number"].max() == 30
+        for number, seconds in zip(seen["number"], seen["seconds"], strict=True):
+            assert moments[int(number) - 1] <= seconds + 1e-3
+            assert int(number) == 30 or seconds < moments[int(number)] + 1e-3
+
+
+def entry(number: int, **other: Any) -> dict[str, Any]:
+    return {
+        "is_p2p": False,
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": number,
+        "time_created_ns": number * 10**9,
+        "input_sizes": [[2, 3], [4]],
+        "input_dtypes": ["Float", "BFloat16"],
+        **other,
+    }
+
+
+def test_a_collective_is_noted_once_and_a_new_group_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        standstill,
+        "_flight_recorder",
+        lambda includeCollectives=True: json.dumps({"entries": entries}).encode(),
+    )
+    own = pace.Pace(launched=0.5)
+    assert own.arrivals() == []
+    entries += [entry(2), entry(1), entry(7, is_p2p=True), entry(7, process_group=["3", "mine"])]
+    assert own.arrivals() == [1, 0.5, 32, 2, 1.5, 32]
+    assert own.arrivals() == []
+    entries += [entry(3)]
+    assert own.arrivals() == [3, 2.5, 32]
+    entries[:] = [entry(1)]
+    assert own.arrivals() == [1, 0.5, 32]
+    entries[:] = [{"is_p2p": False}]
+    assert own.arrivals() == [], "another form: nothing is known"
+
+
+def test_ticks_outside_of_loops_do_not_count() -> None:
+    own = pace.Pace(launched=100.0)
+    assert own.read(101.0, 0, False, (0, 0)) == []
+    assert own.read(102.0, 1, True, (0, 0)) == [], "it began at some moment before"
+    assert own.read(103.0, 5, True, (0.25, 0.125))[:5] == [3.0, 5, 1.0, 0.25, 0.125]
+    assert own.read(104.0, 9, False, (0.5, 0.25)) == []
+    assert own.read(105.0, 9, True, (0.5, 0.25)) == []
+    assert own.read(106.5, 9, True, (0.5, 0.25))[:5] == [6.5, 9, 2.5, 0.25, 0.125]
+
+
+def test_where_the_system_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> int:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(pace.os, "open", refuses)
+    own = pace.Pace(launched=0.0)
+    own.read(1.0, 0, True, (0, 0))
+    row = own.read(2.0, 1, True, (0, 0))
+    assert math.isnan(row[5])
+    assert math.isnan(row[7])
+
+
+@pytest.mark.parametrize("now", [10.0, 10.03, 10.0999, 12345.678])
+def test_all_ranks_look_at_the_same_moments(now: float) -> None:
+    then = (now + until_the_next_tick(now)) / TICK_INTERVAL
+    assert then == pytest.approx(round(then), abs=1e-4)
+    assert TICK_INTERVAL / 4 < until_the_next_tick(now) <= 1.25 * TICK_INTERVAL + 1e-9
