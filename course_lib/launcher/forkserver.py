@@ -30,20 +30,33 @@ def warm_up() -> None:
     """Start the fork server, which loads torch meanwhile; nothing happens where it runs already."""
     if METHOD == "forkserver":
         multiprocessing.set_forkserver_preload(["course_lib.rank.preload"])
+        protect([])  # the guard is there first: a kernel may be killed in the next moment
         with without_main():
             multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signal below
             # Jupyter's interrupt goes to the kernel's process group: it would end the server as it loads
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            tunables = os.environ.get("GLIBC_TUNABLES")
-            os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [HUGE_PAGES, tunables]))
+            tunables = ":".join(filter(None, [HUGE_PAGES, os.environ.get("GLIBC_TUNABLES")]))
             try:
-                multiprocessing.forkserver.ensure_running()
+                with _environment(GLIBC_TUNABLES=tunables, COURSE_KERNEL=str(os.getpid())):
+                    multiprocessing.forkserver.ensure_running()
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                del os.environ["GLIBC_TUNABLES"]
-                if tunables is not None:
-                    os.environ["GLIBC_TUNABLES"] = tunables
         _end_it_with_the_kernel()
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _end_it_with_the_kernel() -> None:

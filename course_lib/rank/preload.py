@@ -6,6 +6,9 @@ import ctypes
 import gc
 import os
 
+if os.environ.get("COURSE_KERNEL") not in (None, str(os.getppid())):
+    os._exit(1)  # the kernel was killed before it could name this process to its guard
+
 import torch
 import torch.distributed
 import torch.nn.parallel

@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.support.lab import Lab, Notebook, fresh_page
+from tests.support.lab import LIMIT, Lab, Notebook, fresh_page
 from tests.support.needs import require
 from tests.support.processes import processes_marked, wait_for
 
@@ -107,7 +107,7 @@ def test_lesson_06_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
 
     # the lesson's own training shows a dashboard that moves
     image = page.locator(".course-dashboard img").first
-    image.wait_for(timeout=120_000)
+    image.wait_for(timeout=LIMIT)
     sources = set()
 
     def moved() -> bool:
@@ -119,14 +119,14 @@ def test_lesson_06_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
     page.screenshot(path=tmp_path / "dashboard.png")
 
     # the added cell runs until Stop is pressed
-    page.locator(".jp-CodeCell").last.locator(".course-dashboard").wait_for(timeout=180_000)
+    page.locator(".jp-CodeCell").last.locator(".course-dashboard").wait_for(timeout=LIMIT)
     page.locator(".jp-CodeCell").last.locator("button.course-stop").click()
     pressed = time.monotonic()
     page.wait_for_function(
-        "[...document.querySelectorAll('.jp-CodeCell')].pop().innerText.includes('Stopped')", timeout=60_000
+        "[...document.querySelectorAll('.jp-CodeCell')].pop().innerText.includes('Stopped')", timeout=LIMIT
     )
     print(f"stopped {time.monotonic() - pressed:.2f} s after the click")
-    notebook.wait_idle(60)
+    notebook.wait_idle(LIMIT / 1000)
     assert page.locator(".course-dashboard").count() == 0
     shown = pictures(page)
     assert shown >= 4, "the lesson's pictures and the stopped run's"
@@ -162,13 +162,13 @@ def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> N
 
     warning = page.locator(".course-dashboard .course-warning")
     page.wait_for_function(
-        "document.querySelector('.course-warning')?.innerText.includes('No progress')", timeout=60_000
+        "document.querySelector('.course-warning')?.innerText.includes('No progress')", timeout=LIMIT
     )
     page.screenshot(path=tmp_path / "warning.png")
     told = warning.inner_text()
     assert "rank 1 has not called all_reduce (collective 1), in which rank 0 waits" in told
     assert "rank 0 waits in all_reduce for 1" in told
     assert "Cell In[1], line 10: dist.all_reduce(torch.ones(1))" in told
-    notebook.wait_idle(60)
+    notebook.wait_idle(LIMIT / 1000)
     shown = page.locator(".jp-CodeCell").last.inner_text()
     assert "RankTimeout: not done after 14 s: rank 1 never called all_reduce (collective 1)" in shown

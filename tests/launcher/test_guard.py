@@ -163,8 +163,19 @@ def test_a_process_that_has_a_dead_ones_number_is_not_meant() -> None:
         assert living.wait(20) == -signal.SIGKILL, "the test's own weapon is blunt"
 
 
+AT_ONCE = """
+import multiprocessing.forkserver
+real = multiprocessing.forkserver.ensure_running
+def ensure_running():
+    real()
+    os.kill(os.getpid(), 9)
+multiprocessing.forkserver.ensure_running = ensure_running
+"""
+
+
+@pytest.mark.parametrize("dies_at_once", [False, True], ids=["it loads already", "it has just been started"])
 def test_a_fork_server_that_is_still_loading_ends_with_its_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dies_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a slow disk, say; it would listen only when it has loaded all."""
     slow = tmp_path / "slow" / "torchvision"
@@ -173,7 +184,11 @@ def test_a_fork_server_that_is_still_loading_ends_with_its_kernel(
         "import os, time\nopen(os.environ['THERE'] + '/loading', 'w')\ntime.sleep(1000)"
     )
     monkeypatch.setenv("PYTHONPATH", str(slow.parent))
-    source = "from course_lib.launcher.forkserver import warm_up\nwarm_up()\ntime.sleep(1000)"
+    source = "import os\nfrom course_lib.launcher.forkserver import warm_up\n"
+    source += AT_ONCE * dies_at_once + "warm_up()\ntime.sleep(1000)"
     with Kernel(tmp_path, source) as kernel:
-        kernel.wait_for("loading")
+        if dies_at_once:
+            kernel.process.wait()
+        else:
+            kernel.wait_for("loading")
         kernel.kill()

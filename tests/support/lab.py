@@ -28,6 +28,8 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 
+LIMIT = 600_000  # milliseconds, for anything that is waited for on a page: a busy machine is slow
+
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false"},
     "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
@@ -123,9 +125,9 @@ class Notebook:
     def __init__(self, page: Any, lab: Lab, path: str) -> None:
         self.page = page
         page.goto(f"{lab.url}lab/tree/{path}?reset&token={lab.token}")
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=LIMIT)
         wait_for(lambda: lab.connected(path), 60, "a kernel that the page is connected to")
-        page.wait_for_selector(self.IDLE, timeout=60_000)
+        page.wait_for_selector(self.IDLE, timeout=LIMIT)
 
     def run_all(self) -> None:
         self.page.click("#jp-MainMenu >> text=Run")
@@ -137,7 +139,7 @@ class Notebook:
                 select.click()
             return any(text not in ("", "[ ]:") for text in begun.all_inner_texts())
 
-        wait_for(has_begun, 60, "the first cell to be run")
+        wait_for(has_begun, LIMIT / 1000, "the first cell to be run")
 
     def save(self) -> None:
         self.page.click('.jp-NotebookPanel-toolbar [data-command="docmanager:save"]')
