@@ -108,6 +108,7 @@ class Recorder:
         self._pending: deque[tuple[int, float, int, Any]] = deque()
         told = {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)}
         self._facts: dict[str, Any] = {"pid": self.pid, "phase": phase, "environment": told}
+        self._facts["launched"] = self._launched
         self._memory = Memory()
         self._lookout = Lookout(files)
         self._pace = Pace(self._launched)

@@ -73,7 +73,7 @@ class Standing:
 
     @property
     def joins(self) -> bool:
-        return not self.returned and _called(self.stack) == "init_process_group"
+        return not self.returned and called_in(self.stack) == "init_process_group"
 
 
 # --- what each rank is doing ------------------------------------------------------------------------------
@@ -93,13 +93,13 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     if failure := failure_of(run, rank, exit_code):
         if failure.consequence and failure.frames:
             return f"then lost its connection ({line_of(failure.frames[-1])})"
-        record = _record(run, rank)
+        record = record_of(run, rank)
         if failure.what == SIGNALS["SIGTERM"] and _is_in_the_learners_code(record.get("stack", [])):
             return f"{_in_the_learners_code(record['stack'], record)} when it was asked to end"
         return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
-    record, facts, stack = _record(run, rank), run.facts(rank), python_stack(run, rank)
+    record, facts, stack = record_of(run, rank), run.facts(rank), python_stack(run, rank)
     if not stack and facts and not _lives(run, rank):
         return "had ended"  # a program ends its other ranks when one has failed
     stack = stack or record.get("stack", [])  # on a busy machine it may not have got the time to answer
@@ -115,7 +115,7 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
 
 def stalled(run: Run) -> str:
     """A warning while ranks stand still for long: who, for how long, where; empty while all get on."""
-    records = {rank: _record(run, rank) for rank in range(run.world_size)}
+    records = {rank: record_of(run, rank) for rank in range(run.world_size)}
     now = time.time()
     still = {
         rank: record
@@ -141,7 +141,7 @@ def _is_in_the_learners_code(stack: list[Place]) -> bool:
 
 def _in_the_learners_code(stack: list[Place], record: dict[str, Any], tense: Tense = PAST) -> str:
     mine = next(i for i, place in enumerate(stack) if is_learners(place[0]))
-    called, line = _called(stack), line_of(with_source(*stack[mine]))
+    called, line = called_in(stack), line_of(with_source(*stack[mine]))
     since = record.get("since")
     still = f" for {time.time() - since:.1f} s" if since else ""
     if called is None:
@@ -151,7 +151,7 @@ def _in_the_learners_code(stack: list[Place], record: dict[str, Any], tense: Ten
     return f"{verb} in {called}{still} ({line})"
 
 
-def _called(stack: list[Place]) -> str | None:
+def called_in(stack: list[Place]) -> str | None:
     """The function that the learner's line called; None where it is busy itself."""
     inner = []
     for place in stack:
@@ -173,7 +173,7 @@ def for_whom(run: Run, exit_codes: dict[Any, int | None]) -> str:
         until = time.monotonic() + ASK_SECONDS
         while waiting and time.monotonic() < until:
             time.sleep(0.01)
-            waiting = {rank for rank in waiting if not _record(run, rank).get("asked")}
+            waiting = {rank for rank in waiting if not record_of(run, rank).get("asked")}
     ask_stacks(run, waiting)  # a rank whose thread cannot run has a stack all the same
     return odd_one_out(run)
 
@@ -221,7 +221,7 @@ def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Te
     name = ranks[waiting[0]].waits_in.name
     known = {rank: each.called for rank, each in ranks.items() if each.called is not None}
     # a rank that could not answer, and is in that function by its stack, waits as well
-    waiting += [rank for rank in ranks if rank not in known and _called(ranks[rank].stack) == name]
+    waiting += [rank for rank in ranks if rank not in known and called_in(ranks[rank].stack) == name]
     members = [rank for rank, called in known.items() if group == DEFAULT_GROUP or group in called]
     late = [rank for rank in members if known[rank].get(group, 0) < number]
     return _late(ranks, late, f"{name} (collective {number})", sorted(waiting), tense) if late else ""
@@ -229,7 +229,7 @@ def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Te
 
 def _standing(run: Run, rank: int) -> Standing:
     returned = run.trace(rank).has_returned()
-    record = _record(run, rank)
+    record = record_of(run, rank)
     if (run.folder / ASKED).exists() and not record.get("asked") and _lives(run, rank):
         # it could not answer, and what it wrote before may be over by now
         return Standing(python_stack(run, rank), returned=returned)
@@ -248,7 +248,7 @@ def _standing(run: Run, rank: int) -> Standing:
     )
 
 
-def _record(run: Run, rank: int) -> dict[str, Any]:
+def record_of(run: Run, rank: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(RankFiles(run.folder, rank).standstill.read_text())
     return {}

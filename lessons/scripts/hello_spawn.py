@@ -31,13 +31,13 @@ IMPORTED = time.time()
 
 
 def hello(rank, world_size, port, program, args):
-    """One process. mp.spawn passes the rank, as the first argument; all that follows is from its `args`."""
+    """One process. mp.spawn passes the rank, as the first argument; the rest comes from its `args`."""
     tell_environment(rank, world_size, port, args)
     device, backend = place()
     ready = time.time()
     # Reads what was set above. With gloo it returns when all of world_size are there.
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
-    # With its end in one piece: print() may write the two apart, and the ranks share this output.
+    # The newline is part of the text: print() may write it separately, and the ranks share this output.
     print(f"process {os.getpid()}: I am rank {rank} of {world_size}\n", end="", flush=True)
     if rank != args.absent:
         # Returns when all ranks have called it.

@@ -11,12 +11,13 @@ store of the attempt before.) To train something of your own, change `ConvNet` a
 """
 
 import argparse
+import atexit
 import math
 import os
 import signal
 import sys
-import threading
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -84,37 +85,43 @@ def evaluate(model, device):
     return (counts[0] / counts[1]).item()
 
 
-def progress(batches, total, what):
-    """Pass the batches through; rank 0 shows in a terminal how far it is (in a file all would stay)."""
-    shown = -1 if dist.get_rank() == 0 and sys.stderr.isatty() else 100
-    for step, batch in enumerate(batches, start=1):
-        yield batch
-        if (percent := 100 * step // total) > shown:
-            shown = percent
-            end = "\r\033[K" if step == total else ""  # the bar goes, the results come
-            bar = f"\r{what} [{'#' * (percent // 4):<25}] {step}/{total}"
-            print(bar, end=end, file=sys.stderr, flush=True)
+def deaf(worker):
+    """For the loader's workers. SIGTERM goes to all processes of a rank; it needs them until it has saved."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def end_workers():
+    """At the end of a rank that failed: Python would send SIGTERM to its deaf workers, and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # to the loader, a worker's death would be an error
+    for worker in torch.multiprocessing.active_children():
+        worker.kill()
 
 
 def resume(path, width, device):
     """What to go on from, or None; SystemExit says in one line why the file cannot be used.
 
     Rank 0 looks whether there is a file, and tells the others: ranks that looked for themselves might find
-    different things, start with different epochs, and hang. If one cannot read it, none goes on.
+    different things, start with different epochs, and hang. If one cannot read it, none goes on; nor if one
+    reads another file, like an old copy on its machine's own disk: the ranks' weights would stay different.
     """
     there = torch.tensor(int(path is not None and path.exists()), device=device)
     dist.broadcast(there, src=0)
     if not there:
         return None
-    state, fault = None, ""
+    state, checksum, fault = None, 0, ""
     try:
+        checksum = zlib.crc32(path.read_bytes())
         state = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
         if state["width"] != width:
             fault = f"is of a network of width {state['width']}; add --width {state['width']}"
-        state = {name: state[name] for name in ("epoch", "step", "model", "optimizer")}
+        state = {name: state[name] for name in ("epoch", "samples", "model", "optimizer")}
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         fault = fault or f"is no checkpoint of this program: {type(error).__name__}: {reason:.100}"
+    of_rank_0 = torch.tensor(checksum, device=device)
+    dist.broadcast(of_rank_0, src=0)
+    if checksum and of_rank_0 != checksum:
+        fault = "is not the same file on every rank: copy the newest to all machines, or use a shared folder"
     faults = torch.tensor(int(fault != ""), device=device)
     dist.all_reduce(faults)
     if faults:
@@ -136,65 +143,70 @@ def train(args):
     data = digits()
     sampler = DistributedSampler(data, seed=args.seed)  # this rank's share of every epoch, shuffled
     on_gpu = device.type == "cuda"  # from pinned memory, a batch is copied while the GPU computes
-    loader = DataLoader(data, args.batch_size, sampler=sampler, num_workers=args.workers, pin_memory=on_gpu)
+    workers = {"num_workers": args.workers, "worker_init_fn": deaf}
+    loader = DataLoader(data, args.batch_size, sampler=sampler, pin_memory=on_gpu, **workers)
+    atexit.register(end_workers)
 
     torch.manual_seed(args.seed)
     model = ConvNet(args.width).to(device)
     # device_ids names the rank's one GPU; for a model on the CPU it must be None.
     ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
-    # From here on each rank draws random numbers of its own, or all would have the same dropout masks.
-    torch.manual_seed(args.seed + 1 + rank)
     # An optimizer on every rank: the same averaged gradients on the same weights make the same step.
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
 
-    done, skip = 0, 0  # epochs, and steps of the next one
+    done, seen = 0, 0  # epochs, and samples of the next one
     if state := resume(args.checkpoint, args.width, device):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        done, skip = state["epoch"], state["step"]
+        done, seen = state["epoch"], state["samples"]
         if rank == 0:
-            steps = f", and {skip} steps of the next" if skip else ""
-            print(f"{done} of {args.epochs} epochs were done already{steps}", flush=True)
-    end = threading.Event()
+            more = f", and {seen:,} samples of the next" if seen else ""
+            print(f"{done} of {args.epochs} epochs were done already{more}", flush=True)
+    end = []  # not a threading.Event: its set() takes a lock, and a second signal in there waits for ever
     if args.checkpoint is not None:
-        signal.signal(signal.SIGTERM, lambda *_: end.set())
+        signal.signal(signal.SIGTERM, lambda *_: end.append(True))
 
-    def save(epoch, step):
+    def save(epoch, samples):
         """Rank 0 writes: all have the same weights and the same optimizer state."""
         if rank == 0 and args.checkpoint is not None:
             # Of the module inside the wrapper: its names carry no "module." and load into a plain ConvNet.
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             # First beside the target, then renamed: a kill leaves the old file or the new one, never half.
             part = args.checkpoint.with_name(args.checkpoint.name + ".part")
-            torch.save(state | {"epoch": epoch, "step": step, "width": args.width}, part)
+            torch.save(state | {"epoch": epoch, "samples": samples, "width": args.width}, part)
             os.replace(part, args.checkpoint)
         dist.barrier()  # no rank goes on before the checkpoint is there
 
     for epoch in range(done + 1, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
+        # Others on each rank, in each epoch and after a restart: dropout must not repeat its masks.
+        torch.manual_seed(hash((args.seed, rank, epoch, seen)) % 2**63)
+        skip = seen // (args.batch_size * world_size)  # steps, of the size that they have in this start
         started = time.perf_counter()
         total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of the samples' losses, samples
-        for step, (images, labels) in enumerate(progress(track(loader), len(loader), f"epoch {epoch}"), 1):
-            if step <= skip:
+        for step, (images, labels) in enumerate(track(loader)):
+            if step < skip:
                 continue
+            if args.checkpoint is not None and step % 10 == 0:
+                asked = torch.tensor(len(end), device=device)
+                dist.all_reduce(asked, dist.ReduceOp.MAX)  # all end, or none: the signal may have reached one
+                if asked.item():
+                    save(epoch - 1, step * args.batch_size * world_size)
+                    sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
                 loss = F.cross_entropy(ddp(images), labels)
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over the ranks in here
-            if args.clip < math.inf:  # after the averaging: the same norm on every rank
+            if args.clip is not None:  # after the averaging: the same norm on every rank
                 nn.utils.clip_grad_norm_(ddp.parameters(), args.clip)
             optimizer.step()
             loss = loss.detach()
             total += torch.stack([loss * len(labels), loss.new_tensor(len(labels))])
             log(loss=loss)
-            if args.checkpoint is not None and step % 10 == 0 and step < len(loader):
-                asked = torch.tensor(int(end.is_set()), device=device)
-                dist.all_reduce(asked, dist.ReduceOp.MAX)  # all end, or none: the signal may have reached one
-                if asked.item():
-                    save(epoch - 1, step)
-                    sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
-        skip = 0
+            if rank == 0 and sys.stderr.isatty():  # only in a terminal: what comes next is written over it
+                print(f"epoch {epoch}: step {step + 1}/{len(loader)}", end="\r", file=sys.stderr, flush=True)
+        seen = 0
         # Each rank knows the loss of its own shard alone; what is printed is the mean over all samples.
         dist.all_reduce(total)
         loss, samples = (total[0] / total[1]).item(), total[1].item()
@@ -203,23 +215,10 @@ def train(args):
         accuracy = evaluate(model, device)
         log(accuracy=accuracy)
         if rank == 0:
-            told = f"epoch {epoch}: loss {loss:.3f}, held-out accuracy {accuracy:.1%}, "
-            told += f"{samples / seconds:,.0f} samples/s on {world_size} rank{'s' if world_size > 1 else ''}"
-            print(told, flush=True)
+            speed = f"{samples / seconds:,.0f} samples/s on {world_size} rank{'s' if world_size > 1 else ''}"
+            print(f"epoch {epoch}: loss {loss:.3f}, held-out accuracy {accuracy:.1%}, {speed}", flush=True)
         save(epoch, 0)
     dist.destroy_process_group()
-
-
-# --- arguments ----------------------------------------------------------------------------------------------
-
-
-def file_to_write(text):
-    path = Path(text).absolute()
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"it is the name of a file, and {text!r} is a folder")
-    if not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"the folder of {text!r} is not there or cannot be written")
-    return path
 
 
 def parse_arguments():
@@ -229,18 +228,20 @@ def parse_arguments():
     add("--batch-size", type=int, default=64, help="samples a step, on each rank")
     add("--lr", type=float, default=0.002, help="Adam's learning rate")
     add("--width", type=int, default=64 if torch.cuda.device_count() else 8, help="of the first layer")
-    add("--seed", type=int, default=0, help="of the first weights and of the order")
+    add("--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers")
     add("--workers", type=int, default=0, help="processes that load batches, for each rank")
     add("--bf16", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
-    add("--clip", type=float, default=math.inf, help="a gradient of a greater norm is scaled down to this")
-    add("--checkpoint", type=file_to_write, metavar="PATH", help="go on from it where it is there; write it")
+    add("--clip", type=float, help="a gradient of a greater norm is scaled down to this")
+    add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")
     args = parser.parse_args()
     for name, least in {"epochs": 1, "batch-size": 1, "width": 1, "workers": 0}.items():
         if (given := getattr(args, name.replace("-", "_"))) < least:
             parser.error(f"argument --{name}: it is a whole number from {least} on, not {given}")
     for name in ("lr", "clip"):
-        if not (given := getattr(args, name)) > 0:
+        if (given := getattr(args, name)) is not None and not 0 < given < math.inf:
             parser.error(f"argument --{name}: it is a number above 0, not {given:g}")
+    if (path := args.checkpoint) and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        parser.error(f"{str(path)!r} must be a file, in a folder that is there and can be written")
     return args
 
 

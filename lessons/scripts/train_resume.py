@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -97,10 +96,10 @@ def snapshot(ddp, optimizer, scheduler, step, device, settings):
     }
 
 
-def restore(checkpoint, ddp, optimizer, scheduler, device):
+def restore(checkpoint, ddp, optimizer, scheduler, sample, device):
     # DDP lays its gradients out anew after its first step. From three ranks on, another layout adds them up
     # in another order, and rounds differently. So the first step of this DDP must not be one that counts.
-    ddp(torch.zeros(2, 1, 28, 28, device=device)).sum().backward()
+    ddp(torch.stack([sample, sample]).to(device)).sum().backward()
     optimizer.zero_grad()
     course_lib.load_weights(ddp, checkpoint["model"])
     # After the scheduler was made: making it sets the optimizer's learning rate, and loading must have the
@@ -166,17 +165,18 @@ def train(args):
         seed(args.seed + 1 + rank)
     step = 0
     if checkpoint is not None:
-        step = restore(checkpoint, ddp, optimizer, scheduler, device)
+        step = restore(checkpoint, ddp, optimizer, scheduler, data[0][0], device)
         if rank == 0:
             print(f"resumed after step {step} from {args.checkpoint.name}", flush=True)
     history = open_history(args.history, step) if rank == 0 and args.history else None
-    end = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: end.set())
+    end = []  # not a threading.Event: its set() takes a lock, and a second signal in there waits for ever
+    signal.signal(signal.SIGTERM, lambda *_: end.append(True))
 
     for epoch in range(step // steps_per_epoch, args.epochs):
         sampler.set_epoch(epoch)
         sampler.start = step % steps_per_epoch * args.batch_size
-        # Workers that augment draw different numbers on each rank, in each epoch, and after a resume.
+        # Workers that augment draw different numbers on each rank, in each epoch, and after a resume. (Here
+        # are none. Add them as train_ddp.py does, or SIGTERM ends them before their rank has saved.)
         of_loader.manual_seed(hash((args.seed, rank, epoch, sampler.start)) % 2**63)
         for images, labels in course_lib.track(loader):
             images, labels = images.to(device), labels.to(device)
@@ -187,7 +187,7 @@ def train(args):
             scheduler.step()
             step += 1
             # Each rank knows its own loss alone, and whether it was asked to end: all end, or none.
-            told = torch.stack([loss.detach(), loss.new_tensor(float(end.is_set()))])
+            told = torch.stack([loss.detach(), loss.new_tensor(float(len(end)))])
             dist.all_reduce(told)
             loss, asked = told[0] / world_size, told[1].item() > 0
             course_lib.log(loss=loss)

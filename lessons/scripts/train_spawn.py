@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-# Not needed for training: place() picks a device and a backend, track() and log() feed the course's figures
+# place() picks a device and a backend, track() and log() feed the course's figures
 # and do nothing where nobody watches.
 from course_lib import digits, log, place, track
 
@@ -127,7 +127,7 @@ def train(args):
 
 
 def worker(rank, world_size, port, args):
-    """One process. mp.spawn passes the rank as the first argument; all else we have to say ourselves."""
+    """One process. mp.spawn passes the rank as the first argument; the rest we have to set ourselves."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),  # one machine: the rank on this machine is the rank
@@ -210,7 +210,9 @@ def parse_arguments():
     parser.add_argument("--batch-size", type=whole_number, default=64, help="samples a step, on each rank")
     parser.add_argument("--lr", type=rate, default=0.002, help="Adam's learning rate")
     parser.add_argument("--width", type=whole_number, default=64 if gpus else 8, help="of the first layer")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers"
+    )
     parser.add_argument("--save", type=file_to_write, metavar="PATH", help="where the trained weights go")
     return parser.parse_args()
 

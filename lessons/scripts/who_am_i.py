@@ -23,9 +23,9 @@ def main():
     if missing:
         sys.exit(f"{missing[0]} is not set: start this with torchrun, as its first lines say")
     device, backend = place()
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     told = "  ".join(f"{name}={os.environ[name]}" for name in TOLD)
-    # With its end in one piece: print() may write the two apart, and the ranks share this output.
+    # The newline is part of the text: print() may write it separately, and the ranks share this output.
     print(f"{told}  {device}\n", end="", flush=True)
     # PyTorch counts in the same way: over all nodes.
     assert dist.get_rank() == int(os.environ["RANK"])

@@ -8,6 +8,7 @@ import os
 import pickle
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,16 +17,17 @@ import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import TensorDataset
 
 from course_lib import python as course_python
 from course_lib import torchrun
-from tests.support.processes import wait_for
+from tests.support.processes import processes_marked, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_ddp.py"
 SMALL = ["--width", "2", "--batch-size", "500"]
@@ -74,6 +76,65 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)["model"]
 
 
+def changed(path: Path, lines: str) -> Path:
+    """The program with some lines of a learner's own, which may call it `program`."""
+    path.write_text(
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        f"import torch\nimport train_ddp as program\n{textwrap.dedent(lines)}\n"
+        'if __name__ == "__main__":\n    program.train(program.parse_arguments())\n'
+    )
+    return path
+
+
+def signals_at(path: Path, step: int, send: str) -> Path:
+    """The program, which sends a signal once it has made so many steps, and makes the later ones slowly."""
+    return changed(
+        path,
+        f"""
+        steps = 0
+
+        def log(loss=None, **others):
+            global steps
+            steps += loss is not None
+            if steps == {step}:
+                {send}
+            time.sleep(0.05 * (steps >= {step} and loss is not None))
+
+        program.log = log
+        """,
+    )
+
+
+def records(path: Path) -> Path:
+    """The program with 1,000 samples, each its own number: it writes which it saw, and what it drew."""
+    return changed(
+        path,
+        f"""
+        from torch.utils.data import TensorDataset
+
+        class Records(program.ConvNet):
+            def forward(self, images):
+                if self.training:
+                    seen = [str(int(number)) for number in images[:, 0, 0, 0]]
+                    with open({str(path.parent)!r} + "/seen", "a") as file:
+                        file.write(" ".join([str(torch.rand(()).item()), *seen]) + "\\n")
+                return super().forward(images)
+
+        numbers = torch.arange(1000.0).reshape(-1, 1, 1, 1).expand(-1, 1, 28, 28)
+        program.digits = lambda train=True: TensorDataset(numbers, torch.zeros(1000, dtype=torch.int64))
+        program.ConvNet = Records
+        """,
+    )
+
+
+def recorded(folder: Path) -> tuple[list[str], list[int]]:
+    """What `records` has drawn and seen since this was last asked."""
+    lines = [line.split() for line in (folder / "seen").read_text().splitlines()]
+    (folder / "seen").unlink()
+    return [line[0] for line in lines], [int(number) for line in lines for number in line[1:]]
+
+
 # --- as it should be --------------------------------------------------------------------------------------
 
 
@@ -92,7 +153,7 @@ def test_alone_and_then_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.pt"], "no part is left"
 
 
-def test_a_bar_in_the_terminal_by_one_rank(tmp_path: Path) -> None:
+def test_a_count_in_the_terminal_by_one_rank(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, *TORCHRUN, str(SCRIPT), *SMALL, "--epochs", "1"]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
@@ -106,9 +167,9 @@ def test_a_bar_in_the_terminal_by_one_rank(tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(SECONDS) == 0, shown
     text = shown.decode()
-    steps = [int(step) for step in re.findall(r"\repoch 1 \[[# ]{25}\] (\d+)/18\b", text)]
+    steps = [int(step) for step in re.findall(r"epoch 1: step (\d+)/18\r", text)]
     assert steps == list(range(1, 19)), "each step once: of one rank"
-    assert "\r\x1b[Kepoch 1: loss" in text, "the bar is gone when the results come"
+    assert "step 18/18\repoch 1: loss" in text, "the results are written over it"
 
 
 def test_a_killed_rank_costs_an_epoch_and_changes_nothing(tmp_path: Path) -> None:
@@ -143,19 +204,122 @@ def test_one_rank_is_asked_to_end_and_all_save(tmp_path: Path) -> None:
     code, _, errors = typed(*TORCHRUN, SCRIPT, *words, whole)
     assert code == 0, errors
 
-    thread = threading.Thread(target=signal_rank_1, args=(signal.SIGTERM, asked))
-    thread.start()
-    code, output, errors = typed(*TORCHRUN, SCRIPT, *words, asked)
-    thread.join()
+    send = 'os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGTERM)'
+    script = signals_at(tmp_path / "asked.py", 195, send)  # of 180 an epoch
+    code, output, errors = typed(*TORCHRUN, script, *words, asked)
     assert code == 1
     assert "exitcode  : 143" in errors
     state = torch.load(asked, weights_only=True)
-    assert (state["epoch"], state["step"] % 10, 0 < state["step"] < 180) == (1, 0, True), state["step"]
+    assert (state["epoch"], state["samples"]) == (1, 20 * 50 * 2), "at the next tenth step"
     code, output, errors = typed(*TORCHRUN, SCRIPT, *words, asked)
     assert code == 0, errors
-    assert output.startswith(f"1 of 2 epochs were done already, and {state['step']} steps of the next\n")
+    assert output.startswith("1 of 2 epochs were done already, and 2,000 samples of the next\n")
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(asked)[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_asked_to_end_where_an_epoch_has_few_steps(tmp_path: Path) -> None:
+    """Four. In the last epoch it is as good as done, and no failure."""
+    path = tmp_path / "a.pt"
+    words = ["--width", 2, "--batch-size", 5000, "--checkpoint", path, "--epochs"]
+    script = signals_at(tmp_path / "asked.py", 2, "os.kill(os.getpid(), signal.SIGTERM)")
+    code, output, errors = typed(script, *words, 3)
+    assert (code, errors) == (128 + signal.SIGTERM, "")
+    assert re.findall("^epoch .", output, re.MULTILINE) == ["epoch 1"]
+    assert torch.load(path, weights_only=True)["epoch"] == 1
+    code, output, errors = typed(script, *words, 2)
+    assert (code, errors) == (0, "")
+    assert re.findall("^(.*)(?: epochs|:)", output, re.MULTILINE) == ["1 of 2", "epoch 2"]
+
+
+def test_on_with_other_batches_and_ranks(tmp_path: Path) -> None:
+    """In the middle of an epoch: no sample is left out, and hardly one comes twice."""
+    script, path = records(tmp_path / "records.py"), tmp_path / "a.pt"
+    signals = signals_at(tmp_path / "asked.py", 5, "os.kill(os.getpid(), signal.SIGTERM)")
+    both = tmp_path / "both.py"
+    both.write_text(signals.read_text().partition("if __name__")[0] + script.read_text())
+    words = ["--width", 2, "--epochs", 1, "--checkpoint", path]
+    code, _, errors = typed(both, *words, "--batch-size", 30)
+    assert code == 128 + signal.SIGTERM, errors
+    _, first = recorded(tmp_path)
+    assert len(first) == 300
+    code, output, errors = typed(*TORCHRUN, script, *words, "--batch-size", 40)
+    assert code == 0, errors
+    assert output.startswith("0 of 1 epochs were done already, and 300 samples of the next\nepoch 1: loss ")
+    assert "nan" not in output
+    _, second = recorded(tmp_path)
+    assert len(second) == 1000 - 240, "of 80 samples a step, three are whole"
+    assert set(first) | set(second) == set(range(1000))
+
+
+def test_a_restart_draws_what_the_training_would_have_drawn(tmp_path: Path) -> None:
+    """And not the dropout masks of the first epoch once more."""
+    script = records(tmp_path / "records.py")
+    words = [script, "--width", 2, "--batch-size", 100, "--checkpoint"]
+    assert typed(*words, tmp_path / "whole.pt", "--epochs", 2)[0] == 0
+    whole, _ = recorded(tmp_path)
+    assert len(set(whole)) == 20
+    drawn = []
+    for epochs in (1, 2):
+        assert typed(*words, tmp_path / "a.pt", "--epochs", epochs)[0] == 0
+        drawn += recorded(tmp_path)[0]
+    assert drawn == whole
+
+    state = torch.load(tmp_path / "a.pt", weights_only=True)
+    torch.save(state | {"epoch": 1, "samples": 500}, tmp_path / "a.pt")
+    assert typed(*words, tmp_path / "a.pt", "--epochs", 2)[0] == 0
+    drawn, _ = recorded(tmp_path)
+    assert len(drawn) == 5
+    assert not set(drawn) & set(whole), "nor those of this epoch's first half"
+
+
+# --- workers ----------------------------------------------------------------------------------------------
+
+
+def test_torchrun_is_asked_to_end_and_the_workers_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent signals all processes of a rank. The rank needs its workers until it has saved."""
+    monkeypatch.setenv("MARK_OF_A_TEST", str(tmp_path))
+    path = tmp_path / "a.pt"
+    send = 'os.environ["RANK"] == "1" and os.kill(os.getppid(), signal.SIGTERM)'
+    script = signals_at(tmp_path / "asked.py", 185, send)  # of 180 an epoch
+    words = ["--width", 2, "--batch-size", 50, "--epochs", 3, "--workers", 2, "--checkpoint", path]
+    code, _, errors = typed(*TORCHRUN, script, *words)
+    assert code != 0
+    assert "SignalException" in errors, "torchrun was asked"
+    assert "DataLoader worker" not in errors
+    state = torch.load(path, weights_only=True)
+    assert (state["epoch"], state["samples"] % 1000, 0 < state["samples"] < 18_000) == (1, 0, True)
+    wait_for(lambda: not processes_marked("MARK_OF_A_TEST", str(tmp_path)), 30, "the end of all processes")
+
+
+def test_no_worker_outlives_a_killed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARK_OF_A_TEST", str(tmp_path))
+    script = signals_at(tmp_path / "killed.py", 3, "os.kill(os.getpid(), signal.SIGKILL)")
+    code, _, _ = typed(script, *SMALL, "--workers", 2, "--checkpoint", tmp_path / "a.pt")
+    assert code == -signal.SIGKILL
+    wait_for(lambda: not processes_marked("MARK_OF_A_TEST", str(tmp_path)), 60, "the end of all workers")
+
+
+def test_a_worker_fails_and_the_program_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traceback keeps the loader: Python would end the other workers by SIGTERM, and wait for them."""
+    monkeypatch.setenv("MARK_OF_A_TEST", str(tmp_path))
+    lines = """
+        class Fails(torch.utils.data.Dataset):
+            def __len__(self):
+                return 1000
+
+            def __getitem__(self, number):
+                raise ValueError("a file is missing")
+
+        program.digits = Fails
+        """
+    script = changed(tmp_path / "fails.py", lines)
+    code, output, errors = typed(script, *SMALL, "--workers", 2)
+    assert (code, output) == (1, "")
+    assert errors.rstrip().endswith("ValueError: a file is missing"), "and nothing after it"
+    assert processes_marked("MARK_OF_A_TEST", str(tmp_path)) == []
 
 
 def test_with_torch_alone(tmp_path: Path) -> None:
@@ -177,13 +341,15 @@ def test_with_torch_alone(tmp_path: Path) -> None:
             if not (site / top).exists():
                 (site / top).symlink_to(found.locate_file(top))
     python = [sys.executable, "-S"]
-    command = [*python, *TORCHRUN, "--no-python", *python, SCRIPT, *SMALL, "--epochs", 1, "--bf16"]
+    words = [*SMALL, "--bf16", "--workers", 1, "--checkpoint", tmp_path / "a.pt", "--epochs"]
     environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=SECONDS, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^epoch 1: loss .* on 2 ranks$", done.stdout, re.MULTILINE), done.stdout
+    for epochs in (1, 2):  # the second start goes on from the checkpoint
+        command = [*python, *TORCHRUN, "--no-python", *python, SCRIPT, *words, epochs]
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=SECONDS, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert re.findall(r"^epoch (.): loss .* on 2 ranks$", done.stdout, re.MULTILINE) == [str(epochs)]
     assert not (site / "numpy").exists()
 
 
@@ -245,14 +411,15 @@ def test_on_two_nodes(tmp_path: Path) -> None:
         (["--workers", "-1"], "argument --workers: it is a whole number from 0 on, not -1"),
         (["--lr", "0"], "argument --lr: it is a number above 0, not 0"),
         (["--lr", "nan"], "argument --lr: it is a number above 0, not nan"),
+        (["--lr", "inf"], "argument --lr: it is a number above 0, not inf"),
         (["--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
         (["--clip", "-1"], "argument --clip: it is a number above 0, not -1"),
         (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["--local-rank=0"], "unrecognized arguments: --local-rank=0"),
-        (["--checkpoint", "."], "argument --checkpoint: it is the name of a file, and '.' is a folder"),
+        (["--checkpoint", "."], "'.' must be a file, in a folder that is there and can be written"),
         (
             ["--checkpoint", "no/such/a.pt"],
-            "argument --checkpoint: the folder of 'no/such/a.pt' is not there or cannot be written",
+            "'no/such/a.pt' must be a file, in a folder that is there and can be written",
         ),
     ],
 )
@@ -276,7 +443,7 @@ def test_a_wrong_argument_in_a_terminal(tmp_path: Path) -> None:
     code, output, errors = typed(SCRIPT, "--checkpoint", tmp_path / "no" / "a.pt")
     assert (code, output) == (2, "")
     assert "Traceback" not in errors
-    assert "is not there or cannot be written" in errors.splitlines()[-1]
+    assert "must be a file, in a folder that is there and can be written" in errors.splitlines()[-1]
     code, _, errors = typed(*TORCHRUN, SCRIPT, "--epochs", "many")
     assert code == 1
     assert "error: argument --epochs: invalid int value: 'many'" in errors
@@ -308,7 +475,7 @@ BROKEN = {
     "code": (write_pickle, "is no checkpoint of this program: UnpicklingError"),
     "a list": (lambda path: torch.save([1], path), "is no checkpoint of this program: TypeError"),
     "of another width": (
-        lambda path: torch.save({"epoch": 1, "step": 0, "width": 5, "model": {}, "optimizer": {}}, path),
+        lambda path: torch.save({"epoch": 1, "samples": 0, "width": 5, "model": {}, "optimizer": {}}, path),
         "is of a network of width 5; add --width 5",
     ),
     "another's": (
@@ -347,25 +514,83 @@ def test_a_broken_checkpoint_in_a_terminal(tmp_path: Path) -> None:
     assert path.read_text() == "Hello", "it is not written over"
 
 
-def test_one_rank_cannot_read_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On two machines whose disks are their own: all end, and the one whose disk it is says so."""
-    script = tmp_path / "on_its_own_disk.py"
-    script.write_text(
-        textwrap.dedent(f"""
-            import os, sys
-            from pathlib import Path
-            sys.path.insert(0, {str(SCRIPT.parent)!r})
-            import train_ddp
-            args = train_ddp.parse_arguments()
-            args.checkpoint = Path(f"{{args.checkpoint}}.{{os.environ['RANK']}}")
-            train_ddp.train(args)
-        """)
+@pytest.fixture
+def on_its_own_disk(tmp_path: Path) -> Path:
+    """The program as on machines whose disks are their own: each rank has a file of its own."""
+    return changed(
+        tmp_path / "on_its_own_disk.py",
+        """
+        parse = program.parse_arguments
+
+        def parse_arguments():
+            args = parse()
+            args.checkpoint = Path(f"{args.checkpoint}.{os.environ['RANK']}")
+            return args
+
+        program.parse_arguments = parse_arguments
+        """,
     )
+
+
+def test_one_rank_cannot_read_the_checkpoint(tmp_path: Path, on_its_own_disk: Path) -> None:
+    """On two machines whose disks are their own: all end, and the one whose disk it is says so."""
     path = tmp_path / "a.pt"
-    words = [*TORCHRUN, script, *SMALL, "--checkpoint", path, "--epochs"]
+    words = [*TORCHRUN, on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
     assert typed(*words, 1)[0] == 0
     assert sorted(os.listdir(tmp_path)) == ["a.pt.0", "on_its_own_disk.py"]
     code, output, errors = typed(*words, 2)
     assert (code, output) == (1, "")
     assert f"{path}.1 is no checkpoint of this program: FileNotFoundError" in errors
     assert "a.pt.0" not in errors
+
+
+def test_one_rank_has_an_old_copy_of_the_checkpoint(tmp_path: Path, on_its_own_disk: Path) -> None:
+    """Its weights would be others, and stay so: DDP averages gradients alone."""
+    path = tmp_path / "a.pt"
+    words = [*TORCHRUN, on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
+    assert typed(*words, 1)[0] == 0
+    shutil.copy(f"{path}.0", f"{path}.1")
+    code, output, errors = typed(*words, 2)
+    assert code == 0, "the same on both"
+    assert output.startswith("1 of 2 epochs were done already\nepoch 2: loss ")
+    code, output, errors = typed(*words, 3)
+    assert (code, output) == (1, "")
+    said = "is not the same file on every rank: copy the newest to all machines, or use a shared folder"
+    assert errors.count(f"{path}.1 {said}") == 1, errors
+    assert "a.pt.0" not in errors
+
+
+def test_a_second_signal_inside_the_first(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its handler is at work, at each of its lines."""
+    handlers = []
+
+    def install(_: int, handler: object) -> None:
+        handlers.append(handler)
+        raise InterruptedError
+
+    some = TensorDataset(torch.zeros(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64))
+    monkeypatch.setattr(program, "digits", lambda: some)
+    monkeypatch.setattr(program, "signal", SimpleNamespace(signal=install, SIGTERM=signal.SIGTERM))
+    monkeypatch.setattr(program.atexit, "register", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--width", "2", "--checkpoint", str(tmp_path / "a.pt")])
+    try:
+        with pytest.raises(InterruptedError):
+            program.train(program.parse_arguments())
+    finally:
+        dist.destroy_process_group()
+
+    def again(*_: object) -> object:
+        handlers[0](signal.SIGTERM, None)
+        return again
+
+    def first() -> None:
+        sys.settrace(again)
+        handlers[0](signal.SIGTERM, None)
+        sys.settrace(None)
+
+    thread = threading.Thread(target=first, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for itself"

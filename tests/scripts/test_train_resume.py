@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from course_lib import Run, load_checkpoint, save_checkpoint, torchrun
 from tests.support.processes import free_port, wait_for
@@ -29,16 +33,18 @@ def files(folder: Path, name: str) -> list[str]:
     return ["--checkpoint", str(folder / f"{name}.pt"), "--history", str(folder / f"{name}.csv")]
 
 
-def start(*args: Any, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, args)]
+def start(
+    *args: Any, script: Path = SCRIPT, cwd: Path | None = None, **variables: str
+) -> subprocess.Popen[str]:
+    command = [sys.executable, str(script), *map(str, args)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     return subprocess.Popen(
         command, env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
-def ended(*args: Any) -> tuple[int, str, str]:
-    process = start(*args)
+def ended(*args: Any, script: Path = SCRIPT) -> tuple[int, str, str]:
+    process = start(*args, script=script)
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
@@ -154,6 +160,77 @@ def test_asked_to_end_it_saves_first(tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith(f"resumed after step {steps} from asked.pt\n"), "no step was lost"
     assert (tmp_path / "asked.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
+
+
+def test_with_a_network_and_data_of_ones_own(tmp_path: Path) -> None:
+    """Nothing but what its first lines name has to be changed."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import sys
+            sys.path.insert(0, {str(SCRIPT.parent)!r})
+            import torch
+            import course_lib
+            import train_resume
+            from torch import nn
+            from torch.utils.data import TensorDataset
+
+            class ConvNet(nn.Sequential):  # of sentences of five words
+                def __init__(self, width):
+                    super().__init__(nn.Embedding(100, width), nn.Flatten(), nn.Linear(5 * width, 10))
+
+            chance = torch.Generator().manual_seed(0)
+            words = torch.randint(100, (64, 5), generator=chance)
+            course_lib.digits = lambda: TensorDataset(words, words[:, 0] % 10)
+            train_resume.ConvNet = ConvNet
+            if __name__ == "__main__":
+                train_resume.train(train_resume.parse_arguments())
+        """)
+    )
+    words = [*files(tmp_path, "own"), "--samples", 64, "--batch-size", 8, "--epochs", 1]
+    assert ended(*words, script=script) == (0, "done: 8 steps on 1 rank\n", "")
+    resumed = "resumed after step 8 from own.pt\ndone: 8 steps on 1 rank\n"
+    assert ended(*words, script=script) == (0, resumed, "")
+
+
+def test_a_second_signal_inside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its handler is at work, at each of its lines."""
+    spec = importlib.util.spec_from_file_location("train_resume", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    handlers: list[Any] = []
+
+    def install(_: int, handler: Any) -> None:
+        handlers.append(handler)
+        raise InterruptedError
+
+    monkeypatch.setattr(program, "signal", SimpleNamespace(signal=install, SIGTERM=signal.SIGTERM))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would be that of the next tests, too
+    monkeypatch.setattr(
+        sys, "argv", ["train_resume.py", "--checkpoint", str(tmp_path / "a.pt"), *map(str, ALONE)]
+    )
+    monkeypatch.delenv("RANK", raising=False)
+    try:
+        with pytest.raises(InterruptedError):
+            program.train(program.parse_arguments())
+    finally:
+        dist.destroy_process_group()
+
+    def again(*_: Any) -> Any:
+        handlers[0](signal.SIGTERM, None)
+        return again
+
+    def first() -> None:
+        sys.settrace(again)
+        handlers[0](signal.SIGTERM, None)
+        sys.settrace(None)
+
+    thread = threading.Thread(target=first, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for itself"
 
 
 @pytest.mark.parametrize(

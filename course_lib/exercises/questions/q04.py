@@ -22,7 +22,7 @@ Row = tuple[int, ...]  # rank, node, local rank
 # --- 04.1 -------------------------------------------------------------------------------------------------
 
 COUNT = "one row for each process of all nodes"
-ORDER = "the ranks count on from node to node, in order"
+ORDER = "the ranks keep counting from node to node, in order"
 WHERE = "each row has the rank's node and its place there"
 
 

@@ -122,7 +122,7 @@ def _shards(answer: Any, calls: list[tuple[int, int, int]]) -> list[list[int]]:
 
 # --- 07.2 -------------------------------------------------------------------------------------------------
 
-ALL = "in each epoch the ranks read all the data together, and equally much each"
+ALL = "in each epoch the ranks read all the data together, the same amount each"
 ORDERS = "every epoch has an order of its own"
 RESUMED = "a training that begins at a later epoch gets the batches that it would have had"
 EPOCHS = 4

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.exercises.answers import right, wrong
 
 COUNT = "one row for each process of all nodes"
-ORDER = "the ranks count on from node to node, in order"
+ORDER = "the ranks keep counting from node to node, in order"
 
 
 @wrong("04.1", hint="A rank is a process, not a machine")

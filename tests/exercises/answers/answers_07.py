@@ -95,7 +95,7 @@ def gives_an_empty_list(count, rank, world_size, epoch, seed):
     return []
 
 
-ALL = "in each epoch the ranks read all the data together, and equally much each"
+ALL = "in each epoch the ranks read all the data together, the same amount each"
 ORDERS = "every epoch has an order of its own"
 RESUMED = "a training that begins at a later epoch gets the batches that it would have had"
 

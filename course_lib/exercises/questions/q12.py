@@ -1,0 +1,494 @@
+"""The questions of lesson 12: three models that DDP alone does not get right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told
+from .q05 import COLLECTIVES
+
+CLOSE = 1e-9  # the tensors are float64
+
+
+def _drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _seeds(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(2**31) for _ in range(count)]
+
+
+def _watched() -> list[int]:
+    """Note from now on the bytes of what is given to each collective that this rank calls."""
+    sizes: list[int] = []
+    group = dist.ProcessGroup
+
+    def size(given: Any) -> int:
+        if isinstance(given, torch.Tensor):
+            return given.nbytes
+        return sum(map(size, given)) if isinstance(given, list | tuple) else 0
+
+    def noted(real: Any) -> Any:
+        def call(self: Any, *args: Any, **named: Any) -> Any:
+            sizes.append(size([*args, *named.values()]))
+            return real(self, *args, **named)
+
+        return call
+
+    for attributes in ({"send": ("send",)} | COLLECTIVES).values():
+        for attribute in filter(partial(hasattr, group), attributes):
+            setattr(group, attribute, noted(getattr(group, attribute)))
+    return sizes
+
+
+# --- 12.1 -------------------------------------------------------------------------------------------------
+
+FROZEN = "what no rank's loss uses is frozen, and nothing else"
+NAMED = "every rank returns the names of what it froze, in the model's order"
+NO_TRACE = "no gradient is made or changed, and the loss can still go backward"
+
+
+class _Heads(nn.Module):
+    """A body and heads, deep inside; each loss uses some of the heads."""
+
+    def __init__(self, heads: list[str]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+        deep = {name: nn.Sequential(nn.Linear(3, 2), nn.ModuleList([nn.Linear(2, 2)])) for name in heads}
+        self.tasks = nn.ModuleDict({"heads": nn.ModuleDict(deep)})
+        self.scale = nn.Parameter(torch.ones(()))  # used by those who use the first head
+
+    def loss(self, x: torch.Tensor, used: list[str]) -> torch.Tensor:
+        features = self.body(x)
+        total = features.pow(2).mean()
+        for place, (name, head) in enumerate(self.tasks["heads"].items()):
+            if name in used:
+                first, (second,) = head
+                total = total + (1 if place else self.scale) * second(first(features)).relu().sum()
+        return total
+
+
+@question(
+    "12.1",
+    "freeze_unused(model, loss)",
+    {FROZEN: 1, NAMED: 1, NO_TRACE: 1},
+    rests={NO_TRACE: FROZEN},
+)
+def freeze_unused(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    count = rng.randint(2, 5)
+    plans = [_plan(rng, count) for _ in range(2)]
+    ranks = ask(_after_freezing, plans, nprocs=count)
+    for call, plan in enumerate(plans):
+        names = [name for name, _ in _Heads(plan["heads"]).named_parameters()]
+        by_rank = [[name for name in names if not _is_used(name, plan, used)] for used in plan["used"]]
+        before = [name for name in names if _of(plan["frozen"], name)]
+        right = [name for name in names if all(name in each for each in by_rank) and name not in before]
+        found = [each[call] for each in ranks]
+        yield _of_frozen(found, right, before, by_rank)
+        wrong = [rank for rank, each in enumerate(found) if each["names"] != right]
+        rank = (wrong or [0])[0]
+        returned = found[rank]["names"]
+        seen = f"rank {rank} returned {returned if isinstance(returned, str) else _some(returned)}"
+        hint = "What has this call frozen? The names as the model lists them, the same list on every rank."
+        yield Finding(NAMED, not wrong, seen, hint)
+        yield _of_traces(found)
+
+
+def _plan(rng: random.Random, count: int) -> dict[str, Any]:
+    """Heads by name, those that each rank uses, and one that is frozen from the start."""
+    kinds = ["depth", "edge", "mask", "pose", "text", "voice"]
+    heads = [f"{kind}{rng.randrange(100)}" for kind in rng.sample(kinds, 6)]
+    _, also_nobodys, first, last, frozen, everyones = rng.sample(heads, 6)
+    used = [[everyones, frozen] for _ in range(count)]
+    used[0].append(first)
+    used[-1].append(last)
+    return {
+        "heads": heads,
+        "used": used,
+        "frozen": rng.choice([frozen, also_nobodys]),
+        "seed": rng.randrange(2**31),
+    }
+
+
+def _of(head: str, name: str) -> bool:
+    return f".{head}." in name
+
+
+def _is_used(name: str, plan: dict[str, Any], used: list[str]) -> bool:
+    if name == "scale":
+        return plan["heads"][0] in used
+    return name.startswith("body") or any(_of(head, name) for head in used)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "an empty list"
+
+
+def _of_frozen(
+    found: list[dict[str, Any]], right: list[str], before: list[str], by_rank: list[list[str]]
+) -> Finding:
+    wanted = {*right, *before}
+    wrong = [rank for rank, each in enumerate(found) if set(each["frozen"]) != wanted]
+    rank = (wrong or [0])[0]
+    now = set(found[rank]["frozen"])
+    seen = f"on rank {rank}: should be frozen and is not: {_some(sorted(wanted - now))}; "
+    seen += f"is frozen and should not be: {_some(sorted(now - wanted))}"
+    seen = seen.replace("an empty list", "none")
+    if now == set(before):
+        hint = "Nothing was frozen. What stops a parameter from asking for a gradient?"
+    elif before and not now.issuperset(before):
+        hint = "What was frozen before has thawed. It is not yours to change."
+    elif now == {*by_rank[rank], *before}:
+        hint = "That is what this rank does not use. Another rank may: how do they agree?"
+    elif now >= {*by_rank[rank], *before}:
+        hint = "More is frozen than this rank alone leaves out. If one rank uses it, who has to keep it?"
+    else:
+        hint = "Which parameters are at the ends of the loss's graph? On every rank, and then over all ranks."
+    return Finding(FROZEN, not wrong, seen, hint)
+
+
+def _of_traces(found: list[dict[str, Any]]) -> Finding:
+    for rank, each in enumerate(found):
+        if not each["kept"]:
+            seen = f"on rank {rank} a gradient is not what it was"
+            hint = "To look at a graph, nobody has to send gradients into the model."
+            return Finding(NO_TRACE, False, seen, hint)
+        if each["error"]:
+            seen = f"on rank {rank}, loss.backward() after your call: {each['error']}"
+            return Finding(
+                NO_TRACE, False, seen, "What does a backward pass do with the graph? It is needed."
+            )
+    return Finding(NO_TRACE, True)
+
+
+@in_group
+def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rank, found = dist.get_rank(), []
+    for plan in plans:
+        torch.manual_seed(plan["seed"] + rank)
+        model = _Heads(plan["heads"]).double()
+        for name, parameter in model.named_parameters():
+            if _of(plan["frozen"], name):
+                parameter.requires_grad_(False)
+            elif "weight" in name:  # an earlier step's
+                parameter.grad = torch.randn_like(parameter)
+        had = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+        loss = model.loss(_drawn(plan["seed"] + rank, 5, 4), plan["used"][rank])
+        names = answer(model, loss)
+        listed = isinstance(names, list | tuple | set | dict)
+        names = list(map(str, names)) if listed else told(names)
+        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+        kept = all(_same(had[name], each.grad) for name, each in model.named_parameters())
+        error = ""
+        try:
+            loss.backward()
+        except Exception as raised:
+            error = reason(raised)
+        found.append({"names": names, "frozen": frozen, "kept": kept, "error": error})
+    return found
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
+# --- 12.2 -------------------------------------------------------------------------------------------------
+
+FORWARD = "the output is that of one device with the whole batch"
+BACKWARD = "so is the gradient"
+LESS = "what the ranks send does not grow with the batch"
+ROWS = 6  # times as many samples in the second call
+
+
+@question(
+    "12.2",
+    "whole_norm(x, eps)",
+    {FORWARD: 1, BACKWARD: 2, LESS: 1},
+    rests={BACKWARD: FORWARD, LESS: FORWARD},
+)
+def whole_norm(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    count, channels = rng.randint(2, 5), rng.randint(3, 6)
+    few = [rank + 2 for rank in range(count)]
+    rng.shuffle(few)  # another number of samples on each rank
+    calls = [
+        {"sizes": [size * times for size in few], "channels": channels, "eps": rng.uniform(0.01, 0.5)}
+        | {"seeds": _seeds(rng, count), "shift": rng.uniform(2.0, 4.0)}
+        for times in (1, ROWS)
+    ]
+    ranks = ask(_normed, calls, nprocs=count)
+    for call, given in enumerate(calls):
+        inputs, weights = zip(*(_share(given, rank) for rank in range(count)), strict=True)
+        sizes, found = given["sizes"], [each[call] for each in ranks]
+        whole = torch.cat(inputs).requires_grad_()
+        mean, var = whole.mean(0), whole.var(0, correction=0)
+        output = (whole - mean) / (var + given["eps"]).sqrt()
+        (output * torch.cat(weights)).sum().backward()
+        right = output.detach().split(sizes)
+        yield _of_output(found, right, inputs, given)
+        yield _of_gradient(found, whole.grad.split(sizes), inputs, weights, given)
+    few_bytes, many_bytes = ([each[call]["bytes"] for each in ranks] for call in range(2))
+    rank = max(range(count), key=lambda rank: many_bytes[rank] - few_bytes[rank])
+    seen = (
+        f"rank {rank} gave {few_bytes[rank]:,} bytes to collectives for {calls[0]['sizes'][rank]} samples, "
+    )
+    seen += f"and {many_bytes[rank]:,} for {calls[1]['sizes'][rank]}"
+    hint = "Samples travel, or something of their number. Which few numbers say all that a mean needs?"
+    yield Finding(LESS, many_bytes == few_bytes, seen, hint)
+
+
+def _share(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a rank its samples, whose mean and spread are its own, and what its loss makes of its outputs."""
+    both = _drawn(call["seeds"][rank], 2, call["sizes"][rank], call["channels"])
+    return both[0] * (1 + rank) + call["shift"] * rank, both[1]
+
+
+def _by(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, eps: float) -> torch.Tensor:
+    return (x - mean) / (var + eps).sqrt()
+
+
+def _of_output(
+    found: list[dict[str, Any]], right: tuple[torch.Tensor, ...], inputs: Any, call: dict[str, Any]
+) -> Finding:
+    gaps = [far(each["output"], wanted) for each, wanted in zip(found, right, strict=True)]
+    rank = max(range(len(gaps)), key=gaps.__getitem__)
+    output, wanted, eps = found[rank]["output"], right[rank], call["eps"]
+    shape = list(torch.as_tensor(output).shape)
+    if shape != list(wanted.shape):
+        seen = f"rank {rank} gave {list(wanted.shape)}, and got {shape} back"
+        return Finding(FORWARD, False, seen, "Every number is normalised; none is lost.")
+    seen = f"on rank {rank} the first number became {output[0][0]:.6f}, and should be {wanted[0, 0]:.6f}"
+    means, variances = zip(*((x.mean(0), x.var(0, correction=0)) for x in inputs), strict=True)
+    x, whole = inputs[rank], torch.cat(inputs)
+    var = whole.var(0, correction=0)
+    of_means, of_variances = torch.stack(means).mean(0), torch.stack(variances).mean(0)
+    hint = nearest(
+        output,
+        (
+            _by(x, means[rank], variances[rank], eps),
+            "That is this rank's own norm. What must the others add?",
+        ),
+        (_by(x, of_means, of_variances, eps), SIZES),
+        (_by(x, of_means, var, eps), SIZES),
+        (_by(x, of_means, of_variances + torch.stack(means).var(0, correction=0), eps), SIZES),
+        (
+            _by(x, whole.mean(0), of_variances, eps),
+            "The mean is right. The means differ, too: that is spread.",
+        ),
+        (
+            _by(x, whole.mean(0), whole.var(0), eps),
+            "Almost: batch norm divides the squares by n, not by n - 1.",
+        ),
+        (_by(x, whole.mean(0), var, 0.0), "And eps? It stands beside the variance."),
+        ((x - whole.mean(0)) / (var.sqrt() + eps), "eps stands beside the variance, under the root."),
+        ((x - whole.mean()) / (whole.var(correction=0) + eps).sqrt(), "Each channel has a mean of its own."),
+        otherwise=ROUNDED
+        if max(gaps) < ROUNDING
+        else "Three things, added up over the ranks, give the mean and the variance of the whole batch.",
+        within=CLOSE,
+    )
+    return Finding(FORWARD, max(gaps) < CLOSE, seen, hint)
+
+
+ROUNDING = 1e-4
+ROUNDED = "It is right to some six digits, and the samples have more. In which dtype is it counted?"
+SIZES = "The ranks count alike here, and have not equally many samples. What may be added up over ranks?"
+
+
+def _of_gradient(
+    found: list[dict[str, Any]], right: Any, inputs: Any, weights: Any, call: dict[str, Any]
+) -> Finding:
+    gaps = [far(each["gradient"], wanted) for each, wanted in zip(found, right, strict=True)]
+    rank = max(range(len(gaps)), key=gaps.__getitem__)
+    gradient = found[rank]["gradient"]
+    if gradient is None or found[rank]["error"]:
+        seen = f"on rank {rank}: {found[rank]['error'] or 'the input has no gradient'}"
+        return Finding(BACKWARD, False, seen, "The output must still know how it came from the input.")
+    wanted = right[rank][0, 0]
+    seen = f"on rank {rank} the first gradient is {gradient[0][0]:.6f}, and should be {wanted:.6f}"
+    whole = torch.cat(inputs)
+    scale = (whole.var(0, correction=0) + call["eps"]).rsqrt()
+    own = [each.clone().requires_grad_() for each in inputs]
+    before = sum(map(len, inputs[:rank]))
+    mean, var = torch.cat(own).mean(0), torch.cat(own).var(0, correction=0)
+    (
+        _by(torch.cat(own), mean, var, call["eps"])[before : before + len(own[rank])] * weights[rank]
+    ).sum().backward()
+    hint = nearest(
+        gradient,
+        (
+            scale * weights[rank],
+            "For autograd the mean and the variance were constants here. They come from x.",
+        ),
+        (own[rank].grad, "The outputs of the other ranks depend on this rank's samples, too. Who says so?"),
+        otherwise="The forward pass adds up over the ranks. What does the backward pass of such a sum do?",
+        within=CLOSE,
+    )
+    return Finding(BACKWARD, max(gaps) < CLOSE, seen, hint)
+
+
+@in_group
+def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rank, found, sizes = dist.get_rank(), [], _watched()
+    for call in calls:
+        x, weights = _share(call, rank)
+        x.requires_grad_()
+        sizes.clear()
+        output = answer(x, call["eps"])
+        if not isinstance(output, torch.Tensor):
+            raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
+        error = ""
+        if output.shape == weights.shape:
+            try:
+                (output * weights).sum().backward()
+            except RuntimeError as raised:
+                error = reason(raised)
+        found.append({"output": output, "gradient": x.grad, "error": error, "bytes": sum(sizes)})
+    return found
+
+
+# --- 12.3 -------------------------------------------------------------------------------------------------
+
+MEAN = "every norm has the mean of all that the ranks have seen"
+VARIANCE = "and its variance"
+ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
+KINDS = {"one": nn.BatchNorm1d, "two": nn.BatchNorm2d, "three": nn.BatchNorm3d}
+
+
+class _Block(nn.Module):
+    def __init__(self, channels: int, kind: str) -> None:
+        super().__init__()
+        self.shift = nn.ParameterDict({"by": nn.Parameter(torch.zeros(channels))})
+        self.inner = nn.Sequential(nn.LayerNorm(channels), KINDS[kind](channels))
+        self.forgetful = nn.BatchNorm1d(channels, track_running_stats=False)  # it has no running statistics
+        self.register_buffer("table", torch.zeros(channels))
+
+
+@question("12.3", "pool_statistics(model)", {MEAN: 1, VARIANCE: 1, ONCE: 1}, rests={ONCE: MEAN})
+def pool_statistics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    count = rng.randint(2, 5)
+    calls = []
+    for _ in range(2):
+        kinds = [*rng.sample(list(KINDS), 3), *rng.sample(list(KINDS), rng.randint(0, 2))]
+        channels = [rng.randint(2, 7) for _ in kinds]
+        calls.append({"kinds": kinds, "channels": channels, "seeds": _seeds(rng, count)})
+    ranks = ask(_pooled, calls, nprocs=count)
+    for call, given in enumerate(calls):
+        found = [each[call] for each in ranks]
+        means, variances = zip(*(_seen_by(given, rank) for rank in range(count)), strict=True)
+        means, variances = torch.stack(means), torch.stack(variances)
+        mean = means.mean(0)
+        of_variances = variances.mean(0)
+        var = of_variances + means.var(0, correction=0)
+        yield _of_pooled(MEAN, found, "means", mean, means, [(mean * count, SUM)], given)
+        known = [
+            (of_variances, "That is the mean of the variances. The ranks' means lie apart, too."),
+            (of_variances + means.var(0), "Almost. How many means are there, and by what is it divided?"),
+            (of_variances + mean**2, "Nearly: of the mean square, the square of the mean is taken off."),
+            (
+                means.var(0, correction=0),
+                "That is how far the means lie apart. Each rank's own spread is missing.",
+            ),
+        ]
+        yield _of_pooled(VARIANCE, found, "variances", var, variances, known, given)
+        meetings = max(each["meetings"] for each in found)
+        changed = [each["changed"] for each in found if each["changed"]]
+        seen = f"a rank called {meetings} collectives for {len(given['kinds'])} norms"
+        hint = "What can be laid end to end can travel together: numbers of several norms, of both kinds."
+        if changed:
+            seen, hint = (
+                f"{changed[0][0]} is another now",
+                "Only what a norm has noted of its batches is asked for.",
+            )
+        yield Finding(ONCE, meetings <= 1 and not changed, seen, hint)
+
+
+SUM = "That is the sum over the ranks."
+
+
+def _of_pooled(
+    what: str, found: Any, key: str, right: torch.Tensor, had: torch.Tensor, known: Any, call: dict[str, Any]
+) -> Finding:
+    gaps = [far(each[key], right) for each in found]
+    rank = max(range(len(gaps)), key=gaps.__getitem__)
+    now = torch.as_tensor(found[rank][key], dtype=torch.float64)
+    place = int((now - right).abs().nan_to_num(float("inf")).argmax())
+    seen = f"one of rank {rank}'s {key} is {now[place]:.5f}, and should be {right[place]:.5f}"
+    apart = zip(now.split(call["channels"]), right.split(call["channels"]), strict=True)
+    done = [far(a, b) < CLOSE for a, b in apart]
+    if any(done) and not all(done):
+        kinds = [kind for kind, ok in zip(call["kinds"], done, strict=True) if ok]
+        others = [kind for kind, ok in zip(call["kinds"], done, strict=True) if not ok]
+        hint = "Some norms are done and others are not. Which kinds are there, and how deep do they lie?"
+        seen += f"; right: BatchNorm of dimensions {', '.join(kinds)}; not right: {', '.join(others)}"
+    elif all(far(each[key], had[0]) < CLOSE for each in found):
+        hint = "That is rank 0's, on every rank. What have the others seen?"
+    elif any(gap < CLOSE for gap in gaps):
+        hint = "Some ranks have it, and others do not. Does each of them get the result?"
+    else:
+        hint = nearest(
+            now,
+            (had[rank], "Nothing has changed. The new values must get into the model's own buffers."),
+            *known,
+            otherwise="Think of all samples of all ranks in one heap, each rank's as large as the others'.",
+            within=CLOSE,
+        )
+    return Finding(what, max(gaps) < CLOSE, seen, hint)
+
+
+def _seen_by(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The running means and variances of all norms of a rank, end to end."""
+    both = _drawn(call["seeds"][rank], 2, sum(call["channels"]))
+    return both[0] * 3 + rank, both[1].abs() + 0.1
+
+
+def _norms(model: nn.Module) -> list[Any]:
+    return [
+        each
+        for each in model.modules()
+        if isinstance(each, tuple(KINDS.values())) and each.running_mean is not None
+    ]
+
+
+@in_group
+def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rank, found, sizes = dist.get_rank(), [], _watched()
+    for call in calls:
+        blocks = map(_Block, call["channels"], call["kinds"])
+        model = nn.Sequential(nn.ModuleDict({f"stage{i}": block for i, block in enumerate(blocks)})).double()
+        torch.manual_seed(call["seeds"][rank] % 2**31)
+        for each in model.parameters():
+            nn.init.normal_(each)
+        for norm, mean, var in zip(
+            _norms(model), *(each.split(call["channels"]) for each in _seen_by(call, rank)), strict=True
+        ):
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(var)
+            norm.num_batches_tracked += 7 + rank
+        for name, each in model.named_buffers():
+            if name.endswith("table"):
+                each.normal_()
+        before = {name: each.clone() for name, each in model.state_dict().items()}
+        sizes.clear()
+        answer(model)
+        meetings = len(sizes)
+        changed = [
+            name
+            for name, each in model.state_dict().items()
+            if not name.endswith(("running_mean", "running_var"))
+            and (name not in before or not torch.equal(each, before[name]))
+        ]
+        means, variances = (
+            torch.cat([getattr(each, of).detach().flatten() for each in _norms(model)])
+            for of in ("running_mean", "running_var")
+        )
+        if len(means) != sum(call["channels"]) or len(variances) != len(means):
+            raise Refused("the running statistics of a norm have another shape now")
+        found.append({"means": means, "variances": variances, "meetings": meetings, "changed": changed})
+    return found

@@ -1,0 +1,395 @@
+"""The questions of lesson 13: four functions in which ranks fall out of step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
+
+CLOSE = 1e-11  # relative; the numbers are float64
+SEVEN_DIGITS = "That is right to seven digits, which is what float32 keeps. Which dtype keeps sixteen?"
+EMPTY_HANDED = "A rank may come with nothing. What does it add to the sums, and which calls does it make?"
+Counts = list[list[tuple[int, int]]]  # by epoch, by rank: right, judged
+
+
+def _some_ranks(rng: random.Random) -> int:
+    return rng.randint(2, 5)
+
+
+def _is(value: Any, right: float, within: float = CLOSE) -> bool:
+    return far(value, right) <= within * max(1.0, abs(right))
+
+
+def _worst(values: Sequence[Any], right: float) -> int:
+    """The rank whose value is furthest from what is right."""
+    gaps = [far(value, right) for value in values]
+    return gaps.index(max(gaps))
+
+
+def _numbers(values: Sequence[Any], what: str) -> None:
+    for rank, value in enumerate(values):
+        if not isinstance(value, int | float):
+            raise Refused(f"{what}; on rank {rank} it returned {value}")
+
+
+# --- 13.1 -------------------------------------------------------------------------------------------------
+
+UNEVEN = "every rank returns the mean over all batches of all ranks, also where one has more of them"
+NOTHING = "also where a rank has no batch at all"
+ONCE = "more batches need no more collectives"
+
+
+@question("13.1", "mean_loss(losses)", {UNEVEN: 1, NOTHING: 1, ONCE: 1}, rests={ONCE: UNEVEN})
+def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    ranks = _some_ranks(rng)
+    order = rng.sample(range(ranks), ranks)  # who has more of them has more in each case
+    few, many = (_losses(rng, order, least) for least in (2, 12))
+    found = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank, by case: the value, and how many calls
+    yield _of_means(UNEVEN, [each[0][0] for each in found], few)
+    yield _of_means(UNEVEN, [each[1][0] for each in found], many)
+    grows = max(each[1][1] - each[0][1] for each in found)
+    calls = max(each[1][1] for each in found)
+    seen = f"{sum(map(len, few))} batches in all took {max(each[0][1] for each in found)} collectives, "
+    seen += f"{sum(map(len, many))} took {calls}"
+    hint = "Which numbers has a rank to add up by itself, before it talks to the others?"
+    yield Finding(ONCE, grows <= 0 and calls > 0, seen, hint)
+    empty = _losses(rng, order, 2)
+    empty[rng.randrange(ranks)] = []
+    found = ask(_mean_losses, [empty, few], nprocs=ranks)
+    yield _of_means(NOTHING, [each[0][0] for each in found], empty)
+    yield _of_means(NOTHING, [each[1][0] for each in found], few)
+
+
+def _losses(rng: random.Random, order: list[int], least: int) -> list[list[float]]:
+    """By rank: no two ranks have equally many."""
+    lengths = sorted(rng.sample(range(least, least + 2 * len(order)), len(order)))
+    return [[rng.uniform(0.1, 4) for _ in range(lengths[place])] for place in order]
+
+
+def _of_means(what: str, values: list[Any], losses: list[list[float]]) -> Finding:
+    _numbers(values, "mean_loss(losses) returns a number")
+    total, count = sum(map(sum, losses)), sum(map(len, losses))
+    right, lengths = total / count, list(map(len, losses))
+    rank = _worst(values, right)
+    own = [sum(each) / max(1, len(each)) for each in losses]
+    seen = (
+        f"the ranks had {lengths} batches, with the mean {right:.9f}; rank {rank} returned {values[rank]:.9f}"
+    )
+    hint = "The mean over all is one sum divided by one count. Of what?"
+    if far(values[rank], right) < 1e-5:
+        hint = SEVEN_DIGITS
+    elif 0 in lengths:
+        hint = EMPTY_HANDED
+    else:
+        hint = nearest(
+            values[rank],
+            *((each, "That is one rank's own mean. What of the others' batches?") for each in own),
+            (sum(own) / len(own), "Each rank counts alike there, and each batch should. Divide later."),
+            (total, "That is the sum. Divided by how many?"),
+            (total / len(losses), "That is divided by the number of ranks. Of what is it the mean?"),
+            (total / (max(lengths) * len(losses)), "Batches that are not there were counted."),
+            otherwise=hint,
+            within=1e-9,
+        )
+    return Finding(what, _is(values[rank], right), seen, hint)
+
+
+@in_group
+def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int]]:
+    found = []
+    for losses in cases:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            value = answer(list(losses[dist.get_rank()]))
+        calls = sum(event.name.startswith("c10d::") for event in profiler.events())
+        found.append((number(value), calls))
+    return found
+
+
+# --- 13.2 -------------------------------------------------------------------------------------------------
+
+STOP = "all ranks stop after the first epoch that is no better than the best before it, over all ranks"
+BEST = "every rank returns the best accuracy over all ranks"
+NO_SHARD = "both also where a rank has nothing to judge"
+EPOCHS = 8
+
+
+@question("13.2", "train_until(train_epoch, validate, epochs)", {STOP: 1, BEST: 1, NO_SHARD: 1})
+def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    ranks = _some_ranks(rng)
+    alone = {0}
+    while len(alone) == 1:  # ranks that decide alone do not make equally many calls in the end
+        cases = [_counts(rng, ranks, tie=tie) for tie in (False, True)]
+        alone = {sum(_stop(_own(counts, rank))[0] for counts in cases) for rank in range(ranks)}
+    found = ask(_trained, cases, nprocs=ranks)
+    for i, counts in enumerate(cases):
+        yield from _of_stops([each[i] for each in found], counts, STOP, BEST)
+    ranks = rng.randint(3, 5)  # two of them at least have something to judge
+    cases = [_counts(rng, ranks, empty=rng.randrange(ranks)) for _ in range(2)]
+    found = ask(_trained, cases, nprocs=ranks)
+    for i, counts in enumerate(cases):
+        yield from _of_stops([each[i] for each in found], counts, NO_SHARD, NO_SHARD)
+
+
+def _stop(accuracies: list[float], only_if_worse: bool = False) -> tuple[int, float]:
+    """How many epochs are trained, and the best accuracy in them."""
+    best = 0.0
+    for epoch, accuracy in enumerate(accuracies):
+        if accuracy < best or (accuracy == best and not only_if_worse):
+            return epoch + 1, best
+        best = accuracy
+    return len(accuracies), best
+
+
+def _over_all(counts: Counts) -> list[float]:
+    return [sum(right for right, _ in each) / sum(judged for _, judged in each) for each in counts]
+
+
+def _own(counts: Counts, rank: int) -> list[float]:
+    return [each[rank][0] / max(1, each[rank][1]) for each in counts]
+
+
+def _of_means_of(counts: Counts) -> list[float]:
+    return [sum(right / max(1, judged) for right, judged in each) / len(each) for each in counts]
+
+
+def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None = None) -> Counts:
+    """Each rank by itself, and the mean of their accuracies, would stop elsewhere than all samples do."""
+    while True:
+        judged = [0 if rank == empty else rng.randint(6, 30) for rank in range(ranks)]
+        trend = [0.2 + 0.08 * epoch for epoch in range(EPOCHS)]
+        counts: Counts = [
+            [(min(n, max(0, round(n * (share + rng.uniform(-0.15, 0.15))))), n) for n in judged]
+            for share in trend
+        ]
+        if tie:  # the last epoch is exactly as good as the best before it
+            at = rng.randint(2, EPOCHS - 2)
+            counts[at + 1] = list(counts[at])
+        epochs, best = _stop(accuracies := _over_all(counts))
+        own = [_stop(_own(counts, rank))[0] for rank in range(ranks) if rank != empty]
+        of_means = _stop(_of_means_of(counts))[0]
+        told_apart = len({epochs, own[0], of_means, EPOCHS}) == 4 and len(set(own)) > 1
+        told_apart &= torch.tensor(best).item() != best  # float32 is not enough for it
+        if told_apart and 2 < epochs < EPOCHS and tie == (accuracies[epochs - 1] == best):
+            return counts
+
+
+def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str) -> Iterator[Finding]:
+    accuracies = _over_all(counts)
+    epochs, best = _stop(accuracies)
+    trained = [each["trained"] for each in found]
+    said = [each["epochs"] for each in found]
+    shown = ", ".join(f"{each:.4f}" for each in accuracies[: epochs + 1])
+    seen = (
+        f"the accuracies over all ranks were {shown}; the ranks trained {trained} epochs, and it is {epochs}"
+    )
+    rank_0 = _stop(_own(counts, 0))[0]
+    of_means = _stop(_of_means_of(counts))[0]
+    if trained == [epochs] * len(trained) and said != trained:
+        seen = f"the ranks trained {epochs} epochs, and returned {said} as their number"
+        hint = "How many epochs were trained, when the first one has the number 0?"
+    elif trained[0] == _stop(accuracies, only_if_worse=True)[0]:
+        hint = "An epoch that is exactly as good as the best is no better."
+    elif trained[0] == rank_0:
+        hint = "Rank 0 decided, from its own samples. What do the others know that it does not?"
+    elif trained[0] == of_means:
+        hint = "The mean of the ranks' accuracies decided. Their shards have different sizes."
+    elif trained[0] == EPOCHS:
+        hint = "They never stopped. What is compared with what?"
+    else:
+        hint = "On which number do all ranks decide, and is it the accuracy of all samples together?"
+    right = trained == [epochs] * len(trained) and said == trained
+    yield Finding(stop, right, seen, hint)
+    values = [each["best"] for each in found]
+    _numbers(values, "train_until(…) returns the number of epochs and the best accuracy, two numbers")
+    rank = _worst(values, best)
+    seen = f"the best accuracy over all ranks was {best:.9f}; rank {rank} returned {values[rank]:.9f}"
+    hint = "Once the ranks stop where they should, look at this again."
+    if right:
+        hint = nearest(
+            values[rank],
+            (best, SEVEN_DIGITS),
+            (accuracies[epochs - 1], "That is the accuracy of the last epoch. Was it the best?"),
+            (100 * best, "That is in per cent. A share, from 0 to 1, is asked for."),
+            otherwise="Which accuracy belongs to all ranks together?",
+            within=1e-5,
+        )
+    yield Finding(best_, right and _is(values[rank], best), seen, hint)
+
+
+@in_group
+def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
+    rank, found = dist.get_rank(), []
+    for counts in cases:
+        trained: list[int] = []
+
+        def train_epoch(epoch: int, trained: list[int] = trained) -> None:
+            trained.append(epoch)
+            dist.all_reduce(torch.ones(3))  # as DDP's backward
+
+        def validate(epoch: int, counts: Counts = counts) -> tuple[int, int]:
+            right, judged = counts[epoch][rank]
+            return right, judged
+
+        value = answer(train_epoch, validate, len(counts))
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise Refused(
+                f"train_until(…) returns two numbers, epochs and accuracy; it returned {told(value)}"
+            )
+        found.append({"trained": len(trained), "epochs": number(value[0]), "best": number(value[1])})
+    return found
+
+
+# --- 13.3 -------------------------------------------------------------------------------------------------
+
+ORDER = "every rank returns the sums over all ranks, whatever the order of its own names"
+MISSING = "also of names that some ranks do not have"
+NAMES = ["accuracy", "error", "loss", "norm", "right", "samples", "seconds", "tokens"]
+
+
+@question("13.3", "sum_metrics(metrics)", {ORDER: 1, MISSING: 1})
+def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    ranks = _some_ranks(rng)
+    cases = [_metrics(rng, ranks, rng.sample(NAMES, count), lacking=0) for count in (4, 6)]
+    found = ask(_summed, cases, nprocs=ranks)
+    for i, metrics in enumerate(cases):
+        yield _of_sums(ORDER, [each[i] for each in found], metrics)
+    cases = [_metrics(rng, ranks, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
+    found = ask(_summed, cases, nprocs=ranks)
+    for i, metrics in enumerate(cases):
+        yield _of_sums(MISSING, [each[i] for each in found], metrics)
+
+
+def _metrics(rng: random.Random, ranks: int, names: list[str], lacking: int) -> list[list[tuple[str, float]]]:
+    """By rank: pairs, in an order of its own; each name is on some rank, and each rank lacks so many."""
+    while True:
+        held = [rng.sample(names, len(names) - lacking) for _ in range(ranks)]
+        everywhere = set(held[0]).intersection(*map(set, held))
+        if set().union(*map(set, held)) != set(names) or (lacking and len(everywhere) == len(held[0])):
+            continue
+        if len({tuple(each) for each in held}) > 1:
+            return [[(name, rng.uniform(-1000, 1000)) for name in each] for each in held]
+
+
+def _of_sums(what: str, found: list[dict[str, Any]], metrics: list[list[tuple[str, float]]]) -> Finding:
+    right: dict[str, float] = {}
+    for name, value in (pair for each in metrics for pair in each):
+        right[name] = right.get(name, 0.0) + value
+    for rank, sums in enumerate(found):
+        own = dict(metrics[rank])
+        if lost := [name for name in right if name not in sums]:
+            seen = f"rank {rank} returned nothing for {lost[0]!r}"
+            hint = "A rank cannot know the names of the others by itself. Who tells it?"
+            return Finding(what, False, seen, hint)
+        if more := [name for name in sums if name not in right]:
+            seen = f"rank {rank} returned {more[0]!r}, which no rank has"
+            return Finding(what, False, seen, "Which names are there, over all ranks?")
+        for name, value in right.items():
+            if _is(sums[name], value, 1e-12 * 1000):
+                continue
+            shown = sums[name] if isinstance(sums[name], str) else f"{sums[name]:.6f}"
+            seen = f"the sum of {name!r} is {value:.6f}; rank {rank} returned {shown}"
+            if far(sums[name], value) < 1e-3:
+                hint = SEVEN_DIGITS
+            elif far(sums[name], own.get(name, 0.0)) < 1e-9:
+                hint = "That is the rank's own. What of the others?"
+            else:
+                hint = "Numbers of different names were added up. By what does a collective know its partner?"
+            return Finding(what, False, seen, hint)
+    return Finding(what, True)
+
+
+@in_group
+def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, float | str]]:
+    found = []
+    for metrics in cases:
+        value = answer(dict(map(tuple, metrics[dist.get_rank()])))
+        if not isinstance(value, dict):
+            raise Refused(f"sum_metrics(metrics) returns a dict; it returned {told(value)}")
+        found.append({str(name): number(each) for name, each in value.items()})
+    return found
+
+
+# --- 13.4 -------------------------------------------------------------------------------------------------
+
+WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
+FAILS = "where it fails on some ranks, every rank returns None, and the next call is right again"
+ERRORS = [ValueError, ZeroDivisionError, RuntimeError, KeyError, OSError]
+
+
+@question("13.4", "all_or_none(work)", {WELL: 1, FAILS: 1}, rests={FAILS: WELL})
+def all_or_none(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    ranks = _some_ranks(rng)
+    cases = [_works(rng, ranks, []) for _ in range(2)]
+    found = ask(_worked, cases, nprocs=ranks)
+    for i, values in enumerate(cases):
+        yield _of_works(WELL, [each[i] for each in found], values)
+    one = rng.randrange(ranks)
+    some = [rank for rank in range(ranks) if rank != one]
+    cases = [_works(rng, ranks, failing) for failing in ([one], [], some, range(ranks), [])]
+    found = ask(_worked, cases, nprocs=ranks)
+    for i, values in enumerate(cases):
+        yield _of_works(FAILS, [each[i] for each in found], values)
+
+
+def _works(rng: random.Random, ranks: int, failing: Sequence[int]) -> list[float | str]:
+    """By rank: what its work returns, or the name of the error that it raises."""
+    return [
+        rng.choice(ERRORS).__name__ if rank in failing else rng.uniform(-100, 100) for rank in range(ranks)
+    ]
+
+
+def _of_works(what: str, found: list[dict[str, Any]], values: list[float | str]) -> Finding:
+    failing = [rank for rank, value in enumerate(values) if isinstance(value, str)]
+    numbers = [value for value in values if not isinstance(value, str)]
+    for rank, each in enumerate(found):
+        value, calls = each["value"], each["calls"]
+        if calls != 1:
+            seen = f"rank {rank} called work() {calls} times"
+            return Finding(what, False, seen, "It may take an hour: call it once.")
+        if failing:
+            if value is None:
+                continue
+            seen = f"the work failed on the ranks {failing}; rank {rank} returned {value}"
+            hint = "Does this rank know that another one has failed, when it decides what to return?"
+            if not isinstance(value, str) and far(value, sum(numbers)) < 1e-6:
+                hint = "That adds up those who were well. None is asked for, on all ranks."
+            return Finding(what, False, seen, hint)
+        right = sum(numbers)
+        if value is not None and _is(value, right, 1e-12 * 1000):
+            continue
+        seen = f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned "
+        seen += str(value) if value is None or isinstance(value, str) else f"{value:.9f}"
+        hint = "Every rank is well. What does the sum of their numbers need?"
+        if value is not None and far(value, right) < 1e-3:
+            hint = SEVEN_DIGITS
+        elif value is not None and far(value, values[rank]) < 1e-9:
+            hint = "That is the rank's own. What of the others?"
+        elif what == FAILS:
+            hint = (
+                "The call before has left the ranks out of step. Does every rank make the same calls in it?"
+            )
+        return Finding(what, False, seen, hint)
+    return Finding(what, True)
+
+
+@in_group
+def _worked(answer: Any, cases: list[list[float | str]]) -> list[dict[str, Any]]:
+    found = []
+    for values in cases:
+        mine, calls = values[dist.get_rank()], []
+
+        def work(mine: float | str = mine, calls: list[int] = calls) -> float:
+            calls.append(1)
+            if isinstance(mine, str):
+                raise next(each for each in ERRORS if each.__name__ == mine)("this rank's work has failed")
+            return mine
+
+        value = answer(work)
+        found.append({"value": None if value is None else number(value), "calls": len(calls)})
+    return found

@@ -1,0 +1,72 @@
+"""`stalls`: where each rank of a run stood at its end, and since when: what a picture of it is drawn from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..frames import is_learners, line_of, with_source
+from ..run_folder import RankFiles
+from .waiting import DISTRIBUTED, called_in, record_of
+
+if TYPE_CHECKING:
+    from ..run.run import Run
+
+
+class Stall(NamedTuple):
+    """Where one rank stood at the end of a run.
+
+    Attributes
+    ----------
+    rank : int
+    doing : str
+        ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has returned"``,
+        ``"has failed"``, or ``"is gone"`` where it got on until it ended.
+    since, until : float
+        Seconds since the launch, as in ``run.metrics``: when it came there, and the end of the run.
+    line : str
+        The learner's line, empty where there is none.
+    """
+
+    rank: int
+    doing: str
+    since: float
+    until: float
+    line: str
+
+
+def stalls(run: Run) -> list[Stall]:
+    """Where each rank stood when the run ended, by rank: who waited where, and since when (lesson 13).
+
+    A thread of each rank looks at it ten times a second: the times may be late by as much.
+
+    Parameters
+    ----------
+    run
+        One that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
+    """
+    return [_stall(run, rank) for rank in range(run.world_size)]
+
+
+def _stall(run: Run, rank: int) -> Stall:
+    launched = run.facts(rank).get("launched", run.started)
+    until = run.started + run.seconds - launched
+    ticks = run.ticks(rank)["seconds"]
+    last_seen = min(float(ticks[-1]), until) if len(ticks) else 0.0
+    if run.trace(rank).has_returned():
+        return Stall(rank, "has returned", last_seen, until, "")
+    if RankFiles(run.folder, rank).failure.exists():
+        return Stall(rank, "has failed", last_seen, until, "")
+    record = record_of(run, rank)
+    stack = record.get("stack", [])
+    mine = next((i for i, (file, _, _) in enumerate(stack) if is_learners(file)), None)
+    if mine is None or "since" not in record:
+        return Stall(rank, "is gone", last_seen, until, "")
+    called = called_in(stack)
+    if called is None:
+        doing = "is at a line of its own"
+    elif record.get("pending") or any(DISTRIBUTED in file for file, _, _ in stack[:mine]):
+        doing = f"waits in {called}"
+    else:
+        doing = f"is in {called}"
+    since = min(max(record["since"] - launched, 0.0), until)
+    return Stall(rank, doing, since, until, line_of(with_source(*stack[mine])))

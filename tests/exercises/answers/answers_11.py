@@ -1,0 +1,439 @@
+"""What people answer in exercise 11, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from tests.exercises.answers import right, wrong
+
+GRADIENT = "every rank holds the gradient of the mean loss over all samples of all ranks"
+ONCE = "the gradients travel once"
+PIECES = "one piece after the other: forward, backward, then the next"
+
+
+def share_of_one(pieces):
+    """What a sample's loss is multiplied with, so that DDP's mean is the mean over all samples."""
+    samples = torch.tensor(sum(len(y) for _, y in pieces))
+    dist.all_reduce(samples)
+    return dist.get_world_size() / samples.item()
+
+
+def context(ddp, pieces, i):
+    return nullcontext() if i == len(pieces) - 1 else ddp.no_sync()
+
+
+def by_pieces(ddp, pieces, weigh):
+    """Right but for the weights."""
+    ddp.zero_grad()
+    for i, (x, y) in enumerate(pieces):
+        with context(ddp, pieces, i):
+            (F.cross_entropy(ddp(x), y, reduction="sum") * weigh(len(y))).backward()
+
+
+@wrong("11.1", hint="A sum of means")
+def sums_the_means(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: 1 / length)
+
+
+@wrong("11.1", hint="Every piece counts alike here")
+def mean_of_means(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: 1 / length / len(pieces))
+
+
+@wrong("11.1", hint="the ranks count alike")
+def by_its_own_samples(ddp, pieces):
+    own = sum(len(y) for _, y in pieces)
+    by_pieces(ddp, pieces, lambda length: 1 / own)
+
+
+@wrong("11.1", hint="What does DDP divide by?")
+def forgets_that_ddp_divides(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: share_of_one(pieces) / dist.get_world_size())
+
+
+@wrong("11.1", hint="A sum over the samples")
+def sums_the_samples(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: 1)
+
+
+@wrong("11.1", hint="By what is each sample's loss divided?")
+def divides_by_two_ranks(ddp, pieces):
+    share = share_of_one(pieces)
+    by_pieces(ddp, pieces, lambda length: share / dist.get_world_size() * 1.5)
+
+
+@wrong("11.1", hint="What does it find in .grad?")
+def leaves_the_old_ones(ddp, pieces):
+    share = share_of_one(pieces)
+    for i, (x, y) in enumerate(pieces):
+        with context(ddp, pieces, i):
+            (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
+
+
+@wrong("11.1", hint="Which pass brings them together")
+def leaves_out_the_last_one_too(ddp, pieces):
+    share = share_of_one(pieces)
+    ddp.zero_grad()
+    with ddp.no_sync():
+        for x, y in pieces:
+            (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
+
+
+@wrong("11.1", hint="Which pass brings them together")
+def through_the_side_door(ddp, pieces):
+    share = share_of_one(pieces)
+    ddp.zero_grad()
+    for x, y in pieces:
+        (F.cross_entropy(ddp.module(x), y, reduction="sum") * share).backward()
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="which passes need it?")
+def averages_every_piece(ddp, pieces):
+    share = share_of_one(pieces)
+    ddp.zero_grad()
+    for x, y in pieces:
+        (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="when a forward begins")
+def around_the_backward_alone(ddp, pieces):
+    share = share_of_one(pieces)
+    ddp.zero_grad()
+    for i, (x, y) in enumerate(pieces):
+        loss = F.cross_entropy(ddp(x), y, reduction="sum") * share
+        with context(ddp, pieces, i):
+            loss.backward()
+
+
+@wrong("11.1", GRADIENT, ONCE, hint="Put together they are not")
+def puts_them_together(ddp, pieces):
+    share = share_of_one(pieces)
+    x, y = (torch.cat(each) for each in zip(*pieces, strict=True))
+    ddp.zero_grad()
+    (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
+
+
+@wrong("11.1", GRADIENT, ONCE, hint="When does that come?")
+def one_backward_at_the_end(ddp, pieces):
+    share = share_of_one(pieces)
+    ddp.zero_grad()
+    sum(F.cross_entropy(ddp(x), y, reduction="sum") * share for x, y in pieces).backward()
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="as large as the gradients")
+def by_hand_and_by_ddp(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: share_of_one(pieces))
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+@wrong("11.1", hint="holds no gradients")
+def clears_at_the_end(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: share_of_one(pieces))
+    ddp.zero_grad()
+
+
+@wrong("11.1", hint="holds no gradients")
+def only_forward(ddp, pieces):
+    return sum(F.cross_entropy(ddp(x), y) for x, y in pieces)
+
+
+@wrong("11.1", hint="never called all_reduce")
+def rank_0_stays_away(ddp, pieces):
+    if dist.get_rank():
+        by_pieces(ddp, pieces, lambda length: share_of_one(pieces))
+
+
+@right("11.1")
+def weighs_each_mean(ddp, pieces):
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, [len(y) for _, y in pieces])
+    samples = sum(map(sum, counts))
+    for parameter in ddp.parameters():
+        parameter.grad = None
+    for i, (x, y) in enumerate(pieces):
+        ddp.require_backward_grad_sync = i == len(pieces) - 1
+        loss = F.cross_entropy(ddp(x), y) * len(y) * len(counts) / samples
+        loss.backward()
+
+
+@right("11.1")
+def share_in_float32(ddp, pieces):
+    samples = torch.tensor(sum(len(y) for _, y in pieces))
+    dist.all_reduce(samples)
+    by_pieces(ddp, pieces, lambda length: dist.get_world_size() / samples)
+
+
+@right("11.1")
+def scales_in_the_end(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: 1)
+    share = share_of_one(pieces)
+    for parameter in ddp.parameters():
+        parameter.grad *= share
+
+
+@right("11.1")
+def averages_by_hand(ddp, pieces):
+    ddp.zero_grad()
+    with ddp.no_sync():
+        for x, y in pieces:
+            F.cross_entropy(ddp(x), y, reduction="sum").backward()
+    share = share_of_one(pieces) / dist.get_world_size()
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad *= share
+
+
+STEP = "the step is that of one device: its gradient is the mean, clipped"
+NORM = "every rank returns the norm of the mean, as it was before clipping"
+ALL = "where the mean is not finite no rank steps, and the next step is right again"
+
+
+def average(model, divide=True):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            if divide:
+                parameter.grad /= dist.get_world_size()
+
+
+@wrong("11.2", hint="Turn it round")
+def clips_first(model, optimizer, max_norm):
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    average(model)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="all of it is used")
+def forgets_to_clip(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", hint="the sum of the gradients")
+def forgets_to_divide(model, optimizer, max_norm):
+    average(model, divide=False)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", hint="The ranks have different weights now")
+def does_not_average(model, optimizer, max_norm):
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, NORM, hint="before the step?")
+def always_steps(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, NORM, hint="One rank knew it")
+def each_looks_at_its_own(model, optimizer, max_norm):
+    fine = all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if fine:
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, NORM, hint="The optimizer remembers")
+def steps_with_zeros(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if not norm.isfinite():
+        optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="and was made longer")
+def always_scales(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= max_norm / norm
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, ALL, hint="the norm after clipping")
+def returns_what_is_left(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return min(norm.item(), max_norm)
+
+
+@wrong("11.2", STEP, ALL, hint="the norm of its own gradient")
+def returns_its_own(model, optimizer, max_norm):
+    own = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return own
+
+
+@wrong("11.2", STEP, ALL, hint="nothing (None)")
+def returns_nothing(model, optimizer, max_norm):
+    average(model)
+    if nn.utils.clip_grad_norm_(model.parameters(), max_norm).isfinite():
+        optimizer.step()
+
+
+@wrong("11.2", NORM, hint="Which type have the numbers on the way?")
+def loses_digits(model, optimizer, max_norm):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            mean = parameter.grad.float() / dist.get_world_size()
+            dist.all_reduce(mean)
+            parameter.grad.copy_(mean)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="Who makes the step?")
+def never_steps(model, optimizer, max_norm):
+    average(model)
+    return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+@wrong("11.2", hint="NoneType")
+def forgets_the_frozen(model, optimizer, max_norm):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+@wrong("11.2", hint="never called all_reduce")
+def stays_away(model, optimizer, max_norm):
+    if all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None):
+        average(model)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        return norm
+    return math.nan
+
+
+@right("11.2")
+def in_one_tensor(model, optimizer, max_norm):
+    trained = [each for each in model.parameters() if each.grad is not None]
+    flat = torch.cat([each.grad.flatten() for each in trained]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    norm = flat.norm().item()
+    if math.isfinite(norm):
+        flat *= min(1, max_norm / norm)
+        for parameter, part in zip(trained, flat.split([each.numel() for each in trained]), strict=True):
+            parameter.grad = part.view_as(parameter)
+        optimizer.step()
+    return norm
+
+
+@right("11.2")
+def asks_all(model, optimizer, max_norm):
+    fine = all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
+    broken = torch.tensor(0 if fine else 1)
+    dist.all_reduce(broken)
+    if broken:
+        return math.nan
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    return norm
+
+
+SCALED = "after the warm-up: k times the batch, k times the learning rate"
+WARM = "during the warm-up: in proportion to the samples that all ranks have seen"
+
+
+def rate(together, seen):
+    return 0.004 * together / 48 * min(1, seen / 3840)
+
+
+@wrong("11.3", hint="that of the small batch")
+def does_not_scale(step, batch_size, ranks, pieces):
+    return 0.004 * min(1, (step + 1) * batch_size * ranks * pieces / 3840)
+
+
+@wrong("11.3", hint="The pieces are not counted.")
+def forgets_the_pieces(step, batch_size, ranks, pieces):
+    return rate(batch_size * ranks, (step + 1) * batch_size * ranks)
+
+
+@wrong("11.3", hint="The ranks are not counted.")
+def forgets_the_ranks(step, batch_size, ranks, pieces):
+    return rate(batch_size * pieces, (step + 1) * batch_size * pieces)
+
+
+@wrong("11.3", hint="what one rank sends forward at once")
+def counts_one_piece(step, batch_size, ranks, pieces):
+    return rate(batch_size, (step + 1) * batch_size)
+
+
+@wrong("11.3", hint="the square root")
+def takes_the_root(step, batch_size, ranks, pieces):
+    together = batch_size * ranks * pieces
+    return 0.004 * math.sqrt(together / 48) * min(1, (step + 1) * together / 3840)
+
+
+@wrong("11.3", hint="Which way round?")
+def the_wrong_way_round(step, batch_size, ranks, pieces):
+    together = batch_size * ranks * pieces
+    return 0.004 * 48 / together * min(1, (step + 1) * together / 3840)
+
+
+@wrong("11.3", SCALED, hint="from the start")
+def does_not_warm_up(step, batch_size, ranks, pieces):
+    return rate(batch_size * ranks * pieces, 3840)
+
+
+@wrong("11.3", SCALED, hint="step 0 must move something")
+def begins_with_nothing(step, batch_size, ranks, pieces):
+    together = batch_size * ranks * pieces
+    return rate(together, step * together)
+
+
+@wrong("11.3", SCALED, hint="the samples of one rank alone")
+def warms_up_on_its_own(step, batch_size, ranks, pieces):
+    return rate(batch_size * ranks * pieces, (step + 1) * batch_size * pieces)
+
+
+@wrong("11.3", SCALED, hint="Which share of the 3,840 samples")
+def counts_steps(step, batch_size, ranks, pieces):
+    return rate(batch_size * ranks * pieces, 3840 * (step + 1) / 100)
+
+
+@wrong("11.3", hint="nothing (None)")
+def prints_it(step, batch_size, ranks, pieces):
+    print(rate(batch_size * ranks * pieces, (step + 1) * batch_size * ranks * pieces))
+
+
+@right("11.3")
+def as_a_tensor(step, batch_size, ranks, pieces):
+    together = torch.tensor(batch_size * ranks * pieces, dtype=torch.float64)
+    return torch.minimum((step + 1) * together / 3840, torch.tensor(1.0)) * 0.004 * together / 48

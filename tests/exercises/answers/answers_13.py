@@ -1,0 +1,377 @@
+"""What people answer in exercise 13, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.exercises.answers import right, wrong
+
+UNEVEN = "every rank returns the mean over all batches of all ranks, also where one has more of them"
+NOTHING = "also where a rank has no batch at all"
+ONCE = "more batches need no more collectives"
+
+
+def summed(*values: float) -> list[float]:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+@wrong("13.1", hint="waited in")
+def the_broken_one(losses):
+    total, count = 0.0, 0
+    for loss in losses:
+        total += summed(loss)[0]
+        count += dist.get_world_size()
+    return total / count
+
+
+@wrong("13.1", hint="one rank's own mean")
+def own_mean(losses):
+    return sum(losses) / max(1, len(losses))
+
+
+@wrong("13.1", hint="Each rank counts alike")
+def mean_of_means(losses):
+    return summed(sum(losses) / max(1, len(losses)))[0] / dist.get_world_size()
+
+
+@wrong("13.1", hint="which is what float32 keeps")
+def seven_digits(losses):
+    sums = torch.tensor([sum(losses), len(losses)])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+@wrong("13.1", UNEVEN, NOTHING, hint="add up by itself")
+def a_call_for_each_batch(losses):
+    most = torch.tensor(len(losses))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    total = count = 0.0
+    for step in range(int(most)):
+        sums = summed(*((losses[step], 1.0) if step < len(losses) else (0.0, 0.0)))
+        total, count = total + sums[0], count + sums[1]
+    return total / count
+
+
+@wrong("13.1", UNEVEN, ONCE, hint="never called all_reduce")
+def leaves_with_nothing(losses):
+    if not losses:
+        return 0.0
+    total, count = summed(sum(losses), len(losses))
+    return total / count
+
+
+@wrong("13.1", hint="Batches that are not there were counted")
+def pads_with_zeros(losses):
+    most = torch.tensor(len(losses))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return summed(sum(losses))[0] / int(most) / dist.get_world_size()
+
+
+@wrong("13.1", hint="returns a number")
+def on_rank_0_alone(losses):
+    total, count = summed(sum(losses), len(losses))
+    return total / count if dist.get_rank() == 0 else None
+
+
+@right("13.1")
+def gathers_all(losses):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, losses)
+    together = [loss for each in everyone for loss in each]
+    return sum(together) / len(together)
+
+
+@right("13.1")
+def by_a_tensor_of_losses(losses):
+    mine = torch.tensor(losses, dtype=torch.float64)
+    total, count = mine.sum(), torch.tensor(len(mine))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total / count
+
+
+STOP = "all ranks stop after the first epoch that is no better than the best before it, over all ranks"
+BEST = "every rank returns the best accuracy over all ranks"
+NO_SHARD = "both also where a rank has nothing to judge"
+
+
+def trained_until(train_epoch: Any, epochs: int, measure: Any, stop: Any = lambda new, best: new <= best):
+    best = 0.0
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        accuracy = measure(epoch)
+        if stop(accuracy, best):
+            break
+        best = accuracy
+    return epoch + 1, best
+
+
+def over_all(right: int, judged: int) -> float:
+    right, judged = summed(right, judged)
+    return right / judged
+
+
+def own(right: int, judged: int) -> float:
+    return right / max(1, judged)
+
+
+@wrong("13.2", hint="waited in")
+def alone(train_epoch, validate, epochs):
+    return trained_until(train_epoch, epochs, lambda epoch: own(*validate(epoch)))
+
+
+@wrong("13.2", hint="The mean of the ranks' accuracies decided")
+def by_the_mean_of_accuracies(train_epoch, validate, epochs):
+    def measure(epoch):
+        return summed(own(*validate(epoch)))[0] / dist.get_world_size()
+
+    return trained_until(train_epoch, epochs, measure)
+
+
+@wrong("13.2", hint="Rank 0 decided")
+def rank_0_decides(train_epoch, validate, epochs):
+    def measure(epoch):
+        accuracy = torch.tensor(own(*validate(epoch)), dtype=torch.float64)
+        dist.broadcast(accuracy, src=0)
+        return accuracy.item()
+
+    return trained_until(train_epoch, epochs, measure)
+
+
+@wrong("13.2", NO_SHARD, hint="exactly as good")
+def stops_when_worse(train_epoch, validate, epochs):
+    return trained_until(
+        train_epoch, epochs, lambda epoch: over_all(*validate(epoch)), lambda new, best: new < best
+    )
+
+
+@wrong("13.2", hint="How many epochs were trained")
+def counts_from_0(train_epoch, validate, epochs):
+    number, best = trained_until(train_epoch, epochs, lambda epoch: over_all(*validate(epoch)))
+    return number - 1, best
+
+
+@wrong("13.2", STOP, hint="which is what float32 keeps")
+def divides_tensors(train_epoch, validate, epochs):
+    def measure(epoch):
+        counts = torch.tensor(validate(epoch))
+        dist.all_reduce(counts)
+        return (counts[0] / counts[1]).item()
+
+    return trained_until(train_epoch, epochs, measure)
+
+
+@wrong("13.2", STOP, hint="the accuracy of the last epoch")
+def returns_the_last(train_epoch, validate, epochs):
+    seen = []
+
+    def measure(epoch):
+        seen.append(over_all(*validate(epoch)))
+        return seen[-1]
+
+    return trained_until(train_epoch, epochs, measure)[0], seen[-1]
+
+
+@wrong("13.2", hint="They never stopped")
+def trains_all(train_epoch, validate, epochs):
+    return trained_until(
+        train_epoch, epochs, lambda epoch: over_all(*validate(epoch)), lambda new, best: False
+    )
+
+
+@wrong("13.2", STOP, BEST, hint="your code")  # it hangs, or crashes
+def leaves_out_the_empty_shard(train_epoch, validate, epochs):
+    def measure(epoch):
+        right, judged = validate(epoch)
+        return over_all(right, judged) if judged else 0.0
+
+    return trained_until(train_epoch, epochs, measure)
+
+
+@right("13.2")
+def all_know_all(train_epoch, validate, epochs):
+    best, epoch = 0.0, 0
+    while epoch < epochs:
+        train_epoch(epoch)
+        epoch += 1
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, validate(epoch - 1))
+        rights, judged = zip(*everyone, strict=True)
+        if sum(rights) / sum(judged) <= best:
+            return epoch, best
+        best = sum(rights) / sum(judged)
+    return epoch, best
+
+
+@right("13.2")
+def rank_0_counts_and_tells(train_epoch, validate, epochs):
+    best = 0.0
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        counts = torch.tensor(validate(epoch))
+        dist.reduce(counts, dst=0)
+        told = [None, None]
+        if dist.get_rank() == 0:
+            right, judged = counts.tolist()
+            told = [right / judged <= best, max(best, right / judged)]
+        dist.broadcast_object_list(told, src=0)
+        stop, best = told
+        if stop:
+            break
+    return [epoch + 1, best]
+
+
+ORDER = "every rank returns the sums over all ranks, whatever the order of its own names"
+MISSING = "also of names that some ranks do not have"
+
+
+@wrong("13.3", hint="Numbers of different names were added up")
+def as_they_come(metrics):
+    return {name: summed(value)[0] for name, value in metrics.items()}
+
+
+@wrong("13.3", ORDER, hint="Who tells it?")
+def sorted_by_its_own(metrics):
+    return {name: summed(metrics[name])[0] for name in sorted(metrics)}
+
+
+@wrong("13.3", ORDER, hint="Who tells it?")
+def names_of_rank_0(metrics):
+    names = [list(metrics)]
+    dist.broadcast_object_list(names, src=0)
+    return {name: summed(metrics.get(name, 0.0))[0] for name in names[0]}
+
+
+@wrong("13.3", hint="which is what float32 keeps")
+def sums_of_seven_digits(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, sorted(metrics))
+    names = sorted(set().union(*everyone))
+    sums = torch.tensor([metrics.get(name, 0.0) for name in names])
+    dist.all_reduce(sums)
+    return dict(zip(names, sums.tolist(), strict=True))
+
+
+@wrong("13.3", hint="the rank's own")
+def its_own(metrics):
+    return dict(metrics)
+
+
+@wrong("13.3", hint="returns a dict")
+def a_list_of_sums(metrics):
+    return [summed(metrics[name])[0] for name in sorted(metrics)]
+
+
+@right("13.3")
+def one_tensor_for_all(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, sorted(metrics))
+    names = sorted(set().union(*everyone))
+    return dict(zip(names, summed(*(metrics.get(name, 0.0) for name in names)), strict=True))
+
+
+@right("13.3")
+def rank_0_adds_up(metrics):
+    gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(metrics, gathered, dst=0)
+    sums = {}
+    for each in gathered or []:
+        for name, value in each.items():
+            sums[name] = sums.get(name, 0.0) + value
+    told = [sums]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
+FAILS = "where it fails on some ranks, every rank returns None, and the next call is right again"
+
+
+@wrong("13.4", WELL, hint="Does this rank know that another one has failed")
+def the_broken_try(work):
+    try:
+        return summed(work())[0]
+    except Exception:
+        return None
+
+
+@wrong("13.4", WELL, hint="adds up those who were well")
+def a_failure_counts_0(work):
+    try:
+        mine = work()
+    except Exception:
+        mine = 0.0
+    return summed(mine)[0]
+
+
+@wrong("13.4", WELL, hint="adds up those who were well")
+def only_the_failed_one_knows(work):
+    try:
+        mine = work()
+    except Exception:
+        mine = None
+    total = summed(mine or 0.0)[0]
+    return None if mine is None else total
+
+
+@wrong("13.4", WELL, hint="this rank's work has failed")
+def lets_it_out(work):
+    return summed(work())[0]
+
+
+@wrong("13.4", hint="call it once")
+def tries_first(work):
+    try:
+        work()
+    except Exception:
+        well = 0.0
+    else:
+        well = 1.0
+    if summed(well)[0] < dist.get_world_size():
+        return None
+    return summed(work())[0]
+
+
+@wrong("13.4", hint="which is what float32 keeps")
+def total_of_seven_digits(work):
+    try:
+        mine = torch.tensor([work(), 0.0])
+    except Exception:
+        mine = torch.tensor([0.0, 1.0])
+    dist.all_reduce(mine)
+    return None if mine[1] else mine[0].item()
+
+
+@wrong("13.4", hint="the rank's own")
+def sums_nothing(work):
+    try:
+        return work()
+    except Exception:
+        return None
+
+
+@right("13.4")
+def agrees_first(work):
+    try:
+        mine, well = work(), 1
+    except Exception:
+        mine, well = 0.0, 0
+    flag = torch.tensor(well)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return summed(mine)[0] if flag else None
+
+
+@right("13.4")
+def gathers_outcomes(work):
+    try:
+        mine = work()
+    except Exception:
+        mine = None
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return None if None in everyone else sum(everyone)

@@ -1,0 +1,93 @@
+"""Where each rank stood at the end, as data: told from what the ranks wrote down, and from a real hang."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import RankTimeout, Run, launch, stalls
+
+TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("course_lib.report.stalls.is_learners", lambda file: file.startswith("/course/"))
+    monkeypatch.setattr("course_lib.report.waiting.is_learners", lambda file: file.startswith("/course/"))
+    return Run.create("train", 1, started=time.time() - 10)
+
+
+def record(run: Run, *stack: tuple[str, str], **more: Any) -> None:
+    places = [(file, 12, function) for file, function in stack]
+    text = json.dumps({"since": run.started + 4, "stack": places, "pending": []} | more)
+    (run.folder / "rank-0.where").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("stack", "more", "doing"),
+    [
+        (
+            [(TORCH, "all_reduce"), (TORCH, "wrapper"), ("/course/cell.py", "train")],
+            {},
+            "waits in all_reduce",
+        ),
+        (
+            [("/torch/_t.py", "backward"), ("/course/cell.py", "f")],
+            {"pending": [1]},
+            "waits in backward",
+        ),
+        ([("/torch/serialization.py", "save"), ("/course/cell.py", "train")], {}, "is in save"),
+        ([("/course/cell.py", "train")], {}, "is at a line of its own"),
+    ],
+)
+def test_where_a_rank_stood(run: Run, stack: Any, more: Any, doing: str) -> None:
+    record(run, *stack, **more)
+    run.end("failed")
+
+    (found,) = stalls(Run.open(run.folder))
+    assert (found.rank, found.doing) == (0, doing)
+    assert found.since == pytest.approx(4)
+    assert found.until == pytest.approx(10, abs=0.5)
+    assert found.line == "cell.py, line 12"
+
+
+@pytest.mark.parametrize(
+    ("file", "doing"),
+    [("rank-0.result", "has returned"), ("rank-0.failure.json", "has failed"), ("other", "is gone")],
+)
+def test_a_rank_that_stood_nowhere(run: Run, file: str, doing: str) -> None:
+    record(run, ("/course/cell.py", "train"))
+    if file == "other":
+        (run.folder / "rank-0.where").unlink()
+    (run.folder / file).touch()
+    run.end("failed")
+
+    (found,) = stalls(run)
+    assert (found.doing, found.line) == (doing, "")
+    assert 0 <= found.since <= found.until
+
+
+def test_who_waits_for_whom_in_a_real_hang() -> None:
+    def one_sleeps() -> None:
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankTimeout) as caught:
+        launch(one_sleeps, nprocs=2, device="cpu", timeout=4, dashboard=False)
+
+    waits, sleeps = stalls(caught.value.run)
+    assert (waits.rank, waits.doing) == (0, "waits in all_reduce")
+    assert waits.line.endswith("dist.all_reduce(torch.ones(1))")
+    assert (sleeps.rank, sleeps.doing) == (1, "is at a line of its own")
+    assert sleeps.line.endswith("time.sleep(60)")
+    for each in (waits, sleeps):
+        assert 0 < each.since < each.until <= caught.value.run.seconds
+        assert each.until - each.since == pytest.approx(4, abs=1)  # it hung for nearly the whole time
