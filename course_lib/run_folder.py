@@ -42,6 +42,7 @@ PACE = [
 ]
 # When a rank came to a collective of the group of all ranks, by PyTorch's flight recorder
 ARRIVAL = ["number", "seconds", "bytes"]  # every rank counts them alike; since the launch; of its tensors
+EVERYONE = "0"  # torch's name of the group of all ranks
 STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # a rank's phase, among its facts
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of RankFiles.names
 

@@ -25,14 +25,13 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from ..run_folder import AT_WORK, ENDING, RankFiles, beside, discard
+from ..run_folder import AT_WORK, ENDING, EVERYONE, RankFiles, beside, discard
 from .failure import end_now, report_exception
 from .recorder import answer_stack_requests, attach, send_output_to
 from .standstill import flight
 
 PR_SET_PDEATHSIG = 1
 JOIN_SECONDS = 2.0  # how long the connecting of the others may take
-EVERYONE = "0"  # torch's name of the group of all ranks
 # In these a rank does not wait for each of the others: it may be done while two of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 

@@ -12,9 +12,10 @@ import os
 import time
 from typing import Any
 
+from ..run_folder import EVERYONE
 from .standstill import collectives, status
 
-EVERYONE = "0"  # torch's name of the group of all ranks
+SCHEDSTAT = "/proc/self/task/{}/schedstat"  # of a thread: ns at work, ns ready for work without a core
 BYTES = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
 
 
@@ -26,27 +27,16 @@ class Pace:
         self._flights, self._last = b"", 0
         self._before: list[float] | None = None  # the tick before, where the loop ran already
         self._sums = [0.0] * 6
-        self._schedstat: int | None = None
-        with contextlib.suppress(OSError):  # no Linux, or a kernel that does not count
-            self._schedstat = os.open(f"/proc/self/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, now: float, steps: int, in_a_loop: bool, loader: tuple[float, float]) -> list[float]:
         """A row of `run_folder.PACE`, or nothing outside of loops: it sums up the ticks that lay inside."""
-        cpu, delay = self._of_the_main_thread()
+        cpu, delay = _of_the_main_thread()
         here = [now, *loader, cpu, time.process_time(), delay]
         before, self._before = self._before, here if in_a_loop else None
         if before is None or not in_a_loop:
             return []
         self._sums = [total + new - old for total, new, old in zip(self._sums, here, before, strict=True)]
         return [now - self._launched, steps, *self._sums]
-
-    def _of_the_main_thread(self) -> tuple[float, float]:
-        """Seconds: at work, and ready for work without a core."""
-        if self._schedstat is not None:
-            with contextlib.suppress(OSError, ValueError):
-                cpu, delay = os.pread(self._schedstat, 100, 0).split()[:2]
-                return int(cpu) / 1e9, int(delay) / 1e9
-        return math.nan, math.nan
 
     def arrivals(self) -> list[float]:
         """Rows of `run_folder.ARRIVAL`, one after the other: of the collectives since the last look."""
@@ -60,6 +50,15 @@ class Pace:
                 rows = [(n, at - self._launched, size) for n, at, size in called if n > self._last]
                 self._last = max([self._last, *(row[0] for row in rows)])
         return [value for row in rows for value in row]
+
+
+def _of_the_main_thread() -> tuple[float, float]:
+    """Seconds: at work, and ready for work without a core."""
+    with contextlib.suppress(OSError, ValueError):  # no Linux, or a kernel that does not count
+        with open(SCHEDSTAT.format(os.getpid()), "rb") as file:
+            cpu, delay = file.read().split()[:2]
+        return int(cpu) / 1e9, int(delay) / 1e9
+    return math.nan, math.nan
 
 
 def _of_all(entry: dict[str, Any]) -> bool:

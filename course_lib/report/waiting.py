@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from ..frames import Place, is_learners, is_ours, line_of, with_source
-from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
+from ..run_folder import ASKED, AT_WORK, ENDING, EVERYONE, STARTING, RankFiles
 from .failed import SIGNALS, failure_of
 from .stacks import ask_stacks, python_stack
 
@@ -31,7 +31,6 @@ MOST_SHOWN = 8  # ranks in the dashboard's warning
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
-DEFAULT_GROUP = "0"  # the one group that is known to have every rank in it
 
 
 class Tense(NamedTuple):
@@ -222,7 +221,7 @@ def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Te
     known = {rank: each.called for rank, each in ranks.items() if each.called is not None}
     # a rank that could not answer, and is in that function by its stack, waits as well
     waiting += [rank for rank in ranks if rank not in known and called_in(ranks[rank].stack) == name]
-    members = [rank for rank, called in known.items() if group == DEFAULT_GROUP or group in called]
+    members = [rank for rank, called in known.items() if group == EVERYONE or group in called]
     late = [rank for rank in members if known[rank].get(group, 0) < number]
     return _late(ranks, late, f"{name} (collective {number})", sorted(waiting), tense) if late else ""
 

@@ -28,6 +28,7 @@ from torch.utils.data import TensorDataset
 from course_lib import python as course_python
 from course_lib import torchrun
 from tests.support.processes import processes_marked, wait_for
+from tests.support.signals import signal_inside_a_signal
 
 SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_ddp.py"
 SMALL = ["--width", "2", "--batch-size", "500"]
@@ -581,16 +582,4 @@ def test_a_second_signal_inside_the_first(
     finally:
         dist.destroy_process_group()
 
-    def again(*_: object) -> object:
-        handlers[0](signal.SIGTERM, None)
-        return again
-
-    def first() -> None:
-        sys.settrace(again)
-        handlers[0](signal.SIGTERM, None)
-        sys.settrace(None)
-
-    thread = threading.Thread(target=first, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive(), "it waits for itself"
+    signal_inside_a_signal(handlers[0])

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from course_lib import Run, load_checkpoint, save_checkpoint, torchrun
 from tests.support.processes import free_port, wait_for
+from tests.support.signals import signal_inside_a_signal
 
 pytestmark = pytest.mark.usefixtures("digits_are_there")
 ROOT = Path(__file__).parents[2]
@@ -218,19 +219,7 @@ def test_a_second_signal_inside_the_first(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         dist.destroy_process_group()
 
-    def again(*_: Any) -> Any:
-        handlers[0](signal.SIGTERM, None)
-        return again
-
-    def first() -> None:
-        sys.settrace(again)
-        handlers[0](signal.SIGTERM, None)
-        sys.settrace(None)
-
-    thread = threading.Thread(target=first, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive(), "it waits for itself"
+    signal_inside_a_signal(handlers[0])
 
 
 @pytest.mark.parametrize(
