@@ -19,10 +19,12 @@ def curves(
     logx: bool = False,
     logy: bool = False,
     dashed: Collection[str] = (),
+    ymin: float | None = None,
 ) -> Picture:
     """Lines by name, each ``(x, y)``; the title says what is to be seen, the labels carry the units.
 
     Those in ``dashed`` are drawn over the others, without dots: a formula, or a line that lies on another.
+    The y axis begins at ``ymin``; without it, just below the lowest point.
     """
     if unknown := set(dashed) - set(series):
         raise ValueError(f"dashed names no line of the picture: {sorted(unknown)}; there are {list(series)}")
@@ -40,6 +42,8 @@ def curves(
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         if logy:
             axes.set_yscale("log")
+        if ymin is not None:
+            axes.set_ylim(bottom=ymin)
         if len(series) > 1:
             figure.legend(loc="outside lower center", ncols=3)
     words = "; ".join(f"{name}: from {y[0]:.3g} to {y[-1]:.3g}" for name, (_, y) in series.items() if len(y))

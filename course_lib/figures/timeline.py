@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .style import COLORS, Picture, new_figure, styled
@@ -17,7 +17,12 @@ ROWS_IN_WORDS = 4  # more rows than these are summed up in the text alternative
 Bar = tuple[str, str, float, float]
 
 
-def timeline(bars: Iterable[tuple[str | int, str, float, float]], title: str, since: float = 0.0) -> Picture:
+def timeline(
+    bars: Iterable[tuple[str | int, str, float, float]],
+    title: str,
+    since: float = 0.0,
+    first: Sequence[str] = (),
+) -> Picture:
     """Draw when each process, or rank, was in which phase: one row each, a colour for each phase (lesson 04).
 
     A bar that is wide enough carries its length. Rows and phases stand in the order in which they first come.
@@ -33,6 +38,9 @@ def timeline(bars: Iterable[tuple[str | int, str, float, float]], title: str, si
     since
         The second of that clock at which the axis begins with 0: ``time.time()`` before the start, or 0
         where the seconds are counted from there already.
+    first
+        Phases that have the first colours, also where they do not come: pictures that belong together then
+        look alike.
 
     Raises
     ------
@@ -43,13 +51,15 @@ def timeline(bars: Iterable[tuple[str | int, str, float, float]], title: str, si
     if not drawn:
         raise ValueError("timeline needs at least one bar: timeline([('rank 0', 'import', 0.0, 1.5)], …)")
     rows = list(dict.fromkeys(row for row, *_ in drawn))
-    phases = list(dict.fromkeys(phase for _, phase, *_ in drawn))
+    phases = list(dict.fromkeys([*first, *(phase for _, phase, *_ in drawn)]))
     figure, (axes,) = new_figure(
         1, width=8.2, height=1.45 + 0.34 * len(rows) + 0.2 * ((len(phases) - 1) // 5)
     )
     with styled():
         for number, phase in enumerate(phases):
             mine = [each for each in drawn if each[1] == phase]
+            if not mine:
+                continue
             axes.barh(
                 [rows.index(row) for row, *_ in mine],
                 [end - start for *_, start, end in mine],
@@ -136,6 +146,8 @@ def _words(bars: list[Bar], rows: list[str], phases: list[str]) -> str:
     parts = []
     for phase in phases:
         mine = [(row, start, end) for row, name, start, end in bars if name == phase]
+        if not mine:
+            continue
         lengths = [end - start for _, start, end in mine]
         parts.append(
             f"{phase}: {len({row for row, *_ in mine})} of {len(rows)} rows, "

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who waits where
 ASK_SECONDS = 0.8  # how long the ranks get to say where they stand; their threads look ten times a second
+TELL_SECONDS = 2.0  # and how long one that is ending gets to say how; a busy machine takes most of it
 MOST_SHOWN = 8  # ranks in the dashboard's warning
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
@@ -81,8 +82,19 @@ class Standing:
 def whereabouts(run: Run, exit_codes: dict[Any, int | None]) -> dict[int, str]:
     """What each rank is doing, in words that follow "rank N"; living ranks are asked for their stacks."""
     numbers = list(range(run.world_size))
-    ask_stacks(run, [rank for rank in numbers if exit_codes.get(rank) is None])
+    living = [rank for rank in numbers if exit_codes.get(rank) is None]
+    ask_stacks(run, living)
+    until = time.monotonic() + TELL_SECONDS
+    while any(_is_about_to_tell(run, rank) for rank in living) and time.monotonic() < until:
+        time.sleep(0.02)
     return {rank: doing(run, rank, exit_codes.get(rank)) for rank in numbers}
+
+
+def _is_about_to_tell(run: Run, rank: int) -> bool:
+    """Whether it is ending, and has not yet written down how."""
+    if run.facts(rank).get("phase") != ENDING or run.trace(rank).has_returned():
+        return False
+    return _lives(run, rank) and not RankFiles(run.folder, rank).failure.exists()
 
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:

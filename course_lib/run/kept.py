@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -28,10 +29,23 @@ def newest_first() -> list[Path]:
 
 def kernel_of(folder: Path) -> int | None:
     """The pid of the kernel that made it."""
+    return _kernel_and_state(folder)[0]
+
+
+def _kernel_and_state(folder: Path) -> tuple[int | None, str | None]:
+    """The pid of the kernel that made a run, and the run's state; None and None where its file is broken."""
     try:
-        return json.loads((folder / RUN).read_text())["kernel_pid"]
+        facts = json.loads((folder / RUN).read_text())
+        return facts["kernel_pid"], facts["state"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return None, None
+
+
+def _lives(pid: int | None) -> bool:
+    try:
+        return pid is not None and psutil.pid_exists(pid)
+    except (TypeError, OverflowError):  # no pid at all stands in a broken file
+        return False
 
 
 def _written(folder: Path) -> float:
@@ -43,12 +57,16 @@ def _written(folder: Path) -> float:
 
 
 def clear_old() -> None:
-    """Remove all but those that began or ended last; never a run that is still at work."""
-    for path in sorted(newest_first(), key=_written, reverse=True)[KEPT_RUNS:]:
-        try:
-            facts = json.loads((path / RUN).read_text())
-            if facts["state"] == "running" and psutil.pid_exists(facts["kernel_pid"]):
-                continue
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove old runs: of each living kernel all but the last `KEPT_RUNS`, and so of all others together.
+
+    So a kernel that launches much takes no run from a notebook beside it. One at work is never removed.
+    """
+    kept: Counter[int | None] = Counter()
+    for path in sorted(newest_first(), key=_written, reverse=True):
+        kernel, state = _kernel_and_state(path)
+        if not _lives(kernel):
+            kernel = None
+        kept[kernel] += 1
+        at_work = kernel is not None and state == "running"
+        if kept[kernel] > KEPT_RUNS and not at_work:
+            shutil.rmtree(path, ignore_errors=True)

@@ -35,6 +35,15 @@ def drawn(picture: Any) -> list[Rectangle]:
     return [patch for each in picture.figure.axes[0].containers for patch in each]
 
 
+def test_phases_of_pictures_that_belong_together_keep_their_colours() -> None:
+    picture = timeline(made(5, ["start", "wait"]), "t", first=["start", "step"])
+    colors = {to_hex(each.get_facecolor()) for each in drawn(picture)}
+    assert colors == {COLORS[0], COLORS[2]}
+    (legend,) = picture.figure.legends
+    assert [each.get_text() for each in legend.get_texts()] == ["start", "wait"]
+    assert "step" not in picture.alt
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_it_is_readable(rows: int) -> None:
     picture = timeline(made(rows), "Every process imports")

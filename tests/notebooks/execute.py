@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_PER_CELL = 120  # as long as nbval waits in `make test`
+SECONDS_PER_CELL = 300  # as long as nbval waits in `make test`
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 
