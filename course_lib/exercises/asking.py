@@ -140,6 +140,14 @@ def question(
     return register
 
 
+def with_two_numbers(rng: random.Random, judge: Callable[[int], Iterator[Finding]]) -> list[Finding]:
+    """What a judge finds with two numbers of ranks: one that is written into an answer would be right once.
+
+    All is judged before any of it counts, since an answer may fail, or hang, with the second number alone.
+    """
+    return [found for ranks in rng.sample(range(2, 6), 2) for found in judge(ranks)]
+
+
 # --- in a rank --------------------------------------------------------------------------------------------
 
 

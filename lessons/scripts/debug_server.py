@@ -6,6 +6,7 @@ and shows the answers. Here both are started one by one. The names used for that
 change.
 """
 
+import importlib.util
 import inspect
 import os
 import sys
@@ -18,7 +19,6 @@ from http.server import ThreadingHTTPServer
 def why_not():
     """Why there is no debug server with this torch; empty where there is one."""
     try:
-        import requests  # noqa: F401 - or aiohttp: how the website asks the ranks
         from torch.distributed import debug
         from torch.distributed.debug import _frontend, _store
 
@@ -27,11 +27,15 @@ def why_not():
         unknown = {"port", "start_method"} - set(inspect.signature(needed[0]).parameters)
     except (ImportError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    return f"its start_debug_server has no {', '.join(sorted(unknown))}" if unknown else ""
+    if unknown:
+        return f"its start_debug_server has no {', '.join(sorted(unknown))}"
+    if not any(map(importlib.util.find_spec, ("aiohttp", "requests"))):
+        return "its website asks the ranks by aiohttp or requests, and neither is installed"
+    return ""
 
 
 def stand_in_for_tabulate():
-    """The website draws its tables by the package tabulate; without, it does not even start."""
+    """The website draws its tables with the package tabulate; without it, the website does not even start."""
     try:
         import tabulate  # noqa: F401
     except ImportError:
@@ -41,7 +45,7 @@ def stand_in_for_tabulate():
 
 
 class OnLoopback(ThreadingHTTPServer):
-    """The website's server, whatever interface it is told."""
+    """The website's server, on loopback whatever address it is given."""
 
     def __init__(self, address, handler):
         super().__init__(("127.0.0.1", address[1]), handler)

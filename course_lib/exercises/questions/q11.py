@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, with_two_numbers
 
 CLOSE = 1e-9  # the tensors are float64
 NEAR = 1e-7  # a share of the samples may have been computed in float32
@@ -27,7 +28,7 @@ def _network(seed: int, frozen: bool = False) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64) / 2)
-    inner.requires_grad_(not frozen)
+    model[0].requires_grad_(not frozen)
     return model
 
 
@@ -53,8 +54,16 @@ PIECES = "one piece after the other: forward, backward, then the next"
     rests={ONCE: GRADIENT, PIECES: GRADIENT},
 )
 def accumulate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks, weights = rng.randint(2, 5), rng.randrange(2**31)
-    calls = [(rng.randrange(2**31), _lengths(rng, ranks)) for _ in range(2)]
+    yield from with_two_numbers(rng, partial(_of_accumulation, ask, rng))
+
+
+def _of_accumulation(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    weights = rng.randrange(2**31)
+    first, second = _lengths(rng, ranks), _lengths(rng, ranks)
+    while sum(map(sum, second)) == sum(map(sum, first)):
+        second = _lengths(rng, ranks)
+    calls = [(rng.randrange(2**31), lengths) for lengths in (first, second)]
+    calls.append(calls[0])  # the same lists again
     found = ask(_accumulated, weights, calls, nprocs=ranks)
     before = torch.zeros(NUMBERS, dtype=torch.float64)
     for call, (seed, lengths) in enumerate(calls):
@@ -69,6 +78,9 @@ def accumulate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         )
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
+    seen = "after your call ddp is in eval mode, or its plain backward passes do not average any more"
+    hint = "What is switched for a while has to be switched back in the end."
+    yield Finding(ONCE, all(each["as_it_was"] for rank in found for each in rank), seen, hint)
     for call, (_, lengths) in enumerate(calls):
         for rank, each in enumerate(found):
             longest, at_once, open_ = max(lengths[rank]), each[call]["at_once"], each[call]["open"]
@@ -130,6 +142,8 @@ def _of_gradients(
     without = [rank for rank, each in enumerate(held) if each is None]
     if without:
         hint = "Nothing went backward there, or it was cleared again. Where do gradients come from?"
+        if call == 2:
+            hint = "It got the first call's pieces again. What has that call done to the list?"
         return Finding(GRADIENT, False, f"rank {without[0]} holds no gradients, or not all", hint)
     sums = _sums(weights, seed, lengths)
     means = [
@@ -167,7 +181,7 @@ def _of_gradients(
         (torch.as_tensor(held[rank], dtype=torch.float64) - truth).abs().nan_to_num(math.inf).argmax()
     )
     seen = f"with {ranks} ranks and {samples} samples one gradient of rank {rank} is {held[rank][place]:.6f}"
-    seen += f", and should be {truth[place]:.6f}" + (", in the second call" if call else "")
+    seen += f", and should be {truth[place]:.6f}" + ("", ", in the second call", ", in the third call")[call]
     return Finding(GRADIENT, max(gaps) < NEAR, seen, hint)
 
 
@@ -175,7 +189,7 @@ def _of_gradients(
 def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int]]]]) -> list[dict[str, Any]]:
     from torch.profiler import ProfilerActivity, profile
 
-    model, noted = _network(weights), {}
+    model, noted, drawn = _network(weights), {}, {}
 
     def forward_begins(_: nn.Module, inputs: Any) -> None:
         noted["at_once"] = max(noted["at_once"], len(inputs[0]))
@@ -193,13 +207,14 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
     model.register_forward_hook(forward_ends)
     ddp, found = DistributedDataParallel(model), []
     for seed, lengths in calls:
-        pieces = _drawn(seed, lengths)[dist.get_rank()]
+        pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
         noted.update(at_once=0, open=0, now=0)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
             answer(ddp, pieces)
         gradients = [each.grad for each in model.parameters()]
         whole = None if any(each is None for each in gradients) else _flat(gradients)
         found.append({"gradient": whole, "sent": _travelled(profiler), **noted})
+        found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
     return found
 
 
@@ -218,22 +233,29 @@ def _travelled(profiler: Any) -> int:
 STEP = "the step is that of one device: its gradient is the mean, clipped"
 NORM = "every rank returns the norm of the mean, as it was before clipping"
 ALL = "where the mean is not finite no rank steps, and the next step is right again"
-CALLS = (0.15, 2.5, None, 1.7)  # the norm of the mean over the limit; None: one rank's gradient is broken
+CALLS = (0.15, 2.5, 1.0, 1.0, 1.7)  # the norm of the mean over the limit; the first two begin a training
+SCALE = 40.0  # of the gradients: a large norm is no broken one
 
 
 @question("11.2", "step_together(model, optimizer, max_norm)", {STEP: 2, NORM: 1, ALL: 1}, rests={ALL: STEP})
 def step_together(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks, weights = rng.randint(2, 5), rng.randrange(2**31)
-    broken, kind = rng.randrange(ranks), rng.choice(("nan", "inf"))
-    a_kind = f"a{'n' * (kind == 'inf')} {kind}"
-    calls = []
-    for factor in CALLS:
+    yield from with_two_numbers(rng, partial(_of_steps, ask, rng))
+
+
+def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    broken = rng.randrange(1, ranks)  # rank 0 alone could not know
+    kinds = ["", "", *rng.sample(("nan", "inf"), 2), ""]
+    calls: list[dict[str, Any]] = []
+    for factor, kind in zip(CALLS, kinds, strict=True):
         seed = rng.randrange(2**31)
-        limit = _mean(seed, ranks).norm().item() / (factor or 1.0)
-        calls.append((seed, limit, factor is None))
-    found = ask(_stepped, weights, calls, broken, kind, nprocs=ranks)
-    start, *right = _steps_of_one_device(weights, calls, ranks, 1e-6)
-    _, *exact = _steps_of_one_device(weights, calls, ranks, 0.0)  # PyTorch adds 1e-6 to the norm
+        limit = _mean(seed, ranks).norm().item() / factor
+        calls.append({"seed": seed, "limit": limit, "kind": kind, "place": 0, "weights": None})
+    calls[3]["place"] = -1  # of what is broken, in the gradient
+    for call in calls[:2]:
+        call["weights"] = rng.randrange(2**31)
+    found = ask(_stepped, calls, broken, nprocs=ranks)
+    right = _steps_of_one_device(calls, ranks, 1e-6)
+    exact = _steps_of_one_device(calls, ranks, 0.0)  # PyTorch adds 1e-6 to the norm
 
     def off(call: int) -> list[float]:
         """By rank, how far its weights are from those that are right after this call."""
@@ -243,29 +265,29 @@ def step_together(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         gaps = off(call)
         rank = gaps.index(max(gaps))
         held = [torch.as_tensor(each[call]["weights"], dtype=torch.float64) for each in found]
-        earlier = (start, start) if call == 0 else (start, right[0])
-        hint = _of_step(held, rank, gaps[rank], earlier, calls[call], ranks)
+        hint = _of_step(held, rank, gaps[rank], calls[call], ranks)
         seen = f"{ranks} ranks, the norm of their mean is {CALLS[call]} × the limit: "
         seen += f"rank {rank}'s weights are off by up to {gaps[rank]:.2g}"
         yield Finding(STEP, max(gaps) < CLOSE, seen, hint)
-        norm = _mean(calls[call][0], ranks).norm().item()
+        norm = _mean(calls[call]["seed"], ranks).norm().item()
         values = [each[call]["returned"] for each in found]
         wrong = [each for each in values if far(each, norm) > NEAR * norm or isinstance(each, str)]
-        own = [_own(calls[call][0], rank).norm().item() for rank in range(ranks)]
+        own = [_own(calls[call]["seed"], rank).norm().item() for rank in range(ranks)]
         seen = f"the mean's norm is {norm:.4f}, and returned was {_words(wrong[0]) if wrong else ''}"
         if any(far(each, norm * ranks) < 1e-6 for each in wrong):
             hint = "That is the norm of the sum over the ranks."
         elif far(values, own) < 1e-6:
             hint = "Each rank returns the norm of its own gradient. When is it measured?"
-        elif any(far(each, min(norm, calls[call][1])) < 1e-4 for each in wrong):
+        elif any(far(each, min(norm, calls[call]["limit"])) < 1e-4 for each in wrong):
             hint = "That is the norm after clipping. What does the function that clips give back?"
         else:
             hint = "Which gradient is measured, at which moment?"
         yield Finding(NORM, not wrong, seen, hint)
-    for call in (2, 3):
+    for call in (2, 3, 4):
         gaps = off(call)
         rank = gaps.index(max(gaps))
-        if call == 3:
+        a_kind = {"nan": "a nan", "inf": "an inf"}.get(kinds[call])
+        if a_kind is None:
             seen, hint = (
                 f"rank {rank}'s weights are off by {gaps[rank]:.2g} after the step that follows",
                 "What is left behind by a step that was not made?",
@@ -292,7 +314,7 @@ def _own(seed: int, rank: int) -> Tensor:
     """A rank's gradient, of the layers that are trained, end to end."""
     trained = sum(each.numel() for each in _network(0, frozen=True).parameters() if each.requires_grad)
     dice = torch.Generator().manual_seed(seed + rank)
-    return torch.randn(trained, generator=dice, dtype=torch.float64)
+    return torch.randn(trained, generator=dice, dtype=torch.float64) * SCALE
 
 
 def _mean(seed: int, ranks: int) -> Tensor:
@@ -300,8 +322,10 @@ def _mean(seed: int, ranks: int) -> Tensor:
 
 
 def _training(weights: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """With weight decay, which moves a frozen weight, too, that is given a gradient of 0."""
     model = _network(weights, frozen=True)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    groups = [{"params": part.parameters()} for part in model]
+    return model, torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def _give(model: nn.Module, gradient: Tensor) -> None:
@@ -311,45 +335,39 @@ def _give(model: nn.Module, gradient: Tensor) -> None:
         parameter.grad = part.clone().view_as(parameter)
 
 
-def _steps_of_one_device(
-    weights: int, calls: list[tuple[int, float, bool]], ranks: int, epsilon: float
-) -> list[Tensor]:
-    """The weights at the start and after each call."""
-    model, optimizer = _training(weights)
-    found = [_flat(model.parameters())]
-    for seed, limit, is_broken in calls:
-        if not is_broken:
-            mean = _mean(seed, ranks)
-            _give(model, mean * min(1.0, limit / (mean.norm().item() + epsilon)))
+def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float) -> list[Tensor]:
+    """The weights after each call."""
+    found = []
+    for call in calls:
+        if call["weights"] is not None:
+            model, optimizer = _training(call["weights"])
+        if not call["kind"]:
+            mean = _mean(call["seed"], ranks)
+            _give(model, mean * min(1.0, call["limit"] / (mean.norm().item() + epsilon)))
             optimizer.step()
         found.append(_flat(model.parameters()))
     return found
 
 
-def _of_step(
-    held: list[Tensor],
-    rank: int,
-    gap: float,
-    earlier: tuple[Tensor, Tensor],
-    call: tuple[int, float, bool],
-    ranks: int,
-) -> str:
-    """The hint for the weights after a call, by what the mean became."""
-    (before, start), (seed, limit, _) = earlier, call
-    if gap < 1e-6:
+def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ranks: int) -> str:
+    """The hint for the weights after a training's first call, by what the mean became."""
+    seed, limit = call["seed"], call["limit"]
+    model, optimizer = _training(call["weights"])
+    start, group = _flat(model.parameters()), optimizer.param_groups[0]
+    trained = _flat(torch.full_like(each, each.requires_grad) for each in model.parameters()).bool()
+    if gap < 1e-5:
         return "Only the last digits are off. Which type have the numbers on the way?"
     if far(held[rank], start) < CLOSE:
         return "The weights have not moved. Who makes the step?"
     if any(far(each, held[0]) > CLOSE for each in held):
         return "The ranks have different weights now. Which gradient must all of them step with?"
-    model, optimizer = _training(0)
-    (group,) = optimizer.param_groups
-    trained = _flat(torch.full_like(each, each.requires_grad) for each in model.parameters()).bool()
-    moved, velocity = (((a - b) / group["lr"])[trained] for a, b in ((start, held[rank]), (before, start)))
+    if far(held[rank][~trained], start[~trained]) > 0:
+        return "The frozen layer has moved. No gradient is something else than a gradient of 0."
+    moved = (start - held[rank]) / group["lr"] - group["weight_decay"] * start
     mean, each = _mean(seed, ranks), [_own(seed, other) for other in range(ranks)]
     early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in each]).mean(0)
     return nearest(
-        moved - group["momentum"] * velocity,
+        moved[trained],
         (mean, "The mean is longer than the limit, and all of it is used."),
         (mean * ranks, "That is the sum of the gradients."),
         (mean * (limit / mean.norm()), "It was shorter than the limit, and was made longer."),
@@ -361,17 +379,16 @@ def _of_step(
 
 
 @in_group
-def _stepped(
-    answer: Any, weights: int, calls: list[tuple[int, float, bool]], broken: int, kind: str
-) -> list[dict[str, Any]]:
-    rank, (model, optimizer) = dist.get_rank(), _training(weights)
-    found = []
-    for seed, limit, is_broken in calls:
-        gradient = _own(seed, rank)
-        if is_broken and rank == broken:
-            gradient[len(gradient) // 2] = float(kind)
+def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict[str, Any]]:
+    rank, found = dist.get_rank(), []
+    for call in calls:
+        if call["weights"] is not None:
+            model, optimizer = _training(call["weights"])
+        gradient = _own(call["seed"], rank)
+        if call["kind"] and rank == broken:
+            gradient[call["place"]] = float(call["kind"])
         _give(model, gradient)
-        returned = answer(model, optimizer, limit)
+        returned = answer(model, optimizer, call["limit"])
         found.append({"returned": number(returned), "weights": _flat(model.parameters())})
     return found
 
@@ -387,11 +404,14 @@ RATE, BATCH, WARM_UP = 0.004, 48, 3840  # as the exercise says
     "11.3", "learning_rate(step, batch_size, ranks, pieces)", {SCALED: 1, WARM: 1}, rests={WARM: SCALED}
 )
 def learning_rate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    splits = [(rng.choice((10, 14, 22)), rng.choice((2, 4, 6)), rng.choice((3, 5))) for _ in range(3)]
-    splits.append((8, 3, 2))  # the batch that the rate was found for
-    late = [(WARM_UP + rng.randint(1, 99), *each) for each in splits]  # over, whatever is counted
+    size, ranks, pieces = rng.choice((14, 22, 26)), rng.choice((2, 4)), rng.choice((3, 5))
+    splits = [(size, ranks, pieces), (size + 8, ranks, pieces), (size, ranks + 3, pieces)]
+    splits.append((size, ranks, pieces + 2))
+    splits += [(8, 3, 2), (4, 3, 2), (1000, ranks, pieces)]  # k = 1, less, and more than the whole warm-up
+    after = WARM_UP + rng.randint(1, 99)  # that is late, whatever is counted
+    late = [(after, *each) for each in splits]
     early = [(step, *each) for each in splits for step in (0, WARM_UP // math.prod(each) // 2)]
-    edge = [(WARM_UP // math.prod(each) - 1, *each) for each in splits if WARM_UP % math.prod(each) == 0]
+    edge = [(max(0, WARM_UP // math.prod(each) + at), *each) for each in splits for at in (-1, 0)]
     (found,) = ask(_rates, [*late, *early, *edge])
     answers = dict(zip([*late, *early, *edge], found, strict=True))
     for arguments in late:
@@ -406,7 +426,7 @@ def _rate(what: str, arguments: tuple[int, ...], got: float, hints: Any) -> Find
     right = RATE * k * min(1.0, (step + 1) * math.prod(split) / WARM_UP)
     words = "step {}, batch_size {}, {} ranks, {} pieces".format(*arguments)
     seen = f"{words}: the learning rate should be {right:.6g}, and is {got:.6g}"
-    return Finding(what, far(got, right) < CLOSE, seen, hints(arguments, got))
+    return Finding(what, far(got, right) < 1e-6 * right, seen, hints(arguments, got))  # or float32
 
 
 def _of_scale(arguments: tuple[int, ...], got: float) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told, with_two_numbers
 from .q05 import COLLECTIVES
 
 CLOSE = 1e-9  # the tensors are float64
@@ -53,6 +53,7 @@ def _watched() -> list[int]:
 FROZEN = "what no rank's loss uses is frozen, and nothing else"
 NAMED = "every rank returns the names of what it froze, in the model's order"
 NO_TRACE = "no gradient is made or changed, and the loss can still go backward"
+MEETINGS = 40  # of paths of the graph that had parted: so often a walk may double
 
 
 class _Heads(nn.Module):
@@ -65,13 +66,19 @@ class _Heads(nn.Module):
         self.tasks = nn.ModuleDict({"heads": nn.ModuleDict(deep)})
         self.scale = nn.Parameter(torch.ones(()))  # used by those who use the first head
 
-    def loss(self, x: torch.Tensor, used: list[str]) -> torch.Tensor:
-        features = self.body(x)
+    def loss(self, x: torch.Tensor, used: list[str], closed: str) -> torch.Tensor:
+        """The closed head is used, and its gradient is 0."""
+        layer, heads = self.body[0], self.tasks["heads"]
+        bias = layer.bias if len(used) == len(heads) else None  # used by those who use all heads
+        features = nn.functional.linear(x, layer.weight, bias).tanh()
+        for _ in range(MEETINGS):
+            features = (features + features.tanh()) / 2
         total = features.pow(2).mean()
-        for place, (name, head) in enumerate(self.tasks["heads"].items()):
+        for place, (name, head) in enumerate(heads.items()):
             if name in used:
                 first, (second,) = head
-                total = total + (1 if place else self.scale) * second(first(features)).relu().sum()
+                score = second(first(features)) - 1e3 * (name == closed)
+                total = total + (1 if place else self.scale) * score.relu().sum()
         return total
 
 
@@ -82,8 +89,15 @@ class _Heads(nn.Module):
     rests={NO_TRACE: FROZEN},
 )
 def freeze_unused(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    count = rng.randint(2, 5)
-    plans = [_plan(rng, count) for _ in range(2)]
+    yield from with_two_numbers(rng, partial(_of_freezing, ask, rng))
+
+
+def _of_freezing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    kinds = ["depth", "edge", "mask", "pose", "sound", "text", "voice"]
+    heads = [f"{kind}{rng.randrange(100)}" for kind in rng.sample(kinds, len(kinds))]
+    roles = rng.sample(heads, len(heads))
+    plans = [_plan(rng, heads, roles[turn:] + roles[:turn], count) for turn in (0, 3, 5)]
+    plans[-1]["used"][rng.randrange(count)] = heads  # one rank uses all there is
     ranks = ask(_after_freezing, plans, nprocs=count)
     for call, plan in enumerate(plans):
         names = [name for name, _ in _Heads(plan["heads"]).named_parameters()]
@@ -101,18 +115,17 @@ def freeze_unused(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield _of_traces(found)
 
 
-def _plan(rng: random.Random, count: int) -> dict[str, Any]:
-    """Heads by name, those that each rank uses, and one that is frozen from the start."""
-    kinds = ["depth", "edge", "mask", "pose", "text", "voice"]
-    heads = [f"{kind}{rng.randrange(100)}" for kind in rng.sample(kinds, 6)]
-    _, also_nobodys, first, last, frozen, everyones = rng.sample(heads, 6)
+def _plan(rng: random.Random, heads: list[str], roles: list[str], count: int) -> dict[str, Any]:
+    """Those of the heads that each rank uses, and one that is frozen from the start."""
+    _, nobodys, first, last, of_two, frozen, everyones = roles
     used = [[everyones, frozen] for _ in range(count)]
-    used[0].append(first)
-    used[-1].append(last)
+    used[0] += [first, of_two]
+    used[-1] += [last, of_two]
     return {
         "heads": heads,
         "used": used,
-        "frozen": rng.choice([frozen, also_nobodys]),
+        "frozen": rng.choice([frozen, nobodys]),
+        "closed": rng.choice([first, last]),
         "seed": rng.randrange(2**31),
     }
 
@@ -124,6 +137,8 @@ def _of(head: str, name: str) -> bool:
 def _is_used(name: str, plan: dict[str, Any], used: list[str]) -> bool:
     if name == "scale":
         return plan["heads"][0] in used
+    if name == "body.0.bias":
+        return len(used) == len(plan["heads"])
     return name.startswith("body") or any(_of(head, name) for head in used)
 
 
@@ -160,6 +175,9 @@ def _of_traces(found: list[dict[str, Any]]) -> Finding:
             seen = f"on rank {rank} a gradient is not what it was"
             hint = "To look at a graph, nobody has to send gradients into the model."
             return Finding(NO_TRACE, False, seen, hint)
+        if each["hooks"]:
+            seen = f"on rank {rank} a parameter still has a hook of yours"
+            return Finding(NO_TRACE, False, seen, "It will be called in every backward pass from now on.")
         if each["error"]:
             seen = f"on rank {rank}, loss.backward() after your call: {each['error']}"
             return Finding(
@@ -180,18 +198,19 @@ def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, 
             elif "weight" in name:  # an earlier step's
                 parameter.grad = torch.randn_like(parameter)
         had = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-        loss = model.loss(_drawn(plan["seed"] + rank, 5, 4), plan["used"][rank])
+        loss = model.loss(_drawn(plan["seed"] + rank, 5, 4), plan["used"][rank], plan["closed"])
         names = answer(model, loss)
         listed = isinstance(names, list | tuple | set | dict)
         names = list(map(str, names)) if listed else told(names)
         frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
         kept = all(_same(had[name], each.grad) for name, each in model.named_parameters())
+        hooks = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in model.parameters())
         error = ""
         try:
             loss.backward()
         except Exception as raised:
             error = reason(raised)
-        found.append({"names": names, "frozen": frozen, "kept": kept, "error": error})
+        found.append({"names": names, "frozen": frozen, "kept": kept, "hooks": hooks, "error": error})
     return found
 
 
@@ -214,7 +233,11 @@ ROWS = 6  # times as many samples in the second call
     rests={BACKWARD: FORWARD, LESS: FORWARD},
 )
 def whole_norm(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    count, channels = rng.randint(2, 5), rng.randint(3, 6)
+    yield from with_two_numbers(rng, partial(_of_norm, ask, rng))
+
+
+def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    channels = rng.randint(3, 6)
     few = [rank + 2 for rank in range(count)]
     rng.shuffle(few)  # another number of samples on each rank
     calls = [
@@ -259,6 +282,9 @@ def _of_output(
     gaps = [far(each["output"], wanted) for each, wanted in zip(found, right, strict=True)]
     rank = max(range(len(gaps)), key=gaps.__getitem__)
     output, wanted, eps = found[rank]["output"], right[rank], call["eps"]
+    if changed := [rank for rank, each in enumerate(found) if each["changed"]]:
+        seen = f"on rank {changed[0]} x holds other numbers after your call"
+        return Finding(FORWARD, False, seen, "The layer before still needs what it has given you.")
     shape = list(torch.as_tensor(output).shape)
     if shape != list(wanted.shape):
         seen = f"rank {rank} gave {list(wanted.shape)}, and got {shape} back"
@@ -341,6 +367,7 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         x.requires_grad_()
         sizes.clear()
         output = answer(x, call["eps"])
+        changed = not torch.equal(x, _share(call, rank)[0])
         if not isinstance(output, torch.Tensor):
             raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
         error = ""
@@ -350,6 +377,7 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             except RuntimeError as raised:
                 error = reason(raised)
         found.append({"output": output, "gradient": x.grad, "error": error, "bytes": sum(sizes)})
+        found[-1]["changed"] = changed
     return found
 
 
@@ -358,7 +386,14 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 MEAN = "every norm has the mean of all that the ranks have seen"
 VARIANCE = "and its variance"
 ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
-KINDS = {"one": nn.BatchNorm1d, "two": nn.BatchNorm2d, "three": nn.BatchNorm3d}
+
+
+class _Own(nn.BatchNorm2d):
+    """As lesson 12 makes one."""
+
+
+KINDS = {each.__name__: each for each in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
+KINDS["a class made from BatchNorm2d"] = _Own
 
 
 class _Block(nn.Module):
@@ -372,11 +407,14 @@ class _Block(nn.Module):
 
 @question("12.3", "pool_statistics(model)", {MEAN: 1, VARIANCE: 1, ONCE: 1}, rests={ONCE: MEAN})
 def pool_statistics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    count = rng.randint(2, 5)
+    yield from with_two_numbers(rng, partial(_of_pools, ask, rng))
+
+
+def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     calls = []
     for _ in range(2):
-        kinds = [*rng.sample(list(KINDS), 3), *rng.sample(list(KINDS), rng.randint(0, 2))]
-        channels = [rng.randint(2, 7) for _ in kinds]
+        kinds = [*rng.sample(list(KINDS), 4), *rng.sample(list(KINDS), rng.randint(0, 2))]
+        channels = rng.sample(range(2, 9), len(kinds))
         calls.append({"kinds": kinds, "channels": channels, "seeds": _seeds(rng, count)})
     ranks = ask(_pooled, calls, nprocs=count)
     for call, given in enumerate(calls):
@@ -426,7 +464,7 @@ def _of_pooled(
         kinds = [kind for kind, ok in zip(call["kinds"], done, strict=True) if ok]
         others = [kind for kind, ok in zip(call["kinds"], done, strict=True) if not ok]
         hint = "Some norms are done and others are not. Which kinds are there, and how deep do they lie?"
-        seen += f"; right: BatchNorm of dimensions {', '.join(kinds)}; not right: {', '.join(others)}"
+        seen += f"; right: {', '.join(kinds)}; not right: {', '.join(others)}"
     elif all(far(each[key], had[0]) < CLOSE for each in found):
         hint = "That is rank 0's, on every rank. What have the others seen?"
     elif any(gap < CLOSE for gap in gaps):
@@ -436,7 +474,9 @@ def _of_pooled(
             now,
             (had[rank], "Nothing has changed. The new values must get into the model's own buffers."),
             *known,
-            otherwise="Think of all samples of all ranks in one heap, each rank's as large as the others'.",
+            otherwise=ROUNDED
+            if max(gaps) < ROUNDING
+            else "Think of all samples of all ranks in one heap, each rank's as large as the others'.",
             within=CLOSE,
         )
     return Finding(what, max(gaps) < CLOSE, seen, hint)
@@ -474,6 +514,8 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, each in model.named_buffers():
             if name.endswith("table"):
                 each.normal_()
+        model[0]["stage0"].eval()  # some finetune with frozen norms
+        modes = [each.training for each in model.modules()]
         before = {name: each.clone() for name, each in model.state_dict().items()}
         sizes.clear()
         answer(model)
@@ -484,6 +526,8 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if not name.endswith(("running_mean", "running_var"))
             and (name not in before or not torch.equal(each, before[name]))
         ]
+        if modes != [each.training for each in model.modules()]:
+            changed.append("a module's mode, train or eval,")
         means, variances = (
             torch.cat([getattr(each, of).detach().flatten() for each in _norms(model)])
             for of in ("running_mean", "running_var")

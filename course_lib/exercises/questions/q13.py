@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,8 +19,10 @@ EMPTY_HANDED = "A rank may come with nothing. What does it add to the sums, and 
 Counts = list[list[tuple[int, int]]]  # by epoch, by rank: right, judged
 
 
-def _some_ranks(rng: random.Random) -> int:
-    return rng.randint(2, 5)
+def _two_numbers(rng: random.Random) -> tuple[int, int]:
+    """Of ranks: not the same twice, since one that is written into an answer would be right."""
+    first = rng.randint(2, 5)
+    return first, rng.choice([each for each in (3, 4, 5) if each != first])
 
 
 def _is(value: Any, right: float, within: float = CLOSE) -> bool:
@@ -47,32 +50,32 @@ ONCE = "more batches need no more collectives"
 
 @question("13.1", "mean_loss(losses)", {UNEVEN: 1, NOTHING: 1, ONCE: 1}, rests={ONCE: UNEVEN})
 def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks = _some_ranks(rng)
+    ranks, others = _two_numbers(rng)
     order = rng.sample(range(ranks), ranks)  # who has more of them has more in each case
-    few, many = (_losses(rng, order, least) for least in (2, 12))
+    few, many = (_losses(rng, order, least) for least in (2, 90))
     found = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank, by case: the value, and how many calls
-    yield _of_means(UNEVEN, [each[0][0] for each in found], few)
-    yield _of_means(UNEVEN, [each[1][0] for each in found], many)
+    for i, losses in enumerate([few, many, few]):
+        yield _of_means(UNEVEN, [each[i][0] for each in found], losses, again=i == 2)
     grows = max(each[1][1] - each[0][1] for each in found)
     calls = max(each[1][1] for each in found)
     seen = f"{sum(map(len, few))} batches in all took {max(each[0][1] for each in found)} collectives, "
     seen += f"{sum(map(len, many))} took {calls}"
     hint = "Which numbers has a rank to add up by itself, before it talks to the others?"
     yield Finding(ONCE, grows <= 0 and calls > 0, seen, hint)
-    empty = _losses(rng, order, 2)
-    empty[rng.randrange(ranks)] = []
-    found = ask(_mean_losses, [empty, few], nprocs=ranks)
+    empty, few = (_losses(rng, range(others), 2) for _ in range(2))
+    empty[rng.randrange(others)] = []
+    found = ask(_mean_losses, [empty, few], nprocs=others)
     yield _of_means(NOTHING, [each[0][0] for each in found], empty)
     yield _of_means(NOTHING, [each[1][0] for each in found], few)
 
 
-def _losses(rng: random.Random, order: list[int], least: int) -> list[list[float]]:
-    """By rank: no two ranks have equally many."""
+def _losses(rng: random.Random, order: Sequence[int], least: int) -> list[list[float]]:
+    """By rank: no two ranks have equally many. A loss of 0 is one, too."""
     lengths = sorted(rng.sample(range(least, least + 2 * len(order)), len(order)))
-    return [[rng.uniform(0.1, 4) for _ in range(lengths[place])] for place in order]
+    return [[0.0, *(rng.uniform(0.1, 4) for _ in range(lengths[place] - 1))] for place in order]
 
 
-def _of_means(what: str, values: list[Any], losses: list[list[float]]) -> Finding:
+def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bool = False) -> Finding:
     _numbers(values, "mean_loss(losses) returns a number")
     total, count = sum(map(sum, losses)), sum(map(len, losses))
     right, lengths = total / count, list(map(len, losses))
@@ -84,6 +87,8 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]]) -> Findin
     hint = "The mean over all is one sum divided by one count. Of what?"
     if far(values[rank], right) < 1e-5:
         hint = SEVEN_DIGITS
+    elif again:
+        hint = "The same lists came a second time. What has the first call done to them?"
     elif 0 in lengths:
         hint = EMPTY_HANDED
     else:
@@ -102,10 +107,10 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]]) -> Findin
 
 @in_group
 def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int]]:
-    found = []
-    for losses in cases:
+    found, mine = [], [losses[dist.get_rank()] for losses in cases]
+    for losses in [*mine, mine[0]]:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            value = answer(list(losses[dist.get_rank()]))
+            value = answer(losses)
         calls = sum(event.name.startswith("c10d::") for event in profiler.events())
         found.append((number(value), calls))
     return found
@@ -121,17 +126,19 @@ EPOCHS = 8
 
 @question("13.2", "train_until(train_epoch, validate, epochs)", {STOP: 1, BEST: 1, NO_SHARD: 1})
 def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks = _some_ranks(rng)
+    ranks, others = _two_numbers(rng)  # of the others two at least have something to judge
     alone = {0}
     while len(alone) == 1:  # ranks that decide alone do not make equally many calls in the end
         cases = [_counts(rng, ranks, tie=tie) for tie in (False, True)]
         alone = {sum(_stop(_own(counts, rank))[0] for counts in cases) for rank in range(ranks)}
+    judged = [rng.randint(20, 40) for _ in range(ranks)]
+    for start in (1, 0):  # better in each epoch, to the last; and nothing right in the first
+        cases.append([[(epoch + start, n) for n in judged] for epoch in range(EPOCHS)])
     found = ask(_trained, cases, nprocs=ranks)
     for i, counts in enumerate(cases):
         yield from _of_stops([each[i] for each in found], counts, STOP, BEST)
-    ranks = rng.randint(3, 5)  # two of them at least have something to judge
-    cases = [_counts(rng, ranks, empty=rng.randrange(ranks)) for _ in range(2)]
-    found = ask(_trained, cases, nprocs=ranks)
+    cases = [_counts(rng, others, empty=rng.randrange(others)) for _ in range(2)]
+    found = ask(_trained, cases, nprocs=others)
     for i, counts in enumerate(cases):
         yield from _of_stops([each[i] for each in found], counts, NO_SHARD, NO_SHARD)
 
@@ -173,7 +180,8 @@ def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None
         epochs, best = _stop(accuracies := _over_all(counts))
         own = [_stop(_own(counts, rank))[0] for rank in range(ranks) if rank != empty]
         of_means = _stop(_of_means_of(counts))[0]
-        told_apart = len({epochs, own[0], of_means, EPOCHS}) == 4 and len(set(own)) > 1
+        told_apart = len({epochs, own[0], of_means, EPOCHS}) == 4
+        told_apart &= len(set(own)) > 1 and epochs not in own
         told_apart &= torch.tensor(best).item() != best  # float32 is not enough for it
         if told_apart and 2 < epochs < EPOCHS and tie == (accuracies[epochs - 1] == best):
             return counts
@@ -232,9 +240,9 @@ def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
             trained.append(epoch)
             dist.all_reduce(torch.ones(3))  # as DDP's backward
 
-        def validate(epoch: int, counts: Counts = counts) -> tuple[int, int]:
+        def validate(epoch: int, counts: Counts = counts, trained: list[int] = trained) -> tuple[int, int]:
             right, judged = counts[epoch][rank]
-            return right, judged
+            return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
 
         value = answer(train_epoch, validate, len(counts))
         if not isinstance(value, tuple | list) or len(value) != 2:
@@ -254,29 +262,37 @@ NAMES = ["accuracy", "error", "loss", "norm", "right", "samples", "seconds", "to
 
 @question("13.3", "sum_metrics(metrics)", {ORDER: 1, MISSING: 1})
 def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks = _some_ranks(rng)
+    ranks, others = _two_numbers(rng)
     cases = [_metrics(rng, ranks, rng.sample(NAMES, count), lacking=0) for count in (4, 6)]
     found = ask(_summed, cases, nprocs=ranks)
-    for i, metrics in enumerate(cases):
-        yield _of_sums(ORDER, [each[i] for each in found], metrics)
-    cases = [_metrics(rng, ranks, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
-    found = ask(_summed, cases, nprocs=ranks)
-    for i, metrics in enumerate(cases):
-        yield _of_sums(MISSING, [each[i] for each in found], metrics)
+    for i, metrics in enumerate([*cases, cases[0]]):
+        yield _of_sums(ORDER, [each[i] for each in found], metrics, again=i == 2)
+    cases = [_metrics(rng, others, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
+    found = ask(_summed, cases, nprocs=others)
+    missing = [_of_sums(MISSING, [each[i] for each in found], metrics) for i, metrics in enumerate(cases)]
+    if all(each.ok for each in missing):  # else it may hang here, and say less
+        cases[0][rng.randrange(others)] = []  # a rank without any name
+        found = ask(_summed, cases[:1], nprocs=others)
+        missing.append(_of_sums(MISSING, [each[0] for each in found], cases[0]))
+    yield from missing
 
 
 def _metrics(rng: random.Random, ranks: int, names: list[str], lacking: int) -> list[list[tuple[str, float]]]:
-    """By rank: pairs, in an order of its own; each name is on some rank, and each rank lacks so many."""
+    """By rank: pairs, in an order of its own; each rank lacks so many, and of one name it is the only one."""
     while True:
         held = [rng.sample(names, len(names) - lacking) for _ in range(ranks)]
         everywhere = set(held[0]).intersection(*map(set, held))
         if set().union(*map(set, held)) != set(names) or (lacking and len(everywhere) == len(held[0])):
             continue
+        if lacking and not any(sum(name in each for each in held) == 1 for name in names):
+            continue
         if len({tuple(each) for each in held}) > 1:
             return [[(name, rng.uniform(-1000, 1000)) for name in each] for each in held]
 
 
-def _of_sums(what: str, found: list[dict[str, Any]], metrics: list[list[tuple[str, float]]]) -> Finding:
+def _of_sums(
+    what: str, found: list[dict[str, Any]], metrics: list[list[tuple[str, float]]], again: bool = False
+) -> Finding:
     right: dict[str, float] = {}
     for name, value in (pair for each in metrics for pair in each):
         right[name] = right.get(name, 0.0) + value
@@ -296,6 +312,8 @@ def _of_sums(what: str, found: list[dict[str, Any]], metrics: list[list[tuple[st
             seen = f"the sum of {name!r} is {value:.6f}; rank {rank} returned {shown}"
             if far(sums[name], value) < 1e-3:
                 hint = SEVEN_DIGITS
+            elif again:
+                hint = "The same dicts came a second time. What has the first call done to them?"
             elif far(sums[name], own.get(name, 0.0)) < 1e-9:
                 hint = "That is the rank's own. What of the others?"
             else:
@@ -306,9 +324,9 @@ def _of_sums(what: str, found: list[dict[str, Any]], metrics: list[list[tuple[st
 
 @in_group
 def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, float | str]]:
-    found = []
-    for metrics in cases:
-        value = answer(dict(map(tuple, metrics[dist.get_rank()])))
+    found, mine = [], [dict(map(tuple, metrics[dist.get_rank()])) for metrics in cases]
+    for metrics in [*mine, mine[0]]:
+        value = answer(metrics)
         if not isinstance(value, dict):
             raise Refused(f"sum_metrics(metrics) returns a dict; it returned {told(value)}")
         found.append({str(name): number(each) for name, each in value.items()})
@@ -319,34 +337,38 @@ def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dic
 
 WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
 FAILS = "where it fails on some ranks, every rank returns None, and the next call is right again"
-ERRORS = [ValueError, ZeroDivisionError, RuntimeError, KeyError, OSError]
+
+
+class _Failure(Exception):
+    """Of no kind that an answer could know."""
 
 
 @question("13.4", "all_or_none(work)", {WELL: 1, FAILS: 1}, rests={FAILS: WELL})
 def all_or_none(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks = _some_ranks(rng)
-    cases = [_works(rng, ranks, []) for _ in range(2)]
+    ranks, others = _two_numbers(rng)
+    cases = [_works(rng, ranks, []) for _ in range(4)]
+    cases[1][:2] = rng.sample([0.0, -1.0], 2)
+    for case, value in zip(cases[2:], (math.inf, math.nan), strict=True):
+        case[rng.randrange(ranks)] = value
     found = ask(_worked, cases, nprocs=ranks)
     for i, values in enumerate(cases):
         yield _of_works(WELL, [each[i] for each in found], values)
-    one = rng.randrange(ranks)
-    some = [rank for rank in range(ranks) if rank != one]
-    cases = [_works(rng, ranks, failing) for failing in ([one], [], some, range(ranks), [])]
-    found = ask(_worked, cases, nprocs=ranks)
+    one = rng.randrange(others)
+    some = [rank for rank in range(others) if rank != one]
+    cases = [_works(rng, others, failing) for failing in ([one], [], some, range(others), [])]
+    found = ask(_worked, cases, nprocs=others)
     for i, values in enumerate(cases):
         yield _of_works(FAILS, [each[i] for each in found], values)
 
 
-def _works(rng: random.Random, ranks: int, failing: Sequence[int]) -> list[float | str]:
-    """By rank: what its work returns, or the name of the error that it raises."""
-    return [
-        rng.choice(ERRORS).__name__ if rank in failing else rng.uniform(-100, 100) for rank in range(ranks)
-    ]
+def _works(rng: random.Random, ranks: int, failing: Sequence[int]) -> list[float | None]:
+    """By rank: what its work returns, or None where it fails."""
+    return [None if rank in failing else rng.uniform(-100, 100) for rank in range(ranks)]
 
 
-def _of_works(what: str, found: list[dict[str, Any]], values: list[float | str]) -> Finding:
-    failing = [rank for rank, value in enumerate(values) if isinstance(value, str)]
-    numbers = [value for value in values if not isinstance(value, str)]
+def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]) -> Finding:
+    failing = [rank for rank, value in enumerate(values) if value is None]
+    numbers = [value for value in values if value is not None]
     for rank, each in enumerate(found):
         value, calls = each["value"], each["calls"]
         if calls != 1:
@@ -361,6 +383,8 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | str])
                 hint = "That adds up those who were well. None is asked for, on all ranks."
             return Finding(what, False, seen, hint)
         right = sum(numbers)
+        if value == right or str(value) == str(right):  # inf, or nan
+            continue
         if value is not None and _is(value, right, 1e-12 * 1000):
             continue
         seen = f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned "
@@ -370,6 +394,8 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | str])
             hint = SEVEN_DIGITS
         elif value is not None and far(value, values[rank]) < 1e-9:
             hint = "That is the rank's own. What of the others?"
+        elif not math.isfinite(right):
+            hint = "That is a number, too, which work() returned. What else tells you that it has failed?"
         elif what == FAILS:
             hint = (
                 "The call before has left the ranks out of step. Does every rank make the same calls in it?"
@@ -379,15 +405,15 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | str])
 
 
 @in_group
-def _worked(answer: Any, cases: list[list[float | str]]) -> list[dict[str, Any]]:
+def _worked(answer: Any, cases: list[list[float | None]]) -> list[dict[str, Any]]:
     found = []
     for values in cases:
         mine, calls = values[dist.get_rank()], []
 
-        def work(mine: float | str = mine, calls: list[int] = calls) -> float:
+        def work(mine: float | None = mine, calls: list[int] = calls) -> float:
             calls.append(1)
-            if isinstance(mine, str):
-                raise next(each for each in ERRORS if each.__name__ == mine)("this rank's work has failed")
+            if mine is None:
+                raise _Failure("this rank's work has failed")
             return mine
 
         value = answer(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -134,6 +135,31 @@ def by_hand_and_by_ddp(ddp, pieces):
         parameter.grad /= dist.get_world_size()
 
 
+@wrong("11.1", hint="By what is each sample's loss divided?")
+def written_for_two_ranks(ddp, pieces):
+    by_pieces(ddp, pieces, lambda length: share_of_one(pieces) / dist.get_world_size() * 2)
+
+
+KEPT: dict[str, Any] = {}  # what an answer keeps in a global
+
+
+@wrong("11.1", hint="By what is each sample's loss divided?")
+def the_samples_of_the_first_call(ddp, pieces):
+    share = KEPT.setdefault("share", share_of_one(pieces))
+    by_pieces(ddp, pieces, lambda length: share)
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="has to be switched back")
+def leaves_the_averaging_off(ddp, pieces):
+    share = share_of_one(pieces) / dist.get_world_size()
+    ddp.zero_grad()
+    ddp.require_backward_grad_sync = False
+    for x, y in pieces:
+        (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+
+
 @wrong("11.1", hint="holds no gradients")
 def clears_at_the_end(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: share_of_one(pieces))
@@ -177,6 +203,22 @@ def scales_in_the_end(ddp, pieces):
     share = share_of_one(pieces)
     for parameter in ddp.parameters():
         parameter.grad *= share
+
+
+@right("11.1")
+def without_ddp(ddp, pieces):
+    """Its own sums, each parameter's by itself, and the last piece first."""
+    trained = [each for each in ddp.module.parameters() if each.requires_grad]
+    sums, samples = [torch.zeros_like(each) for each in trained], torch.zeros(1)
+    for x, y in reversed(pieces):
+        loss = -F.log_softmax(ddp.module(x), dim=1)[torch.arange(len(y)), y].sum()
+        for total, part in zip(sums, torch.autograd.grad(loss, trained), strict=True):
+            total += part
+        samples += len(y)
+    dist.all_reduce(samples)
+    for parameter, total in zip(trained, sums, strict=True):
+        dist.all_reduce(total)
+        parameter.grad = total / samples.item()
 
 
 @right("11.1")
@@ -318,6 +360,69 @@ def loses_digits(model, optimizer, max_norm):
     return norm
 
 
+@wrong("11.2", STEP, NORM, hint="before the step?")
+def rank_0_tells_of_its_own(model, optimizer, max_norm):
+    own = [each.grad.isfinite().all() for each in model.parameters() if each.grad is not None]
+    fine = torch.stack(own).all().int()
+    dist.broadcast(fine, src=0)
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if fine:
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, NORM, hint="before the step?")
+def looks_for_nan_alone(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if not norm.isnan():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, NORM, hint="before the step?")
+def the_last_layer_decides(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if list(model.parameters())[-1].grad.isfinite().all():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="The weights have not moved")
+def a_large_norm_is_broken(model, optimizer, max_norm):
+    """As lesson 11's `by_norm`."""
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm < 10:
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="No gradient is something else")
+def zeros_for_the_frozen(model, optimizer, max_norm):
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", hint="The ranks have different weights now")
+def the_parameters_of_the_first_call(model, optimizer, max_norm):
+    trained = KEPT.setdefault("trained", [each for each in model.parameters() if each.grad is not None])
+    for each in trained:
+        dist.all_reduce(each.grad)
+        each.grad /= dist.get_world_size()
+    norm = nn.utils.clip_grad_norm_(trained, max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
 @wrong("11.2", NORM, hint="Who makes the step?")
 def never_steps(model, optimizer, max_norm):
     average(model)
@@ -352,6 +457,22 @@ def in_one_tensor(model, optimizer, max_norm):
             parameter.grad = part.view_as(parameter)
         optimizer.step()
     return norm
+
+
+@right("11.2")
+def the_clipper_refuses(model, optimizer, max_norm):
+    for each in model.parameters():
+        if each.grad is not None:
+            everyones = [torch.empty_like(each) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyones, each.grad)
+            each.grad = torch.stack(everyones).mean(0)
+    try:
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
+    except RuntimeError:
+        return math.nan
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm.item()
 
 
 @right("11.2")
@@ -428,6 +549,26 @@ def counts_steps(step, batch_size, ranks, pieces):
     return rate(batch_size * ranks * pieces, 3840 * (step + 1) / 100)
 
 
+@wrong("11.3", hint="that of the small batch")
+def never_below_one(step, batch_size, ranks, pieces):
+    together = batch_size * ranks * pieces
+    return 0.004 * max(1, together / 48) * min(1, (step + 1) * together / 3840)
+
+
+@wrong("11.3", SCALED, hint="Which share of the 3,840 samples")
+def goes_over_the_top(step, batch_size, ranks, pieces):
+    """In the step in which the warm-up ends."""
+    together = batch_size * ranks * pieces
+    full = 0.004 * together / 48
+    return full if step * together >= 3840 else full * (step + 1) * together / 3840
+
+
+@wrong("11.3", SCALED, hint="Which share of the 3,840 samples")
+def in_whole_steps(step, batch_size, ranks, pieces):
+    together = batch_size * ranks * pieces
+    return 0.004 * together / 48 * min(1, (step + 1) / max(1, 3840 // together))
+
+
 @wrong("11.3", hint="nothing (None)")
 def prints_it(step, batch_size, ranks, pieces):
     print(rate(batch_size * ranks * pieces, (step + 1) * batch_size * ranks * pieces))
@@ -437,3 +578,9 @@ def prints_it(step, batch_size, ranks, pieces):
 def as_a_tensor(step, batch_size, ranks, pieces):
     together = torch.tensor(batch_size * ranks * pieces, dtype=torch.float64)
     return torch.minimum((step + 1) * together / 3840, torch.tensor(1.0)) * 0.004 * together / 48
+
+
+@right("11.3")
+def in_float32(step, batch_size, ranks, pieces):
+    together = torch.tensor(float(batch_size * ranks * pieces))
+    return 0.004 * together / 48 * torch.clamp((step + 1) * together / 3840, max=1.0)

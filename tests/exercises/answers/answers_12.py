@@ -138,6 +138,42 @@ def whole_layers_alone(model, loss):
     return frozen
 
 
+@wrong("12.1", hint="never called all_reduce")
+def leaves_if_all_are_used(model, loss):
+    found = reached(loss)
+    return freeze(of_no_rank(model, found)) if any(each not in found for _, each in trainable(model)) else []
+
+
+@wrong("12.1", hint="on rank")
+def a_gradient_of_0_is_none(model, loss):
+    parameters = [each for _, each in trainable(model)]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    pairs = zip(parameters, gradients, strict=True)
+    return freeze(of_no_rank(model, {each for each, grad in pairs if grad is not None and grad.any()}))
+
+
+@wrong("12.1", hint="on rank")
+def whole_modules(model, loss):
+    found, names = reached(loss), []
+    for prefix, module in model.named_modules():
+        own = [(f"{prefix}.{name}".strip("."), each) for name, each in module.named_parameters(recurse=False)]
+        counts = torch.tensor(int(any(each in found for _, each in own)))
+        dist.all_reduce(counts)
+        if counts == 0:
+            names += freeze((name, each) for name, each in own if each.requires_grad)
+    return names
+
+
+@wrong("12.1", FROZEN, NAMED, hint="in every backward pass from now on")
+def leaves_its_hooks(model, loss):
+    used = set()
+    for _, each in trainable(model):
+        each.register_hook(lambda grad, each=each: used.add(each))
+    parameters = [each for _, each in trainable(model)]
+    torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    return freeze(of_no_rank(model, used))
+
+
 FORWARD = "the output is that of one device with the whole batch"
 BACKWARD = "so is the gradient"
 LESS = "what the ranks send does not grow with the batch"
@@ -287,6 +323,49 @@ def gathers_the_batch(x, eps):
     return (x - whole.mean(0)) / torch.sqrt(whole.var(0, correction=0) + eps)
 
 
+@wrong("12.2", hint="The layer before still needs")
+def centres_x_in_place(x, eps):
+    sums = torch.cat([x.detach().sum(0), x.new_tensor([len(x)])])
+    dist.all_reduce(sums)
+    x.data -= sums[:-1] / sums[-1]
+    return normed(x, eps, Summed.apply)
+
+
+@wrong("12.2", LESS, FORWARD, hint="What does the backward pass of such a sum do?")
+def gradient_of_the_mean_alone(x, eps):
+    n = Summed.apply(x.new_tensor([len(x)]))
+    mean = Summed.apply(x.sum(0)) / n
+    var = Summed.apply((x - mean).detach().pow(2).sum(0)) / n
+    return (x - mean) / torch.sqrt(var + eps)
+
+
+class SummedRows(torch.autograd.Function):
+    """Its backward sends a row for each sample, all of them alike."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.rows = len(x)
+        total = x.sum(0)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        most = torch.tensor(ctx.rows)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        rows = gradient.expand(int(most), -1).contiguous()
+        dist.all_reduce(rows)
+        return rows[: ctx.rows]
+
+
+@wrong("12.2", FORWARD, BACKWARD, hint="something of their number")
+def a_gradient_for_each_sample(x, eps):
+    n = Summed.apply(x.new_tensor([len(x)]))
+    mean = SummedRows.apply(x) / n
+    var = SummedRows.apply((x - mean) ** 2) / n
+    return (x - mean) / torch.sqrt(var + eps)
+
+
 @wrong("12.2", hint="it returned nothing (None)")
 def forgets_to_return(x, eps):
     normed(x, eps, Summed.apply)
@@ -407,6 +486,32 @@ def on_rank_0_alone(model):
             each.running_var.copy_(v)
 
 
+@wrong("12.3", hint="Think of all samples of all ranks")
+def written_for_two_ranks(model):
+    found = norms(model)
+    means = torch.cat([each.running_mean for each in found])
+    variances = torch.cat([each.running_var for each in found])
+    both = torch.stack([means, variances + means**2])
+    dist.all_reduce(both)
+    mean, squares = both / 2
+    sizes = [each.num_features for each in found]
+    for each, m, v in zip(found, mean.split(sizes), (squares - mean**2).split(sizes), strict=True):
+        each.running_mean.copy_(m)
+        each.running_var.copy_(v)
+
+
+@wrong("12.3", hint="Some norms are done and others are not")
+def known_by_their_type(model):
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    found = [each for each in norms(model) if type(each) in kinds]
+    pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="Only what a norm has noted of its batches")
+def leaves_it_in_eval(model):
+    pool(model.eval(), norms(model), lambda variances, squares, mean: variances + squares - mean**2)
+
+
 @wrong("12.3", MEAN, VARIANCE, hint="Only what a norm has noted of its batches")
 def everything_averaged(model):
     """The other buffers and the weights, too."""
@@ -438,6 +543,18 @@ def gathers_the_names(model, loss):
     return freeze([(name, each) for name, each in trainable(model) if name not in used])
 
 
+@right("12.1")
+def puts_the_gradients_back(model, loss):
+    kept = {each: each.grad for each in model.parameters()}
+    for each in kept:
+        each.grad = None
+    loss.backward(retain_graph=True)
+    used = {each for each in kept if each.grad is not None}
+    for each, gradient in kept.items():
+        each.grad = gradient
+    return freeze(of_no_rank(model, used))
+
+
 @right("12.2")
 def in_two_steps(x, eps):
     n = Summed.apply(x.new_tensor([len(x)]))
@@ -459,6 +576,50 @@ def gathers_the_statistics(x, eps):
     mean = (share * means).sum(0)
     var = (share * (variances + (means - mean) ** 2)).sum(0)
     return (x - mean) / (var + eps).sqrt()
+
+
+class Whole(torch.autograd.Function):
+    """The norm and its backward, written out."""
+
+    @staticmethod
+    def forward(ctx, x, eps):
+        sums = torch.cat([x.sum(0), x.new_tensor([len(x)])])
+        dist.all_reduce(sums)
+        ctx.n = sums[-1].item()
+        centred = x - sums[:-1] / ctx.n
+        squares = centred.pow(2).sum(0)
+        dist.all_reduce(squares)
+        scale = (squares / ctx.n + eps).rsqrt()
+        ctx.save_for_backward(centred * scale, scale)
+        return centred * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        output, scale = ctx.saved_tensors
+        means = torch.stack([gradient.sum(0), (gradient * output).sum(0)]) / ctx.n
+        dist.all_reduce(means)
+        return (gradient - means[0] - output * means[1]) * scale, None
+
+
+@right("12.2")
+def one_function_for_all(x, eps):
+    return Whole.apply(x, eps)
+
+
+@right("12.3")
+def all_in_one_tensor(model):
+    found = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    found = [each for each in found if each.track_running_stats]
+    mine = torch.stack([torch.cat([getattr(n, of) for n in found]) for of in ("running_mean", "running_var")])
+    everyones = mine.new_empty(2 * dist.get_world_size(), mine.shape[1])
+    dist.all_gather_into_tensor(everyones, mine)
+    means, variances = everyones[::2], everyones[1::2]
+    var = variances.mean(0) + means.var(0, correction=0)
+    at = 0
+    for each in found:
+        end = at + each.num_features
+        each.running_mean.data, each.running_var.data = means.mean(0)[at:end], var[at:end]
+        at = end
 
 
 @right("12.3")

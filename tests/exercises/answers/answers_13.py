@@ -72,6 +72,34 @@ def pads_with_zeros(losses):
     return summed(sum(losses))[0] / int(most) / dist.get_world_size()
 
 
+@wrong("13.1", NOTHING, hint="What has the first call done to them?")
+def uses_the_list_up(losses):
+    total = count = 0
+    while losses:
+        total, count = total + losses.pop(), count + 1
+    total, count = summed(total, count)
+    return total / count if count else 0.0
+
+
+@wrong("13.1", UNEVEN, NOTHING, hint="add up by itself")
+def in_blocks_of_32(losses):
+    most = torch.tensor(len(losses))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    total = count = 0.0
+    for start in range(0, int(most), 32):
+        part = losses[start : start + 32]
+        sums = summed(sum(part), len(part))
+        total, count = total + sums[0], count + sums[1]
+    return total / count
+
+
+@wrong("13.1", hint="one sum divided by one count")
+def a_loss_of_0_is_none(losses):
+    found = [loss for loss in losses if loss]
+    total, count = summed(sum(found), len(found))
+    return total / count
+
+
 @wrong("13.1", hint="returns a number")
 def on_rank_0_alone(losses):
     total, count = summed(sum(losses), len(losses))
@@ -93,6 +121,15 @@ def by_a_tensor_of_losses(losses):
     dist.all_reduce(total)
     dist.all_reduce(count)
     return total / count
+
+
+@right("13.1")
+def over_rank_0_and_back(losses):
+    mine = torch.tensor([sum(losses), len(losses)], dtype=torch.float64)
+    dist.reduce(mine, dst=0)
+    mean = (mine[:1] / mine[1:]) if dist.get_rank() == 0 else mine[:1]
+    dist.broadcast(mean, src=0)
+    return mean.item()
 
 
 STOP = "all ranks stop after the first epoch that is no better than the best before it, over all ranks"
@@ -193,6 +230,71 @@ def leaves_out_the_empty_shard(train_epoch, validate, epochs):
     return trained_until(train_epoch, epochs, measure)
 
 
+@wrong("13.2", NO_SHARD, hint="exactly as good")
+def the_best_begins_below_0(train_epoch, validate, epochs):
+    best = -1.0
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        accuracy = over_all(*validate(epoch))
+        if accuracy <= best:
+            break
+        best = accuracy
+    return epoch + 1, best
+
+
+@wrong("13.2", hint="the ranks trained")
+def validates_before_it_trains(train_epoch, validate, epochs):
+    def measure(epoch):
+        counts = validate(epoch)
+        train_epoch(epoch)
+        return over_all(*counts)
+
+    return trained_until(lambda epoch: None, epochs, measure)
+
+
+@wrong("13.2", hint="IndexError")
+def knows_no_last_epoch(train_epoch, validate, epochs):
+    best, epoch = 0.0, 0
+    while True:
+        train_epoch(epoch)
+        accuracy = over_all(*validate(epoch))
+        epoch += 1
+        if accuracy <= best:
+            return epoch, best
+        best = accuracy
+
+
+@wrong("13.2", hint="the ranks trained")
+def one_rank_is_enough(train_epoch, validate, epochs):
+    """Stops for all when one of them is no better; the accuracy is that of all."""
+    best = own_best = 0.0
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        counts = validate(epoch)
+        stops = summed(float(own(*counts) <= own_best))[0]
+        own_best = max(own_best, own(*counts))
+        best = max(best, over_all(*counts))
+        if stops:
+            break
+    return epoch + 1, best
+
+
+@right("13.2")
+def in_fractions(train_epoch, validate, epochs):
+    from fractions import Fraction
+
+    best = Fraction(0)
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        counts = torch.tensor(validate(epoch), dtype=torch.int64)
+        dist.all_reduce(counts)
+        accuracy = Fraction(*counts.tolist())
+        if not accuracy > best:
+            return epoch + 1, float(best)
+        best = accuracy
+    return epochs, float(best)
+
+
 @right("13.2")
 def all_know_all(train_epoch, validate, epochs):
     best, epoch = 0.0, 0
@@ -262,6 +364,33 @@ def its_own(metrics):
     return dict(metrics)
 
 
+@wrong("13.3", MISSING, hint="What has the first call done to them?")
+def into_the_dict_that_came(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, metrics)
+    for name in sorted(set().union(*everyone)):
+        metrics[name] = sum(each.get(name, 0.0) for each in everyone)
+    return metrics
+
+
+@wrong("13.3", ORDER, hint="waited in")
+def leaves_without_a_name(metrics):
+    if not metrics:
+        return {}
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, metrics)
+    return {name: sum(each.get(name, 0.0) for each in everyone) for name in set().union(*everyone)}
+
+
+@wrong("13.3", ORDER, hint="Who tells it?")
+def asks_its_neighbour(metrics):
+    """For the names; it adds up what all have."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, metrics)
+    names = {**metrics, **everyone[(dist.get_rank() + 1) % len(everyone)]}
+    return {name: sum(each.get(name, 0.0) for each in everyone) for name in names}
+
+
 @wrong("13.3", hint="returns a dict")
 def a_list_of_sums(metrics):
     return [summed(metrics[name])[0] for name in sorted(metrics)]
@@ -286,6 +415,20 @@ def rank_0_adds_up(metrics):
     told = [sums]
     dist.broadcast_object_list(told, src=0)
     return told[0]
+
+
+@right("13.3")
+def names_as_bytes(metrics):
+    """No object is pickled: the names go as numbers."""
+    text = "\0".join(metrics).encode()
+    longest = torch.tensor(len(text))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    mine = torch.zeros(int(longest) + 1, dtype=torch.uint8)
+    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, mine)
+    names = sorted({name for each in everyones for name in bytes(each.tolist()).decode().split("\0") if name})
+    return {name: summed(metrics.get(name, 0.0))[0] for name in names}
 
 
 WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
@@ -317,6 +460,37 @@ def only_the_failed_one_knows(work):
         mine = None
     total = summed(mine or 0.0)[0]
     return None if mine is None else total
+
+
+@wrong("13.4", hint="That is a number, too")
+def nan_says_it(work):
+    try:
+        mine = float(work())
+    except Exception:
+        mine = float("nan")
+    total = summed(mine)[0]
+    return None if total != total else total
+
+
+@wrong("13.4", hint="What does the sum of their numbers need?")
+def nothing_is_a_failure(work):
+    try:
+        mine = work()
+    except Exception:
+        mine = None
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return sum(everyone) if all(everyone) else None
+
+
+@wrong("13.4", WELL, hint="this rank's work has failed")
+def knows_some_errors(work):
+    try:
+        mine, failed = work(), 0.0
+    except (ValueError, ArithmeticError, RuntimeError, LookupError, OSError, TypeError):
+        mine, failed = 0.0, 1.0
+    total, failures = summed(mine, failed)
+    return None if failures else total
 
 
 @wrong("13.4", WELL, hint="this rank's work has failed")
@@ -375,3 +549,18 @@ def gathers_outcomes(work):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return None if None in everyone else sum(everyone)
+
+
+@right("13.4")
+def over_rank_0(work):
+    try:
+        mine = torch.tensor([float(work()), 1.0], dtype=torch.float64)
+    except Exception:
+        mine = torch.zeros(2, dtype=torch.float64)
+    world_size = dist.get_world_size()
+    gathered = [torch.zeros_like(mine) for _ in range(world_size)] if dist.get_rank() == 0 else None
+    dist.gather(mine, gathered, dst=0)
+    verdict = sum(gathered) if gathered else mine
+    dist.broadcast(verdict, src=0)
+    total, well = verdict.tolist()
+    return total if well == world_size else None

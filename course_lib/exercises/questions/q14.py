@@ -1,0 +1,363 @@
+"""The questions of lesson 14: a step predicted, what of its communication is hidden, and who is late."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, the_number, told
+from .q05 import COLLECTIVES
+
+Stretch = tuple[float, float]
+
+# --- 14.1 -------------------------------------------------------------------------------------------------
+
+MESSAGES = "where nothing is computed, the step is the buckets' rings, one after the other"
+BEHIND = "a bucket travels while backward computes the next ones"
+QUEUE = "a bucket waits until the one before it is through"
+CLOSE = 1e-9  # relative
+Case = dict[str, Any]  # the arguments of step_seconds
+
+
+@question(
+    "14.1",
+    "step_seconds(forward, backward, buckets, ranks, alpha, beta)",
+    {MESSAGES: 1, BEHIND: 2, QUEUE: 1},
+    rests={QUEUE: BEHIND},
+)
+def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    cases = [(what, _case(rng, what)) for what in (MESSAGES, BEHIND, QUEUE) for _ in range(3)]
+    (found,) = ask(_steps, [case for _, case in cases])
+    for (what, case), got in zip(cases, found, strict=True):
+        right = _step(case)
+        seen = f"{len(case['buckets'])} buckets, {case['ranks']} ranks, forward {case['forward']:.4f} s,"
+        seen += f" backward {case['backward']:.4f} s: it takes {right:.6f} s, and {got:.6f} s came out"
+        yield Finding(what, _same(got, right), seen, HINTS[what](case, got))
+
+
+def _case(rng: random.Random, what: str) -> Case:
+    buckets = [rng.randint(10**5, 10**6) * rng.choice((1, 3, 8)) for _ in range(rng.randint(3, 6))]
+    case = {
+        "forward": 0.0,
+        "backward": 0.0,
+        "buckets": buckets,
+        "ranks": rng.randint(8, 64),
+        "alpha": rng.uniform(1e-5, 1e-4),
+        "beta": rng.uniform(0.2e-9, 1e-9),
+    }
+    rings = [_ring(case, size) for size in buckets]
+    if what == BEHIND:  # each is through before the next one is ready
+        pace = max(ring / size for ring, size in zip(rings, buckets[1:], strict=False))
+        case["backward"] = rng.uniform(1.2, 2) * max(pace * sum(buckets), len(buckets) * max(rings))
+    if what == QUEUE:
+        case["backward"] = rng.uniform(0.3, 0.6) * sum(rings)
+    if what != MESSAGES:
+        case["forward"] = rng.uniform(0.3, 0.7) * case["backward"]
+    return case
+
+
+def _ring(case: Case, size: float) -> float:
+    n = case["ranks"]
+    return 2 * (n - 1) * case["alpha"] + 2 * (n - 1) / n * case["beta"] * size
+
+
+def _ready(case: Case) -> list[float]:
+    """When the gradients of each bucket are there."""
+    whole = sum(case["buckets"])
+    return [case["forward"] + case["backward"] * done / whole for done in accumulate(case["buckets"])]
+
+
+def _step(case: Case, ready: list[float] | None = None, ring: Callable[..., float] = _ring) -> float:
+    free = 0.0
+    for since, size in zip(ready or _ready(case), case["buckets"], strict=True):
+        free = max(free, since) + ring(case, size)
+    return max(free, case["forward"] + case["backward"])
+
+
+def _same(got: float, right: float) -> bool:
+    return far(got, right) <= CLOSE * right
+
+
+def _near(case: Case, got: float, *known: tuple[float, str], otherwise: str) -> str:
+    return nearest(got, *known, otherwise=otherwise, within=1e-6 * _step(case))
+
+
+def _of_messages(case: Case, got: float) -> str:
+    n, buckets = case["ranks"], case["buckets"]
+    line = sum(case["alpha"] + case["beta"] * size for size in buckets)
+    once = _ring(case, sum(buckets))
+    half = sum(_ring(case, size) for size in buckets) / 2
+    no_share = sum(2 * (n - 1) * (case["alpha"] + case["beta"] * size) for size in buckets)
+    few = sum(case["alpha"] + 2 * (n - 1) / n * case["beta"] * size for size in buckets)
+    return _near(
+        case,
+        got,
+        (max(_ring(case, size) for size in buckets), ONE_LINK),
+        (line, "That is a message between two. How many steps has a ring, and what does each rank send?"),
+        (once, "That is one large bucket. Each of them pays for its own start."),
+        (half, "A ring goes round twice: once to add up, once to hand out."),
+        (no_share, "In each step of the ring a rank sends a part of the bucket, not all of it."),
+        (few, "The bytes are right. How often is α paid in a ring?"),
+        otherwise="What does one bucket cost in a ring of so many ranks? Then one after the other.",
+    )
+
+
+def _of_hiding(case: Case, got: float) -> str:
+    computing, rings = case["forward"] + case["backward"], [_ring(case, size) for size in case["buckets"]]
+    early = [case["forward"], *_ready(case)[:-1]]
+    return _near(
+        case,
+        got,
+        (computing + sum(rings), "Nothing is hidden there. When may the first bucket leave?"),
+        (computing, TOO_EARLY),
+        (_step(case, early), TOO_EARLY),
+        (case["forward"] + max(case["backward"], sum(rings)), TOO_EARLY),
+        (max(computing, sum(rings)), TOO_EARLY),
+        otherwise="When is each bucket ready, and when is the one before it through? The later counts.",
+    )
+
+
+def _of_queues(case: Case, got: float) -> str:
+    rings, pieces = [_ring(case, size) for size in case["buckets"]], len(case["buckets"])
+    even = [case["forward"] + case["backward"] * (i + 1) / pieces for i in range(pieces)]
+    return _near(
+        case,
+        got,
+        (
+            case["forward"] + case["backward"] + rings[-1],
+            "Only the last bucket is left over there. What if the ones before it are still under way?",
+        ),
+        (max(since + ring for since, ring in zip(_ready(case), rings, strict=True)), ONE_LINK),
+        (_step(case, even), "Equally much time for each bucket. But they have different sizes."),
+        otherwise="A bucket that is ready may find the link busy. Until when?",
+    )
+
+
+TOO_EARLY = "The last bucket is hidden there as well, or one leaves before its gradients. When is each ready?"
+ONE_LINK = "All travel at once there, each at full speed. There is one link."
+HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
+
+
+def _steps(answer: Any, cases: list[Case]) -> list[float]:
+    return [the_number(answer(**case), "step_seconds(…) returns a number of seconds") for case in cases]
+
+
+# --- 14.2 -------------------------------------------------------------------------------------------------
+
+SHARE = "it is the share of the time of sending during which the rank computes"
+TOGETHER = "time in which two buckets are under way counts once"
+ANY_ORDER = "stretches of computing may come in any order, touch and overlap"
+NEAR = 1e-6
+
+
+@question(
+    "14.2",
+    "hidden(computes, sends)",
+    {SHARE: 1, TOGETHER: 1, ANY_ORDER: 1},
+    rests={TOGETHER: SHARE, ANY_ORDER: SHARE},
+)
+def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    cases = [(what, *_stretches(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
+    (found,) = ask(_shares, [case[1:] for case in cases])
+    for (what, computes, sends), got in zip(cases, found, strict=True):
+        right = _measure(computes, sends) / _measure(sends)
+        seen = f"{len(sends)} stretches of sending, {right:.4f} of their time hidden; it returned {got:.4f}"
+        yield Finding(what, far(got, right) < NEAR, seen, _of_shares(what, computes, sends, got, right))
+
+
+def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stretch]]:
+    """What a rank computes and sends; the clock is that of a training that has run for days."""
+    begin = rng.uniform(4e5, 8e5)
+    computes, at = [], begin
+    for _ in range(rng.randint(3, 5)):
+        length = rng.uniform(0.02, 0.06)
+        computes.append((at, at + length))
+        at += length + rng.uniform(0.004, 0.012)
+    sends, at = [], begin + rng.uniform(0.03, 0.05)
+    for _ in range(rng.randint(3, 5)):
+        length = rng.uniform(0.02, 0.05)
+        sends.append((at, at + length))
+        at += length + (rng.uniform(-0.6, -0.3) * length if what == TOGETHER else rng.uniform(0.002, 0.02))
+    if what == ANY_ORDER:  # an operation within another, and the whole once more in two halves
+        (a, b), last = computes[0], computes[-1]
+        middle = (last[0] + last[1]) / 2
+        computes += [(a + (b - a) / 4, b - (b - a) / 8), (last[0], middle), (middle, last[1])]
+    if what != SHARE:
+        rng.shuffle(computes)
+        rng.shuffle(sends)
+    return computes, sends
+
+
+def _measure(*lists: list[Stretch]) -> float:
+    """The time in which something of each list goes on."""
+    edges = sorted({edge for stretches in lists for stretch in stretches for edge in stretch})
+    return sum(
+        b - a
+        for a, b in pairwise(edges)
+        if all(any(start <= a and b <= end for start, end in stretches) for stretches in lists)
+    )
+
+
+def _of_shares(what: str, computes: list[Stretch], sends: list[Stretch], got: float, right: float) -> str:
+    return nearest(
+        got,
+        (100 * right, "A share is a number from 0 to 1."),
+        (1 - right, "That is what is not hidden."),
+        (
+            _measure(computes, sends) / _measure(computes),
+            "That is a share of the computing. Of what is asked?",
+        ),
+        (_measure(computes, sends), "Those are seconds. A share of what?"),
+        otherwise=OVERLAPS[what],
+        within=1e-9,
+    )
+
+
+OVERLAPS = {
+    SHARE: "A bucket may be hidden in part: after the later start of the two, before the earlier end.",
+    TOGETHER: "Two buckets at once are not twice the time. First make one stretch of those that overlap.",
+    ANY_ORDER: "An operation may lie within another: time in which both compute counts once.",
+}
+
+
+def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[float]:
+    found = []
+    for case in cases:
+        computes, sends = ([tuple(each) for each in stretches] for stretches in case)
+        found.append(the_number(answer(computes, sends), "hidden(…) returns a number, a share"))
+    return found
+
+
+# --- 14.3 -------------------------------------------------------------------------------------------------
+
+NAMED = "every rank returns the rank that is late again and again"
+BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
+QUIET = "nothing but the step's own meeting is sent while the steps run"
+STEPS, SHORT, HICCUP = 9, 0.06, 0.3  # seconds
+NOISE = 0.025  # seconds: what a busy machine may add
+Times = list[list[float]]  # by rank, by step
+
+
+@question(
+    "14.3", "late_rank(work, meet, steps)", {NAMED: 1, BY: 1, QUIET: 1}, rests={BY: NAMED, QUIET: NAMED}
+)
+def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    ranks = rng.randint(2, 5)
+    first, second = rng.sample(range(ranks), 2)
+    cases = [_times(rng, ranks, late) for late in (first, second)]
+    found = ask(_watched_steps, cases, nprocs=ranks)
+    for call, (late, times) in enumerate(zip((first, second), cases, strict=True)):
+        calls = [each[call] for each in found]
+        yield from _of_lateness(calls, late, times)
+        during = max(each["during"] for each in calls)
+        seen = f"while the steps ran a rank called {during} collectives of its own"
+        hint = "Each of them makes the ranks wait once more. What can a rank note for itself, until the end?"
+        yield Finding(QUIET, during == 0, seen, hint)
+
+
+def _times(rng: random.Random, ranks: int, late: int) -> Times:
+    """How long each rank works in each step: one is late in all of them, the others have a hiccup."""
+    times = [[SHORT * rng.uniform(0.8, 1.2) for _ in range(STEPS)] for _ in range(ranks)]
+    lateness = rng.uniform(0.06, 0.1)
+    times[late] = [each + lateness for each in times[late]]
+    for step in rng.sample(range(1, STEPS), 2):
+        times[rng.choice([rank for rank in range(ranks) if rank != late])][step] += HICCUP
+    return times
+
+
+def _later(times: Times, late: int) -> list[float]:
+    """In each step: than the last of the others."""
+    others = [each for rank, each in enumerate(times) if rank != late]
+    return [mine - max(theirs) for mine, *theirs in zip(times[late], *others, strict=True)]
+
+
+def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterator[Finding]:
+    names, seconds = ([each[part] for each in calls] for part in ("rank", "seconds"))
+    wrong = next((rank for rank, name in enumerate(names) if name != late), 0)
+    seen = f"rank {late} worked longer than the others in {STEPS - 2} of {STEPS} steps;"
+    seen += f" rank {wrong} returned {names[wrong]:g}"
+    if len(set(names)) > 1:
+        hint = "The ranks do not agree. Which of them has seen the others' times?"
+        if all(name == rank for rank, name in enumerate(names)):
+            hint = "Each names itself. Which of them has seen the others' times?"
+    elif names[0] in list(range(len(times))) and max(times[int(names[0])]) > HICCUP:
+        hint = "That rank was late once, by much. Who is late in most of the steps?"
+    else:
+        hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
+    yield Finding(NAMED, all(name == late for name in names), seen, hint)
+    right = statistics.median(_later(times, late))
+    rank = max(range(len(seconds)), key=lambda rank: far(seconds[rank], right))
+    seen = f"rank {late} is {1e3 * right:.0f} ms later; rank {rank} returned {1e3 * seconds[rank]:.0f} ms"
+    mean = statistics.mean(_later(times, late))
+    hint = nearest(
+        seconds[rank],
+        (statistics.median(times[late]), "That is how long it works. Later than whom, by how much?"),
+        (mean, "A hiccup of another rank is in it. Which kind of middle is not moved by it?"),
+        otherwise="In each step: when it came, and when the last of the others did. Then the middle.",
+        within=NOISE,
+    )
+    if far(seconds[rank] / 1e3, right) < NOISE:
+        hint = "In which unit? Seconds are asked for."
+    yield Finding(BY, all(far(each, right) < NOISE for each in seconds), seen, hint)
+
+
+@in_group
+def _watched_steps(answer: Any, cases: list[Times]) -> list[dict[str, Any]]:
+    called = _calls()
+    found = []
+    for times in cases:
+        mine, done, meetings = times[dist.get_rank()], [], []
+        start = len(called)
+
+        def work(mine: list[float] = mine, done: list[int] = done) -> None:
+            time.sleep(mine[len(done) % len(mine)])
+            done.append(1)
+
+        def meet(meetings: list[int] = meetings) -> None:
+            dist.all_reduce(torch.zeros(1))
+            meetings.append(len(called))
+
+        value = answer(work, meet, len(mine))
+        if len(done) != len(mine) or len(meetings) != len(mine):
+            asked = f"each of the {len(mine)} steps calls work() once, then meet() once"
+            raise Refused(f"{asked}; there were {len(done)} and {len(meetings)} calls")
+        try:
+            rank, seconds = value
+        except (TypeError, ValueError):
+            raise Refused(
+                f"late_rank returns two things, a rank and seconds; it returned {told(value)}"
+            ) from None
+        found.append(
+            {
+                "rank": the_number(rank, "late_rank returns a rank first"),
+                "seconds": the_number(seconds, "late_rank returns seconds as the second"),
+                "during": meetings[-1] - start - len(mine),
+            }
+        )
+    return found
+
+
+def _calls() -> list[str]:
+    """Note from now on the names of the collectives that this rank calls."""
+    called: list[str] = []
+    group = dist.ProcessGroup
+
+    def noted(real: Any, name: str) -> Any:
+        def call(self: Any, *args: Any, **named: Any) -> Any:
+            called.append(name)
+            return real(self, *args, **named)
+
+        return call
+
+    for name, attributes in (COLLECTIVES | {"barrier": ("barrier",), "send": ("send",)}).items():
+        for attribute in filter(partial(hasattr, group), attributes):
+            setattr(group, attribute, noted(getattr(group, attribute), name))
+    return called
