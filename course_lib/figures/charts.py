@@ -85,7 +85,7 @@ def stacked_bars(
     title, xlabel
         The message; the unit.
     form
-        How the sum at the end of a bar is written.
+        How the sum at the end of a bar is written; empty where all bars have the same one.
 
     Raises
     ------
@@ -112,13 +112,14 @@ def stacked_bars(
             )
             ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
         axes.bar_label(drawn, labels=[form.format(end) for end in ends.values()], padding=4)
-        axes.set_xlim(0, (max(ends.values()) or 1) * 1.2)
+        axes.set_xlim(0, (max(ends.values()) or 1) * (1.2 if form else 1))
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set(title=title, xlabel=xlabel)
         figure.legend(loc="outside lower center", ncols=3)
+    say = (form or "{:,.0f}").format
     words = "; ".join(
-        f"{name}: {form.format(ends[name])} ({', '.join(f'{p} {form.format(v)}' for p, v in bar.items())})"
+        f"{name}: {say(ends[name])} ({', '.join(f'{p} {say(v)}' for p, v in bar.items())})"
         for name, bar in values.items()
     )
     return Picture(figure, f"{title}. {xlabel}. {words}.")

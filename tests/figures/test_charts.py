@@ -65,6 +65,14 @@ def test_the_y_axis_begins_where_it_is_told_to() -> None:
 PARTS = ["parameters", "gradients", "optimizer state", "activations", "outputs"]
 
 
+def test_bars_that_are_all_equal_need_no_number() -> None:
+    picture = stacked_bars({"a": {"x": 40, "y": 60}, "b": {"x": 100}}, "t", "%", form="")
+    (axes,) = picture.figure.axes
+    assert [each.get_text() for each in axes.texts if each.get_text()] == []
+    assert axes.get_xlim() == (0, 100)
+    assert "a: 100 (x 40, y 60)" in picture.alt
+
+
 def test_words_and_sums() -> None:
     picture = stacked_bars({"device 0": {"a": 1.0, "b": 2.5}, "device 1": {"a": 1.0}}, "More", "MiB")
     assert picture.alt == "More. MiB. device 0: 3.5 (a 1.0, b 2.5); device 1: 1.0 (a 1.0)."

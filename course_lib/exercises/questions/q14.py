@@ -13,10 +13,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, the_number, told
+from ..asking import (
+    Ask,
+    Finding,
+    Refused,
+    far,
+    in_group,
+    nearest,
+    question,
+    the_number,
+    told,
+    with_two_numbers,
+)
 from .q05 import COLLECTIVES
 
 Stretch = tuple[float, float]
+ONCE_MORE = "with the same lists once more it returned"
+KEPT = "What you are given must be the same afterwards."
 
 # --- 14.1 -------------------------------------------------------------------------------------------------
 
@@ -34,22 +47,25 @@ Case = dict[str, Any]  # the arguments of step_seconds
     rests={QUEUE: BEHIND},
 )
 def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    cases = [(what, _case(rng, what)) for what in (MESSAGES, BEHIND, QUEUE) for _ in range(3)]
+    one, other = rng.sample(range(8, 65), 2)
+    whats = (MESSAGES, BEHIND, QUEUE)
+    cases = [(what, _case(rng, what, ranks)) for what in whats for ranks in (one, other, one)]
     (found,) = ask(_steps, [case for _, case in cases])
-    for (what, case), got in zip(cases, found, strict=True):
+    for (what, case), (got, again) in zip(cases, found, strict=True):
         right = _step(case)
         seen = f"{len(case['buckets'])} buckets, {case['ranks']} ranks, forward {case['forward']:.4f} s,"
         seen += f" backward {case['backward']:.4f} s: it takes {right:.6f} s, and {got:.6f} s came out"
         yield Finding(what, _same(got, right), seen, HINTS[what](case, got))
+        yield Finding(what, _same(again, right), f"{ONCE_MORE} {again:.6f} s", KEPT)
 
 
-def _case(rng: random.Random, what: str) -> Case:
-    buckets = [rng.randint(10**5, 10**6) * rng.choice((1, 3, 8)) for _ in range(rng.randint(3, 6))]
+def _case(rng: random.Random, what: str, ranks: int) -> Case:
+    buckets = [rng.randint(10**5, 10**6) * rng.choice((1, 3, 8)) for _ in range(rng.randint(4, 7))]
     case = {
         "forward": 0.0,
-        "backward": 0.0,
+        "backward": 1e-15,  # none: but one may divide by it
         "buckets": buckets,
-        "ranks": rng.randint(8, 64),
+        "ranks": ranks,
         "alpha": rng.uniform(1e-5, 1e-4),
         "beta": rng.uniform(0.2e-9, 1e-9),
     }
@@ -58,10 +74,21 @@ def _case(rng: random.Random, what: str) -> Case:
         pace = max(ring / size for ring, size in zip(rings, buckets[1:], strict=False))
         case["backward"] = rng.uniform(1.2, 2) * max(pace * sum(buckets), len(buckets) * max(rings))
     if what == QUEUE:
-        case["backward"] = rng.uniform(0.3, 0.6) * sum(rings)
+        case["backward"] = rng.uniform(0.3, 1.2) * sum(rings)
     if what != MESSAGES:
         case["forward"] = rng.uniform(0.3, 0.7) * case["backward"]
+    if what == QUEUE:
+        middle = 0 < _last_in_time(case, _ready(case)) < len(buckets) - 2
+        if not middle or _last_in_time(case, _even(case)) == len(buckets) - 1:
+            return _case(rng, what, ranks)
     return case
+
+
+def _last_in_time(case: Case, ready: list[float]) -> int:
+    """The bucket that finds the link free, while none after it does."""
+    rings = [_ring(case, size) for size in case["buckets"]]
+    ends = [since + sum(rings[i:]) for i, since in enumerate(ready)]
+    return ends.index(max(ends))
 
 
 def _ring(case: Case, size: float) -> float:
@@ -73,6 +100,12 @@ def _ready(case: Case) -> list[float]:
     """When the gradients of each bucket are there."""
     whole = sum(case["buckets"])
     return [case["forward"] + case["backward"] * done / whole for done in accumulate(case["buckets"])]
+
+
+def _even(case: Case) -> list[float]:
+    """Equally much of backward for each bucket."""
+    pieces = len(case["buckets"])
+    return [case["forward"] + case["backward"] * (i + 1) / pieces for i in range(pieces)]
 
 
 def _step(case: Case, ready: list[float] | None = None, ring: Callable[..., float] = _ring) -> float:
@@ -126,8 +159,7 @@ def _of_hiding(case: Case, got: float) -> str:
 
 
 def _of_queues(case: Case, got: float) -> str:
-    rings, pieces = [_ring(case, size) for size in case["buckets"]], len(case["buckets"])
-    even = [case["forward"] + case["backward"] * (i + 1) / pieces for i in range(pieces)]
+    rings = [_ring(case, size) for size in case["buckets"]]
     return _near(
         case,
         got,
@@ -136,7 +168,7 @@ def _of_queues(case: Case, got: float) -> str:
             "Only the last bucket is left over there. What if the ones before it are still under way?",
         ),
         (max(since + ring for since, ring in zip(_ready(case), rings, strict=True)), ONE_LINK),
-        (_step(case, even), "Equally much time for each bucket. But they have different sizes."),
+        (_step(case, _even(case)), "Equally much time for each bucket. But they have different sizes."),
         otherwise="A bucket that is ready may find the link busy. Until when?",
     )
 
@@ -146,8 +178,10 @@ ONE_LINK = "All travel at once there, each at full speed. There is one link."
 HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
 
 
-def _steps(answer: Any, cases: list[Case]) -> list[float]:
-    return [the_number(answer(**case), "step_seconds(…) returns a number of seconds") for case in cases]
+def _steps(answer: Any, cases: list[Case]) -> list[list[float]]:
+    """Of each case twice."""
+    what = "step_seconds(…) returns a number of seconds"
+    return [[the_number(answer(**case), what) for _ in range(2)] for case in cases]
 
 
 # --- 14.2 -------------------------------------------------------------------------------------------------
@@ -167,29 +201,34 @@ NEAR = 1e-6
 def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(what, *_stretches(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
     (found,) = ask(_shares, [case[1:] for case in cases])
-    for (what, computes, sends), got in zip(cases, found, strict=True):
+    for (what, computes, sends), (got, again) in zip(cases, found, strict=True):
         right = _measure(computes, sends) / _measure(sends)
         seen = f"{len(sends)} stretches of sending, {right:.4f} of their time hidden; it returned {got:.4f}"
         yield Finding(what, far(got, right) < NEAR, seen, _of_shares(what, computes, sends, got, right))
+        yield Finding(what, far(again, right) < NEAR, f"{ONCE_MORE} {again:.4f}", KEPT)
 
 
 def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stretch]]:
     """What a rank computes and sends; the clock is that of a training that has run for days."""
     begin = rng.uniform(4e5, 8e5)
     computes, at = [], begin
-    for _ in range(rng.randint(3, 5)):
+    for _ in range(rng.randint(4, 5)):
         length = rng.uniform(0.02, 0.06)
         computes.append((at, at + length))
-        at += length + rng.uniform(0.004, 0.012)
-    sends, at = [], begin + rng.uniform(0.03, 0.05)
-    for _ in range(rng.randint(3, 5)):
+        at += length + rng.choice((rng.uniform(0.004, 0.012), 0.0005))
+    sends, at = [], begin + rng.uniform(-0.01, 0.02)
+    while not sends or sends[-1][1] < computes[-1][1] + 0.005:  # the last one is left over
         length = rng.uniform(0.02, 0.05)
         sends.append((at, at + length))
         at += length + (rng.uniform(-0.6, -0.3) * length if what == TOGETHER else rng.uniform(0.002, 0.02))
-    if what == ANY_ORDER:  # an operation within another, and the whole once more in two halves
-        (a, b), last = computes[0], computes[-1]
+    if what == TOGETHER:  # a small one, through before the one it goes beside
+        (a, b), (c, _) = sends[:2]
+        sends.append((a + (c - a) / 4, c - (c - a) / 4))
+    if what == ANY_ORDER:  # one within another, one across a gap, and the last once more in two halves
+        (a, b), (c, d), last = computes[0], computes[1], computes[-1]
         middle = (last[0] + last[1]) / 2
         computes += [(a + (b - a) / 4, b - (b - a) / 8), (last[0], middle), (middle, last[1])]
+        computes.append(((a + b) / 2, (c + d) / 2))
     if what != SHARE:
         rng.shuffle(computes)
         rng.shuffle(sends)
@@ -228,11 +267,13 @@ OVERLAPS = {
 }
 
 
-def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[float]:
+def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[list[float]]:
+    """Of each case twice."""
+    what = "hidden(…) returns a number, a share"
     found = []
     for case in cases:
         computes, sends = ([tuple(each) for each in stretches] for stretches in case)
-        found.append(the_number(answer(computes, sends), "hidden(…) returns a number, a share"))
+        found.append([the_number(answer(computes, sends), what) for _ in range(2)])
     return found
 
 
@@ -241,7 +282,9 @@ def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[float]:
 NAMED = "every rank returns the rank that is late again and again"
 BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
 QUIET = "nothing but the step's own meeting is sent while the steps run"
-STEPS, SHORT, HICCUP = 9, 0.06, 0.3  # seconds
+STEPS, HICCUP = 7, 0.53  # seconds
+LOW, HIGH = 0.04, 0.14  # seconds that the others work
+LATER = 0.08  # seconds: the others' first step begins so much later
 NOISE = 0.025  # seconds: what a busy machine may add
 Times = list[list[float]]  # by rank, by step
 
@@ -250,11 +293,15 @@ Times = list[list[float]]  # by rank, by step
     "14.3", "late_rank(work, meet, steps)", {NAMED: 1, BY: 1, QUIET: 1}, rests={BY: NAMED, QUIET: NAMED}
 )
 def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks = rng.randint(2, 5)
-    first, second = rng.sample(range(ranks), 2)
-    cases = [_times(rng, ranks, late) for late in (first, second)]
-    found = ask(_watched_steps, cases, nprocs=ranks)
-    for call, (late, times) in enumerate(zip((first, second), cases, strict=True)):
+    yield from with_two_numbers(rng, lambda ranks: _late_among(ask, rng, ranks))
+
+
+def _late_among(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    lates = rng.sample(range(ranks), 2)
+    cases = [_times(rng, ranks, *each) for each in zip(lates, (0, STEPS - 1), strict=True)]
+    begins = [[LATER * (rank != late) for rank in range(ranks)] for late in lates]
+    found = ask(_watched_steps, cases, begins, nprocs=ranks)
+    for call, (late, times) in enumerate(zip(lates, cases, strict=True)):
         calls = [each[call] for each in found]
         yield from _of_lateness(calls, late, times)
         during = max(each["during"] for each in calls)
@@ -263,14 +310,23 @@ def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(QUIET, during == 0, seen, hint)
 
 
-def _times(rng: random.Random, ranks: int, late: int) -> Times:
-    """How long each rank works in each step: one is late in all of them, the others have a hiccup."""
-    times = [[SHORT * rng.uniform(0.8, 1.2) for _ in range(STEPS)] for _ in range(ranks)]
-    lateness = rng.uniform(0.06, 0.1)
-    times[late] = [each + lateness for each in times[late]]
-    for step in rng.sample(range(1, STEPS), 2):
-        times[rng.choice([rank for rank in range(ranks) if rank != late])][step] += HICCUP
-    return times
+def _times(rng: random.Random, ranks: int, late: int, edge: int) -> Times:
+    """How long each rank works in each step: one is the last, but for a hiccup at an edge and one between.
+
+    The last of the others is another one from step to step, and no rank is it in half of the steps (of two
+    ranks one must be). In one step it comes early as well.
+    """
+    others = rng.sample([rank for rank in range(ranks) if rank != late], ranks - 1)
+    hiccups = [edge, rng.randrange(1, STEPS - 1)]
+    calm = rng.sample([step for step in range(STEPS) if step not in hiccups], STEPS - 2)
+    times = [[LOW] * STEPS for _ in range(ranks)]
+    for i, step in enumerate(calm[1:]):
+        turns = others[1:] * 3 + others[:1]
+        times[turns[i % len(turns)]][step] = HIGH
+    for step in hiccups:
+        times[others[0]][step] = HICCUP
+    times[late] = [HIGH + rng.uniform(0.1, 0.13)] * STEPS
+    return [[each + rng.uniform(0, 0.004) for each in row] for row in times]
 
 
 def _later(times: Times, late: int) -> list[float]:
@@ -310,21 +366,21 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
 
 
 @in_group
-def _watched_steps(answer: Any, cases: list[Times]) -> list[dict[str, Any]]:
+def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[str, Any]]:
     called = _calls()
     found = []
-    for times in cases:
+    for times, begin in zip(cases, begins, strict=True):
         mine, done, meetings = times[dist.get_rank()], [], []
-        start = len(called)
 
         def work(mine: list[float] = mine, done: list[int] = done) -> None:
-            time.sleep(mine[len(done) % len(mine)])
-            done.append(1)
+            done.append(len(called))
+            time.sleep(mine[(len(done) - 1) % len(mine)])
 
         def meet(meetings: list[int] = meetings) -> None:
             dist.all_reduce(torch.zeros(1))
             meetings.append(len(called))
 
+        time.sleep(begin[dist.get_rank()])
         value = answer(work, meet, len(mine))
         if len(done) != len(mine) or len(meetings) != len(mine):
             asked = f"each of the {len(mine)} steps calls work() once, then meet() once"
@@ -339,7 +395,7 @@ def _watched_steps(answer: Any, cases: list[Times]) -> list[dict[str, Any]]:
             {
                 "rank": the_number(rank, "late_rank returns a rank first"),
                 "seconds": the_number(seconds, "late_rank returns seconds as the second"),
-                "during": meetings[-1] - start - len(mine),
+                "during": meetings[-1] - done[0] - len(mine),
             }
         )
     return found
@@ -357,7 +413,8 @@ def _calls() -> list[str]:
 
         return call
 
-    for name, attributes in (COLLECTIVES | {"barrier": ("barrier",), "send": ("send",)}).items():
+    others = {"barrier": ("barrier", "monitored_barrier"), "send": ("send",)}
+    for name, attributes in (COLLECTIVES | others).items():
         for attribute in filter(partial(hasattr, group), attributes):
             setattr(group, attribute, noted(getattr(group, attribute), name))
     return called

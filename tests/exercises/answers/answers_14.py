@@ -99,6 +99,31 @@ def prints_it(forward, backward, buckets, ranks, alpha, beta):
     print(forward + backward)
 
 
+@wrong("14.1", MESSAGES, BEHIND, hint="came out")
+def by_the_first_or_the_last(forward, backward, buckets, ranks, alpha, beta):
+    """Right for buckets of one size."""
+    rings = [ring(size, ranks, alpha, beta) for size in buckets]
+    first = forward + backward * buckets[0] / sum(buckets)
+    return max(first + sum(rings), forward + backward + rings[-1])
+
+
+@wrong("14.1", hint="the same afterwards")
+def uses_up_its_buckets(forward, backward, buckets, ranks, alpha, beta):
+    whole, since, free = sum(buckets), forward, 0.0
+    while buckets:
+        size = buckets.pop(0)
+        since += backward * size / whole
+        free = max(free, since) + ring(size, ranks, alpha, beta)
+    return max(free, since)
+
+
+@wrong("14.1", hint="What does one bucket cost")
+def a_start_for_each_rank(forward, backward, buckets, ranks, alpha, beta):
+    return in_a_queue(
+        forward, backward, buckets, lambda size: 2 * (ranks - 1) / ranks * (alpha + beta * size)
+    )
+
+
 @right("14.1")
 def from_the_end(forward, backward, buckets, ranks, alpha, beta):
     """The step is over when the last of the queues is: from any bucket on, all that come after it."""
@@ -114,6 +139,23 @@ def as_a_tensor(forward, backward, buckets, ranks, alpha, beta):
         ready = torch.tensor(forward + backward * sum(buckets[: i + 1]) / sum(buckets), dtype=torch.float64)
         free = torch.maximum(free, ready) + ring(size, ranks, alpha, beta)
     return free
+
+
+@right("14.1")
+def by_the_pace(forward, backward, buckets, ranks, alpha, beta):
+    pace, now, free = sum(buckets) / backward, forward, 0.0
+    for size in buckets:
+        now += size / pace
+        free = max(free, now) + ring(size, ranks, alpha, beta)
+    return max(free, forward + backward)
+
+
+@right("14.1")
+def by_how_far_the_link_is_behind(forward, backward, buckets, ranks, alpha, beta):
+    behind = 0.0
+    for size in buckets:
+        behind = max(0.0, behind - backward * size / sum(buckets)) + ring(size, ranks, alpha, beta)
+    return forward + backward + behind
 
 
 SHARE = "it is the share of the time of sending during which the rank computes"
@@ -194,6 +236,32 @@ def in_float32(computes, sends):
     return both.clamp(min=0).sum() / (ends[0] - starts[0]).sum().clamp(min=1e-3)
 
 
+@wrong("14.2", SHARE, TOGETHER, hint="An operation may lie within another")
+def leaves_out_what_lies_within(computes, sends):
+    outer = [a for a in computes if not any(b[0] <= a[0] and a[1] <= b[1] and a != b for b in computes)]
+    return common(outer, joined(sends)) / length(joined(sends))
+
+
+@wrong("14.2", SHARE, ANY_ORDER, hint="Two buckets at once are not twice the time")
+def cuts_off_what_neighbours_share(computes, sends):
+    sends = sorted(sends)
+    cut = [(max(b[0], a[1]), b[1]) for a, b in pairwise([(0, 0), *sends]) if b[1] > a[1]]
+    return common(joined(computes), cut) / length(cut)
+
+
+@wrong("14.2", hint="the later start")
+def forgets_what_comes_after_the_last(computes, sends):
+    computes, sends = joined(computes), joined(sends)
+    gaps = [(a[1], b[0]) for a, b in pairwise(computes)]
+    return 1 - common(gaps, sends) / length(sends)
+
+
+@wrong("14.2", hint="the same afterwards")
+def empties_its_lists(computes, sends):
+    computes, sends = ([each.pop() for _ in range(len(each))] for each in (computes, sends))
+    return common(joined(computes), joined(sends)) / max(length(joined(sends)), 1e-9)
+
+
 @wrong("14.2", hint="nothing (None)")
 def returns_nothing(computes, sends):
     joined(computes)
@@ -220,6 +288,12 @@ def with_numpy(computes, sends):
         for each in (computes, sends)
     ]
     return widths[on[0] & on[1]].sum() / widths[on[1]].sum()
+
+
+@right("14.2")
+def by_three_lengths(computes, sends):
+    together = length(joined(computes)) + length(joined(sends)) - length(joined([*computes, *sends]))
+    return together / length(joined(sends))
 
 
 NAMED = "every rank returns the rank that is late again and again"
@@ -320,6 +394,32 @@ def only_the_name(work, meet, steps):
     return int(of_all(my_times(work, meet, steps)).median(dim=1).values.argmax())
 
 
+@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
+def later_than_the_mean(work, meet, steps):
+    times = of_all(my_times(work, meet, steps))
+    late = int(times.median(dim=1).values.argmax())
+    others = torch.cat([times[:late], times[late + 1 :]])
+    return late, (times[late] - others.mean(dim=0)).median()
+
+
+@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
+def later_than_one_of_them(work, meet, steps):
+    times = of_all(my_times(work, meet, steps)).median(dim=1).values.sort()
+    return times.indices[-1], times.values[-1] - times.values[-2]
+
+
+@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
+def by_a_clock_of_its_own(work, meet, steps):
+    begin, arrivals = time.perf_counter(), []
+    for _ in range(steps):
+        work()
+        arrivals.append(time.perf_counter() - begin)
+        meet()
+    arrivals = of_all(arrivals)
+    late = statistics.mode(arrivals.argmax(dim=0).tolist())
+    return late, statistics.median(later(arrivals, late))
+
+
 @right("14.3")
 def by_arrival(work, meet, steps):
     """By the clock that all ranks of a machine share."""
@@ -338,3 +438,18 @@ def by_medians(work, meet, steps):
     times = of_all(my_times(work, meet, steps))
     late = times.median(dim=1).values.argmax()
     return late, torch.tensor(later(times, int(late))).median()
+
+
+@right("14.3")
+def by_waiting(work, meet, steps):
+    """All leave a meeting together: who waits for less time came later."""
+    dist.barrier()
+    waited = []
+    for _ in range(steps):
+        work()
+        begin = time.perf_counter()
+        meet()
+        waited.append(begin - time.perf_counter())
+    waited = of_all(waited)
+    late = statistics.mode(waited.argmax(dim=0).tolist())
+    return [late, statistics.median(later(waited, late))]
