@@ -20,7 +20,7 @@ from ..run.spent import SHORTEST, Parts, Step, parts_of, step_of
 from ..run.straggler import Straggler, straggler
 
 LARGE = 0.2  # of the time: a part that is worth a verdict
-LITTLE = 0.25  # of the waiting, where the bytes take less than that it is their number that costs
+CALL = 5e-4  # seconds: where the bytes of a collective take less than that, it is the calls that cost
 FULL = 0.8  # of the machine's cores at work: a second rank finds none
 SHOWN = {"loader": "loader", "computing": "computing", "no_core": "no core", "waiting": "waiting"}
 
@@ -130,9 +130,8 @@ class Evidence:
 
     def refined(self, cause: str) -> str:
         """Communication whose bytes are few is too little work."""
-        waits = self.costs()["communication"] * self.step.seconds if cause == "communication" else 0.0
-        few = self.step.traffic_seconds(self.run.world_size) < LITTLE * waits
-        return "little work" if few else cause
+        few = self.step.traffic_seconds(self.run.world_size) < CALL * self.step.calls
+        return "little work" if cause == "communication" and few else cause
 
     def mean(self, name: str) -> float:
         return _mean(self.parts, name)

@@ -121,6 +121,7 @@ def spent(
         ({"cpu": 0.3, "delay": 0.4}, "shared cores", "2 ranks, and all else that this machine does"),
         ({"cpu": 0.4, "calls": 0}, "unknown", "no cause is large"),
         ({"cpu": 0.4, "size": 5e7}, "communication", "1.0 of them, 47.7 MiB in all"),
+        ({"cpu": 0.02, "size": 5e6}, "communication", "4.77 MiB in all"),  # a slow machine's bytes are slow
         ({"cpu": 0.4, "size": 5e3}, "little work", "4.88 KiB in all"),
         ({"cpu": 0.9, "lag": 0.01}, "straggler", "the others wait 10 ms for it in a step of 100 ms"),
         ({"cpu": [0.5, 0.9], "lag": 0.04}, "straggler", "Computing takes 90% of its time, and 50% of theirs"),
