@@ -31,6 +31,7 @@ from .pace import Pace
 from .standstill import Lookout
 
 # What a launcher tells a rank.
+AT_ONCE = 1e-4  # seconds
 TOLD = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
 )
@@ -169,15 +170,18 @@ class Recorder:
 
     def loaded(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches; what the training waits for each is counted, and what its own thread works for it."""
-        source = iter(batches)
+        source, long = iter(batches), True
         while True:
-            began, worked = time.perf_counter(), time.thread_time()
+            # the clock of its own work is dear: not read where the last batch was there at once
+            worked, began = time.thread_time() if long else 0.0, time.perf_counter()
             try:
                 batch = next(source)
             except StopIteration:
                 return
-            self.loader_seconds += time.perf_counter() - began
-            self.loader_cpu_seconds += time.thread_time() - worked
+            waited = time.perf_counter() - began
+            self.loader_seconds += waited
+            self.loader_cpu_seconds += time.thread_time() - worked if long else min(waited, AT_ONCE)
+            long = waited > AT_ONCE
             yield batch
 
     def point(self, name: str, value: Any) -> None:
