@@ -30,8 +30,8 @@ from .memory import TICK_INTERVAL, Memory
 from .pace import Pace
 from .standstill import Lookout
 
+AT_ONCE = 1e-4  # seconds: a batch that came in less was not waited for
 # What a launcher tells a rank.
-AT_ONCE = 1e-4  # seconds
 TOLD = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who waits where
 ASK_SECONDS = 0.8  # how long the ranks get to say where they stand; their threads look ten times a second
-TELL_SECONDS = 2.0  # and how long one that is ending gets to say how; a busy machine takes most of it
+TELL_SECONDS = 2.0  # and how long one that is ending gets to say how: at once, where it has a core
 MOST_SHOWN = 8  # ranks in the dashboard's warning
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
