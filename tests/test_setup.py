@@ -31,7 +31,7 @@ import psutil
 import pytest
 
 from tests.support.needs import require
-from tests.support.processes import processes_marked, wait_for
+from tests.support.processes import listening, processes_marked, wait_for
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 600  # seconds, for any one command, on a busy machine
@@ -574,10 +574,7 @@ def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, t
             assert ask("/api/kernelspecs")["kernelspecs"]["python3"]["spec"]["display_name"] != "wrong"
             with pytest.raises(urllib.error.HTTPError, match="404"):  # nbgitpuller's page
                 ask("/git-pull")
-            processes = psutil.Process(lab.pid).children(recursive=True)
-            sockets = [one for process in processes for one in process.net_connections("inet")]
-            listening = {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}
-            assert listening == {"127.0.0.1"}
+            assert {each.host for each in listening(psutil.Process(lab.pid))} == {"127.0.0.1"}
             ask("/api/shutdown", method="POST")
             lab.communicate(timeout=LIMIT)
         finally:

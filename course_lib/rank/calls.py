@@ -6,7 +6,6 @@ where nothing watches: ``track`` then only passes the batches through and ``log`
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 from .recorder import attach
 
 Batch = TypeVar("Batch")
-CONTAINERS = (list, tuple, dict)  # made once: to make ``list | tuple | dict`` takes longer than to ask
 
 
 def place() -> tuple[Any, str]:
@@ -58,20 +56,7 @@ def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch
         Steps it will take, for the progress bar; by default ``len(iterable)`` where it has one.
     """
     recorder = attach()
-    if recorder is None:
-        yield from iterable
-        return
-    if total is None:
-        with contextlib.suppress(TypeError):  # an iterator without a length
-            total = len(iterable)  # type: ignore[arg-type]
-    around = recorder.begin_pass(total)
-    try:
-        for batch in recorder.loaded(iterable):
-            yield batch
-            recorder.samples += _samples(batch)
-            recorder.steps += 1
-    finally:
-        recorder.end_pass(around)
+    return recorder.counted(iterable, total) if recorder else iter(iterable)
 
 
 def log(**values: Any) -> None:
@@ -87,10 +72,3 @@ def log(**values: Any) -> None:
     if recorder := attach():
         for name, value in values.items():
             recorder.point(name, value)
-
-
-def _samples(batch: Any) -> int:
-    while isinstance(batch, CONTAINERS) and batch:
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    shape = getattr(batch, "shape", None)
-    return int(shape[0]) if shape else 1

@@ -9,13 +9,12 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
 
 from course_lib import Run, launch, python, torchrun
-from tests.support.processes import wait_for
+from tests.support.processes import Socket, listening, wait_for
 
 LOOPBACK = {"127.0.0.1", "::1"}
 RANKS = """
@@ -50,40 +49,23 @@ if __name__ == "__main__":
 """
 
 
-class Socket(NamedTuple):
-    pid: int
-    host: str
-    port: int
-
-
-def listening() -> set[Socket]:
-    """The listening sockets of this process and of all that it has started."""
-    me, found = psutil.Process(), set()
-    for process in [me, *me.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            connections = process.net_connections("inet")
-            sockets = [each for each in connections if each.status == psutil.CONN_LISTEN]
-            found |= {Socket(process.pid, *each.laddr[:2]) for each in sockets}
-    return found
-
-
 @contextlib.contextmanager
 def at_work(start: Callable[[], Run], there: Path) -> Iterator[tuple[Run, set[Socket]]]:
     """While ranks 0 and 1 call one collective after the other: their run, and who listens since it began."""
-    before = listening()
+    before = listening(psutil.Process())
     runs: list[Run] = []
     thread = threading.Thread(target=lambda: runs.append(start()))
     umask = os.umask(0)  # whatever the learner's own is
     thread.start()
     try:
         wait_for(lambda: not thread.is_alive() or all((there / rank).exists() for rank in "01"))
-        yield Run.open(), listening() - before
+        yield Run.open(), listening(psutil.Process()) - before
     finally:
         (there / "go").touch()
         thread.join(60)
         os.umask(umask)
     assert [run.state for run in runs] == ["done"]
-    assert listening() <= before
+    assert listening(psutil.Process()) <= before
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -104,6 +105,43 @@ def test_only_the_time_inside_loops_counts(
             clock.now += 1
         clock.now += 100  # a test pass, a checkpoint
     assert read(mine, tmp_path)[1]["tracked_seconds"] == 10
+
+
+@pytest.mark.parametrize(
+    ("batches", "waited", "worked"),  # batches: for how long each is waited for and worked at, in µs
+    [
+        ([(900, 0)] * 4, 3600, 0),
+        ([(900, 700)] * 4, 3600, 2800),
+        ([(50, 20)] * 4, 200, 20 + 3 * 50),  # at once, so taken for its own work; the first one is asked
+        ([(50, 50), (900, 0), (900, 0)], 1850, 50 + 100 + 0),  # of the first long one too little is known
+        ([(900, 0), (50, 0), (50, 0), (900, 600), (900, 600)], 2800, 50 + 100 + 600),
+    ],
+)
+def test_how_long_the_training_waits_for_its_batches(
+    batches: list[tuple[int, int]],
+    waited: int,
+    worked: int,
+    mine: recorder.Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = {"perf_counter": 0.0, "thread_time": 0.0}
+
+    def pass_by(waits: float, works: float) -> None:
+        clocks["perf_counter"] += waits / 1e6
+        clocks["thread_time"] += works / 1e6
+
+    def loader() -> Iterator[int]:
+        for each in batches:
+            pass_by(*each)
+            yield 0
+
+    for name in clocks:
+        monkeypatch.setattr(recorder.time, name, functools.partial(clocks.__getitem__, name))
+    for _ in track(loader()):
+        pass_by(7000, 7000)  # a step
+
+    found = mine.loader_seconds + mine.at_once_seconds, mine.loader_cpu_seconds + mine.at_once_seconds
+    assert found == pytest.approx((waited / 1e6, worked / 1e6))
 
 
 def test_a_loop_that_is_left_ends_its_pass(

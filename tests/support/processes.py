@@ -7,6 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import psutil
 
@@ -31,6 +32,23 @@ def processes_marked(variable: str, value: str) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+class Socket(NamedTuple):
+    pid: int
+    host: str
+    port: int
+
+
+def listening(parent: psutil.Process) -> set[Socket]:
+    """The listening sockets of a process and of all that it has started; some of these may end meanwhile."""
+    found = set()
+    for process in [parent, *parent.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("inet")
+            sockets = [each for each in connections if each.status == psutil.CONN_LISTEN]
+            found |= {Socket(process.pid, *each.laddr[:2]) for each in sockets}
     return found
 
 

@@ -285,7 +285,7 @@ QUIET = "nothing but the step's own meeting is sent while the steps run"
 STEPS, HICCUP = 7, 0.53  # seconds
 LOW, HIGH = 0.04, 0.14  # seconds that the others work
 LATER = 0.08  # seconds: the others' first step begins so much later
-NOISE = 0.025  # seconds: what a busy machine may add
+NOISE = 0.025  # seconds: what a busy machine may add between the end of the work and a look at the clock
 Times = list[list[float]]  # by rank, by step
 
 
@@ -329,14 +329,14 @@ def _times(rng: random.Random, ranks: int, late: int, edge: int) -> Times:
     return [[each + rng.uniform(0, 0.004) for each in row] for row in times]
 
 
-def _later(times: Times, late: int) -> list[float]:
-    """In each step: than the last of the others."""
-    others = [each for rank, each in enumerate(times) if rank != late]
-    return [mine - max(theirs) for mine, *theirs in zip(times[late], *others, strict=True)]
+def _later(came: Times, late: int) -> list[float]:
+    """In each step: than the last of the others, by the moments at which their work was done."""
+    others = [each for rank, each in enumerate(came) if rank != late]
+    return [mine - max(theirs) for mine, *theirs in zip(came[late], *others, strict=True)]
 
 
 def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterator[Finding]:
-    names, seconds = ([each[part] for each in calls] for part in ("rank", "seconds"))
+    names, seconds, came = ([each[part] for each in calls] for part in ("rank", "seconds", "came"))
     wrong = next((rank for rank, name in enumerate(names) if name != late), 0)
     seen = f"rank {late} worked longer than the others in {STEPS - 2} of {STEPS} steps;"
     seen += f" rank {wrong} returned {names[wrong]:g}"
@@ -344,15 +344,15 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
         hint = "The ranks do not agree. Which of them has seen the others' times?"
         if all(name == rank for rank, name in enumerate(names)):
             hint = "Each names itself. Which of them has seen the others' times?"
-    elif names[0] in list(range(len(times))) and max(times[int(names[0])]) > HICCUP:
+    elif names[0] in list(range(len(calls))) and max(times[int(names[0])]) > HICCUP:
         hint = "That rank was late once, by much. Who is late in most of the steps?"
     else:
         hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
     yield Finding(NAMED, all(name == late for name in names), seen, hint)
-    right = statistics.median(_later(times, late))
+    right = statistics.median(_later(came, late))
     rank = max(range(len(seconds)), key=lambda rank: far(seconds[rank], right))
     seen = f"rank {late} is {1e3 * right:.0f} ms later; rank {rank} returned {1e3 * seconds[rank]:.0f} ms"
-    mean = statistics.mean(_later(times, late))
+    mean = statistics.mean(_later(came, late))
     hint = nearest(
         seconds[rank],
         (statistics.median(times[late]), "That is how long it works. Later than whom, by how much?"),
@@ -370,11 +370,12 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
     called = _calls()
     found = []
     for times, begin in zip(cases, begins, strict=True):
-        mine, done, meetings = times[dist.get_rank()], [], []
+        mine, done, came, meetings = times[dist.get_rank()], [], [], []
 
-        def work(mine: list[float] = mine, done: list[int] = done) -> None:
+        def work(mine: list[float] = mine, done: list[int] = done, came: list[float] = came) -> None:
             done.append(len(called))
             time.sleep(mine[(len(done) - 1) % len(mine)])
+            came.append(time.perf_counter())  # by a clock that all processes of a machine share
 
         def meet(meetings: list[int] = meetings) -> None:
             dist.all_reduce(torch.zeros(1))
@@ -395,6 +396,7 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
             {
                 "rank": the_number(rank, "late_rank returns a rank first"),
                 "seconds": the_number(seconds, "late_rank returns seconds as the second"),
+                "came": came,
                 "during": meetings[-1] - done[0] - len(mine),
             }
         )
