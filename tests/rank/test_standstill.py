@@ -27,6 +27,13 @@ def record(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+@pytest.fixture
+def no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may have called some in this very process."""
+    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: b"")
+
+
+@pytest.mark.usefixtures("no_collectives")
 def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> None:
     files, gates, seen = RankFiles(tmp_path, 0), [threading.Lock(), threading.Lock()], []
     own, path = Lookout(files), files.standstill
@@ -62,7 +69,7 @@ def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def standing(tmp_path: Path) -> Iterator[Lookout]:
+def standing(tmp_path: Path, no_collectives: None) -> Iterator[Lookout]:
     """A `Lookout` at a thread that does not move until the test is over."""
     own, end = Lookout(RankFiles(tmp_path, 0)), threading.Event()
     thread = threading.Thread(target=end.wait)
