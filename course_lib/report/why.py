@@ -20,6 +20,7 @@ from ..run.spent import SHORTEST, Parts, Step, parts_of, step_of
 from ..run.straggler import Straggler, straggler
 
 LARGE = 0.2  # of the time: a part that is worth a verdict
+LATE = 0.08  # of a step: what a straggler costs that is worth one, where no part is large
 CALL = 5e-4  # seconds: where the bytes of a collective take less than that, it is the calls that cost
 FULL = 0.8  # of the machine's cores at work: a second rank finds none
 SHOWN = {"loader": "loader", "computing": "computing", "no_core": "no core", "waiting": "waiting"}
@@ -88,7 +89,7 @@ def why(run: Run, alone: Run | None = None) -> Verdict:
         return Verdict("unknown", f"the loader takes {costs['loader']:.0%} of the time; {blind}", parts)
     if alone is not None and (told := _of_one_rank(alone)):
         return Verdict("shared cores", told, parts)
-    if found.late:
+    if costs["straggler"] >= LATE:
         return Verdict("straggler", _of_the_straggler(found, costs["straggler"]), parts)
     return _of_the_rest(parts)
 
@@ -121,12 +122,13 @@ class Evidence:
         return costs
 
     def waits_in_collectives(self, rank: int) -> float:
-        """The share of a rank's time that it waited, but for what it waited for the straggler.
+        """The share of a rank's time that it waited: not for the straggler, nor for one that got no core.
 
         The rank with the least has the most honest figure: what others wait besides, they wait for ranks.
         """
         for_late = self.late.share if self.late and self.late.rank != rank else 0.0
-        return max(0.0, self.parts[rank].share("waiting") - for_late)
+        without_core = [each.share("no_core") for other, each in self.parts.items() if other != rank]
+        return max(0.0, self.parts[rank].share("waiting") - for_late - max(without_core, default=0.0))
 
     def refined(self, cause: str) -> str:
         """Communication whose bytes are few is too little work."""

@@ -130,6 +130,8 @@ def spent(
         ({"cpu": 0.4, "size": 5e7}, "communication", "1.0 of them, 47.7 MiB in all"),
         ({"cpu": 0.02, "size": 5e6}, "communication", "4.77 MiB in all"),  # a slow machine's bytes are slow
         ({"cpu": 0.4, "size": 5e3}, "little work", "4.88 KiB in all"),
+        ({"cpu": 0.4, "delay": 0.25, "size": 5e3}, "shared cores", "25% of the time a rank was ready"),
+        ({"cpu": 0.9, "lag": 0.007}, "computing", "nothing else holds them up"),
         ({"cpu": 0.9, "lag": 0.01}, "straggler", "the others wait 10 ms for it in a step of 100 ms"),
         ({"cpu": [0.5, 0.9], "lag": 0.04}, "straggler", "Computing takes 90% of its time, and 50% of theirs"),
         ({"cpu": 0.5, "loader": [0.0, 0.45], "lag": 0.045}, "straggler", "Loader takes 45% of its time"),
