@@ -71,8 +71,8 @@ class Lab:
                 stdin=subprocess.DEVNULL,
             )
         info = home / "runtime" / f"jpserver-{self.process.pid}.json"
-        self.url = json.loads(wait_for(lambda: info.exists() and info.read_text(), 60, "the server"))["url"]
-        wait_for(self._answers, 60, "the server's answer")
+        self.url = json.loads(wait_for(lambda: info.exists() and info.read_text(), what="the server"))["url"]
+        wait_for(self._answers, what="the server's answer")
 
     def _answers(self) -> bool:
         try:
@@ -126,7 +126,7 @@ class Notebook:
         self.page = page
         page.goto(f"{lab.url}lab/tree/{path}?reset&token={lab.token}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=LIMIT)
-        wait_for(lambda: lab.connected(path), 60, "a kernel that the page is connected to")
+        wait_for(lambda: lab.connected(path), what="a kernel that the page is connected to")
         page.wait_for_selector(self.IDLE, timeout=LIMIT)
 
     def run_all(self) -> None:

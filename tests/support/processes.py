@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60, what: str = "the condition") -> object:
+def wait_for(condition: Callable[[], object], seconds: float = 300, what: str = "the condition") -> object:
     """Wait until a condition holds and return its value; a generous limit, never a fixed time."""
     until = time.monotonic() + seconds
     while not (value := condition()):
