@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
-os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 import torch
 import torch.distributed as dist
@@ -32,6 +31,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 try:
     from transformers import AlbertConfig, AlbertForMaskedLM, AlbertTokenizer, DataCollatorForLanguageModeling
+    from transformers.utils.logging import disable_progress_bar
 except ImportError as error:
     missing = f"train_albert.py needs transformers: `make setup`, or `pip install transformers` ({error})"
     sys.exit(missing if os.environ.get("RANK", "0") == "0" else 1)  # one rank tells
@@ -158,6 +158,7 @@ def train(args):
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    disable_progress_bar()
 
     torch.manual_seed(args.seed)
     names = ("batch_size", "epochs", "lr", "length", "seed")
