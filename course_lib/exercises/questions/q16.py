@@ -322,7 +322,7 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seen = "(seed, epoch, step, rank) = {} and {} hide the same tokens".format(*(alike or [("", "")])[0])
     hint = "How do four numbers become one, so that no two quadruples become the same?"
     changed = [sum(x != y for x, y in zip(*pair, strict=True)) for pair in alike]
-    if 1 in changed:
+    if set(changed) == {1}:
         hint = "They differ in one of the four numbers alone. Do the dice depend on all of them?"
     yield Finding(OTHERS, not alike, seen, hint)
 

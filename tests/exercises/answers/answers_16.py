@@ -355,7 +355,7 @@ def counts_in_a_variable(model, lr, epochs, samples, batch_size, ranks):
 
     def factor(_):
         made.append(1)
-        s, w = len(made) - 1, 1 + n // 10
+        s, w = (len(made) - 1) // 2, 1 + n // 10  # it is called for both groups
         return min((s + 1) / w, (n - s) / (n - w + 1))
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
