@@ -34,7 +34,7 @@ DOWNLOADS = os.path.join(VENV, "course-setup-downloads")  # pip's temporary file
 KEPT = os.path.join(DOWNLOADS, "kept.txt")
 
 # GB that stay in .venv, and GB of downloads beside them while pip installs
-WITH_CUDA, WITHOUT_CUDA, TORCH_IS_THERE = (6.4, 2.8), (1.5, 0.5), (0.8, 0.3)
+WITH_CUDA, WITHOUT_CUDA, TORCH_IS_THERE = (6.6, 2.8), (1.7, 0.5), (0.9, 0.3)
 
 NO_VENV = re.compile(r"ensurepip\s+is\s+not\s+available|No module named '?(venv|ensurepip)")
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|not enough space on the disk")
@@ -223,7 +223,7 @@ def install(options):
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
     try:
         with subprocess.Popen(
-            [*pip, *options, "--constraint", KEPT, "-e", ".[test]"],
+            [*pip, *options, "--constraint", KEPT, "-e", ".[albert,test]"],
             cwd=ROOT,
             env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
             stderr=subprocess.PIPE,  # its progress is shown, its complaints become one sentence

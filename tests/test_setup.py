@@ -61,6 +61,7 @@ dependencies = [
 
 [project.optional-dependencies]
 test = ["pytest", "ruff"]
+albert = ["transformers"]
 
 [tool.ruff]
 line-length = 110
@@ -71,7 +72,8 @@ def write_wheel(
     folder: str | Path, name: str, version: str, files: dict[str, str | bytes], needs: list[str] | None = None
 ) -> Path:
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: test\n"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "Provides-Extra: albert\nProvides-Extra: test\n"
     metadata += "".join(f"Requires-Dist: {need}\n" for need in needs or [])
     files = files | {f"{info}/METADATA": metadata}
     files |= {f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
@@ -100,8 +102,9 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
         Path("held").touch()
         time.sleep(0.02)
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    tests = [need + "; extra == 'test'" for need in project["optional-dependencies"]["test"]]
-    needs = project["dependencies"] + tests
+    extras = project["optional-dependencies"].items()
+    extras = [f"{{need}}; extra == '{{name}}'" for name, needs in extras for need in needs]
+    needs = project["dependencies"] + extras
     return write_wheel(folder, "course_lib", "0.1.0", {{"course_lib.pth": str(Path.cwd())}}, needs).name
 """
 
@@ -177,7 +180,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wheel(folder, "torch", "2.11.0", {"torch/__init__.py": "def zeros(*shape): pass"})
     for version, torch in {"0.26.0": "2.11.0", "0.24.5": "2.9.5"}.items():
         write_wheel(folder, "torchvision", version, TORCHVISION, [f"torch=={torch}"])
-    for name in ("pytest", "ruff"):
+    for name in ("pytest", "ruff", "transformers"):
         write_wheel(folder, name, "1.0", {f"{name}/__init__.py": "", f"{name}/__main__.py": RECORDER})
     return folder
 
@@ -263,7 +266,7 @@ def load_setup(course: Course) -> types.ModuleType:
 
 
 def test_set_up_makes_the_venv_and_turns_the_news_off(ready: Course) -> None:
-    used = "import torch, torchvision, pytest, sys; print(sys.prefix)"
+    used = "import torch, torchvision, transformers, pytest, sys; print(sys.prefix)"
     assert ready.run(str(ready.venv / "bin/python"), "-c", used) == (0, f"{ready.venv}\n")
     settings = json.loads((ready.venv / "share/jupyter/lab/settings/overrides.json").read_text())
     assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from array import array
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from .pace import Pace
 from .standstill import Lookout
 
 AT_ONCE = 1e-4  # seconds: a batch that came in less was not waited for
-CONTAINERS = (list, tuple, dict)  # made once: to make ``list | tuple | dict`` takes longer than to ask
+MAPPINGS = (dict, UserDict)  # the latter is what transformers' collators make
+CONTAINERS = (list, tuple, *MAPPINGS)  # made once: to make ``list | tuple | dict`` takes longer than to ask
 # What a launcher tells a rank.
 TOLD = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
@@ -306,7 +307,7 @@ class Recorder:
 
 def _samples(batch: Any) -> int:
     while isinstance(batch, CONTAINERS) and batch:
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        batch = next(iter(batch.values())) if isinstance(batch, MAPPINGS) else batch[0]
     shape = getattr(batch, "shape", None)
     return int(shape[0]) if shape else 1
 

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ ITERABLES = {
     "a loader": (lambda: LOADER, 3, 10, 3),
     "a generator": (lambda: (torch.zeros(2) for _ in range(3)), 3, 6, math.nan),
     "dicts": (lambda: [{"ids": torch.zeros(8, 2), "mask": torch.zeros(3)}] * 2, 2, 16, 2),
+    "transformers' batches": (lambda: [UserDict(ids=torch.zeros(8, 2))] * 2, 2, 16, 2),
     "nested": (lambda: [[({"x": torch.zeros(6)}, 1), 2]], 1, 6, 1),
     "arrays": (lambda: [np.zeros((7, 2))], 1, 7, 1),
     "numbers": (lambda: range(9), 9, 9, 9),

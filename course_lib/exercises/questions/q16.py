@@ -1,0 +1,515 @@
+"""The questions of lesson 16: a loss by tokens over ranks, masks that come again, what survives a resume."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told, with_two_numbers
+from .q11 import _travelled
+
+NEAR = 1e-7  # a share of the tokens may have been computed in float32
+WORDS = 11  # in the vocabulary
+IGNORED = -100
+
+# --- 16.1 -------------------------------------------------------------------------------------------------
+
+GRADIENT = "every rank holds the gradient of the mean loss over all asked tokens of all ranks"
+LOSS = "every rank returns that mean loss"
+SILENT = "a piece, a rank, or all ranks without a question: nothing is lost, and nothing is nan"
+ONCE = "the gradients travel once"
+Piece = tuple[int, int, int]  # sentences, their length, how many tokens are asked for
+
+
+def _network(seed: int) -> nn.Module:
+    """Nested, in float64: ids of (sentences, length) become scores of (sentences, length, WORDS)."""
+    inner = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(13, 8), nn.Tanh()))
+    model = nn.Sequential(nn.Embedding(WORDS, 13), inner, nn.Linear(8, WORDS)).double()
+    dice = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64) / 2)
+    return model
+
+
+NUMBERS = sum(each.numel() for each in _network(0).parameters())
+MOST = 1.9 * NUMBERS  # that may travel: the gradients once, and counts of tokens
+
+
+@question(
+    "16.1",
+    "backward_by_tokens(ddp, pieces)",
+    {GRADIENT: 2, LOSS: 1, SILENT: 1, ONCE: 1},
+    rests={LOSS: GRADIENT, SILENT: GRADIENT, ONCE: GRADIENT},
+)
+def backward_by_tokens(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    yield from with_two_numbers(rng, partial(_of_tokens, ask, rng))
+
+
+def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    weights = rng.randrange(2**31)
+    plans = [_plan(rng, ranks), _plan(rng, ranks)]
+    plans += [_with_silence(rng, _plan(rng, ranks), everywhere) for everywhere in (False, True)]
+    calls = [(rng.randrange(2**31), plan) for plan in plans]
+    found = ask(_accumulated, weights, calls, nprocs=ranks)
+    before = torch.zeros(NUMBERS, dtype=torch.float64)
+    for call, (seed, plan) in enumerate(calls):
+        sums, losses = _sums(weights, seed, plan)
+        tokens = sum(asked for pieces in plan for _, _, asked in pieces)
+        truth = sum(map(sum, sums)) / (tokens or 1)
+        loss = sum(map(sum, losses)) / (tokens or 1)
+        held = [each[call]["gradient"] for each in found]
+        returned = [each[call]["returned"] for each in found]
+        which = (
+            "",
+            "in the second call, ",
+            "where a rank has no question, ",
+            "where nobody has a question, ",
+        )
+        seen = f"{which[call]}{ranks} ranks, {tokens} asked tokens: {{}}"
+        if call < 2:
+            yield _of_gradients(seen, held, sums, plan, truth, before if call else None)
+            yield _of_losses(LOSS, seen, returned, loss, [sum(each) for each in losses], plan)
+            before = truth
+        else:
+            yield _of_silence(seen, held, truth)
+            yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
+    sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
+    hint = "Something as large as the gradients travels besides. What has to be known of the others?"
+    if sent > 0.9 * NUMBERS * passes:
+        hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
+    seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
+    yield Finding(ONCE, sent <= MOST, seen, hint)
+    seen = "after your call ddp is in eval mode, or its plain backward passes do not average any more"
+    hint = "What is switched for a while has to be switched back in the end."
+    yield Finding(ONCE, all(each["as_it_was"] for rank in found for each in rank), seen, hint)
+
+
+def _plan(rng: random.Random, ranks: int) -> list[list[Piece]]:
+    """By rank, its pieces: the ranks have different numbers of sentences, of tokens, and of questions."""
+    count = rng.randint(3, 4)
+    while True:
+        plan = []
+        for _ in range(ranks):
+            sizes = [(rng.randint(1, 4), rng.randint(4, 9)) for _ in range(count)]
+            plan.append([(n, length, rng.randint(1, n * length // 2)) for n, length in sizes])
+        asked = [[asked for _, _, asked in pieces] for pieces in plan]
+        if len(set(map(sum, asked))) == ranks and all(len(set(each)) > 1 for each in asked):
+            return plan
+
+
+def _with_silence(rng: random.Random, plan: list[list[Piece]], everywhere: bool) -> list[list[Piece]]:
+    """The same without questions: on one rank, and in the last piece of another; or on all ranks."""
+    silent = rng.randrange(len(plan))
+    found = [list(pieces) for pieces in plan]
+    for rank, pieces in enumerate(found):
+        if everywhere or rank == silent:
+            found[rank] = [(n, length, 0) for n, length, _ in pieces]
+        elif rank == (silent + 1) % len(plan):
+            pieces[-1] = (*pieces[-1][:2], 0)
+    return found
+
+
+def _drawn(seed: int, plan: list[list[Piece]]) -> list[list[tuple[Tensor, Tensor]]]:
+    """By rank its pieces: ids, and labels that ask for some of them."""
+    dice, found = torch.Generator().manual_seed(seed), []
+    for pieces in plan:
+        found.append([])
+        for sentences, length, asked in pieces:
+            ids = torch.randint(WORDS, (sentences, length), generator=dice)
+            labels = torch.full((sentences * length,), IGNORED)
+            at = torch.randperm(sentences * length, generator=dice)[:asked]
+            labels[at] = torch.randint(WORDS, (asked,), generator=dice)
+            found[-1].append((ids, labels.view(sentences, length)))
+    return found
+
+
+def _sums(weights: int, seed: int, plan: list[list[Piece]]) -> tuple[list[list[Tensor]], list[list[float]]]:
+    """By rank, of each piece: the gradient of the sum of its losses, and that sum."""
+    model, gradients, losses = _network(weights), [], []
+    for pieces in _drawn(seed, plan):
+        gradients.append([])
+        losses.append([])
+        for ids, labels in pieces:
+            model.zero_grad()
+            scores = model(ids).flatten(0, 1)
+            loss = nn.functional.cross_entropy(scores, labels.flatten(), reduction="sum")
+            loss.backward()
+            gradients[-1].append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+            losses[-1].append(loss.item())
+    return gradients, losses
+
+
+def _of_gradients(
+    seen: str,
+    held: list[Any],
+    sums: list[list[Tensor]],
+    plan: list[list[Piece]],
+    truth: Tensor,
+    before: Tensor | None,
+) -> Finding:
+    without = [rank for rank, each in enumerate(held) if each is None]
+    if without:
+        hint = "Nothing went backward there, or it was cleared again. Where do gradients come from?"
+        return Finding(
+            GRADIENT, False, seen.format(f"rank {without[0]} holds no gradients, or not all"), hint
+        )
+    ranks = len(plan)
+    of_pieces = [
+        [each / asked for each, (_, _, asked) in zip(own, pieces, strict=True)]
+        for own, pieces in zip(sums, plan, strict=True)
+    ]
+    asked_by = [sum(asked for _, _, asked in pieces) for pieces in plan]
+    of_ranks = [sum(own) / asked for own, asked in zip(sums, asked_by, strict=True)]
+    all_tokens = sum(n * length for pieces in plan for n, length, _ in pieces)
+    sentences = sum(n for pieces in plan for n, _, _ in pieces)
+    whole, asked = sum(map(sum, sums)), sum(asked_by)
+    if any(far(each, held[0]) > NEAR for each in held):
+        hint = "The ranks hold different gradients. Which pass brings them together, and is it left out, too?"
+    elif before is not None and far(held[0], truth + before) < NEAR:
+        hint = "The first call is right, and a second one is not. What does it find in .grad?"
+    else:
+        each_alike = "Every piece counts alike here, whether it asks for one token or for twenty."
+        hint = nearest(
+            held[0],
+            (sum(map(sum, of_pieces)) / ranks / len(plan[0]), each_alike),
+            (sum(map(sum, of_pieces)) / ranks, "A sum of the pieces' means. What is each of them worth?"),
+            (
+                sum(of_ranks) / ranks,
+                "It is right on each rank, and the ranks count alike, with few questions and with many.",
+            ),
+            (truth / ranks, "It is too small, by the number of ranks. What does DDP divide by?"),
+            (truth * ranks, "It is too large, by the number of ranks. Is it averaged, or added up?"),
+            (truth * asked / ranks, "A sum over the tokens. How many are asked for, on all ranks?"),
+            (whole / all_tokens, "Divided by all tokens. Which of them have a loss?"),
+            (whole / sentences, "Divided by the sentences. What has a loss, a sentence or a token?"),
+            otherwise="By what is each token's loss divided? The same on every rank, in every piece.",
+            within=NEAR,
+        )
+    gaps = [far(each, truth) for each in held]
+    rank = gaps.index(max(gaps))
+    values = torch.as_tensor(held[rank], dtype=torch.float64)
+    place = int((values - truth).abs().nan_to_num(math.inf).argmax())
+    words = f"one gradient of rank {rank} is {values[place]:.6f}, and should be {truth[place]:.6f}"
+    return Finding(GRADIENT, max(gaps) < NEAR, seen.format(words), hint)
+
+
+def _of_losses(
+    what: str, seen: str, returned: list[Any], loss: float, own: list[float], plan: list[list[Piece]]
+) -> Finding:
+    wrong = [rank for rank, each in enumerate(returned) if isinstance(each, str) or far(each, loss) > NEAR]
+    got = returned[wrong[0]] if wrong else loss
+    words = f"rank {wrong[0] if wrong else 0} returned {got if isinstance(got, str) else format(got, '.6f')}"
+    asked_by = [sum(asked for _, _, asked in pieces) for pieces in plan]
+    means = [each / (asked or 1) for each, asked in zip(own, asked_by, strict=True)]
+    hint = "Which losses belong into it, and by how many of them is it divided?"
+    if isinstance(got, str):
+        hint = "A number is asked for, the same on every rank."
+    elif math.isnan(got):
+        hint = "Nothing divided by nothing. What does a mean over no token give, and what does a sum?"
+    elif any(far(got, each) < NEAR for each in means):
+        hint = "That is the mean of one rank's own tokens. What do the others know?"
+    elif far(got, sum(means) / len(means)) < NEAR:
+        hint = "That is a mean of the ranks' means."
+    elif any(far(got, times * loss) < NEAR for times in (len(plan), 1 / len(plan))):
+        hint = "It is off by the number of ranks. That factor is for DDP: does it belong here?"
+    return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.6f}"), hint)
+
+
+def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
+    gaps = [math.inf if each is None else far(each, truth) for each in held]
+    rank = gaps.index(max(gaps))
+    if held[rank] is None:
+        words, hint = (
+            "holds no gradients",
+            "It has no question, and still has to come to the others' average.",
+        )
+    elif any(math.isnan(each) for each in held[rank]):
+        words, hint = "holds a nan", "Nothing divided by nothing. Where can a number of tokens be 0?"
+    else:
+        words = f"holds gradients that are off by {gaps[rank]:.2g}"
+        hint = "A rank without a question has a gradient of 0, which must not count as a vote."
+    return Finding(SILENT, max(gaps) < NEAR, seen.format(f"rank {rank} {words}"), hint)
+
+
+@in_group
+def _accumulated(
+    answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]
+) -> list[dict[str, Any]]:
+    from torch.profiler import ProfilerActivity, profile
+
+    model = _network(weights)
+    ddp, found = DistributedDataParallel(model), []
+    for seed, plan in calls:
+        pieces = _drawn(seed, plan)[dist.get_rank()]
+        # One call tells what travels; the profiler takes more time than all the rest.
+        with (
+            nullcontext()
+            if found
+            else profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler
+        ):
+            returned = number(answer(ddp, pieces))
+        sent = found[0]["sent"] if found else _travelled(profiler)
+        gradients = [each.grad for each in model.parameters()]
+        whole = None
+        if not any(each is None for each in gradients):
+            whole = torch.cat([each.detach().flatten() for each in gradients])
+        found.append({"gradient": whole, "returned": returned, "sent": sent})
+        found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
+    return found
+
+
+# --- 16.2 -------------------------------------------------------------------------------------------------
+
+HIDDEN = "about 15 of 100 tokens are hidden, none of them special, and the labels hold what they were"
+AGAIN = "the same four numbers draw the same masks, whatever was drawn in between"
+OTHERS = "another seed, epoch, step or rank draws others"
+MASK = 4  # the id of [MASK]; those below are special
+SENTENCES, LENGTH = 60, 50
+Place = tuple[int, int, int, int]  # seed, epoch, step, rank
+
+
+@question(
+    "16.2",
+    "mask(ids, seed, epoch, step, rank)",
+    {HIDDEN: 1, AGAIN: 1, OTHERS: 1},
+    rests={AGAIN: HIDDEN, OTHERS: HIDDEN},
+)
+def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    base = rng.randrange(5, 1000), rng.randrange(1, 9), rng.randrange(1, 90), rng.randrange(1, 8)
+    a, b = rng.sample(range(4), 2)
+    places = [base]
+    places += [
+        tuple(value + (i == at) for i, value in enumerate(base)) for at in range(4)
+    ]  # one of them more
+    places.append(tuple(value + (i == a) - (i == b) for i, value in enumerate(base)))  # an equal sum
+    swapped = [*base]
+    swapped[a], swapped[b] = base[b] + 10, base[a] + 10
+    plus = [*base]
+    plus[a], plus[b] = base[a] + 10, base[b] + 10
+    places += [tuple(swapped), tuple(plus)]  # an equal sum, the same numbers in other places
+    places += [(1, 11, 1, 1), (11, 1, 1, 1), (1, 1, 11, 1)]  # written one after the other: the same
+    places = list(dict.fromkeys(places))
+    places.append((2**40 + base[0], *base[1:]))  # a large seed
+    ids = _ids(rng.randrange(2**31))
+    (found,) = ask(_masks, ids.tolist(), [*places, base])
+    (once_more,) = ask(_masks, ids.tolist(), [base])
+    masks = [torch.tensor(each["labels"]) != IGNORED for each in found]
+    for place, each, hidden in zip([*places, base], found, masks, strict=True):
+        yield _of_one_mask(place, ids, each, hidden)
+    for each, when in ((found[-1], "later in the same process"), (once_more[0], "in a fresh process")):
+        same = far(each["labels"], found[0]["labels"]) == 0
+        hint = "What do your dice depend on besides the four numbers?"
+        yield Finding(AGAIN, same, f"{base} once more, {when}: other tokens are hidden", hint)
+    yield Finding(
+        AGAIN,
+        all(each["dice_left"] for each in found),
+        "torch.rand(1) after your call gives another number than without it",
+        "Dropout draws from torch's own generator. Let your masks have one of theirs.",
+    )
+    alike = [(one, other) for i, one in enumerate(places) for other in places[i + 1 :]]
+    alike = [(a, b) for a, b in alike if torch.equal(masks[places.index(a)], masks[places.index(b)])]
+    seen = "(seed, epoch, step, rank) = {} and {} hide the same tokens".format(*(alike or [("", "")])[0])
+    hint = "How do four numbers become one, so that no two quadruples become the same?"
+    changed = [sum(x != y for x, y in zip(*pair, strict=True)) for pair in alike]
+    if set(changed) == {1}:
+        hint = "They differ in one of the four numbers alone. Do the dice depend on all of them?"
+    yield Finding(OTHERS, not alike, seen, hint)
+
+
+def _ids(seed: int) -> Tensor:
+    """Sentences that begin and end with a special id, some of them filled up with 0."""
+    dice = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 400, (SENTENCES, LENGTH), generator=dice)
+    for row, length in enumerate(torch.randint(LENGTH // 2, LENGTH + 1, (SENTENCES,), generator=dice)):
+        ids[row, 0], ids[row, length - 1] = 2, 3
+        ids[row, length:] = 0
+    return ids
+
+
+def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor) -> Finding:
+    words, labels, inputs = ids > MASK, torch.tensor(each["labels"]), torch.tensor(each["inputs"])
+    share = hidden.sum().item() / words.sum().item()
+    seen, hint = f"with {place} ", ""
+    if inputs.shape != ids.shape or labels.shape != ids.shape:
+        seen += f"inputs have the shape {tuple(inputs.shape)}, labels {tuple(labels.shape)}"
+        hint = f"Both have the shape of ids, {tuple(ids.shape)}."
+    elif not each["ids_left"]:
+        seen, hint = (
+            "ids are others after your call",
+            "Write into a copy: the loader hands out the same ones.",
+        )
+    elif (hidden & ~words).any():
+        seen, hint = seen + "a special token is hidden", "Ids below 5 are special: they cannot be guessed."
+    elif not 0.12 < share < 0.18:
+        seen += f"{share:.0%} of the tokens that are not special are hidden"
+        hint = "Each of them is hidden with a probability of 0.15, independently of the others."
+    elif not torch.equal(inputs, torch.where(hidden, MASK, ids)):
+        seen += "the inputs are not the ids with [MASK] where labels ask"
+        hint = "Where a label asks, the input is 4; everywhere else it is what it was."
+    elif not torch.equal(labels, torch.where(hidden, ids, IGNORED)):
+        seen += "a label is not the id that was hidden there"
+        hint = "Labels hold what stood there before, and -100 where nothing is asked."
+    return Finding(HIDDEN, not hint, seen, hint)
+
+
+def _masks(answer: Any, ids: list[list[int]], places: list[Place]) -> list[dict[str, Any]]:
+    found = []
+    for count, place in enumerate(places):
+        given = torch.tensor(ids)
+        torch.manual_seed(count)
+        expected = torch.rand(1)
+        torch.manual_seed(count)
+        answered = answer(given, *place)
+        if not (isinstance(answered, tuple | list) and len(answered) == 2):
+            raise Refused(f"mask(…) returns two tensors, inputs and labels; it returned {told(answered)}")
+        inputs, labels = answered
+        if not all(isinstance(each, Tensor) and each.dim() == 2 for each in answered):
+            raise Refused(f"inputs and labels are tensors of the shape of ids; these are {told(answered)}")
+        found.append({"inputs": inputs.long(), "labels": labels.long(), "ids_left": given.tolist() == ids})
+        found[-1]["dice_left"] = torch.equal(torch.rand(1), expected)
+    return found
+
+
+# --- 16.3 -------------------------------------------------------------------------------------------------
+
+DECAY = "AdamW's weight decay is 0.01 for matrices, and 0 for vectors and single numbers"
+RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
+
+
+class _Block(nn.Module):
+    """Its names mislead: a norm called otherwise, a matrix whose name says bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.full_layer_layer_norm = nn.LayerNorm(width)
+        self.position_bias = nn.Embedding(7, width)
+        self.dense = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def _model(width: int) -> nn.Module:
+    words, out = nn.Embedding(9, width), nn.Linear(width, 9)
+    out.weight = words.weight  # tied
+    return nn.ModuleDict({"words": words, "blocks": nn.ModuleList([_Block(width)]), "out": out})
+
+
+@question("16.3", "prepare(model, lr, epochs, samples, batch_size, ranks)", {DECAY: 1, RATES: 1})
+def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+    for _ in range(2):
+        width, lr, epochs, ranks = (
+            rng.randint(3, 6),
+            rng.uniform(1e-4, 1e-2),
+            rng.randint(2, 4),
+            rng.choice((3, 4)),
+        )
+        batch_size = rng.randint(3, 6)
+        # With a rest, which is padded, and a short last batch
+        samples = ranks * batch_size * rng.randint(4, 7) + 1 + rng.randrange(ranks - 1)
+        a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
+        arguments = (lr, epochs, samples, batch_size, ranks)
+        (found,) = ask(_prepared, width, arguments, a_rank, rng.randrange(1, a_rank))
+        yield _of_decay(found)
+        right = [_rate(lr, step, a_rank) for step in range(a_rank)]
+        for name, rates in (("", found["rates"]), ("resumed: ", found["resumed"])):
+            gaps = [abs(one - other) for one, other in zip(rates, right, strict=True)]
+            step = gaps.index(max(gaps))
+            seen = f"{name}{samples} samples, batch_size {batch_size}, {ranks} ranks, {epochs} epochs: "
+            seen += f"in step {step} the learning rate is {rates[step]:.4g}, and should be {right[step]:.4g}"
+            yield Finding(RATES, max(gaps) < 1e-6 * lr, seen, _of_rates(bool(name), rates, arguments))
+
+
+def _rate(lr: float, step: int, steps: int) -> float:
+    rising = 1 + steps // 10
+    return lr * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
+
+
+def _of_decay(found: dict[str, Any]) -> Finding:
+    if found["kind"] != "AdamW":
+        return Finding(
+            DECAY, False, f"the optimizer is {found['kind']}", "torch.optim has the one that is asked for."
+        )
+    wrong = [
+        (name, ndim, decay)
+        for name, ndim, decay in found["decays"]
+        if decay is None or abs(decay - (0.01 if ndim > 1 else 0.0)) > 1e-9
+    ]
+    name, ndim, decay = (wrong or [("", 0, 0.0)])[0]
+    seen = f"{name}, of {ndim} dimensions, " + ("is in no group" if decay is None else f"decays by {decay}")
+    hint = "A name says nothing about the shape."
+    if decay is None:
+        hint = "Every parameter belongs into one of the groups, or it is never trained."
+    elif len({each for _, _, each in found["decays"]}) == 1:
+        hint = (
+            "All parameters have the same. An optimizer takes groups of parameters, each with its own decay."
+        )
+    return Finding(DECAY, not wrong, seen, hint)
+
+
+def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> str:
+    lr, epochs, samples, batch_size, ranks = arguments
+    if resumed:
+        return (
+            "State was taken from both, and loaded into new ones. What of the schedule is not in its state?"
+        )
+    floor = samples // ranks // batch_size * epochs
+    whole, once = math.ceil(samples / batch_size) * epochs, math.ceil(math.ceil(samples / ranks) / batch_size)
+
+    def line(steps: int) -> list[float]:
+        return [_rate(lr, step, max(steps, 1)) for step in range(len(rates))]
+
+    return nearest(
+        rates,
+        (line(whole), "Counted are the steps that one rank would make alone. How long is a rank's loader?"),
+        (line(once), "Those are the steps of one epoch."),
+        (line(floor), "The rest makes a step, too: a sampler pads, and a loader's last batch may be short."),
+        ([lr] * len(rates), "It stays the same. Does the schedule know of the optimizer?"),
+        otherwise="Which steps does it count: whose, and of how many epochs?",
+        within=1e-6 * lr,
+    )
+
+
+def _prepared(answer: Any, width: int, arguments: list[Any], steps: int, stop: int) -> dict[str, Any]:
+    def begin() -> tuple[nn.Module, Any, Any]:
+        torch.manual_seed(0)
+        model = _model(width)
+        answered = answer(model, *arguments)
+        if not (isinstance(answered, tuple | list) and len(answered) == 2):
+            raise Refused(f"prepare(…) returns an optimizer and a schedule; it returned {told(answered)}")
+        optimizer, schedule = answered
+        if not (isinstance(optimizer, torch.optim.Optimizer) and hasattr(schedule, "state_dict")):
+            raise Refused(f"prepare(…) returns an optimizer and a schedule; it returned {told(answered)}")
+        return model, optimizer, schedule
+
+    def go_on(optimizer: Any, schedule: Any, count: int) -> list[float]:
+        rates = []
+        for _ in range(count):
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            schedule.step()
+        return rates
+
+    model, optimizer, schedule = begin()
+    of = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+    decays = [(name, each.ndim, of.get(id(each))) for name, each in model.named_parameters()]
+    seen = {"kind": type(optimizer).__name__, "decays": decays, "rates": go_on(optimizer, schedule, steps)}
+    _, optimizer, schedule = begin()
+    first = go_on(optimizer, schedule, stop)
+    file = io.BytesIO()
+    torch.save([optimizer.state_dict(), schedule.state_dict()], file)
+    file.seek(0)
+    states = torch.load(file, weights_only=True)
+    _, optimizer, schedule = begin()
+    for each, state in zip((optimizer, schedule), states, strict=True):
+        each.load_state_dict(state)
+    return seen | {"resumed": first + go_on(optimizer, schedule, steps - stop)}

@@ -1,0 +1,375 @@
+"""What people answer in exercise 16, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from tests.exercises.answers import right, wrong
+
+GRADIENT = "every rank holds the gradient of the mean loss over all asked tokens of all ranks"
+LOSS = "every rank returns that mean loss"
+SILENT = "a piece, a rank, or all ranks without a question: nothing is lost, and nothing is nan"
+ONCE = "the gradients travel once"
+
+
+def asked(pieces):
+    return torch.tensor(sum(int((labels != -100).sum()) for _, labels in pieces))
+
+
+def of_all_ranks(number):
+    number = torch.as_tensor(number).clone()
+    dist.all_reduce(number)
+    return number.item()
+
+
+def summed(ddp, piece):
+    ids, labels = piece
+    return F.cross_entropy(ddp(ids).flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def by_pieces(ddp, pieces, divisor, once=True, clear=True):
+    """The backward passes, each piece's sum over its divisor; and the sum of the losses of all ranks."""
+    total = torch.zeros((), dtype=torch.float64)
+    if clear:
+        ddp.zero_grad()
+    for i, piece in enumerate(pieces):
+        with ddp.no_sync() if once and i < len(pieces) - 1 else nullcontext():
+            loss = summed(ddp, piece)
+            (loss / divisor(piece)).backward()
+        total += loss.detach()
+    return of_all_ranks(total)
+
+
+def right_but(ddp, pieces, **how):
+    tokens = max(of_all_ranks(asked(pieces)), 1)
+    return by_pieces(ddp, pieces, lambda _: tokens / dist.get_world_size(), **how) / tokens
+
+
+@wrong("16.1", hint="Every piece counts alike here")
+def mean_of_the_means(ddp, pieces):
+    tokens = max(of_all_ranks(asked(pieces)), 1)
+    return by_pieces(ddp, pieces, lambda piece: max(asked([piece]), 1) * len(pieces)) / tokens
+
+
+@wrong("16.1", hint="A sum of the pieces' means")
+def sum_of_the_means(ddp, pieces):
+    return by_pieces(ddp, pieces, lambda piece: max(asked([piece]), 1))
+
+
+@wrong("16.1", hint="the ranks count alike")
+def by_its_own_tokens(ddp, pieces):
+    own = max(asked(pieces).item(), 1)
+    return by_pieces(ddp, pieces, lambda _: own) / own
+
+
+@wrong("16.1", hint="What does DDP divide by?")
+def forgets_that_ddp_divides(ddp, pieces):
+    tokens = max(of_all_ranks(asked(pieces)), 1)
+    return by_pieces(ddp, pieces, lambda _: tokens) / tokens
+
+
+@wrong("16.1", hint="Which of them have a loss?")
+def counts_every_token(ddp, pieces):
+    tokens = of_all_ranks(sum(ids.numel() for ids, _ in pieces))
+    return by_pieces(ddp, pieces, lambda _: tokens / dist.get_world_size()) / tokens
+
+
+@wrong("16.1", hint="a sentence or a token?")
+def counts_the_sentences(ddp, pieces):
+    sentences = of_all_ranks(sum(len(ids) for ids, _ in pieces))
+    return by_pieces(ddp, pieces, lambda _: sentences / dist.get_world_size()) / sentences
+
+
+@wrong("16.1", hint="By what is each token's loss divided?")
+def written_for_two_ranks(ddp, pieces):
+    tokens = max(of_all_ranks(asked(pieces)), 1)
+    return by_pieces(ddp, pieces, lambda _: tokens / 2 * 1.5) / tokens
+
+
+@wrong("16.1", hint="What does it find in .grad?")
+def leaves_the_old_ones(ddp, pieces):
+    return right_but(ddp, pieces, clear=False)
+
+
+@wrong("16.1", hint="Which pass brings them together")
+def through_the_side_door(ddp, pieces):
+    return right_but(ddp.module, pieces, once=False)
+
+
+@wrong("16.1", GRADIENT, SILENT, ONCE, hint="one rank's own tokens")
+def returns_its_own_loss(ddp, pieces):
+    loss, own = right_but(ddp, pieces), asked(pieces).item()
+    everywhere = of_all_ranks(torch.tensor(int(own > 0))) == dist.get_world_size()
+    if not everywhere:
+        return loss
+    with torch.no_grad():
+        return sum(summed(ddp.module, piece) for piece in pieces).item() / own
+
+
+@wrong("16.1", GRADIENT, ONCE, hint="the number of ranks")
+def returns_what_ddp_was_given(ddp, pieces):
+    return right_but(ddp, pieces) * dist.get_world_size()
+
+
+@wrong("16.1", GRADIENT, LOSS, ONCE, hint="Where can a number of tokens be 0?")
+def divides_by_nothing(ddp, pieces):
+    tokens = of_all_ranks(asked(pieces).double())
+    tokens = tokens or math.nan
+    return by_pieces(ddp, pieces, lambda _: tokens / dist.get_world_size()) / tokens
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="which passes need it?")
+def averages_every_piece(ddp, pieces):
+    return right_but(ddp, pieces, once=False)
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="as large as the gradients")
+def by_hand_and_by_ddp(ddp, pieces):
+    loss = right_but(ddp, pieces)
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return loss
+
+
+@right("16.1")
+def average_by_hand(ddp, pieces):
+    tokens = of_all_ranks(asked(pieces))
+    ddp.zero_grad(set_to_none=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for piece in pieces:
+        with ddp.no_sync():
+            loss = summed(ddp, piece)
+            loss.backward()
+        total += loss.detach()
+    for parameter in ddp.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= tokens or 1
+    return of_all_ranks(total) / (tokens or 1)
+
+
+@right("16.1")
+def the_mean_times_its_tokens(ddp, pieces):
+    """With one all_reduce for both numbers, at the beginning, and a tensor that comes back."""
+    counts = torch.tensor([0.0, 0.0], dtype=torch.float64)
+    with torch.no_grad():
+        for piece in pieces:
+            counts += torch.stack([summed(ddp.module, piece), asked([piece]).double()])
+    dist.all_reduce(counts)
+    for parameter in ddp.parameters():
+        parameter.grad = None
+    ddp.require_backward_grad_sync = False
+    for i, (ids, labels) in enumerate(pieces):
+        ddp.require_backward_grad_sync = i == len(pieces) - 1
+        chosen = labels != -100
+        losses = F.cross_entropy(ddp(ids)[chosen], labels[chosen], reduction="none")
+        (losses.sum() * dist.get_world_size() / counts[1].clamp(min=1)).backward()
+    return counts[0] / counts[1].clamp(min=1)
+
+
+# --- 16.2 -------------------------------------------------------------------------------------------------
+
+HIDDEN = "about 15 of 100 tokens are hidden, none of them special, and the labels hold what they were"
+AGAIN = "the same four numbers draw the same masks, whatever was drawn in between"
+OTHERS = "another seed, epoch, step or rank draws others"
+
+
+def with_dice(ids, dice, chance=0.15):
+    chosen = (torch.rand(ids.shape, generator=dice) < chance) & (ids > 4)
+    return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
+
+
+def dice(number):
+    return torch.Generator().manual_seed(number % 2**63)
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
+def adds_them_up(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(seed + epoch + step + rank))
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
+def writes_them_in_a_row(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(int(f"{seed}{epoch}{step}{rank}")))
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="depend on all of them?")
+def forgets_the_step(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(hash((seed, epoch, rank))))
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="depend on all of them?")
+def the_same_on_all_ranks(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(hash((seed, epoch, step))))
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
+def in_any_order(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(hash(frozenset([seed, epoch, step, rank]))))
+
+
+@wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
+def seeds_all_of_torch(ids, seed, epoch, step, rank):
+    torch.manual_seed(hash((seed, epoch, step, rank)) % 2**63)
+    return with_dice(ids, None)
+
+
+RUNNING = torch.Generator()
+
+
+@wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
+def goes_on_with_its_dice(ids, seed, epoch, step, rank):
+    return with_dice(ids, RUNNING)
+
+
+@wrong("16.2", hint="cannot be guessed")
+def hides_special_tokens(ids, seed, epoch, step, rank):
+    chosen = torch.rand(ids.shape, generator=dice(hash((seed, epoch, step, rank)))) < 0.15
+    return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
+
+
+@wrong("16.2", hint="with a probability of 0.15")
+def half_of_them(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(hash((seed, epoch, step, rank))), chance=0.5)
+
+
+@wrong("16.2", hint="what stood there before")
+def asks_for_all(ids, seed, epoch, step, rank):
+    inputs, labels = with_dice(ids, dice(hash((seed, epoch, step, rank))))
+    return inputs, torch.where(labels == -100, -100, inputs)
+
+
+@wrong("16.2", hint="Write into a copy")
+def writes_into_the_ids(ids, seed, epoch, step, rank):
+    inputs, labels = with_dice(ids, dice(hash((seed, epoch, step, rank))))
+    return ids.copy_(inputs), labels
+
+
+@wrong("16.2", hint="returns two tensors")
+def returns_the_inputs_alone(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(1))[0]
+
+
+@right("16.2")
+def by_pythons_own_dice(ids, seed, epoch, step, rank):
+    import random
+
+    own = random.Random(f"{seed}/{epoch}/{step}/{rank}")
+    inputs, labels = ids.tolist(), [[-100] * ids.shape[1] for _ in ids]
+    for row, answers in zip(inputs, labels, strict=True):
+        for at, token in enumerate(row):
+            if token > 4 and own.random() < 0.15:
+                row[at], answers[at] = 4, token
+    return torch.tensor(inputs), torch.tensor(labels)
+
+
+@right("16.2")
+def with_the_state_put_back(ids, seed, epoch, step, rank):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(hash((rank, step, epoch, seed)) % 2**63)
+        chosen = torch.bernoulli(torch.full(ids.shape, 0.15).masked_fill(ids < 5, 0)).bool()
+    inputs, labels = ids.clone(), ids.clone()
+    inputs[chosen] = 4
+    labels[~chosen] = -100
+    return inputs, labels
+
+
+# --- 16.3 -------------------------------------------------------------------------------------------------
+
+DECAY = "AdamW's weight decay is 0.01 for matrices, and 0 for vectors and single numbers"
+RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
+
+
+def by_shape(model, lr, kind=torch.optim.AdamW):
+    parts = [[each for each in model.parameters() if (each.ndim > 1) == many] for many in (True, False)]
+    return kind([{"params": p, "weight_decay": d} for p, d in zip(parts, (0.01, 0.0), strict=True)], lr=lr)
+
+
+def linear(optimizer, n):
+    w = 1 + n // 10
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / w, (n - s) / (n - w + 1)))
+
+
+def steps_of(epochs, samples, batch_size, ranks):
+    return math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
+
+
+@wrong("16.3", RATES, hint="A name says nothing")
+def by_name(model, lr, epochs, samples, batch_size, ranks):
+    spared = ("bias", "LayerNorm.weight")
+    named = dict(model.named_parameters())
+    parts = [[p for name, p in named.items() if any(s in name for s in spared) == sp] for sp in (False, True)]
+    groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, (0.01, 0.0), strict=True)]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", RATES, hint="takes groups of parameters")
+def all_alike(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", RATES, hint="never trained")
+def forgets_single_numbers(model, lr, epochs, samples, batch_size, ranks):
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.01},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", RATES, hint="has the one that is asked for")
+def adam_without_w(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr, torch.optim.Adam)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", DECAY, hint="How long is a rank's loader?")
+def steps_of_one_rank_alone(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, 1))
+
+
+@wrong("16.3", DECAY, hint="The rest makes a step, too")
+def leaves_out_the_rest(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr)
+    return optimizer, linear(optimizer, samples // (ranks * batch_size) * epochs)
+
+
+@wrong("16.3", DECAY, hint="steps of one epoch")
+def one_epoch(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr)
+    return optimizer, linear(optimizer, steps_of(1, samples, batch_size, ranks))
+
+
+@wrong("16.3", DECAY, hint="not in its state")
+def counts_in_a_variable(model, lr, epochs, samples, batch_size, ranks):
+    optimizer, n, made = by_shape(model, lr), steps_of(epochs, samples, batch_size, ranks), []
+
+    def factor(_):
+        made.append(1)
+        s, w = (len(made) - 1) // 2, 1 + n // 10  # it is called for both groups
+        return min((s + 1) / w, (n - s) / (n - w + 1))
+
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+@wrong("16.3", hint="returns an optimizer and a schedule")
+def the_optimizer_alone(model, lr, epochs, samples, batch_size, ranks):
+    return by_shape(model, lr)
+
+
+@right("16.3")
+def each_in_its_own_group(model, lr, epochs, samples, batch_size, ranks):
+    groups = [{"params": [p], "weight_decay": 0.01 * (p.ndim >= 2)} for p in model.parameters()]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    sampler = torch.utils.data.DistributedSampler([0] * samples, num_replicas=ranks, rank=0)
+    loader = torch.utils.data.DataLoader([0] * samples, batch_size, sampler=sampler)
+    return optimizer, linear(optimizer, len(loader) * epochs)

@@ -1,0 +1,254 @@
+"""lessons/scripts/train_albert.py: alone, resumed, on two ranks as on one, and without transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import torchrun
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "lessons" / "scripts" / "train_albert.py"
+SMALL = ["--batch-size", "16", "--epochs", "2"]
+FEW = 150  # paragraphs
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_albert", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+Train = Callable[..., "int | str | None"]
+
+
+@pytest.fixture
+def train(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
+    """The program in this process, as a group of one, on a part of its text; how it ended."""
+    whole = program.paragraphs()
+    monkeypatch.setattr(program, "paragraphs", lambda: whole[:FEW])
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(*words: object) -> int | str | None:
+        monkeypatch.setattr(sys, "argv", ["train_albert.py", *map(str, words)])
+        try:
+            program.train(program.parse_arguments())
+        except SystemExit as ended:
+            dist.destroy_process_group()
+            return ended.code
+        return 0
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("albert") / "pretrained"
+
+
+def state(folder: Path) -> dict[str, object]:
+    return torch.load(folder / "training.pt", weights_only=True)
+
+
+# --- in this process: importing transformers takes seconds ------------------------------------------------
+
+
+def test_ended_in_an_epoch_it_goes_on(
+    program: ModuleType,
+    train: Train,
+    pretrained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And what it leaves, from_pretrained loads: the model with its loss, and the tokenizer."""
+    rates: list[float] = []
+    losses: list[float] = []
+
+    def log(loss: torch.Tensor | None = None, lr: float = 0.0, held_out: float = 0.0) -> None:
+        if loss is None:
+            losses.append(held_out)
+            return
+        rates.append(lr)
+        if len(rates) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(program, "log", log)
+    assert train(*SMALL, "--output", pretrained) == 128 + signal.SIGTERM
+    assert (state(pretrained)["step"], losses) == (3, [])
+    assert train(*SMALL, "--output", pretrained) == 0
+    output = capsys.readouterr().out
+    steps = state(pretrained)["step"]
+    assert output.startswith(f"3 of {steps} steps were done already\nepoch 1: loss ")
+    assert re.search(r"^epoch 2: loss .*, held-out loss .*, [\d,]+ tokens/s on 1 rank$", output, re.MULTILINE)
+    assert output.count("[MASK]") == 1, "a sentence is filled in"
+    assert output.splitlines()[-1].count("%") == 5
+    assert len(rates) == steps, "no step twice, none left out"
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True), "one warm-up, over both starts"
+    assert max(rates) == pytest.approx(6e-3)
+    assert losses[1] < losses[0] < 6.9
+
+    tokenizer = program.AlbertTokenizer.from_pretrained(pretrained)
+    model = program.AlbertForMaskedLM.from_pretrained(pretrained)
+    for (name, kept), now in zip(
+        state(pretrained)["model"].items(), model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(kept, now), name
+    samples = program.pieces_of(program.paragraphs(), tokenizer, 32)
+    batch = program.DataCollatorForLanguageModeling(tokenizer, seed=0)(samples[::10])
+    with torch.no_grad():
+        loss = program.sum_of_losses(model, batch) / program.masked(batch)
+    assert loss.item() == pytest.approx(losses[-1], abs=0.2), "other masks"
+
+    assert train("--batch-size", 8, "--epochs", 2, "--output", pretrained).startswith(
+        f"cannot begin: ValueError: {pretrained} is of another training, with "
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"Hello", b"\x80\x02cos\nmkdir\n."])
+def test_a_state_that_is_none_is_told_in_a_line(content: bytes, train: Train, tmp_path: Path) -> None:
+    (tmp_path / "training.pt").write_bytes(content)
+    ended = train(*SMALL, "--output", tmp_path)
+    assert isinstance(ended, str)
+    assert re.fullmatch(r"cannot begin: (EOF|Unpickling)Error: .*", ended)
+    assert os.listdir(tmp_path) == ["training.pt"]
+
+
+def test_no_such_model_is_told_in_a_line(train: Train, tmp_path: Path) -> None:
+    assert re.fullmatch(r"cannot begin: \w+: .*", train(*SMALL, "--model", tmp_path))
+
+
+def test_what_decays(program: ModuleType) -> None:
+    small = program.AlbertConfig(vocab_size=9, embedding_size=4, hidden_size=4, num_attention_heads=1)
+    model = program.AlbertForMaskedLM(small)
+    optimizer = program.optimizer_of(model, 1e-3)
+    decays, spared = ({id(each) for each in group["params"]} for group in optimizer.param_groups)
+    for name, each in model.named_parameters():
+        assert (id(each) in spared) == (name.endswith("bias") or "orm.weight" in name), name
+        assert (id(each) in decays) != (id(each) in spared)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epochs", "0"], "argument --epochs: it is a whole number from 1 on, not 0"),
+        (["--length", "7"], "argument --length: it is a whole number from 8 on, not 7"),
+        (["--lr", "nan"], "argument --lr: it is a number above 0, not nan"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_a_line(
+    words: list[str],
+    said: str,
+    program: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_albert.py", *words])
+    with pytest.raises(SystemExit) as caught:
+        program.parse_arguments()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"train_albert.py: error: {said}"
+
+
+# --- two ranks --------------------------------------------------------------------------------------------
+
+# The program on a part of its text, with the same questions wherever it runs
+FIXED = """
+    def every_fifth(tokenizer, seed=None):
+        def collate(samples):
+            batch = tokenizer.pad(samples, return_tensors="pt")
+            ids = batch["input_ids"]
+            asked = (ids > 4) & (ids % (5 if seed is None else 4) == 0)
+            batch["labels"] = torch.where(asked, ids, -100)
+            batch["input_ids"] = torch.where(asked, tokenizer.mask_token_id, ids)
+            return batch
+        return collate
+
+    program.DataCollatorForLanguageModeling = every_fifth
+"""
+
+
+def test_two_ranks_train_what_one_trains(
+    program: ModuleType, train: Train, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sentences in a step, of which each rank has half: their questions are not half and half."""
+    if not pretrained.exists():
+        assert train(*SMALL, "--output", pretrained) == 0
+    script = tmp_path / "two.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        f"import torch\nimport train_albert as program\nwhole = program.paragraphs()\n"
+        f"program.paragraphs = lambda: whole[:{FEW}]\n{textwrap.dedent(FIXED)}\n"
+        'if __name__ == "__main__":\n    program.train(program.parse_arguments())\n'
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    words = ["--epochs", 1, "--lr", 1e-3, "--model", pretrained, "--output"]
+    run = torchrun(script, *words, tmp_path / "two", "--batch-size", 8, nproc_per_node=2, dashboard=False)
+    assert "on 2 ranks" in run.logs[0]
+    assert run.logs[1] == "", "one rank tells"
+    assert run.metrics[0]["held_out"].tolist() == run.metrics[1]["held_out"].tolist()
+    assert len(run.metrics[0]["loss"]) > 5
+
+    names = {"program": program, "torch": torch}
+    monkeypatch.setattr(program, "DataCollatorForLanguageModeling", None)  # put back in the end
+    exec(textwrap.dedent(FIXED), names)
+    assert train(*words, tmp_path / "one", "--batch-size", 16) == 0
+    one, two = (state(tmp_path / name)["model"] for name in ("one", "two"))
+    began = state(pretrained)["model"]
+    for name in one:
+        assert torch.allclose(one[name], two[name], atol=2e-4), name
+    moved = [(one[name] - began[name]).abs().max().item() for name in one]
+    assert max(moved) > 5e-3, "it has trained"
+
+
+# --- without transformers ---------------------------------------------------------------------------------
+
+
+def test_without_transformers_the_program_says_so_and_all_else_does_without_it() -> None:
+    """A rank's preload, which is told to load it, goes on."""
+    code = (
+        "import runpy, sys; sys.modules['transformers'] = None\n"
+        "import course_lib.rank.preload; assert 'fractions' in sys.modules\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    environment = os.environ | {"COURSE_PRELOAD": "transformers.data fractions", "COURSE_LEAN": "1"}
+    for name in ("COURSE_KERNEL", "RANK"):
+        environment.pop(name, None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("train_albert.py needs transformers: `make setup`, or `pip install")
+    assert done.stderr.count("\n") == 1
+
+    wanting = re.compile(r"^\s*(?:from|import) transformers\b", re.MULTILINE)
+    for path in [*ROOT.glob("course_lib/**/*.py"), *ROOT.glob("lessons/scripts/*.py")]:
+        assert path == SCRIPT or not wanting.search(path.read_text()), path
+    for path in [*ROOT.glob("lessons/*.ipynb"), *ROOT.glob("solutions/*.ipynb")]:
+        cells = json.loads(path.read_text())["cells"]
+        sources = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        assert path.parent.name + path.name == "lessons16_finetune_albert.ipynb" or not wanting.search(
+            sources
+        )
