@@ -1,12 +1,11 @@
 """Train a ResNet on a folder of JPEGs with DDP, on ranks that somebody else starts (lesson 15).
 
-    torchrun --standalone --nproc-per-node=2 train_imagenet.py --arch resnet10 --size 48 --epochs 6
+    torchrun --standalone --nproc-per-node=2 train_imagenet.py --arch resnet8 --size 48 --epochs 6
     torchrun --standalone --nproc-per-node=8 --max-restarts=3 train_imagenet.py --data /data/imagenet \
         --arch resnet50 --epochs 90 --batch-size 128 --workers 8 --amp --checkpoint resnet50.pt
 
 --data is laid out like ImageNet: train/CLASS/*.JPEG and val/CLASS/*.JPEG. Without it, the course's pictures.
-With --checkpoint it goes on after the last epoch that was completed, or where it was when it was asked to end
-(SIGTERM). It needs PyTorch and torchvision. (For restarts over gloo see train_ddp.py.)
+With --checkpoint it goes on after the last whole epoch, or where SIGTERM ended it. (gloo: see train_ddp.py.)
 """
 
 import argparse
@@ -44,8 +43,14 @@ except ImportError:  # this file alone trains all the same, on --data
 
     pictures, track, log = None, iter, dict  # the last two change nothing
 
-# Mean and spread of ImageNet's pixels. Used on the device: bytes are a quarter of the loader's traffic.
-standard = v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+standard = v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])  # by ImageNet's pixels
+
+
+def resnet8(num_classes):
+    """Three of a ResNet-18's four stages, and half of their blocks: for a CPU."""
+    model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=num_classes)
+    model.layer4, model.fc = torch.nn.Identity(), torch.nn.Linear(256, num_classes)
+    return model
 
 
 def decode(path, least):
@@ -88,15 +93,13 @@ def evaluate(model, data, args, device):
     model.eval()
     with torch.no_grad():
         for images, labels in loader:
-            images, labels = images.to(device), labels.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-                scores = model(standard(images.float()))
-            hits = scores.topk(min(5, scores.shape[1])).indices == labels[:, None]
-            counts += torch.stack([hits[:, 0].sum(), hits.sum(), labels.new_tensor(len(labels))])
+                scores = model(standard(images.to(device).float()))
+            hits = scores.topk(min(5, scores.shape[1])).indices == labels.to(device)[:, None]
+            counts += torch.stack([hits[:, 0].sum(), hits.sum(), counts.new_tensor(len(labels))])
     model.train()
     dist.all_reduce(counts)  # counts, not shares: the ranks' shards differ
-    top1, top5, judged = counts.tolist()
-    return top1 / judged, top5 / judged
+    return [hits / counts[2].item() for hits in counts[:2].tolist()]
 
 
 def deaf(worker):
@@ -116,9 +119,8 @@ def resume(path, of):
     found = [None, ""]
     if dist.get_rank() == 0 and path is not None and path.exists():
         try:
-            found[0] = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
-            if found[0]["of"] != of:
-                found[1] = f"is of {found[0]['of']}, and this training is of {of}: give another name"
+            state = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
+            found = [state, "" if state["of"] == of else f"is of {state['of']}, and this training of {of}"]
         except Exception as error:
             found[1] = f"is no checkpoint of this program: {error!r:.100}"
     dist.broadcast_object_list(found, src=0)  # by pickle, which is safe here: our own rank 0 has written it
@@ -150,9 +152,9 @@ def train(args):
         sys.exit(f"{folder}: other classes in val, or no full batch for each rank" if rank == 0 else 1)
 
     torch.manual_seed(args.seed)
-    small = partial(ResNet, BasicBlock, [1, 1, 1, 1])  # a ResNet-18 with half of its blocks
-    make = small if args.arch == "resnet10" else partial(get_model, args.arch)
-    model = make(num_classes=len(data.classes)).to(device, memory_format=torch.channels_last)
+    make = resnet8 if args.arch == "resnet8" else partial(get_model, args.arch)
+    layout = torch.channels_last if on_gpu else None  # as convolutions like it best there
+    model = make(num_classes=len(data.classes)).to(device, memory_format=layout)
     ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
     peak = args.lr * args.batch_size * world_size / 256  # in proportion to the global batch (lesson 11)
     optimizer = torch.optim.SGD(ddp.parameters(), peak, momentum=0.9, weight_decay=1e-4)
@@ -174,8 +176,7 @@ def train(args):
         """Rank 0 writes; a kill leaves the old file or the new one, never half."""
         if rank == 0 and args.checkpoint is not None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "of": of}
-            part = args.checkpoint.with_name(args.checkpoint.name + ".part")
-            torch.save(state | {"epoch": epoch, "seen": seen}, part)
+            torch.save(state | {"epoch": epoch, "seen": seen}, part := f"{args.checkpoint}.part")
             os.replace(part, args.checkpoint)
         dist.barrier()  # no rank goes on before the checkpoint is there
 
@@ -187,10 +188,9 @@ def train(args):
         waited, began = 0.0, (ready := time.perf_counter())
         for step, (images, labels) in enumerate(track(loader), first):
             waited += time.perf_counter() - ready
-            if args.checkpoint is not None and step % 10 == 0:
-                asked = torch.tensor(len(end), device=device)
-                dist.all_reduce(asked, dist.ReduceOp.MAX)  # all end, or none: the signal may have reached one
-                if asked.item():
+            if args.checkpoint is not None and step % 5 == 0:
+                dist.all_reduce(asked := torch.tensor(len(end), device=device), dist.ReduceOp.MAX)
+                if asked.item():  # all end, or none: the signal may have reached one
                     save(epoch - 1, step * args.batch_size * world_size)
                     sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
             at = (epoch - 1 + (step + 1) / steps) / args.epochs  # of the way: a warm-up, a cosine down to 0
@@ -205,7 +205,8 @@ def train(args):
             log(loss=loss.detach())
             ready = time.perf_counter()
         dist.all_reduce(total)
-        made, seconds = max(1, steps - first) * world_size, time.perf_counter() - began  # by all ranks
+        made = max(1, steps - first) * world_size  # steps of all ranks
+        loss, seconds = total.item() / made, time.perf_counter() - began
         for buffer in model.buffers():  # batch norm's statistics are each rank's own: take their mean
             if buffer.is_floating_point():
                 dist.all_reduce(buffer)
@@ -213,9 +214,8 @@ def train(args):
         top1, top5 = evaluate(model, held_out, args, device)
         log(top1=top1, top5=top5)
         if rank == 0:
-            found = f"loss {total.item() / made:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}"
             speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, {waited / seconds:.0%} waiting"
-            print(f"epoch {epoch}: {found}; {speed}", flush=True)
+            print(f"epoch {epoch}: loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}; {speed}", flush=True)
         save(epoch, 0)
     dist.destroy_process_group()
 
@@ -224,7 +224,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--data", type=Path, metavar="DIR", required=pictures is None, help="has train/CLASS and val/CLASS")
-    add("--arch", default="resnet18", help="resnet10, or one of torchvision's classifiers")
+    add("--arch", default="resnet18", help="resnet8, or one of torchvision's classifiers")
     add("--epochs", type=int, default=90, help="times through the training pictures")
     add("--batch-size", type=int, default=32, help="pictures a step, on each rank")
     add("--lr", type=float, default=0.1, help="SGD's highest learning rate, for a global batch of 256")
@@ -238,9 +238,8 @@ def parse_arguments():
     for name, least in {"epochs": 1, "batch-size": 2, "size": 8, "workers": 0, "lr": 1e-9}.items():
         if not least <= (given := getattr(args, name.replace("-", "_"))) < math.inf:
             parser.error(f"argument --{name}: it is a number from {least:g} on, not {given:g}")
-    for folder in (args.data / "train", args.data / "val") if args.data else ():
-        if not any(each.is_dir() for each in folder.glob("*")):
-            parser.error(f"argument --data: {str(folder)!r} must be a folder with a folder for each class")
+    if args.data and not all(any((args.data / split).glob("*/")) for split in ("train", "val")):
+        parser.error(f"argument --data: {str(args.data)!r} must have train and val, with a folder a class")
     if (path := args.checkpoint) and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         parser.error(f"{str(path)!r} must be a file, in a folder that is there and can be written")
     return args
