@@ -53,7 +53,7 @@ def pictures(root: Path | str | None = None) -> Path:
 
     ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``: ten classes of patterns, 64 and 16 pictures of each, some
     800 pixels wide and high, in any two colours, turned, lit from a side and noised. The first call draws
-    them (some seconds, 60 MB at most); the same pictures each time. First met in lesson 15.
+    them (some seconds, 50 MB); the same pictures each time. First met in lesson 15.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def pictures(root: Path | str | None = None) -> Path:
     except OSError as error:
         raise DataError(
             f"the pictures cannot be kept in {folder} ({error}): "
-            "pass root= or set COURSE_HOME, with a folder that you can write and that has 150 MB free"
+            "pass root= or set COURSE_HOME, with a folder that you can write and that has 60 MB free"
         ) from None
     return folder
 
