@@ -106,9 +106,9 @@ def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list
     readers = Counter(file for each in by.values() for file in each)
     shared = sum(1 for count in readers.values() if count > 1)
     useless = sum(opened[reader] - len(each) for reader, each in by.items())
-    counts = sorted(map(len, by.values()))
-    idle = ranks * max(1, workers) - len(counts)
-    uneven = bool(counts) and counts[-1] - (0 if idle else counts[0]) > 1
+    counts = sorted(map(len, by.values())) or [0]
+    idle = ranks * max(1, workers) - len(by)
+    uneven = counts[-1] - (0 if idle else counts[0]) > 1
     seen = f"{len(sizes)} files, {ranks} ranks with {workers} workers each: {shared} have several readers,"
     seen += f" {useless} were opened in vain, a reader has {0 if idle else counts[0]} to {counts[-1]} files"
     hint = "Deal them out one by one, over all readers of all ranks."
