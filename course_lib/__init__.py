@@ -34,6 +34,7 @@ _HOME_OF = {
     "log": "rank.calls",
     "machine": "hardware",
     "overlap": "measure.profiled",
+    "pictures": "data.pictures",
     "place": "rank.calls",
     "profiled": "measure.profiled",
     "progress": "exercises.progress",

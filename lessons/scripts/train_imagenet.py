@@ -1,0 +1,249 @@
+"""Train a ResNet on a folder of JPEGs with DDP, on ranks that somebody else starts (lesson 15).
+
+    torchrun --standalone --nproc-per-node=2 train_imagenet.py --arch resnet8 --size 48 --epochs 6
+    torchrun --standalone --nproc-per-node=8 --max-restarts=3 train_imagenet.py --data /data/imagenet \
+        --arch resnet50 --epochs 90 --batch-size 128 --workers 8 --amp --checkpoint resnet50.pt
+
+--data is laid out like ImageNet: train/CLASS/*.JPEG and val/CLASS/*.JPEG. Without it, the course's pictures.
+With --checkpoint it goes on after the last whole epoch, or where SIGTERM ended it. (gloo: see train_ddp.py.)
+"""
+
+import argparse
+import atexit
+import math
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from PIL import Image
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.models import get_model
+from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.transforms import v2
+
+try:  # the course's pictures, and its figures: track() and log() do nothing where nobody watches
+    from course_lib import log, pictures, place, track
+except ImportError:  # this file alone trains all the same, on --data
+
+    def place():
+        if not torch.cuda.is_available():
+            return torch.device("cpu"), "gloo"
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+        return device, "nccl"
+
+    pictures, track, log = None, iter, dict  # the last two change nothing
+
+standard = v2.Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])  # by ImageNet's pixels
+
+
+def resnet8(num_classes):
+    """Three of a ResNet-18's four stages, and half of their blocks: for a CPU."""
+    model = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=num_classes)
+    model.layer4, model.fc = torch.nn.Identity(), torch.nn.Linear(256, num_classes)
+    return model
+
+
+def decode(path, least):
+    """A picture from the disk; a JPEG comes out at 1/2, 1/4 or 1/8 where that leaves `least` pixels."""
+    with Image.open(path) as image:
+        image.draft("RGB", (least, least))
+        return image.convert("RGB")
+
+
+class Augmented(Dataset):
+    """Each crop has dice of its own, by seed, epoch and picture: whoever draws it, and whenever."""
+
+    def __init__(self, data, seed):
+        self.data, self.seed = data, seed
+
+    def __getitem__(self, key):
+        epoch, i = key
+        with torch.random.fork_rng(devices=[]):  # without workers, the rank's own dice stay as they are
+            torch.manual_seed(hash((self.seed, epoch, i)) % 2**63)
+            return self.data[i]
+
+
+class Shard(DistributedSampler):
+    """This rank's share of the epoch, from sample `start` on, each with the number of the epoch."""
+
+    start = 0
+
+    def __iter__(self):  # workers that persist have a copy of the data: only what is asked for can tell them
+        return iter([(self.epoch, i) for i in list(super().__iter__())[self.start :]])
+
+    def __len__(self):
+        return super().__len__() - self.start
+
+
+def evaluate(model, data, args, device):
+    """Top-1 and top-5 over all ranks, each picture judged once: a DistributedSampler would repeat some."""
+    mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+    loader = DataLoader(mine, args.batch_size, num_workers=args.workers, worker_init_fn=deaf)
+    counts = torch.zeros(3, dtype=torch.int64, device=device)  # right at once, among the best 5, judged
+    model.eval()
+    with torch.no_grad():
+        for images, labels in loader:
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                scores = model(standard(images.to(device).float()))
+            hits = scores.topk(min(5, scores.shape[1])).indices == labels.to(device)[:, None]
+            counts += torch.stack([hits[:, 0].sum(), hits.sum(), counts.new_tensor(len(labels))])
+    model.train()
+    dist.all_reduce(counts)  # counts, not shares: the ranks' shards differ
+    return [hits / counts[2].item() for hits in counts[:2].tolist()]
+
+
+def deaf(worker):
+    """For the loader's workers. SIGTERM goes to all processes of a rank; it needs them until it has saved."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def end_workers():
+    """At the end of a rank that failed: Python would send SIGTERM to its deaf workers, and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # to the loader, a worker's death would be an error
+    for worker in torch.multiprocessing.active_children():
+        worker.kill()
+
+
+def resume(path, of):
+    """What to go on from, the same on every rank, or None: rank 0 looks, reads, and tells the others."""
+    found = [None, ""]
+    if dist.get_rank() == 0 and path is not None and path.exists():
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
+            found = [state, "" if state["of"] == of else f"is of {state['of']}, and this training of {of}"]
+        except Exception as error:
+            found[1] = f"is no checkpoint of this program: {error!r:.100}"
+    dist.broadcast_object_list(found, src=0)  # by pickle, which is safe here: our own rank 0 has written it
+    if found[1]:
+        sys.exit(f"{path} {found[1]}" if dist.get_rank() == 0 else 1)
+    return found[0]
+
+
+@record  # when a rank raises, torchrun's report shows its traceback
+def train(args):
+    device, backend = place()
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
+    rank, world_size, on_gpu = dist.get_rank(), dist.get_world_size(), device.type == "cuda"
+
+    folder = args.data or pictures()
+    read = partial(decode, least=2 * args.size if args.shrink else 10**6)
+    crop = [v2.RandomResizedCrop(args.size), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    center = [v2.Resize(args.size * 8 // 7), v2.CenterCrop(args.size), v2.PILToTensor()]
+    data = ImageFolder(folder / "train", v2.Compose(crop), loader=read)
+    held_out = ImageFolder(folder / "val", v2.Compose(center), loader=read)
+    sampler = Shard(data, seed=args.seed)
+    options = {"sampler": sampler, "num_workers": args.workers, "persistent_workers": args.workers > 0}
+    options |= {"worker_init_fn": deaf, "pin_memory": on_gpu}
+    # Without the last, shorter batch: batch norm cannot take the spread of a single picture.
+    loader = DataLoader(Augmented(data, args.seed), args.batch_size, drop_last=True, **options)
+    atexit.register(end_workers)
+    if held_out.classes != data.classes or not (steps := len(loader)):
+        sys.exit(f"{folder}: other classes in val, or no full batch for each rank" if rank == 0 else 1)
+
+    torch.manual_seed(args.seed)
+    make = resnet8 if args.arch == "resnet8" else partial(get_model, args.arch)
+    layout = torch.channels_last if on_gpu else None  # as convolutions like it best there
+    model = make(num_classes=len(data.classes)).to(device, memory_format=layout)
+    ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
+    peak = args.lr * args.batch_size * world_size / 256  # in proportion to the global batch (lesson 11)
+    optimizer = torch.optim.SGD(ddp.parameters(), peak, momentum=0.9, weight_decay=1e-4)
+
+    done, seen = 0, 0  # epochs, and pictures of the next one, over all ranks
+    of = {"arch": args.arch, "classes": len(data.classes)}
+    if state := resume(args.checkpoint, of):
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        done, seen = state["epoch"], state["seen"]
+        if rank == 0:
+            print(f"done already: {done} epochs, and {seen:,} pictures of the next", flush=True)
+    torch.manual_seed(hash((args.seed, rank, done, seen)) % 2**63)  # from here on each rank has its own dice
+    end = []  # not a threading.Event: its set() takes a lock, and a second signal in there waits for ever
+    if args.checkpoint is not None:
+        signal.signal(signal.SIGTERM, lambda *_: end.append(True))
+
+    def save(epoch, seen):
+        """Rank 0 writes; a kill leaves the old file or the new one, never half."""
+        if rank == 0 and args.checkpoint is not None:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "of": of}
+            torch.save(state | {"epoch": epoch, "seen": seen}, part := f"{args.checkpoint}.part")
+            os.replace(part, args.checkpoint)
+        dist.barrier()  # no rank goes on before the checkpoint is there
+
+    for epoch in range(done + 1, args.epochs + 1):
+        sampler.set_epoch(epoch)
+        first = seen // (args.batch_size * world_size)  # what was trained on already is not decoded again
+        sampler.start, seen = first * args.batch_size, 0
+        total = torch.zeros((), device=device)  # of the losses; all batches are equally long
+        waited, began = 0.0, (ready := time.perf_counter())
+        for step, (images, labels) in enumerate(track(loader), first):
+            waited += time.perf_counter() - ready
+            if args.checkpoint is not None and step % 5 == 0:
+                dist.all_reduce(asked := torch.tensor(len(end), device=device), dist.ReduceOp.MAX)
+                if asked.item():  # all end, or none: the signal may have reached one
+                    save(epoch - 1, step * args.batch_size * world_size)
+                    sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
+            at = (epoch - 1 + (step + 1) / steps) / args.epochs  # of the way: a warm-up, a cosine down to 0
+            optimizer.param_groups[0]["lr"] = peak * min(1, 18 * at) * (1 + math.cos(math.pi * at)) / 2
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+                loss = F.cross_entropy(ddp(standard(images.float())), labels, label_smoothing=0.1)
+            optimizer.zero_grad()
+            loss.backward()  # DDP averages the gradients over the ranks in here
+            optimizer.step()
+            total += loss.detach()
+            log(loss=loss.detach())
+            ready = time.perf_counter()
+        dist.all_reduce(total)
+        made = max(1, steps - first) * world_size  # steps of all ranks
+        loss, seconds = total.item() / made, time.perf_counter() - began
+        for buffer in model.buffers():  # batch norm's statistics are each rank's own: take their mean
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer /= world_size
+        top1, top5 = evaluate(model, held_out, args, device)
+        log(top1=top1, top5=top5)
+        if rank == 0:
+            speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, {waited / seconds:.0%} waiting"
+            print(f"epoch {epoch}: loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}; {speed}", flush=True)
+        save(epoch, 0)
+    dist.destroy_process_group()
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--data", type=Path, metavar="DIR", required=pictures is None, help="has train/CLASS and val/CLASS")
+    add("--arch", default="resnet18", help="resnet8, or one of torchvision's classifiers")
+    add("--epochs", type=int, default=90, help="times through the training pictures")
+    add("--batch-size", type=int, default=32, help="pictures a step, on each rank")
+    add("--lr", type=float, default=0.1, help="SGD's highest learning rate, for a global batch of 256")
+    add("--size", type=int, default=224, help="pixels that the network sees, each way")
+    add("--shrink", action="store_true", help="decode large JPEGs at 1/2, 1/4 or 1/8 of their size")
+    add("--workers", type=int, default=0, help="processes that decode and augment, for each rank")
+    add("--amp", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
+    add("--seed", type=int, default=0, help="of the first weights, the order and the crops")
+    add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")
+    args = parser.parse_args()
+    for name, least in {"epochs": 1, "batch-size": 2, "size": 8, "workers": 0, "lr": 1e-9}.items():
+        if not least <= (given := getattr(args, name.replace("-", "_"))) < math.inf:
+            parser.error(f"argument --{name}: it is a number from {least:g} on, not {given:g}")
+    if args.data and not all(any((args.data / split).glob("*/")) for split in ("train", "val")):
+        parser.error(f"argument --data: {str(args.data)!r} must have train and val, with a folder a class")
+    if (path := args.checkpoint) and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        parser.error(f"{str(path)!r} must be a file, in a folder that is there and can be written")
+    return args
+
+
+if __name__ == "__main__":
+    train(parse_arguments())

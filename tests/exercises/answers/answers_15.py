@@ -1,0 +1,420 @@
+"""What people answer in exercise 15, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import deque
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tests.exercises.answers import right, wrong
+
+ONCE = "over all ranks and workers each sample comes once in every epoch"
+OPENED = "each file is opened by one reader alone, and no reader has two files more than another"
+LAZY = "a sample is read when it is asked for, and not before"
+
+
+class Base(IterableDataset):
+    def __init__(self, files, read, rank, world_size):
+        self.files, self.read, self.rank, self.world_size = files, read, rank, world_size
+
+    def reader(self):
+        """This reader's number, and how many there are."""
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        return self.rank * workers + worker, self.world_size * workers
+
+
+@wrong("15.1", hint="Every reader reads all of it")
+class ReadsAll(Base):
+    def __iter__(self):
+        for file in self.files:
+            yield from self.read(file)
+
+
+@wrong("15.1", hint="Each sample comes once for every worker")
+class ForgetsTheWorkers(Base):
+    def __iter__(self):
+        for file in self.files[self.rank :: self.world_size]:
+            yield from self.read(file)
+
+
+@wrong("15.1", hint="Each sample comes once for every rank")
+class ForgetsTheRanks(Base):
+    def __iter__(self):
+        info = get_worker_info()
+        for file in self.files[info.id :: info.num_workers] if info else self.files:
+            yield from self.read(file)
+
+
+@wrong("15.1", hint="Each sample comes once for every worker")
+class AsksTooEarly(Base):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.number, self.readers = self.reader()  # in the rank: there is no worker yet
+
+    def __iter__(self):
+        for file in self.files[self.number :: self.readers]:
+            yield from self.read(file)
+
+
+@wrong("15.1", ONCE, hint="To open a file and pass over")
+class SharesSamples(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        every = itertools.chain.from_iterable(map(self.read, self.files))
+        yield from itertools.islice(every, number, None, readers)
+
+
+@wrong("15.1", ONCE, LAZY, hint="Deal them out one by one")
+class InBlocks(Base):
+    """The last reader has few, or none."""
+
+    def __iter__(self):
+        number, readers = self.reader()
+        each = len(self.files) // readers
+        end = (number + 1) * each if number < readers - 1 else None
+        for file in self.files[number * each : end]:
+            yield from self.read(file)
+
+
+@wrong("15.1", hint="Some are for nobody")
+class LeavesTheRest(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        each = len(self.files) // readers
+        for file in self.files[number * each : (number + 1) * each]:
+            yield from self.read(file)
+
+
+@wrong("15.1", hint="The second epoch is empty")
+class OnceOnly(Base):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.left = None
+
+    def __iter__(self):
+        if self.left is None:
+            number, readers = self.reader()
+            self.left = self.files[number::readers]
+        while self.left:
+            yield from self.read(self.left.pop(0))
+
+
+@wrong("15.1", ONCE, OPENED, hint="A file may be larger than the memory")
+class WholeFiles(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        for file in self.files[number::readers]:
+            yield from list(self.read(file))
+
+
+@wrong("15.1", hint="NoneType")
+class NeedsWorkers(Base):
+    def __iter__(self):
+        info = get_worker_info()
+        number = self.rank * info.num_workers + info.id
+        for file in self.files[number :: self.world_size * info.num_workers]:
+            yield from self.read(file)
+
+
+@wrong("15.1", hint="Some are for nobody")
+class NumbersCollide(Base):
+    """Worker 1 of rank 0 is worker 0 of rank 1."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        for file in self.files[self.rank + worker :: self.world_size * workers]:
+            yield from self.read(file)
+
+
+@right("15.1")
+class Nested(Base):
+    def __iter__(self):
+        info = get_worker_info()
+        files = self.files[self.rank :: self.world_size]
+        for i, file in enumerate(files):
+            if info is None or i % info.num_workers == info.id:
+                yield from self.read(file)
+
+
+EXACT = "every rank returns the share over all pictures, for each k, also where there are fewer classes"
+PADDING = "what the sampler repeats is counted once"
+FEW = "no more numbers travel than there are k, and one"
+
+
+def hits_of(batches, ks, size=None):
+    """This rank's hits for each k, and its pictures, in int64; without what lies beyond `size`."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    counts, position = torch.zeros(len(ks) + 1, dtype=torch.int64), rank
+    for scores, labels in batches:
+        places = torch.arange(position, position + ranks * len(labels), ranks)
+        position += ranks * len(labels)
+        keep = places < size if size else torch.ones(len(labels), dtype=torch.bool)
+        best = scores.topk(min(max(ks), scores.shape[1])).indices == labels[:, None]
+        for i, k in enumerate(ks):
+            counts[i] += (best[:, :k].any(1) & keep).sum()
+        counts[-1] += keep.sum()
+    return counts
+
+
+def shares(counts, ks):
+    return {k: count / counts[-1].item() for k, count in zip(ks, counts.tolist(), strict=False)}
+
+
+@wrong("15.2", EXACT, FEW, hint="The repeated pictures are in it")
+def keeps_the_padding(batches, ks, size):
+    counts = hits_of(batches, ks)
+    dist.all_reduce(counts)
+    return shares(counts, ks)
+
+
+@wrong("15.2", EXACT, FEW, hint="counted as hits")
+def divides_by_size_alone(batches, ks, size):
+    counts = hits_of(batches, ks)
+    dist.all_reduce(counts)
+    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=False)}
+
+
+@wrong("15.2", hint="this rank's own share")
+def its_own(batches, ks, size):
+    return shares(hits_of(batches, ks, size), ks)
+
+
+@wrong("15.2", EXACT, FEW, hint="The mean of the ranks' shares")
+def mean_of_shares(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    mine = counts[:-1].double() / counts[-1]
+    dist.all_reduce(mine)
+    return dict(zip(ks, (mine / dist.get_world_size()).tolist(), strict=True))
+
+
+@wrong("15.2", hint="right to seven digits")
+def divides_in_float32(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    dist.all_reduce(counts)
+    return {k: (counts[i] / counts[-1]).item() for i, k in enumerate(ks)}
+
+
+@wrong("15.2", hint="a number from 0 to 1")
+def in_percent(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    dist.all_reduce(counts)
+    return {k: 100 * share for k, share in shares(counts, ks).items()}
+
+
+@wrong("15.2", hint="out of range")
+def five_of_three(batches, ks, size):
+    right = dict.fromkeys(ks, 0)
+    for scores, labels in batches:
+        for k in ks:
+            right[k] += (scores.topk(k).indices == labels[:, None]).sum()
+    for k in ks:
+        dist.all_reduce(right[k])
+    return {k: right[k].item() / size for k in ks}
+
+
+@wrong("15.2", EXACT, PADDING, hint="What is enough?")
+def gathers_the_hits(batches, ks, size):
+    hits = torch.cat(
+        [
+            torch.stack([(s.topk(min(k, s.shape[1])).indices == y[:, None]).any(1) for k in ks], dim=1)
+            for s, y in batches
+        ]
+    ).long()
+    every = [torch.empty_like(hits) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, hits)
+    in_order = torch.stack(every, dim=1).flatten(0, 1)[:size]
+    return {k: in_order[:, i].sum().item() / size for i, k in enumerate(ks)}
+
+
+@wrong("15.2", EXACT, FEW, hint="Which pictures are counted")
+def drops_on_every_rank(batches, ks, size):
+    """The last picture of each rank, where there is a rest."""
+    pairs = [(s[i : i + 1], y[i : i + 1]) for s, y in batches for i in range(len(y))]
+    if size % dist.get_world_size():
+        pairs = pairs[:-1]
+    counts = hits_of(pairs, ks)
+    dist.all_reduce(counts)
+    return shares(counts, ks)
+
+
+@wrong("15.2", hint="a dict")
+def a_list(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    dist.all_reduce(counts)
+    return list(shares(counts, ks).values())
+
+
+@right("15.2")
+def by_places(batches, ks, size):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    every = [
+        (scores[i] > scores[i, label]).sum().item() for scores, y in batches for i, label in enumerate(y)
+    ]
+    mine = [place for j, place in enumerate(every) if rank + j * ranks < size]
+    found = {}
+    for k in ks:
+        count = torch.tensor(sum(place < k for place in mine))
+        dist.all_reduce(count)
+        found[k] = count.item() / size
+    return found
+
+
+@right("15.2")
+def in_float64(batches, ks, size):
+    counts = hits_of(batches, ks, size).double()
+    dist.all_reduce(counts)
+    return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
+
+
+ORDER = "all batches come, in their order, and an error of the source comes in its place"
+AHEAD = "while a batch is used the next ones are made, `ahead` of them and not many more"
+STOPS = "when nobody takes batches any more, no more are made"
+END = object()
+
+
+@wrong("15.3", ORDER, hint="only when it is asked for")
+def passes_through(batches, ahead):
+    yield from batches
+
+
+@wrong("15.3", hint="Where is it raised")
+def all_at_once(batches, ahead):
+    yield from list(batches)
+
+
+@wrong("15.3", ORDER, hint="only when it is asked for")
+def fills_a_list_itself(batches, ahead):
+    """It has them in advance, but makes each while the taker waits."""
+    batches = iter(batches)
+    waiting, trouble = deque(), None
+    while True:
+        while len(waiting) < ahead and trouble is None:
+            try:
+                waiting.append(next(batches))
+            except Exception as error:  # StopIteration is one
+                trouble = error
+        if not waiting:
+            if trouble and not isinstance(trouble, StopIteration):
+                raise trouble
+            return
+        yield waiting.popleft()
+
+
+def by_thread(batches, waiting, stop=None, tells=True, heeds=True):
+    def make():
+        try:
+            for batch in batches:
+                put(batch)
+                if stop and stop.is_set() and heeds:
+                    return
+        except Exception as error:
+            put((END, error if tells else None))
+        else:
+            put((END, None))
+
+    def put(item):
+        while not (stop and stop.is_set()):
+            try:
+                return waiting.put(item, timeout=0.05 if stop else None)
+            except queue.Full:
+                pass
+
+    def take():
+        thread = threading.Thread(target=make, daemon=True)
+        thread.start()
+        try:
+            while True:
+                item = waiting.get()
+                if isinstance(item, tuple) and item[0] is END:
+                    if item[1]:
+                        raise item[1]
+                    return
+                yield item
+        finally:
+            if stop:
+                stop.set()
+                thread.join()
+
+    return take()
+
+
+@wrong("15.3", ORDER, hint="what makes the maker wait")
+def without_a_bound(batches, ahead):
+    return by_thread(batches, queue.Queue(), threading.Event())
+
+
+@wrong("15.3", ORDER, AHEAD, hint="who tells the maker")
+def never_ends(batches, ahead):
+    return by_thread(batches, queue.Queue(ahead))
+
+
+@wrong("15.3", ORDER, AHEAD, hint="who tells the maker")
+def makes_them_all_for_nobody(batches, ahead):
+    return by_thread(batches, queue.Queue(ahead), threading.Event(), heeds=False)
+
+
+@wrong("15.3", AHEAD, STOPS, hint="Where is it raised")
+def swallows_the_error(batches, ahead):
+    return by_thread(batches, queue.Queue(ahead), threading.Event(), tells=False)
+
+
+@wrong("15.3", AHEAD, STOPS, hint="from which end")
+def the_last_first(batches, ahead):
+    return by_thread(batches, queue.LifoQueue(ahead), threading.Event())
+
+
+@wrong("15.3", ORDER, hint="not by as many as it may be")
+def one_ahead(batches, ahead):
+    return by_thread(batches, queue.Queue(1), threading.Event())
+
+
+@right("15.3")
+def a_thread_and_a_queue(batches, ahead):
+    return by_thread(batches, queue.Queue(ahead), threading.Event())
+
+
+@right("15.3")
+def with_a_condition(batches, ahead):
+    batches, waiting, changed, gone = iter(batches), deque(), threading.Condition(), []
+
+    def make():
+        while True:
+            with changed:
+                changed.wait_for(lambda: gone or len(waiting) < ahead)
+                if gone:
+                    return
+            try:
+                item = (True, next(batches))
+            except BaseException as error:
+                item = (False, error)
+            with changed:
+                waiting.append(item)
+                changed.notify_all()
+            if not item[0]:
+                return
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        while True:
+            with changed:
+                changed.wait_for(lambda: waiting)
+                fine, item = waiting.popleft()
+                changed.notify_all()
+            if not fine:
+                if isinstance(item, StopIteration):
+                    return
+                raise item
+            yield item
+    finally:
+        with changed:
+            gone.append(True)
+            changed.notify_all()
+        thread.join()

@@ -1,0 +1,200 @@
+"""lessons/scripts/train_imagenet.py, as a learner starts it; on few small pictures, and few processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import PIL.Image
+import pytest
+import torch
+
+from tests.support.processes import processes_marked, wait_for
+
+SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_imagenet.py"
+SMALL = ["--arch", "resnet8", "--size", "16", "--batch-size", "4", "--lr", "0.2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+LINE = r"epoch {}: loss \d\.\d{{3}}, top-1 (\d+\.\d)%, top-5 (\d+\.\d)%; [\d,]+ pictures/s, \d+% waiting"
+SECONDS = 300
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parents[2]))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three classes, by colour; 26 pictures to train on, 7 to judge. Their names end as ImageNet's do."""
+    colors = {"n01": (200, 20, 20), "n02": (20, 200, 20), "n03": (20, 20, 200)}
+    for split, counts in (("train", (9, 9, 8)), ("val", (3, 2, 2))):
+        for (name, color), count in zip(colors.items(), counts, strict=True):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for i in range(count):
+                bright = tuple(value + 3 * i for value in color)
+                image = PIL.Image.new("RGB", (48, 40), bright)
+                image.save(tmp_path / "data" / split / name / f"{name}_{i}.JPEG", "JPEG")
+    return tmp_path / "data"
+
+
+def typed(*words: object) -> tuple[int, str, str]:
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    return done.returncode, done.stdout, done.stderr
+
+
+def changed(path: Path, lines: str) -> Path:
+    """The program with some lines of a learner's own, which may call it `program`."""
+    path.write_text(
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        f"import torch\nimport train_imagenet as program\n{textwrap.dedent(lines)}\n"
+        'if __name__ == "__main__":\n    program.train(program.parse_arguments())\n'
+    )
+    return path
+
+
+def state(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def same(a: object, b: object) -> bool:
+    """Bit for bit, all the way down."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, folder: Path) -> None:
+    """To the last digit, though the one had a worker for each rank, and the others none or two."""
+    words = [*SMALL, "--data", folder, "--epochs", 3, "--batch-size", 2, "--checkpoint"]
+    code, output, errors = typed(*TORCHRUN, SCRIPT, *words, tmp_path / "whole.pt", "--workers", 1)
+    assert code == 0, errors
+    found = [re.fullmatch(LINE.format(1 + i), line) for i, line in enumerate(output.splitlines())]
+    assert len(found) == 3
+    assert all(found), output
+    for line in found:
+        hits = float(line[1]) / 100 * 7
+        assert abs(hits - round(hits)) < 0.01, "of seven pictures, each judged once"
+        assert line[2] == "100.0", "three classes, five guesses"
+
+    # 13 pictures on each rank make 6 steps an epoch; rank 1 alone is asked, in the second epoch
+    asked = changed(
+        tmp_path / "asked.py",
+        """
+        steps = 0
+
+        def log(loss=None, **others):
+            global steps
+            steps += loss is not None
+            if steps == 6 + 3 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        program.log = log
+        """,
+    )
+    code, output, errors = typed(*TORCHRUN, asked, *words, tmp_path / "parts.pt")
+    assert code != 0
+    assert output.count("epoch") == 1, output
+    assert (state(tmp_path / "parts.pt")["epoch"], state(tmp_path / "parts.pt")["seen"]) == (1, 5 * 2 * 2)
+    code, output, errors = typed(*TORCHRUN, SCRIPT, *words, tmp_path / "parts.pt", "--workers", 2)
+    assert code == 0, errors
+    assert output.startswith("done already: 1 epochs, and 20 pictures of the next\nepoch 2: ")
+    whole, parts = (state(tmp_path / name) for name in ("whole.pt", "parts.pt"))
+    assert same(whole, parts)
+    assert not [each for each in os.listdir(tmp_path) if each.endswith(".part")]
+
+
+def test_two_ranks_are_one_of_the_whole_batch(tmp_path: Path, folder: Path) -> None:
+    """Where no layer mixes the samples of a batch, and each has the same crop: in float64, to rounding."""
+    script = changed(
+        tmp_path / "plain.py",
+        """
+        from torch import nn
+
+        def resnet8(num_classes):
+            layers = [nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, num_classes)]
+            return nn.Sequential(*layers).double()
+
+        program.resnet8 = resnet8
+        standard = program.standard
+        program.standard = lambda images: standard(images).double()
+        """,
+    )
+    words = [*SMALL, "--data", folder, "--epochs", 2, "--shrink", "--checkpoint"]
+    assert typed(script, *words, tmp_path / "one.pt", "--batch-size", 4)[0] == 0
+    assert typed(*TORCHRUN, script, *words, tmp_path / "two.pt", "--batch-size", 2)[0] == 0
+    one, two = (state(tmp_path / name)["model"] for name in ("one.pt", "two.pt"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_alone_without_the_course_and_a_kill_leaves_no_worker(tmp_path: Path, folder: Path) -> None:
+    """A copy of the file in a place where no course_lib is; with a network of torchvision, in bfloat16."""
+    shutil.copy(SCRIPT, tmp_path / "mine.py")
+    words = ["-I", "-c", "import sys, runpy; sys.modules['course_lib'] = None; "]
+    words[-1] += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words += [tmp_path / "mine.py", "--arch", "resnet18", "--amp", "--size", 32, "--batch-size", 4]
+    code, output, errors = typed(*words, "--data", folder, "--epochs", 1, "--workers", 1)
+    assert (code, errors) == (0, "")
+    assert re.fullmatch(LINE.format(1), output.strip()), output
+    code, output, errors = typed(*words)
+    assert code == 2
+    assert "the following arguments are required: --data" in errors
+
+    mark = "TEST_MARK", str(tmp_path)
+    command = [sys.executable, str(SCRIPT), *SMALL, "--data", str(folder), "--epochs", "500"]
+    command += ["--workers", "2", "--checkpoint", str(tmp_path / "a.pt")]
+    environment = os.environ | dict([mark])
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for((tmp_path / "a.pt").exists, seconds=SECONDS)
+    for each in processes_marked(*mark):  # as torchrun does it, and a cluster: to all of them
+        each.send_signal(signal.SIGTERM)
+    errors = process.communicate(timeout=SECONDS)[1]
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    wait_for(lambda: not processes_marked(*mark), seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch-size", 1], "argument --batch-size: it is a number from 2 on, not 1"),
+        (["--data", "."], "argument --data: '.' must have train and val, with a folder a class"),
+        (["--checkpoint", "no/such/a.pt"], "must be a file, in a folder that is there and can be written"),
+    ],
+    ids=["batch", "data", "checkpoint"],
+)
+def test_a_wrong_argument_is_told(
+    words: list, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output, errors = typed(SCRIPT, *words)
+    assert (code, output) == (2, "")
+    assert errors.splitlines()[-1].endswith(said)
+
+
+def test_what_will_not_do_is_told_in_a_line(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "a.pt").write_text("Hello")
+    words = [SCRIPT, *SMALL, "--data", folder, "--epochs", 1]
+    code, output, errors = typed(*words, "--checkpoint", tmp_path / "a.pt")
+    assert (code, output) == (1, "")
+    assert "is no checkpoint of this program: " in errors
+    assert (tmp_path / "a.pt").read_text() == "Hello"
+    shutil.rmtree(folder / "val" / "n02")
+    code, output, errors = typed(*words)
+    assert (code, output) == (1, "")
+    assert "other classes in val" in errors
