@@ -33,6 +33,7 @@ _HOME_OF = {
     "load_weights": "checkpoint.checkpoint",
     "log": "rank.calls",
     "machine": "hardware",
+    "node_map": "figures.nodes",
     "overlap": "measure.profiled",
     "place": "rank.calls",
     "profiled": "measure.profiled",
