@@ -34,7 +34,8 @@ AT_ONCE = 1e-4  # seconds: a batch that came in less was not waited for
 CONTAINERS = (list, tuple, dict)  # made once: to make ``list | tuple | dict`` takes longer than to ask
 # What a launcher tells a rank.
 TOLD = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS|"
+    r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds: the rank's own work begins before
 

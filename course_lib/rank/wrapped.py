@@ -43,10 +43,15 @@ def run_program(script: str, arguments: list[str]) -> None:
 def run_agent(arguments: list[str]) -> None:
     """Be torchrun on one node, and tell which of its ranks ended without a word of their own."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     folder = Path(os.environ["COURSE_RUN"])
-    end_with(int(os.environ["COURSE_KERNEL"]))
+    if "COURSE_KERNEL" in os.environ:
+        end_with(int(os.environ["COURSE_KERNEL"]))
+    else:  # one node of a job of Slurm, which ends it
+        node = os.environ["SLURM_NODEID"]
+        arguments = ["--redirects=3", f"--log-dir={folder / 'torchrun' / f'node-{node}'}", *arguments]
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     try:
         run.main(arguments)
@@ -58,6 +63,12 @@ def run_agent(arguments: list[str]) -> None:
         sys.exit(1)
     except SystemExit:
         raise
+    except SignalException as error:
+        if "SLURM_NODEID" in os.environ:  # Slurm ends a job's torchruns when one has failed: that one tells
+            print(error, file=sys.stderr)
+        else:
+            report_exception(folder, PROGRAM, error)
+        sys.exit(1)
     except BaseException as error:
         report_exception(folder, PROGRAM, error)
         sys.exit(1)

@@ -7,10 +7,12 @@
 
     python slurm_here.py sbatch --wait train.sbatch      the same for one command
 
-It starts munged, slurmctld and two slurmd as the daemons of a cluster, all on the loopback address, with a
-key, a socket, ports and a folder of their own; a Slurm that this machine belongs to is left alone. A keeper
-process holds them, and ends them with all jobs when it is told to, or when its parent is gone. It needs
-Linux with Debian's or Ubuntu's packages `slurm-wlm` and `munge`; root is needed to install them, not here.
+It starts munged, slurmctld and two slurmd, the daemons of a cluster, with a key, a socket, ports and a folder
+of their own; a Slurm that this machine belongs to is left alone. They listen at the address that the
+machine's own name stands for (often 127.0.0.1), and take no message without a token of their munged's. A
+keeper process holds them, and ends them with all jobs when it is told to, or when its parent is gone. It
+needs Linux with Debian's or Ubuntu's packages `slurm-wlm` and `munge`; root is needed to install them, not
+here.
 """
 
 import contextlib
@@ -37,7 +39,7 @@ TRIES = 3  # another process may take a port between its choice and its use
 
 CONFIGURATION = """\
 ClusterName=here
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={controller_port}
 SlurmUser={user}
 SlurmdUser={user}
@@ -69,7 +71,7 @@ CompleteWait=0
 {nodes}
 PartitionName=main Nodes=ALL Default=YES State=UP MaxTime=60
 """
-NODE = "NodeName=node{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={mib}"
+NODE = "NodeName=node{number} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} RealMemory={mib}"
 # What a program on such a node must know: the nodes share one machine, its GPUs and its loopback address.
 PROLOG = """\
 #!/bin/sh
@@ -206,15 +208,18 @@ def die_with_the_keeper():
 def start(folder, count, cpus):
     """Write the configuration, start munged, slurmctld and a slurmd for each node."""
     host = socket.gethostname().partition(".")[0]
-    controller_port, *ports = free_ports(count + 1)
+    address = address_of(socket.gethostname())
+    controller_port, *ports = free_ports(address, count + 1)
     mib = max(1000, psutil.virtual_memory().total // 2**20 // count)
     nodes = [
-        NODE.format(number=i, host=host, port=port, cpus=cpus, mib=mib) for i, port in enumerate(ports, 1)
+        NODE.format(number=i, host=host, address=address, port=port, cpus=cpus, mib=mib)
+        for i, port in enumerate(ports, 1)
     ]
     (folder / "slurm.conf").write_text(
         CONFIGURATION.format(
             user=pwd.getpwuid(os.geteuid()).pw_name,
             host=host,
+            address=address,
             controller_port=controller_port,
             folder=folder,
             nodes="\n".join(nodes),
@@ -256,12 +261,22 @@ def daemon(folder, program, *arguments):
         )
 
 
-def free_ports(count):
-    """Of the loopback address, outside of those that systems give to whoever asks for any."""
+def address_of(host):
+    """Where the daemons listen: what the machine's name stands for, which is all that they can be told."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise OSError(
+            f"this machine does not know its own name, {host!r}: {error}; /etc/hosts can say it"
+        ) from None
+
+
+def free_ports(address, count):
+    """Outside of those that systems give to whoever asks for any."""
     found = []
     while len(found) < count:
         port = random.randrange(12_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
             found.append(port)
     return found
 
