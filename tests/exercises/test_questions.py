@@ -44,6 +44,7 @@ SOLVES = (
     *("no_sync", "require_backward", "clip_grad", "isfinite"),
     *("next_functions", "requires_grad_", "autograd.grad", "running_mean", "all_gather"),
     *("sorted(", "max(", "argmax"),
+    *("scontrol", "ntasks", "SLURM_JOB_ID", "NODEID", "new_group", "nproc"),
 )
 
 
@@ -83,7 +84,7 @@ def test_every_question_has_its_wrong_and_its_other_right_answers() -> None:
 
 ON_RANKS = (  # or through files
     *("04.3", "05", "06", "07", "08.2", "08.3", "09.2", "10.2", "10.3"),
-    *("11.1", "11.2", "12", "13", "14.3"),
+    *("11.1", "11.2", "12", "13", "14.3", "17.1", "17.2"),
 )
 
 
