@@ -54,15 +54,18 @@ class Job(WithRanks):
     # --- a thread of its own asks: an answer may take a minute, and Stop must not wait for it --------------
 
     def _ask(self) -> None:
+        forgotten = False
         while not self._enough.is_set():
             self._ask_now.clear()
             try:
                 standing, self._silence = cluster.ask(self._number), ""
             except cluster.SlurmError as error:
                 standing, self._silence = self._standing, str(error)
-            if standing != self._standing:
+            known = standing.state != "UNKNOWN" or forgotten  # asked twice, in case that it was a slip
+            forgotten = standing.state == "UNKNOWN"
+            if known and standing != self._standing:
                 self._standing, self._since = standing, time.monotonic()
-            if standing.over:
+            if self._standing.over:
                 return
             share = ASK_SHARE * (time.monotonic() - self._since)
             self._ask_now.wait(min(ASK_AT_MOST, max(ASK_AT_LEAST, share)))
@@ -98,14 +101,16 @@ class Job(WithRanks):
 
     def code(self) -> int | None:
         standing, status = self._standing, exit_status(self._run.folder)
-        if not standing.over:
-            if status is None:
-                return None
-            if self._ended_at is None:
-                self._ended_at = time.monotonic()
-                self._ask_now.set()
-            # Slurm has forgotten it, or does not answer: its script has said how it ended
-            return None if time.monotonic() < self._ended_at + SETTLE_SECONDS else status
+        if not standing.over and status is None:
+            return None
+        if self._ended_at is None:
+            self._ended_at = time.monotonic()
+            self._ask_now.set()
+        settled = time.monotonic() > self._ended_at + SETTLE_SECONDS
+        if not standing.over:  # its script has said how it ended, and Slurm does not answer
+            return status if settled else None
+        if standing.state in ("COMPLETED", "FAILED") and status is None and not settled:
+            return None  # a shared disk may tell of a new file later
         if standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and status == 0):
             return 0
         return status or 1

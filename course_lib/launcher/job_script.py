@@ -23,7 +23,7 @@ torchrun=({python} -m torch.distributed.run)
 program=({program})
 if [[ -n ${{COURSE_RUN:-}} ]]; then  # by slurm(), which reads what is noted there; by hand it is not set
     export COURSE_STARTED=$(date +%s.%N) SLURM_STDOUTMODE="$COURSE_RUN/{agent_logs}"
-    torchrun=({python} -m course_lib.rank.wrapped --torchrun)
+    torchrun=({python} -m course_lib.rank.wrapped --node)
     program=(-m course_lib.rank.wrapped "${{program[@]}}")
     trap 'echo $? >"$COURSE_RUN/{ended}.part"; mv "$COURSE_RUN/{ended}.part" "$COURSE_RUN/{ended}"' EXIT
 fi

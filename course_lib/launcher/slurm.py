@@ -42,7 +42,8 @@ def slurm(
     it again, and `rejoin` watches it again.
 
     A rank's seconds count from the job's start by its own node's clock. Where the clocks of two nodes differ
-    by 5 ms, their curves are shifted by so much, and who waits for whom is only told for longer waits.
+    by 5 ms, their curves are shifted by so much, and a rank may look late by as much. Clusters keep their
+    clocks together to about a millisecond (NTP).
 
     Parameters
     ----------

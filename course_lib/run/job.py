@@ -90,7 +90,7 @@ class JobFacts:
         """How long it took, or takes, in words: ``"5.1 s"``, ``"5.1 s (before that 12 s in the queue)"``."""
         if not self.is_job:
             return f"{self.seconds:.1f} s"
-        if self._facts.get("queued_seconds") is None or not self.nodes:
+        if not self.nodes:
             return f"{self.queued_seconds:.0f} s in the queue"
         return f"{self.seconds:.1f} s (before that {self.queued_seconds:.0f} s in the queue)"
 
@@ -113,7 +113,7 @@ class JobFacts:
         known = dict(self._facts)
         if standing is not None and self._facts.get("state") in LASTING:
             facts |= {"state": "queued" if standing.waits else "running", "reason": standing.reason}
-            facts["job_state"] = standing.state
+            facts |= {"job_state": standing.state, "job_seconds": standing.seconds}
             if standing.nodes:
                 facts["nodes"] = standing.nodes
             began = standing.queued_seconds is not None
@@ -154,9 +154,19 @@ class JobFacts:
                 code = exit_status(self.folder)
                 well = standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and code == 0)
                 error = "" if well else self._how_it_ended(standing, code)
-                self.end("done" if well else "failed", error, standing.seconds)
+                self.end("done" if well else "failed", error)
         except OSError:  # it is somebody else's folder, or the disk is full
             return
+
+    def _of_a_job(self, so_far: float) -> float:
+        """How long it was at work, by seconds since its start: nobody may have watched its end."""
+        if not self._facts.get("nodes"):
+            return 0.0
+        try:
+            ended = (self.folder / JOB_ENDED).stat().st_mtime - self._facts["started"]
+        except OSError:
+            ended = self._facts.get("job_seconds")
+        return so_far if ended is None else max(0.0, min(so_far, ended))
 
     def _how_it_ended(self, standing: cluster.Standing, code: int | None) -> str:
         """In short; `rejoin` gives the report with the lines of the script."""

@@ -118,13 +118,12 @@ class Run(JobFacts):
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
-    def end(self, state: str, error: str = "", seconds: float | None = None) -> None:
-        """Write down how it ended; now, unless it is said how many seconds it took."""
+    def end(self, state: str, error: str = "") -> None:
+        """Write down how it ended."""
         self._facts["world_size"] = self.world_size
-        seconds = self._seconds_so_far() if seconds is None else seconds
         if self.is_job:
             self._facts["queued_seconds"] = self.queued_seconds
-        self._facts |= {"state": state, "seconds": seconds, "error": error}
+        self._facts |= {"state": state, "seconds": self._seconds_so_far(), "error": error}
         try:
             self._save()
         except OSError as reason:  # a full disk, a folder that was removed: it has ended all the same
@@ -168,9 +167,8 @@ class Run(JobFacts):
         return self._facts.get("seconds", self._seconds_so_far())
 
     def _seconds_so_far(self) -> float:
-        if self.is_job and self._facts.get("queued_seconds") is None:
-            return 0.0
-        return time.time() - self._facts.get("started", math.nan)
+        so_far = time.time() - self._facts.get("started", math.nan)
+        return self._of_a_job(so_far) if self.is_job else so_far
 
     @property
     def short_of_memory(self) -> bool:

@@ -68,6 +68,8 @@ KillWait=5
 # A job is looked for a place at once, and a killed one is gone soon
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 CompleteWait=0
+# Jobs choose ports by their number, and two such Slurms on one machine must not choose the same
+FirstJobId={first_job}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES State=UP MaxTime=60
 """
@@ -220,6 +222,7 @@ def start(folder, count, cpus):
             user=pwd.getpwuid(os.geteuid()).pw_name,
             host=host,
             address=address,
+            first_job=random.randrange(1, 60_000),
             controller_port=controller_port,
             folder=folder,
             nodes="\n".join(nodes),
