@@ -80,12 +80,19 @@ def measure(name, work, ranks, size, rounds, device):
 
 def main(args):
     device, backend = place()
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
-    world_size, per_node = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    store, rank, world_size = next(dist.rendezvous("env://"))  # as torchrun has told us
+
+    def join(name, rank):
+        own = dist.PrefixStore(name, store)  # two groups, one after the other, in one store
+        device_id = device if backend == "nccl" else None
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world_size, device_id=device_id)
+
+    join("in order", rank)
+    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     everyone, first_of_node = list(range(world_size)), list(range(0, world_size, per_node))
     heads = dist.new_group(first_of_node)
     nodes = [dist.new_group(everyone[first : first + per_node]) for first in first_of_node]  # on every rank
-    mine, mates = nodes[dist.get_rank() // per_node], everyone[:per_node]  # node 0 is measured
+    mine, mates = nodes[rank // per_node], everyone[:per_node]  # node 0 is measured
 
     def one_ring(name, size):
         measure(name, lambda tensor: flat(tensor, None), everyone, size, args.rounds, device)
@@ -98,9 +105,8 @@ def main(args):
     measure("all, two levels", levels, everyone, args.sizes[-1], args.rounds, device)
     dist.destroy_process_group()
     # The same ring, but numbered round robin: neighbours in the ring never sit on the same node.
-    node, local = divmod(int(os.environ["RANK"]), per_node)
-    os.environ["RANK"] = str(local * (world_size // per_node) + node)
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+    node, local = divmod(rank, per_node)
+    join("round robin", local * (world_size // per_node) + node)
     one_ring("all, round robin", args.sizes[-1])
     dist.destroy_process_group()
 

@@ -1,12 +1,14 @@
 """What lesson 17 uses besides its subject: records for machines that lack something, agents, what they said.
 
-from scripts.many_machines import Listener, Record, agent_says  # in a notebook of the folder lessons
+from scripts.many_machines import Record  # in a notebook of the folder lessons
 """
 
 import json
 import os
 import platform
 import re
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -58,6 +60,32 @@ def _tidy(text):
     return text
 
 
+def free_port():
+    """A port of this machine that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def shell(*command):
+    """What a terminal shows of a command: the line that you type, and what it prints."""
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return f"$ {' '.join(command)}\n{done.stdout.strip()}"
+
+
+def wait_until(true, seconds=120):
+    """Look ten times a second; TimeoutError if it does not come true."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited for {seconds} s in vain")
+        time.sleep(0.1)
+
+
+def lines_with(path, *words):
+    """The lines of a file that have one of the words in them."""
+    return [line for line in Path(path).read_text().splitlines() if any(word in line for word in words)]
+
+
 def agent_says(*options):
     """The seconds that ``torchrun options…`` takes, and how it ends; a rank of `launch` calls this.
 
@@ -102,6 +130,13 @@ class Listener(threading.Thread):
         with self._more:
             self._more.wait_for(lambda: self.ended or len(self.with_words(words)) >= times, seconds)
         return len(self.with_words(words)) >= times
+
+    def last_words(self, seconds=60):
+        """Wait for its end; the last line that names an error, or the last one, and when it came."""
+        self.join(seconds)
+        errors = self.with_words("Error") or self.lines or [(0.0, "nothing")]
+        at, line = errors[-1]
+        return f"after {at:.0f} s: {line}"
 
     def with_words(self, *words):
         """(second, line) of the lines that have one of the words in them."""

@@ -24,7 +24,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 CARD = "eth0"  # what both call their end of the cable
 PROGRAMS = ("ip", "tc", "unshare", "nsenter", "mount", "cat")
 SECONDS = 10  # that a command about a host may take
-# A host's first process: it prepares, and waits for its end. $1: its name, $2: the names it knows, $3: its disk
+# A host's first process prepares, and waits for its end. $1 is its name, $2 the names it knows, $3 its disk
 BEGIN = """
 hostname "$1" && mount --bind "$2" /etc/hosts && mount -t tmpfs own "$3" && ip link set lo up &&
 echo ready && exec cat
@@ -66,19 +66,16 @@ class TwoHosts:
         self.disk.mkdir()
         try:
             for name in NAMES:
-                known = (
-                    folder / name
-                )  # as Debian's installer writes it: its own name is an address of its own
-                rows = ["127.0.0.1 localhost", f"127.0.1.1 {name}"]
-                rows += [
-                    f"{each} {other}" for each, other in zip(ADDRESSES, NAMES, strict=True) if other != name
-                ]
-                known.write_text("\n".join(rows) + "\n")
+                known = folder / name
+                others = [each for each in zip(ADDRESSES, NAMES, strict=True) if each[1] != name]
+                # As Debian's installer writes it: the own name is an address that nobody else has
+                rows = [("127.0.0.1", "localhost"), ("127.0.1.1", name), *others]
+                known.write_text("".join(f"{address} {called}\n" for address, called in rows))
                 self._begin(["sh", "-c", BEGIN, "sh", name, str(known), str(self.disk)])
             self._command(0, ["ip", "link", "add", CARD, "type", "veth", "peer", "name", CARD, "netns"], True)
             for host, address in enumerate(ADDRESSES):
                 self.run(host, ["ip", "address", "add", f"{address}/24", "dev", CARD])
-                limit = ["tbf", "rate", self.rate, "burst", "32kb", "latency", "50ms"]
+                limit = ["tbf", "rate", self.rate, "burst", "80kb", "latency", "50ms"]
                 self.run(host, ["tc", "qdisc", "add", "dev", CARD, "root", *limit])
                 self.run(host, ["ip", "link", "set", CARD, "up"])
             self._wait_for_the_cable()
@@ -136,10 +133,14 @@ class TwoHosts:
         return _done(self.within(host, command))
 
     def start(self, host, command, **environment):
-        """Start a command on a host; returns its `subprocess.Popen`, with all that it prints in `stdout`."""
+        """Start a command on a host; returns its `subprocess.Popen`, with all that it prints in `stdout`.
+
+        It has this process's environment, without what names a network card there, and what is added.
+        """
+        here = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
         return subprocess.Popen(
             self.within(host, command),
-            env={**os.environ, **environment},
+            env=here | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
