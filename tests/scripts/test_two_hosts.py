@@ -1,4 +1,4 @@
-"""`scripts/two_hosts.py`: two hosts with a cable; what they share, what not; nothing of them is left behind."""
+"""`scripts/two_hosts.py`: two hosts with a cable: what they share, what not, that nothing of them is left."""
 
 from __future__ import annotations
 
