@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -137,7 +138,11 @@ class JobFacts:
         now = time.monotonic()
         if not self.is_job or self.watched or self._facts.get("state") not in LASTING or now < self._look_at:
             return
-        self._look_at = now + LOOK_SECONDS
+        self._look_at = math.inf  # what is done here asks for properties that look, too
+        self._look_now()
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def _look_now(self) -> None:
         try:
             self._facts |= facts_of(self.folder)
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
