@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp|\.h):\d+\] ?")  # which errors of PyTorch's C++ begin with
+LOG_HEAD = re.compile(r"^[EWI]\d{4} [\d:.]+ \d+ \S+\] ")  # day, second, process, file and line
 
 
 class Record:
@@ -69,10 +70,10 @@ def free_port():
 def shell(*command):
     """What a terminal shows of a command: the line that you type, and what it prints."""
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return f"$ {' '.join(command)}\n{done.stdout.strip()}"
+    return f"$ {' '.join(command)}\n{done.stdout}".rstrip()
 
 
-def wait_until(true, seconds=120):
+def wait_until(true, seconds=240):
     """Look ten times a second; TimeoutError if it does not come true."""
     end = time.monotonic() + seconds
     while not true():
@@ -118,20 +119,22 @@ class Listener(threading.Thread):
     def run(self):
         for line in self.process.stdout:
             with self._more:
-                self.lines.append((time.monotonic() - self.since, CPP_FILE.sub("", line.rstrip())))
+                self.lines.append(
+                    (time.monotonic() - self.since, CPP_FILE.sub("", LOG_HEAD.sub("", line.rstrip())))
+                )
                 self._more.notify_all()
         code = self.process.wait()
         with self._more:
             self.ended = (time.monotonic() - self.since, code)
             self._more.notify_all()
 
-    def wait_for(self, words, times=1, seconds=60):
+    def wait_for(self, words, times=1, seconds=200):
         """Wait until so many lines have these words in them; returns whether they came before the end."""
         with self._more:
             self._more.wait_for(lambda: self.ended or len(self.with_words(words)) >= times, seconds)
         return len(self.with_words(words)) >= times
 
-    def last_words(self, seconds=60):
+    def last_words(self, seconds=200):
         """Wait for its end; the last line that names an error, or the last one, and when it came."""
         self.join(seconds)
         errors = self.with_words("Error") or self.lines or [(0.0, "nothing")]
