@@ -64,6 +64,9 @@ KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 class SlurmError(RuntimeError):
     """Slurm is not here, refused a job, or gave no answer."""
 
+    def _render_traceback_(self) -> list[str]:  # IPython shows this instead of the launcher's frames
+        return [f"\x1b[31mSlurmError\x1b[0m: {self}"]
+
 
 class Standing(NamedTuple):
     """How a job stands.

@@ -91,11 +91,9 @@ class Job(WithRanks):
 
     def wait(self, seconds: float) -> None:
         time.sleep(max(seconds, LOOK_SECONDS))
-        standing = self._standing
-        if (
-            not standing.over and self._silence
-        ):  # its state is what it was; the reason says why it is not known
-            standing = standing._replace(reason=self._silence)
+        standing, silence = self._standing, self._silence
+        if silence and not standing.over:  # nothing newer is known, and here is why
+            standing = standing._replace(reason=silence)
         with contextlib.suppress(OSError):
             self._run.note_job(standing)
 
@@ -148,7 +146,7 @@ class Job(WithRanks):
                 until = time.monotonic() + CANCEL_SECONDS
                 while not self._standing.over and time.monotonic() < until:
                     self._ask_now.set()
-                    self._asks.join(LOOK_SECONDS)
+                    self._asks.join(ASK_AT_LEAST)
                 state = self._standing.state
                 trouble = "" if self._standing.over else f"it is {state} {CANCEL_SECONDS:g} s later"
             except cluster.SlurmError as error:

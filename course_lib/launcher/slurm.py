@@ -45,6 +45,8 @@ def slurm(
     by 5 ms, their curves are shifted by so much, and a rank may look late by as much. Clusters keep their
     clocks together to about a millisecond (NTP).
 
+    Tried on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on a cluster of several.
+
     Parameters
     ----------
     script

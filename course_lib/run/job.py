@@ -60,8 +60,8 @@ class JobFacts:
 
     def node_of(self, rank: int | str) -> str:
         """The node of a rank, by Slurm's name for it; empty where it has not said so, and for no job."""
-        told = Trace(self.folder, rank).facts().get("environment", {}) if self.is_job else {}
-        return told.get("SLURMD_NODENAME", "")
+        told = Trace(self.folder, rank).facts().get("environment") if self.is_job else None
+        return str(told.get("SLURMD_NODENAME", "")) if isinstance(told, dict) else ""
 
     def who(self, rank: int | str) -> str:
         """``"rank 2"``, ``"rank 2 on node2"``, ``"the program"``, ``"the job"``."""
@@ -75,8 +75,9 @@ class JobFacts:
         if not self.is_job:
             return time.time()
         trace = Trace(self.folder, rank)
-        ticks, launched = trace.ticks()["seconds"], trace.facts().get("launched")
-        return launched + float(ticks[-1]) if len(ticks) and launched is not None else time.time()
+        latest, launched = trace.latest_second(), trace.facts().get("launched")
+        known = latest is not None and isinstance(launched, int | float)
+        return launched + latest if known else time.time()
 
     def lives(self, rank: int) -> bool:
         """Whether a rank that has said which process it is is at work still; of a job, whether the job is."""

@@ -73,6 +73,15 @@ class Trace:
         """Every column of `run_folder.TICK`, one entry for each tick so far."""
         return rows_of(self.files.ticks, TICK)
 
+    def latest_second(self) -> float | None:
+        """When it last wrote a tick, in seconds since the launch; the others are not read."""
+        try:
+            whole = self.files.ticks.stat().st_size // (8 * len(TICK))
+        except OSError:
+            return None
+        seconds = rows_of(self.files.ticks, TICK, skip=max(0, whole - 1))["seconds"]
+        return float(seconds[-1]) if len(seconds) else None
+
     def pace(self) -> dict[str, np.ndarray]:
         """Every column of `run_folder.PACE`, one entry for each tick inside a `track` loop so far."""
         return rows_of(self.files.pace, PACE)

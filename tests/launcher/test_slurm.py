@@ -25,7 +25,7 @@ from course_lib.report.failed import Stopped
 from tests.support.kernels import Kernel
 from tests.support.needs import missing
 from tests.support.processes import wait_for
-from tests.support.programs import Jump, assert_marked, script, timeless
+from tests.support.programs import Jump, assert_marked, assert_none_left, script, timeless
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "lessons" / "scripts"))
 import slurm_here
@@ -100,6 +100,7 @@ def failing(kind: type[RankError], *args: Any, **kwargs: Any) -> RankError:
     run = caught.value.run
     assert (run.state, Run.open().error) == ("failed", str(caught.value))
     assert state_of(run.job) not in ("PENDING", "RUNNING", "COMPLETING"), "it is gone"
+    assert_none_left(run)
     return caught.value
 
 
@@ -200,7 +201,7 @@ def test_not_done_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_cancelled_by_somebody_else(folder: Path) -> None:
-    act = when(at_work, lambda run: said("scancel", run.job))
+    act = when(lambda run: run.state == "running", lambda run: said("scancel", run.job))
     error = failing(RankError, script(folder, SLEEPS))
     act.join()
 
@@ -229,6 +230,7 @@ def test_interrupted(where: str, folder: Path) -> None:
     act.join()
     run = caught.value.run
     assert run.state == Run.open().state == "stopped"
+    assert_none_left(run)
     assert state_of(run.job) == "CANCELLED"
     in_queue = r"stopped after \d+ s in the queue; no rank is left"
     expected = (
