@@ -5,15 +5,14 @@ On each node, with an address of the first one that all can reach:
     torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 bandwidth.py
 
 Rank 0 prints a line for each measurement, as JSON: the ranks that took part, the bytes S that each of them
-held, the seconds of the slowest rank (the median of some rounds), and the bytes that node 0 sent to others
-meanwhile, as its network cards count them (what a GPU sends by RDMA,
-they do not see). It needs PyTorch alone.
+held, the seconds of the slowest rank (in the fastest round: other programs can only add), and the bytes that
+node 0 sent to others meanwhile, as its network cards count them (what a GPU sends by RDMA, they do not see).
+It needs PyTorch alone.
 """
 
 import argparse
 import json
 import os
-import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -74,7 +73,7 @@ def measure(name, work, ranks, size, rounds, device):
         if attempt:  # the first one makes connections
             seconds.append(took.item())
     if dist.get_rank() == 0:
-        told = {"what": name, "ranks": len(ranks), "bytes": size, "seconds": statistics.median(seconds)}
+        told = {"what": name, "ranks": len(ranks), "bytes": size, "seconds": min(seconds)}
         print(json.dumps(told | {"sent": sent() - before}), flush=True)
 
 
