@@ -16,6 +16,9 @@ from pathlib import Path
 RUN = "run.json"  # name, world_size, state, when it began, how it ended: as `run.Run` has them
 ASKED = "asked"  # there as soon as the launcher wants to know where every rank stands (`standstill`)
 PROGRAM = "program"  # in the place of a rank's number: a program outside of its ranks
+JOB_SCRIPT = "job.sbatch"  # what was submitted to Slurm
+JOB_ENDED = "job-ended"  # there once that script has come to its end: its exit status
+AGENT_LOGS = "torchrun/node-*.log"  # what the torchrun of each of a job's nodes printed
 # One tick: what a rank's thread notes ten times a second. Every field is a float64.
 TICK = [
     "seconds",  # since the launch

@@ -15,6 +15,7 @@ TOGETHER = (
     "test_digits.py",
     "test_notebook_kernel.py",
     "test_setup.py",
+    "test_slurm.py",
     "test_train_albert.py",
     "test_train_ddp.py",
 )

@@ -594,12 +594,13 @@ def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, t
 def test_ci_fails_with_the_tests_and_for_what_they_leave_behind(
     course: Course, tmp_path: Path, recipe: str, passes: bool
 ) -> None:
-    chromium = tmp_path / "course-programs" / "chromium"
+    programs = [tmp_path / "course-programs" / name for name in ("chromium", "sbatch")]
     told_of = 'echo "1 passed, all=$$COURSE_REQUIRE_ALL"'
     (course.root / "Makefile").write_text(f"test:\n\t@setsid {recipe}\n\t@{told_of}\n")
     environment = course.environment(COURSE_GRACE_SECONDS="1", WHO=str(tmp_path))
-    chromium.write_text("#!/bin/sh\n")
-    chromium.chmod(0o755)
+    for program in programs:
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
     done = subprocess.run(
         ["bash", course.root / ".ci" / "run"],
         env=environment,

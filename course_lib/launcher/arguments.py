@@ -32,10 +32,10 @@ def world_size_of(nprocs: int | None, device: str | None) -> int:
     return nprocs
 
 
-def check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None, name: str = "timeout") -> None:
     """Refuse what is no number of seconds."""
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
-        raise ValueError(f"timeout is a number of seconds above 0, or None for no limit; got {timeout!r}")
+        raise ValueError(f"{name} is a number of seconds above 0, or None for no limit; got {timeout!r}")
 
 
 def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

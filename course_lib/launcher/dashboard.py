@@ -64,9 +64,13 @@ class TerminalView(View):
         super().__init__(run)
         self._read: dict[Path, int] = {}
         self._warned = False
+        self._standing = ("", "")  # of a job
         self._look_again = time.monotonic() + WARN_SECONDS
 
     def update(self) -> None:
+        if self.run.is_job and (standing := (self.run.state, self.run.reason)) != self._standing:
+            self._standing = standing
+            print(self.run.headline(), flush=True)
         self._print_new(whole_lines=True)
         if time.monotonic() > self._look_again:
             self._look_again += 1
@@ -264,7 +268,7 @@ def bars_html(run: Run) -> str:
 def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
     ticks = run.ticks(rank)
     if not ticks["passes"].any():
-        state = "at work" if len(ticks["passes"]) else "starting"
+        state = "queued" if run.waits() else "at work" if len(ticks["passes"]) else "starting"
         return f'<progress style="width:{width}" value="0" aria-label="rank {rank}"></progress>', state
     now = {name: column[-1] for name, column in ticks.items()}
     known = not math.isnan(now["pass_total"])

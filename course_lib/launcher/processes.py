@@ -1,4 +1,7 @@
-"""Start processes and end them: the ranks of a `launch`, or a program that starts its own."""
+"""Start processes and end them: the ranks of a `launch`, or a program that starts its own.
+
+`watch` follows whatever is a `Started`: these two, and a job of Slurm (`job`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,31 @@ KILL_SECONDS = 5.0  # how long a killed process may take to be gone
 REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
 
 
-class Ranks:
+class Started:
+    """What `watch` follows: who started it can say whether it lives, and end it."""
+
+    def began(self) -> bool:
+        """Whether it is at work by now: only then does the learner's ``timeout`` run."""
+        return True
+
+    def overdue(self) -> str:
+        """Why it is given up before it has begun, in words; empty where it is not."""
+        return ""
+
+    def wait(self, seconds: float) -> None:
+        """Until something may have happened, at most about so long."""
+        raise NotImplementedError
+
+    def exit_codes(self) -> dict[int | str, int | None]:
+        """By rank, or of the program; None while it lives."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End what is left of it, with all that it has started."""
+        raise NotImplementedError
+
+
+class Ranks(Started):
     """The processes of a launch; none where ``stop`` is set before they could start."""
 
     def __init__(self, job: launched.Job, world_size: int, stop: threading.Event) -> None:
@@ -74,15 +101,47 @@ class Stage(Enum):
     OVER = auto()  # it has ended, or has had its time to report
 
 
-class Program:
-    """A program that starts its own ranks; torchrun on several nodes is as many."""
+class WithRanks(Started):
+    """Starts its own ranks, which say by a file that they have failed."""
+
+    report_seconds = REPORT_SECONDS
+
+    def __init__(self, run: Run, restarts: bool) -> None:
+        self._run = run
+        self._goes_on = restarts  # after the failure of a rank
+        self._end_by: float | None = None  # time.monotonic() by which it has reported a failure
+
+    def code(self) -> int | None:
+        """The exit code of what started the ranks; None while it lives."""
+        raise NotImplementedError
+
+    def exit_codes(self) -> dict[int | str, int | None]:
+        """Of the program; once it is over, of those of its ranks that have failed, too."""
+        code = self.code()
+        failed = [
+            rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
+        ]
+        if self._stage(code, bool(failed)) is not Stage.OVER:
+            return {PROGRAM: None}
+        return {PROGRAM: code} | ({} if code == 0 else dict.fromkeys(failed, code or 1))
+
+    def _stage(self, code: int | None, a_rank_failed: bool) -> Stage:
+        if code is not None:
+            return Stage.OVER
+        if self._goes_on or not a_rank_failed:
+            return Stage.AT_WORK
+        if self._end_by is None:
+            self._end_by = time.monotonic() + self.report_seconds
+        return Stage.REPORTS if time.monotonic() < self._end_by else Stage.OVER
+
+
+class Program(WithRanks):
+    """A program on this machine; torchrun on several nodes is as many."""
 
     def __init__(
         self, commands: list[list[str]], environments: list[dict[str, str]], run: Run, restarts: bool = False
     ) -> None:
-        self._run = run
-        self._goes_on = restarts  # after the failure of a rank
-        self._end_by: float | None = None  # time.monotonic() by which it has reported a failure
+        super().__init__(run, restarts)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._family: list[psutil.Process] = []
         with open(RankFiles(run.folder, PROGRAM).log, "ab") as log:
@@ -111,25 +170,9 @@ class Program:
             if running:
                 running[0].wait(seconds)
 
-    def exit_codes(self) -> dict[int | str, int | None]:
-        """Of the program; once it is over, of those of its ranks that have failed, too."""
+    def code(self) -> int | None:
         codes = [each.poll() for each in self._processes]
-        code = None if None in codes else next(filter(None, codes), 0)
-        failed = [
-            rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
-        ]
-        if self._stage(code, bool(failed)) is not Stage.OVER:
-            return {PROGRAM: None}
-        return {PROGRAM: code} | ({} if code == 0 else dict.fromkeys(failed, code or 1))
-
-    def _stage(self, code: int | None, a_rank_failed: bool) -> Stage:
-        if code is not None:
-            return Stage.OVER
-        if self._goes_on or not a_rank_failed:
-            return Stage.AT_WORK
-        if self._end_by is None:
-            self._end_by = time.monotonic() + REPORT_SECONDS
-        return Stage.REPORTS if time.monotonic() < self._end_by else Stage.OVER
+        return None if None in codes else next(filter(None, codes), 0)
 
     def kill(self) -> None:
         """End what is left of them, with all that they have started."""

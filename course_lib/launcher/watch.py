@@ -15,15 +15,13 @@ from ..run.run import Run
 from ..run_folder import PROGRAM, RankFiles
 from .dashboard import View
 from .forkserver import WAKE_SECONDS
-from .processes import Program, Ranks
+from .processes import Started
 
 LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
 CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
 
 
-def watch(
-    run: Run, start: Callable[[threading.Event], Ranks | Program], timeout: float | None, view: View
-) -> None:
+def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float | None, view: View) -> None:
     """From the start of the processes to their end, and to what the learner is left with."""
     error: BaseException | None = None
     with _interrupts_held(view.stop):
@@ -59,12 +57,13 @@ def _load_results(run: Run) -> failed.RankError | None:
 
 
 def _follow(
-    run: Run, ranks: Ranks | Program, timeout: float | None, view: View
+    run: Run, ranks: Started, timeout: float | None, view: View
 ) -> failed.RankError | failed.Stopped | None:
     """Wait for the end; what went wrong, if anything did."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    all_returned_at = math.inf
+    deadline = all_returned_at = math.inf
     while True:
+        if timeout is not None and deadline == math.inf and ranks.began():
+            deadline = time.monotonic() + timeout
         ranks.wait(WAKE_SECONDS)
         if view.stop.is_set():
             return failed.Stopped(run)
@@ -79,6 +78,8 @@ def _follow(
             return failed.RankError(failed.describe(run, failure, others, why), failure.rank, run)
         if all(code is not None for code in codes.values()):
             return None
+        if why := ranks.overdue():
+            return failed.RankTimeout(why, None, run)
         if time.monotonic() > deadline:
             return _timed_out(run, ranks, timeout)
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
@@ -88,9 +89,10 @@ def _follow(
         view.update()
 
 
-def _timed_out(run: Run, ranks: Ranks | Program, timeout: float | None) -> failed.RankTimeout:
+def _timed_out(run: Run, ranks: Started, timeout: float | None) -> failed.RankTimeout:
     why = waiting.for_whom(run, ranks.exit_codes())
-    lines = [f"rank {rank} {doing}" for rank, doing in waiting.whereabouts(run, ranks.exit_codes()).items()]
+    where = waiting.whereabouts(run, ranks.exit_codes())
+    lines = [f"{run.who(rank)} {doing}" for rank, doing in where.items()]
     head = f"not done after {timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
     return failed.RankTimeout("\n".join([head, "", *lines]), None, run)
 

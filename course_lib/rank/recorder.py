@@ -35,7 +35,8 @@ MAPPINGS = (dict, UserDict)  # the latter is what transformers' collators make
 CONTAINERS = (list, tuple, *MAPPINGS)  # made once: to make ``list | tuple | dict`` takes longer than to ask
 # What a launcher tells a rank.
 TOLD = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS"
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS|"
+    r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds: the rank's own work begins before
 

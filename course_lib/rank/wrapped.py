@@ -1,7 +1,8 @@
 """``python -m course_lib.rank.wrapped script.py …``: the frame around what `python` and `torchrun` start.
 
-It stands around ``script.py`` of `python`, around torchrun's agent (``--torchrun …``), and around each rank
-that the agent starts. Each ends with who started it, as a rank of `launch` does, and tells how it failed.
+It stands around ``script.py`` of `python`, around torchrun's agent (``--torchrun …``; on a job's node
+``--node …``), and around each rank that the agent starts. Each ends with who started it, as a rank of
+`launch` does, and tells how it failed.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ def run_program(script: str, arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def run_agent(arguments: list[str]) -> None:
+def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     """Be torchrun on one node, and tell which of its ranks ended without a word of their own."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     folder = Path(os.environ["COURSE_RUN"])
-    end_with(int(os.environ["COURSE_KERNEL"]))
+    if of_a_job:  # Slurm ends it; the kernel may be gone by then
+        logs = folder / "torchrun" / f"node-{os.environ['SLURM_NODEID']}"
+        arguments = ["--redirects=3", f"--log-dir={logs}", *arguments]
+    else:
+        end_with(int(os.environ["COURSE_KERNEL"]))
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     try:
         run.main(arguments)
@@ -58,6 +64,12 @@ def run_agent(arguments: list[str]) -> None:
         sys.exit(1)
     except SystemExit:
         raise
+    except SignalException as error:
+        if of_a_job:  # Slurm ends a job's torchruns when one has failed: that one tells
+            print(error, file=sys.stderr)
+        else:
+            report_exception(folder, PROGRAM, error)
+        sys.exit(1)
     except BaseException as error:
         report_exception(folder, PROGRAM, error)
         sys.exit(1)
@@ -122,6 +134,8 @@ def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--torchrun":
         run_agent(sys.argv[2:])
+    elif sys.argv[1] == "--node":
+        run_agent(sys.argv[2:], of_a_job=True)
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         run_rank(sys.argv[1], sys.argv[2:])
     else:

@@ -96,7 +96,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, run: Run) -> None:
         super().__init__(
-            f"stopped after {run.seconds:.1f} s; no rank is left, and Run.open() has what was measured"
+            f"stopped after {run.duration()}; no rank is left, and Run.open() has what was measured"
         )
         self.run = run
 
@@ -126,6 +126,8 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         record = json.loads(files.failure.read_text())
         if record["type"]:
             return _raised(run, rank, record)
+        if record["message"]:  # the launcher's own words
+            return Failure(rank, record["message"], record["time"])
         exit_code, seen = record["exit_code"], record["time"]
     if exit_code is None:
         return None
@@ -187,9 +189,8 @@ def cause(failures: Iterable[Failure]) -> Failure | None:
 
 def describe(run: Run, failure: Failure, others: dict[int, str], why: str = "") -> str:
     """The whole report; ``why`` goes first: for whom the ranks waited, where that is behind the failure."""
-    who = "the program" if failure.rank == PROGRAM else f"rank {failure.rank}"
-    parts = [*filter(None, [why]), f"{who} {failure.what}"]
+    parts = [*filter(None, [why]), f"{run.who(failure.rank)} {failure.what}"]
     parts += [show(frame) for frame in failure.frames]
-    parts += [f"rank {rank} {doing}" for rank, doing in others.items() if rank != failure.rank]
+    parts += [f"{run.who(rank)} {doing}" for rank, doing in others.items() if rank != failure.rank]
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
     return f"{text}\n\n{failure.hint}" if failure.hint else text

@@ -26,8 +26,8 @@ STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
-    """Have living ranks write down their Python stacks (SIGUSR1), and wait a moment for them."""
-    if not hasattr(signal, "SIGUSR1"):
+    """Have living ranks of this machine write down their Python stacks (SIGUSR1), and wait a moment."""
+    if run.is_job or not hasattr(signal, "SIGUSR1"):  # another machine's number is somebody else's here
         return
     before: dict[Path, int] = {}
     pids: dict[Path, int] = {}

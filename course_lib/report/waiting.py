@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
-
 from ..frames import Place, is_learners, is_ours, line_of, with_source
 from ..run_folder import ASKED, AT_WORK, ENDING, EVERYONE, STARTING, RankFiles
 from .failed import SIGNALS, failure_of
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
 WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who waits where
 ASK_SECONDS = 0.8  # how long the ranks get to say where they stand; their threads look ten times a second
+ASK_SECONDS_FAR = 3.0  # where they are on other machines: a shared disk tells of a new file later
 TELL_SECONDS = 2.0  # and how long one that is ending gets to say how: at once, where it has a core
 MOST_SHOWN = 8  # ranks in the dashboard's warning
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
@@ -94,7 +93,7 @@ def _is_about_to_tell(run: Run, rank: int) -> bool:
     """Whether it is ending, and has not yet written down how."""
     if run.facts(rank).get("phase") != ENDING or run.trace(rank).has_returned():
         return False
-    return _lives(run, rank) and not RankFiles(run.folder, rank).failure.exists()
+    return run.lives(rank) and not RankFiles(run.folder, rank).failure.exists()
 
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
@@ -106,16 +105,18 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
             return f"then lost its connection ({line_of(failure.frames[-1])})"
         record = record_of(run, rank)
         if failure.what == SIGNALS["SIGTERM"] and _is_in_the_learners_code(record.get("stack", [])):
-            return f"{_in_the_learners_code(record['stack'], record)} when it was asked to end"
+            return f"{_in_the_learners_code(run, rank, record['stack'], record)} when it was asked to end"
         return f"then {failure.what.splitlines()[0].removesuffix(' and said')}"
     if exit_code is not None:
         return "had ended"
     record, facts, stack = record_of(run, rank), run.facts(rank), python_stack(run, rank)
-    if not stack and facts and not _lives(run, rank):
+    if run.is_job:  # nobody asks it for its stack from here
+        stack = record.get("stack", [])
+    if not stack and facts and not run.lives(rank):
         return "had ended"  # a program ends its other ranks when one has failed
     stack = stack or record.get("stack", [])  # on a busy machine it may not have got the time to answer
     if _is_in_the_learners_code(stack):
-        return _in_the_learners_code(stack, record)
+        return _in_the_learners_code(run, rank, stack, record)
     phase = facts.get("phase", STARTING)
     if phase != AT_WORK:
         return "was ending" if phase == ENDING else "was starting"
@@ -127,20 +128,21 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
 def stalled(run: Run) -> str:
     """A warning while ranks stand still for long: who, for how long, where; empty while all get on."""
     records = {rank: record_of(run, rank) for rank in range(run.world_size)}
-    now = time.time()
+    now = {rank: run.clock(rank) for rank in records}
     still = {
         rank: record
         for rank, record in records.items()
-        if now - record.get("since", now) >= WARN_SECONDS and not run.trace(rank).has_returned()
+        if now[rank] - record.get("since", now[rank]) >= WARN_SECONDS and not run.trace(rank).has_returned()
     }
     if not still:
         return ""
     lines = [odd_one_out(run, PRESENT)]
     for rank, record in list(still.items())[:MOST_SHOWN]:
         if _is_in_the_learners_code(record["stack"]):
-            lines.append(f"rank {rank} {_in_the_learners_code(record['stack'], record, PRESENT)}")
+            doing_now = _in_the_learners_code(run, rank, record["stack"], record, PRESENT)
+            lines.append(f"{run.who(rank)} {doing_now}")
         else:
-            lines.append(f"rank {rank} has not moved for {now - record['since']:.1f} s")
+            lines.append(f"{run.who(rank)} has not moved for {now[rank] - record['since']:.1f} s")
     if len(still) > MOST_SHOWN:
         lines.append(f"and {len(still) - MOST_SHOWN} more")
     return "\n".join(line for line in lines if line)
@@ -150,11 +152,13 @@ def _is_in_the_learners_code(stack: list[Place]) -> bool:
     return any(is_learners(file) for file, _, _ in stack)
 
 
-def _in_the_learners_code(stack: list[Place], record: dict[str, Any], tense: Tense = PAST) -> str:
+def _in_the_learners_code(
+    run: Run, rank: int, stack: list[Place], record: dict[str, Any], tense: Tense = PAST
+) -> str:
     mine = next(i for i, place in enumerate(stack) if is_learners(place[0]))
     called, line = called_in(stack), line_of(with_source(*stack[mine]))
     since = record.get("since")
-    still = f" for {time.time() - since:.1f} s" if since else ""
+    still = f" for {max(0.0, run.clock(rank) - since):.1f} s" if since else ""
     if called is None:
         return f"{tense.is_} at {line}"
     in_distributed = any(DISTRIBUTED in file for file, _, _ in stack[:mine])
@@ -178,10 +182,10 @@ def called_in(stack: list[Place]) -> str | None:
 def for_whom(run: Run, exit_codes: dict[Any, int | None]) -> str:
     """`odd_one_out` at the end of a run: living ranks are asked first where they stand now."""
     living = [rank for rank in range(run.world_size) if exit_codes.get(rank) is None]
-    waiting = {rank for rank in living if _lives(run, rank)}
+    waiting = {rank for rank in living if run.lives(rank)}
     with contextlib.suppress(OSError):  # a folder that was removed
         (run.folder / ASKED).touch()
-        until = time.monotonic() + ASK_SECONDS
+        until = time.monotonic() + (ASK_SECONDS_FAR if run.is_job else ASK_SECONDS)
         while waiting and time.monotonic() < until:
             time.sleep(0.01)
             waiting = {rank for rank in waiting if not record_of(run, rank).get("asked")}
@@ -241,7 +245,7 @@ def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Te
 def _standing(run: Run, rank: int) -> Standing:
     returned = run.trace(rank).has_returned()
     record = record_of(run, rank)
-    if (run.folder / ASKED).exists() and not record.get("asked") and _lives(run, rank):
+    if (run.folder / ASKED).exists() and not record.get("asked") and run.lives(rank):
         # it could not answer, and what it wrote before may be over by now
         return Standing(python_stack(run, rank), returned=returned)
     if not record:
@@ -263,14 +267,6 @@ def record_of(run: Run, rank: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(RankFiles(run.folder, rank).standstill.read_text())
     return {}
-
-
-def _lives(run: Run, rank: int) -> bool:
-    """Whether a rank that has said which process it is is at work still."""
-    try:
-        return psutil.Process(run.facts(rank)["pid"]).status() != psutil.STATUS_ZOMBIE
-    except (KeyError, psutil.Error):
-        return False
 
 
 # --- in words ---------------------------------------------------------------------------------------------

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -13,6 +16,12 @@ from ..home import home
 from ..run_folder import RUN
 
 KEPT_RUNS = 50
+LASTING = ("queued", "running")  # states of a run that is not over
+LONGEST = 30 * 86_400.0  # seconds that a job of Slurm, or a run of another machine, may be at work
+# What stands in run.json; more ranks than these, and it is damaged.
+KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}
+KINDS |= {"job": int, "submitted": int | float, "queued_seconds": int | float, "nodes": str, "reason": str}
+MOST_RANKS = 1 << 16
 
 
 def folder_of_runs() -> Path:
@@ -27,18 +36,41 @@ def newest_first() -> list[Path]:
         return []
 
 
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What stands in a run's run.json.
+
+    Raises
+    ------
+    OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError
+        It is not there, or damaged.
+    """
+    facts = json.loads((folder / RUN).read_text())
+    facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
+    for name, kind in KINDS.items():
+        if name in facts and not isinstance(facts[name], kind):
+            raise TypeError(f"{name} is {facts[name]!r:.40}")
+    if not 0 <= facts["world_size"] <= MOST_RANKS:
+        raise ValueError(f"world_size is {facts['world_size']}")
+    return facts
+
+
+def is_watched(facts: dict[str, Any]) -> bool:
+    """Whether the kernel that made a run is at work, on this machine."""
+    return facts.get("host", socket.gethostname()) == socket.gethostname() and _lives(facts.get("kernel_pid"))
+
+
 def kernel_of(folder: Path) -> int | None:
     """The pid of the kernel that made it."""
-    return _kernel_and_state(folder)[0]
+    return _facts(folder).get("kernel_pid")
 
 
-def _kernel_and_state(folder: Path) -> tuple[int | None, str | None]:
-    """The pid of the kernel that made a run, and the run's state; None and None where its file is broken."""
+def _facts(folder: Path) -> dict[str, Any]:
+    """What stands in its file, unchecked; nothing where that is broken."""
     try:
         facts = json.loads((folder / RUN).read_text())
-        return facts["kernel_pid"], facts["state"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _lives(pid: int | None) -> bool:
@@ -59,14 +91,18 @@ def _written(folder: Path) -> float:
 def clear_old() -> None:
     """Remove old runs: of each living kernel all but the last `KEPT_RUNS`, and so of all others together.
 
-    So a kernel that launches much takes no run from a notebook beside it. One at work is never removed.
+    So a kernel that launches much takes no run from a notebook beside it. One at work is never removed, nor a
+    job that outlives its kernel, nor what another machine may be at work on, which shares this disk.
     """
-    kept: Counter[int | None] = Counter()
+    kept: Counter[Any] = Counter()
+    here = socket.gethostname()
     for path in sorted(newest_first(), key=_written, reverse=True):
-        kernel, state = _kernel_and_state(path)
-        if not _lives(kernel):
-            kernel = None
+        facts = _facts(path)
+        lasts = facts.get("state") in LASTING
+        young = time.time() - _written(path) < LONGEST
+        elsewhere = facts.get("host", here) != here
+        kernel = facts.get("kernel_pid") if is_watched(facts) else None
         kept[kernel] += 1
-        at_work = kernel is not None and state == "running"
+        at_work = lasts and (kernel is not None or (young and (elsewhere or "submitted" in facts)))
         if kept[kernel] > KEPT_RUNS and not at_work:
             shutil.rmtree(path, ignore_errors=True)

@@ -11,6 +11,7 @@ import html
 import json
 import math
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -23,18 +24,16 @@ import numpy as np
 from ..figures.tables import html_table
 from ..hardware import oom_kills
 from ..run_folder import PROGRAM, RUN, RankFiles, ranks_seen, write_whole
-from .kept import folder_of_runs, kernel_of, newest_first
+from .job import JobFacts
+from .kept import LASTING, facts_of, folder_of_runs, kernel_of, newest_first
 from .trace import ByRank, Trace
 
 if TYPE_CHECKING:
     from ..figures.style import Picture
 
-KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}  # in run.json
-MOST_RANKS = 1 << 16  # a run.json that tells of more is damaged
 
-
-class Run:
-    """One launch: made by `launch` and `python`, opened again by `Run.open` (lessons 00 and 06).
+class Run(JobFacts):
+    """One launch: made by `launch`, `torchrun`, …, opened again by `Run.open` (lessons 00 and 06).
 
     Attributes
     ----------
@@ -43,9 +42,9 @@ class Run:
     world_size : int
         How many ranks.
     state : str
-        ``"running"``, ``"done"``, ``"failed"`` or ``"stopped"``.
+        ``"running"``, ``"done"``, ``"failed"`` or ``"stopped"``; of a job before its start ``"queued"``.
     seconds : float
-        From the call to the end of the last rank (so far, while it runs).
+        From the call, or a job's start, to the end of the last rank (so far, while it runs).
     folder : pathlib.Path
         Where it is kept.
     """
@@ -54,6 +53,7 @@ class Run:
         self.folder = folder
         self._facts = facts
         self.trusted = trusted  # this process started the ranks, so their pickles are its own
+        self.watched = trusted  # it writes down how the run stands
         self._results: list[Any] | None = None
 
     # --- made, opened, ended ------------------------------------------------------------------------------
@@ -76,6 +76,7 @@ class Run:
                     "state": "running",
                     "started": time.time(),
                     "kernel_pid": os.getpid(),
+                    "host": socket.gethostname(),
                     "oom_kills": oom_kills(),
                     **facts,
                 },
@@ -113,21 +114,16 @@ class Run:
                     f"there is no folder {path}; Run.open() without one opens the newest run"
                 )
         try:
-            facts = json.loads((path / RUN).read_text())
-            facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
-            for name, kind in KINDS.items():
-                if name in facts and not isinstance(facts[name], kind):
-                    raise TypeError(f"{name} is {facts[name]!r:.40}")
-            if not 0 <= facts["world_size"] <= MOST_RANKS:
-                raise ValueError(f"world_size is {facts['world_size']}")
-            return cls(path, facts)
+            return cls(path, facts_of(path))
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
     def end(self, state: str, error: str = "") -> None:
         """Write down how it ended."""
         self._facts["world_size"] = self.world_size
-        self._facts |= {"state": state, "seconds": time.time() - self._facts["started"], "error": error}
+        if self.is_job:
+            self._facts["queued_seconds"] = self.queued_seconds
+        self._facts |= {"state": state, "seconds": self._seconds_so_far(), "error": error}
         try:
             self._save()
         except OSError as reason:  # a full disk, a folder that was removed: it has ended all the same
@@ -151,21 +147,28 @@ class Run:
 
     @property
     def state(self) -> str:
+        self._look()
         return self._facts.get("state", "running")
 
     @property
     def error(self) -> str:
         """The report of the failure, empty where there was none."""
+        self._look()
         return self._facts.get("error", "")
 
     @property
     def started(self) -> float:
-        """``time.time()`` when it was called."""
+        """``time.time()`` when it was called; a job, when it began."""
         return self._facts.get("started", math.nan)
 
     @property
     def seconds(self) -> float:
-        return self._facts.get("seconds", time.time() - self._facts.get("started", math.nan))
+        self._look()
+        return self._facts.get("seconds", self._seconds_so_far())
+
+    def _seconds_so_far(self) -> float:
+        so_far = time.time() - self._facts.get("started", math.nan)
+        return self._of_a_job(so_far) if self.is_job else so_far
 
     @property
     def short_of_memory(self) -> bool:
@@ -201,7 +204,7 @@ class Run:
         """
         if self._results is None:
             results = [self._load_result(rank) for rank in range(self.world_size)]
-            if self.state == "running":
+            if self.state in LASTING:
                 return results
             self._results = results
         return self._results
@@ -297,6 +300,7 @@ class Run:
             rows.append(
                 {
                     "rank": str(rank),
+                    **({"node": self.node_of(rank) or "–"} if self.is_job else {}),
                     "device": str(trace.facts().get("device", "–")),
                     "samples": f"{trace.ticks()['samples'].max(initial=0):,.0f}",
                     "samples/s": f"{self.samples_per_second(rank):,.0f}",
@@ -309,7 +313,9 @@ class Run:
     def headline(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         again = f", restart {self.restarts} of {self._facts['max_restarts']}" if self.restarts else ""
-        return f"{self.name}: {ranks}, {self.state}, {self.seconds:.1f} s{again}"
+        if self.waits():
+            return f"{self.name}: {ranks}, {self.waits()}"
+        return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}"
 
     def __repr__(self) -> str:
         return f"<Run {self.headline()}>"

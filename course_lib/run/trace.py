@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..run_folder import ARRIVAL, PACE, POINT, TICK, RankFiles
+from ..run_folder import AGENT_LOGS, ARRIVAL, PACE, POINT, PROGRAM, TICK, RankFiles
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` gives the end
 TAIL_BYTES = 1 << 14
@@ -40,6 +40,8 @@ class Trace:
 
     def log_files(self) -> list[Path]:
         """Where its output is; torchrun keeps two files for each attempt."""
+        if self.files.rank == PROGRAM:  # and, where it is a job, what torchrun said on each of its nodes
+            return [self.files.log, *sorted(self.files.folder.glob(AGENT_LOGS))]
         output = self.facts().get("output")
         if not isinstance(output, str):
             return [self.files.log]
@@ -60,7 +62,8 @@ class Trace:
     def last_lines(self, count: int) -> list[str]:
         """The last lines that it printed."""
         lines: list[str] = []
-        for path in self.log_files()[-2:]:  # of the last attempt
+        files = self.log_files()
+        for path in files if self.files.rank == PROGRAM else files[-2:]:  # of the last attempt
             lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
         return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
 
@@ -69,6 +72,15 @@ class Trace:
     def ticks(self) -> dict[str, np.ndarray]:
         """Every column of `run_folder.TICK`, one entry for each tick so far."""
         return rows_of(self.files.ticks, TICK)
+
+    def latest_second(self) -> float | None:
+        """When it last wrote a tick, in seconds since the launch; the others are not read."""
+        try:
+            whole = self.files.ticks.stat().st_size // (8 * len(TICK))
+        except OSError:
+            return None
+        seconds = rows_of(self.files.ticks, TICK, skip=max(0, whole - 1))["seconds"]
+        return float(seconds[-1]) if len(seconds) else None
 
     def pace(self) -> dict[str, np.ndarray]:
         """Every column of `run_folder.PACE`, one entry for each tick inside a `track` loop so far."""

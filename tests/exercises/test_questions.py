@@ -46,6 +46,7 @@ SOLVES = (
     *("sorted(", "max(", "argmax"),
     *("hash(", "Generator(", ".ndim", "reduction=", "ceil("),
     *("get_worker_info", "topk", "Queue", "Thread("),
+    *("scontrol", "ntasks", "SLURM_JOB_ID", "NODEID", "new_group", "nproc"),
 )
 
 
@@ -85,7 +86,7 @@ def test_every_question_has_its_wrong_and_its_other_right_answers() -> None:
 
 ON_RANKS = (  # or through files
     *("04.3", "05", "06", "07", "08.2", "08.3", "09.2", "10.2", "10.3"),
-    *("11.1", "11.2", "12", "13", "14.3", "15", "16.1"),
+    *("11.1", "11.2", "12", "13", "14.3", "15", "16.1", "17.1", "17.2"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from course_lib import Run, log, track
+from course_lib.cluster import Standing
 from course_lib.launcher import dashboard
 from course_lib.launcher.dashboard import (
     LINES_KEPT,
@@ -46,6 +48,24 @@ def test_outside_a_notebook_lines_come_as_they_are_printed(capsys: pytest.Captur
     assert capsys.readouterr().out == "[rank 0] second\n"
     view.finish()
     assert capsys.readouterr().out == "[rank 1] other\n"
+
+
+def test_a_job_in_the_queue_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once for each reason, not at every look."""
+    run = Run.create("train.py", 2, state="queued", submitted=time.time() - 5)
+    view = view_of(run, True)
+    view.update()
+    run.note_job(job=12)
+    run.note_job(Standing("PENDING", "Resources"))
+    for _ in range(3):
+        view.update()
+    assert bars_html(run).count("queued") == 2
+    run.note_job(Standing("RUNNING", "", "node[1-2]", 4.0))
+    view.update()
+    waits, reason, runs = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"train\.py: 2 ranks, submitting, \d+ s", waits)
+    assert re.fullmatch(r"train\.py: 2 ranks, job 12 waits in the queue, \d+ s \(Resources\)", reason)
+    assert re.fullmatch(r"train\.py: 2 ranks, running, \d+\.\d s \(before that 4 s in the queue\)", runs)
 
 
 def test_a_terminal_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,234 @@
+"""Slurm, by its own commands: submit a job, ask how it stands, cancel it.
+
+``sbatch --parsable``, ``squeue --format`` and, for a job that the queue has forgotten, ``sacct`` speak plain
+text, the same in all of Slurm's versions, and need no library. Slurm schedules; here it is only asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ANSWER_SECONDS = 100.0  # the commands themselves try again for a minute where the controller is busy
+FIELDS = "%T|%N|%V|%S|%e|%r"  # squeue: state, nodes, submitted, start, end; the reason last, it is free text
+ACCOUNTED = "State,NodeList,Submit,Start,End"
+WAITING = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+}
+# How a job can end, and what that means where its name does not say it; others are states of one that lasts.
+ENDINGS = {
+    "COMPLETED": "",
+    "FAILED": "",
+    "CANCELLED": "was cancelled (scancel, by a person or by the cluster)",
+    "TIMEOUT": "was ended by Slurm at its time limit (TIMEOUT): ask for more, time=…, or train for less",
+    "DEADLINE": "was ended by Slurm at its deadline (DEADLINE)",
+    "NODE_FAIL": "was ended by Slurm because one of its nodes failed (NODE_FAIL)",
+    "BOOT_FAIL": "was ended by Slurm because one of its nodes could not be started (BOOT_FAIL)",
+    "PREEMPTED": "was ended by Slurm to make room for another job (PREEMPTED)",
+    "OUT_OF_MEMORY": "needed more memory than it had asked for (OUT_OF_MEMORY): ask for more, mem=…",
+    "REVOKED": "was taken over by another cluster (REVOKED)",
+    "UNKNOWN": "is over: Slurm has forgotten it, and it has left no exit status: it was ended from outside, "
+    "by scancel, a limit or the loss of a node",
+}
+# Why a job waits, where Slurm's word for it does not say what it means
+REASONS = {
+    "Resources": "the nodes that it asks for are busy",
+    "Priority": "other jobs are before it",
+    "PartitionConfig": "the partition cannot give what it asks for",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has",
+    "PartitionTimeLimit": "it asks for more time than the partition gives",
+    "JobHeldUser": "somebody holds it back; scontrol release lets it go",
+    "JobHeldAdmin": "the cluster's staff hold it back",
+    "BadConstraints": "no node is as it asks for",
+    "Dependency": "it waits for another job",
+    "BeginTime": "it is to begin later",
+}
+# What belongs to the job that this process may itself be in: a job that it submits is no part of that one.
+OF_A_JOB = re.compile(r"(SLURM|SRUN|PMI|PMIX)\w*")
+OF_A_QUESTION = re.compile(r"SQUEUE_|SACCT_|SINFO_")
+KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
+
+
+class SlurmError(RuntimeError):
+    """Slurm is not here, refused a job, or gave no answer."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython shows this instead of the launcher's frames
+        return [f"\x1b[31mSlurmError\x1b[0m: {self}"]
+
+
+class Standing(NamedTuple):
+    """How a job stands.
+
+    Attributes
+    ----------
+    state : str
+        Slurm's word (``"PENDING"``, ``"RUNNING"``, ``"COMPLETED"``…), or ``"UNKNOWN"``: it knows no such job.
+    reason : str
+        Why it waits, ``"Resources"``, ``"Priority"`` and so on, or why it ended so; may be empty.
+    nodes : str
+        Those that it was given, as ``node[1-2]``; empty before.
+    queued_seconds : float or None
+        From its submission to its start, in whole seconds, by the controller's clock; None where it has none.
+    seconds : float or None
+        From its start to its end, likewise.
+    """
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    queued_seconds: float | None = None
+    seconds: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun."""
+        return self.state in WAITING
+
+    @property
+    def over(self) -> bool:
+        return self.state in ENDINGS
+
+    @property
+    def ended_by_slurm(self) -> str:
+        """What ended it, where that was none of its own processes; words that follow "the job"."""
+        return ENDINGS.get(self.state, "")
+
+
+def check_there() -> None:
+    """Refuse where this machine has no Slurm."""
+    if shutil.which("sbatch") is None:
+        raise SlurmError(
+            "there is no sbatch here: slurm() submits to a cluster's Slurm, on a machine from which jobs are "
+            "submitted (a login node); torchrun(…, nproc_per_node=…) runs the same script on this machine"
+        )
+
+
+def environment() -> dict[str, str]:
+    """What a job that is submitted here inherits: all but what belongs to a job that this process is in."""
+    return {name: value for name, value in os.environ.items() if name in KEPT or not OF_A_JOB.fullmatch(name)}
+
+
+def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
+    """Put a job into the queue; its number.
+
+    Raises
+    ------
+    SlurmError
+        sbatch refused it, and said why.
+    """
+    command = ["sbatch", "--parsable", *options, str(script)]
+    done = _call(command, environment() | given)
+    number = done.stdout.strip().splitlines()[-1:] or [""]
+    number = number[0].partition(";")[0]  # job;cluster
+    if done.returncode != 0:
+        raise SlurmError(f"sbatch refused the job: {_words(done)} (it is in {script})")
+    if not number.isdecimal():
+        raise SlurmError(f"sbatch gave no number of a job, but {done.stdout.strip()!r:.100}: {_words(done)}")
+    return int(number)
+
+
+def ask(job: int) -> Standing:
+    """How a job stands now.
+
+    Raises
+    ------
+    SlurmError
+        There is no answer at the moment, or one that cannot be read: nothing is known.
+    """
+    words = [f"--jobs={job}", "--noheader"]
+    done = _call(["squeue", *words, "--states=all", f"--format={FIELDS}"])
+    if done.returncode == 0 and done.stdout.strip():
+        return _standing(done.stdout)
+    if done.returncode != 0 and "nvalid job id" not in done.stderr:
+        raise SlurmError(f"squeue: {_words(done)}")
+    # the queue has forgotten it; many clusters keep accounts
+    with contextlib.suppress(SlurmError):
+        done = _call(["sacct", *words, "--allocations", "--parsable2", f"--format={ACCOUNTED}"])
+        if done.returncode == 0 and done.stdout.strip():
+            return _standing(done.stdout.strip() + "|")
+    return Standing("UNKNOWN")
+
+
+def cancel(job: int) -> None:
+    """Take a job out of the queue, or end it: SIGTERM to its processes, and SIGKILL some seconds later.
+
+    Raises
+    ------
+    SlurmError
+        scancel failed; the job may go on.
+    """
+    done = _call(["scancel", str(job)])
+    if done.returncode != 0:
+        raise SlurmError(f"scancel: {_words(done)}")
+
+
+def sick_nodes() -> str:
+    """Which nodes are down or drained, and why, in one line; empty where there are none, or nobody says."""
+    with contextlib.suppress(SlurmError):
+        done = _call(["sinfo", "--list-reasons", "--noheader", "--format=%N (%E)"])
+        return ", ".join(done.stdout.splitlines()) if done.returncode == 0 else ""
+    return ""
+
+
+def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    if given is None:  # a learner's own settings would change what is printed
+        plain = {name: value for name, value in environment().items() if not OF_A_QUESTION.match(name)}
+        given = plain | {"SLURM_TIME_FORMAT": "standard"}
+    try:
+        return subprocess.run(
+            command,
+            env=given,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
+            start_new_session=True,  # Ctrl-C is for the run, not for the question
+        )
+    except FileNotFoundError:
+        raise SlurmError(f"there is no {command[0]} here") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{command[0]} gave no answer for {ANSWER_SECONDS:g} s") from None
+
+
+def _words(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command said of its failure, in one line."""
+    lines = [line.partition(": error: ")[2] or line for line in done.stderr.strip().splitlines()]
+    return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a word"
+
+
+def _standing(text: str) -> Standing:
+    fields = text.strip().splitlines()[0].split("|", 5)
+    if len(fields) != 6 or not re.match(r"[A-Z]+(_[A-Z]+)*\b", fields[0]):
+        raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
+    state, nodes = fields[0].split()[0].rstrip("+"), fields[1]  # "CANCELLED by 1000"
+    submitted, start, end = (_seconds_of(field) for field in fields[2:5])
+    waits = state in WAITING or start is None  # before, it is a guess of when that will be
+    began = None if waits else start
+    return Standing(
+        state,
+        "" if fields[5] in ("None", "(null)") else fields[5],
+        "" if nodes in ("None assigned", "(null)") else nodes,
+        None if began is None or submitted is None else max(0.0, began - submitted),
+        max(0.0, end - began) if state in ENDINGS and end is not None and began is not None else None,
+    )
+
+
+def _seconds_of(text: str) -> float | None:
+    """Of a time like 2026-11-22T16:02:11, in the time zone of this machine, as Slurm's commands print it."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:  # N/A, Unknown
+        return None

@@ -1,0 +1,159 @@
+"""A job of Slurm, for `watch` to follow: who submits it, says that it lives, and cancels it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from .. import cluster
+from ..rank.failure import write_failure
+from ..run.job import exit_status
+from ..run.run import Run
+from ..run_folder import PROGRAM
+from .processes import WithRanks
+
+LOOK_SECONDS = 0.2  # how often its files are looked at: on a shared disk that costs others something
+ASK_AT_LEAST, ASK_AT_MOST = 0.5, 10.0  # seconds between two questions to Slurm
+ASK_SHARE = 0.1  # of the time since its standing has changed
+SETTLE_SECONDS = 15.0  # how long Slurm may take to say how a job ended whose script has ended
+CANCEL_SECONDS = 90.0  # Slurm's KillWait is 30 s: its processes may save something meanwhile
+NODE_LOST = re.compile(r"Node failure on (\S+)")  # srun's words
+
+
+class Job(WithRanks):
+    """A job that is submitted now, or, without ``submit``, one that was before by another kernel."""
+
+    report_seconds = SETTLE_SECONDS
+
+    def __init__(
+        self,
+        run: Run,
+        submit: Callable[[], int] | None = None,
+        restarts: bool = False,
+        queue_timeout: float | None = None,
+    ) -> None:
+        super().__init__(run, restarts)
+        if submit is not None:
+            run.note_job(job=submit())
+        assert run.job is not None
+        self._number = run.job
+        self._queue_timeout = queue_timeout
+        self._since = time.monotonic()  # of its present standing
+        self._standing = cluster.Standing("PENDING")
+        self._silence = ""  # why Slurm gives no answer
+        self._ended_at: float | None = None  # when its script's end was seen
+        self._told = False
+        self._ask_now, self._enough = threading.Event(), threading.Event()
+        self._asks = threading.Thread(target=self._ask, name="course-slurm", daemon=True)
+        self._asks.start()
+
+    # --- a thread of its own asks: an answer may take a minute, and Stop must not wait for it --------------
+
+    def _ask(self) -> None:
+        forgotten = False
+        while not self._enough.is_set():
+            self._ask_now.clear()
+            try:
+                standing, self._silence = cluster.ask(self._number), ""
+            except cluster.SlurmError as error:
+                standing, self._silence = self._standing, str(error)
+            known = standing.state != "UNKNOWN" or forgotten  # asked twice, in case that it was a slip
+            forgotten = standing.state == "UNKNOWN"
+            if known and standing != self._standing:
+                self._standing, self._since = standing, time.monotonic()
+            if self._standing.over:
+                return
+            share = ASK_SHARE * (time.monotonic() - self._since)
+            self._ask_now.wait(min(ASK_AT_MOST, max(ASK_AT_LEAST, share)))
+
+    # --- what `watch` asks ---------------------------------------------------------------------------------
+
+    def began(self) -> bool:
+        return not self._standing.waits
+
+    def overdue(self) -> str:
+        if self._queue_timeout is None or not self._standing.waits or self._standing.over:
+            return ""
+        if self._run.queued_seconds < self._queue_timeout:
+            return ""
+        reason = self._standing.reason or "Slurm gives no reason"
+        why = self._silence or ": ".join(filter(None, [reason, cluster.REASONS.get(reason)]))
+        sick = cluster.sick_nodes()
+        nodes = f"\nnodes that take no jobs: {sick}" if sick else ""
+        return (
+            f"the job did not start within the {self._queue_timeout:g} s of queue_timeout, "
+            f"and was cancelled ({why}){nodes}"
+        )
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(max(seconds, LOOK_SECONDS))
+        standing, silence = self._standing, self._silence
+        if silence and not standing.over:  # nothing newer is known, and here is why
+            standing = standing._replace(reason=silence)
+        with contextlib.suppress(OSError):
+            self._run.note_job(standing)
+
+    def code(self) -> int | None:
+        standing, status = self._standing, exit_status(self._run.folder)
+        if not standing.over and status is None:
+            return None
+        if self._ended_at is None:
+            self._ended_at = time.monotonic()
+            self._ask_now.set()
+        settled = time.monotonic() > self._ended_at + SETTLE_SECONDS
+        if not standing.over:  # its script has said how it ended, and Slurm does not answer
+            return status if settled else None
+        if standing.state in ("COMPLETED", "FAILED") and status is None and not settled:
+            return None  # a shared disk may tell of a new file later
+        if standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and status == 0):
+            return 0
+        return status or 1
+
+    def exit_codes(self) -> dict[int | str, int | None]:
+        codes = super().exit_codes()
+        if codes[PROGRAM] and (why := self._ended_by_slurm()):
+            if not self._told:
+                write_failure(self._run.folder, PROGRAM, "", why, [], "", exit_code=codes[PROGRAM])
+                self._told = True
+            return {PROGRAM: codes[PROGRAM]}  # what its ranks met then are consequences
+        return codes
+
+    def _ended_by_slurm(self) -> str:
+        standing = self._standing
+        status = exit_status(self._run.folder)
+        if standing.state == "UNKNOWN" and status is not None:
+            return ""
+        if why := standing.ended_by_slurm:
+            lost = NODE_LOST.findall(self._run.output)
+            which = f": {', '.join(dict.fromkeys(lost))}" if lost else ""
+            return (f"(on {standing.nodes}) {why}" if standing.nodes else why) + which
+        if standing.state == "FAILED" and status is None and not any(self._run.folder.glob("torchrun/*")):
+            return (
+                f"failed before its script could write into the run's folder, {self._run.folder}: is that on "
+                f"a disk that the nodes share? Set COURSE_HOME to a folder there"
+            )
+        return ""
+
+    def kill(self) -> None:
+        """Cancel it, where it is not over, and wait until it is gone."""
+        if not self._standing.over and exit_status(self._run.folder) is None:
+            try:
+                cluster.cancel(self._number)
+                until = time.monotonic() + CANCEL_SECONDS
+                while not self._standing.over and time.monotonic() < until:
+                    self._ask_now.set()
+                    self._asks.join(ASK_AT_LEAST)
+                state = self._standing.state
+                trouble = "" if self._standing.over else f"it is {state} {CANCEL_SECONDS:g} s later"
+            except cluster.SlurmError as error:
+                trouble = str(error)
+            if trouble:
+                print(f"course_lib: job {self._number} was to be cancelled, but {trouble}", file=sys.stderr)
+        self._enough.set()
+        self._ask_now.set()
+        with contextlib.suppress(OSError):
+            self._run.note_job(self._standing)

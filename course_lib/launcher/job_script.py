@@ -1,0 +1,132 @@
+"""The script of a job: what `slurm` hands to ``sbatch``, to be read, and to be submitted by hand as well."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..run_folder import AGENT_LOGS, JOB_ENDED
+
+SCRIPT = """\
+#!/bin/bash
+{directives}
+{setup}
+# This script runs on the job's first node. There the torchruns of all nodes meet, at a port of the job's own.
+endpoint=$(hostname):$((20000 + SLURM_JOB_ID % 10000))
+{exports}
+torchrun=({python} -m torch.distributed.run)
+program=({program})
+if [[ -n ${{COURSE_RUN:-}} ]]; then  # by slurm(), which reads what is noted there; by hand it is not set
+    export COURSE_STARTED=$(date +%s.%N) SLURM_STDOUTMODE="$COURSE_RUN/{agent_logs}"
+    torchrun=({python} -m course_lib.rank.wrapped --node)
+    program=(-m course_lib.rank.wrapped "${{program[@]}}")
+    trap 'echo $? >"$COURSE_RUN/{ended}.part"; mv "$COURSE_RUN/{ended}.part" "$COURSE_RUN/{ended}"' EXIT
+fi
+
+# One torchrun on each node, which starts the node's ranks; when one fails, Slurm ends the others.
+srun --kill-on-bad-exit=1{step} "${{torchrun[@]}}" \\
+    --nnodes={nodes} --nproc-per-node={nproc_per_node} --max-restarts={max_restarts} \\
+    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$SLURM_JOB_ID" \\
+    "${{program[@]}}"
+"""
+# What slurm() decides itself, and what to do instead of asking sbatch for it
+OWN = {
+    **dict.fromkeys(["nnodes", "N"], "say nodes=…, as sbatch does"),
+    **dict.fromkeys(["ntasks", "ntasks_per_node", "n"], "each node has one torchrun; say nproc_per_node=…"),
+    **dict.fromkeys(["output", "error", "open_mode"], "what is printed is in run.logs and run.output"),
+    **dict.fromkeys(["requeue", "no_requeue"], "a job begun anew would mix with itself; submit it again"),
+    **dict.fromkeys(["export", "export_file"], "the job gets this process's environment; set os.environ"),
+    **dict.fromkeys(["chdir", "D"], "the job runs in the current folder; os.chdir(…) before"),
+    **dict.fromkeys(["array", "a"], "one run is one job; call slurm() for each"),
+    **dict.fromkeys(["wait", "W"], "slurm() waits for the job's end"),
+    **dict.fromkeys(["wrap", "parsable", "test_only", "input", "help", "version", "usage"], "leave it out"),
+    **dict.fromkeys(["clusters", "M"], "set SLURM_CLUSTERS in the environment"),
+}
+MISTAKEN = {"walltime": "time", "queue": "partition", "cpus": "cpus_per_task"}
+
+
+def directives(options: Mapping[str, Any]) -> list[str]:
+    """The options of sbatch that a learner gives by name: ``time="1:00:00"`` is ``--time=1:00:00``.
+
+    Raises
+    ------
+    ValueError
+        One is slurm()'s own business, or is no option.
+    """
+    lines = []
+    for name, value in options.items():
+        if name in OWN:
+            raise ValueError(f"slurm() decides about {name} itself: {OWN[name]}; got {name}={value!r}")
+        if name in MISTAKEN:
+            raise ValueError(f"sbatch has no {name} for this: say {MISTAKEN[name]}=…; got {name}={value!r}")
+        if not re.fullmatch(r"[a-z][a-z0-9_]+", name):
+            raise ValueError(f"an option of sbatch is a name such as partition or time; got {name!r}")
+        option = "--" + name.replace("_", "-")
+        if value is None or value is False:
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        if not text or re.search(r"[\x00-\x1f]", text):
+            raise ValueError(f"the value of an option is one line; got {name}={value!r}")
+        lines.append(option if value is True else f"{option}={shlex.quote(text)}")
+    return lines
+
+
+def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
+    """How many GPUs a job asks for on each node: by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
+    asked = options.get("gpus_per_node")
+    if asked is None:
+        wanted = options.get("gres") or ""
+        wanted = wanted if isinstance(wanted, list | tuple) else str(wanted).split(",")
+        gpus = [str(each) for each in wanted if re.match(r"gpu\b", str(each))]
+        asked = gpus[0] if gpus else None
+    if asked is None:
+        return None
+    last = str(asked).rpartition(":")[2]
+    return int(last) if last.isdecimal() and int(last) > 0 else 1
+
+
+def job_script(
+    script: Path,
+    args: Iterable[Any],
+    nodes: int,
+    nproc_per_node: int,
+    max_restarts: int,
+    setup: Iterable[str],
+    options: Mapping[str, Any],
+    exports: Mapping[str, str],
+) -> str:
+    """The text of it.
+
+    Parameters
+    ----------
+    setup
+        Lines of the shell before anything starts: ``module load cuda``.
+    options
+        Of sbatch, by name.
+    exports
+        Variables that all of the job is told, where its environment does not have them.
+    """
+    own = {"job-name": script.name, "nodes": nodes, "ntasks-per-node": 1}
+    mine = [f"--{name}={shlex.quote(str(value))}" for name, value in own.items()]
+    if "job_name" in options:
+        del mine[0]
+    mine += ["--no-requeue", f"--chdir={shlex.quote(os.getcwd())}", *directives(options)]
+    cpus = options.get("cpus_per_task")
+    return SCRIPT.format(
+        directives="\n".join(f"#SBATCH {line}" for line in mine),
+        setup="".join(f"{line}\n" for line in setup),
+        exports="".join(f'export {name}="${{{name}:-{value}}}"\n' for name, value in exports.items()),
+        python=shlex.quote(sys.executable),
+        program=shlex.join([str(script), *map(str, args)]),
+        agent_logs=AGENT_LOGS.replace("*", "%n"),
+        ended=JOB_ENDED,
+        step=f" --cpus-per-task={cpus}" if cpus else "",
+        nodes=nodes,
+        nproc_per_node=nproc_per_node,
+        max_restarts=max_restarts,
+    )

@@ -1,0 +1,170 @@
+"""`slurm` and `rejoin`: what a learner calls to run a script on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from .. import cluster
+from ..run.run import Run
+from ..run_folder import JOB_SCRIPT, PROGRAM, RankFiles
+from .arguments import check_count, check_timeout, script_at
+from .dashboard import view_of
+from .job import Job
+from .job_script import directives, gpus_of_a_node, job_script
+from .scripts import FRESH_STORE
+from .watch import watch
+
+
+def slurm(
+    script: str | os.PathLike[str],
+    *args: Any,
+    nodes: int = 1,
+    nproc_per_node: int | None = None,
+    max_restarts: int = 0,
+    timeout: float | None = None,
+    queue_timeout: float | None = None,
+    setup: str | Iterable[str] = (),
+    dashboard: bool = True,
+    **options: Any,
+) -> Run:
+    """Run a script by torchrun on the nodes of a cluster, as a job of Slurm, and watch it (lesson 17).
+
+    It submits a job by ``sbatch`` and waits for its end, as `torchrun` does on one machine: the same `Run`,
+    with the dashboard, the logs, the figures and the report of all ranks on all nodes. They come through the
+    run's folder, so that must be on a disk that the nodes share: your home mostly is, and ``COURSE_HOME``
+    names another place. (Over NFS, what a node writes may show up here half a minute later.)
+
+    Stop, and the kernel's interrupt, cancel the job. A kernel that dies leaves it to Slurm: `Run.open` finds
+    it again, and `rejoin` watches it again.
+
+    A rank's seconds count from the job's start by its own node's clock. Where the clocks of two nodes differ
+    by 5 ms, their curves are shifted by so much, and a rank may look late by as much. Clusters keep their
+    clocks together to about a millisecond (NTP).
+
+    Tried on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on a cluster of several.
+
+    Parameters
+    ----------
+    script
+        Its path, from the current folder, which the nodes must share, too. It needs no change: torchrun sets
+        RANK, LOCAL_RANK, WORLD_SIZE… as on one machine.
+    args
+        Its arguments; numbers and paths are turned to text.
+    nodes
+        How many nodes the job asks for.
+    nproc_per_node
+        Ranks of each node; by default the GPUs asked for (``gpus_per_node=4``, ``gres="gpu:4"``), or 2.
+    max_restarts
+        How often torchrun may start all ranks anew after one has failed; ``run.restarts`` counts.
+    timeout
+        Seconds from the job's start after which it is cancelled, with a report of where each rank was. (The
+        cluster's own limit is ``time="1:00:00"``.)
+    queue_timeout
+        Seconds in the queue after which it is cancelled; by default it waits for ever.
+    setup
+        Lines of the shell for the job's script, before anything starts: ``"module load cuda"``.
+    dashboard
+        Show the queue, progress, memory and throughput; False prints nothing.
+    **options
+        Of ``sbatch``, by name: ``partition="gpu"``, ``time="1:00:00"``, ``account="me"``, ``gres="gpu:4"``,
+        ``cpus_per_task=8``, ``exclusive=True``.
+
+    Returns
+    -------
+    Run
+        As of `torchrun`; also ``job``, its number, ``nodes``, and ``queued_seconds``, which are no part of
+        its ``seconds``. ``output`` has what Slurm and the torchrun of each node said, ``folder /
+        "job.sbatch"`` the script that was submitted, and ``command`` submits it by hand.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such script.
+    ValueError
+        A number is none, or too small; an option is not sbatch's.
+    cluster.SlurmError
+        There is no Slurm here, or it refused the job: its own words.
+    RankError
+        A rank failed, or Slurm ended the job.
+    RankTimeout
+        It was not done within ``timeout``, or did not start within ``queue_timeout``.
+    """
+    path = script_at(script)
+    check_timeout(timeout)
+    check_timeout(queue_timeout, "queue_timeout")
+    check_count("nodes", nodes, 1)
+    check_count("max_restarts", max_restarts, 0)
+    directives(options)  # refused before anything is there
+    if nproc_per_node is None:
+        nproc_per_node = gpus_of_a_node(options) or 2
+    check_count("nproc_per_node", nproc_per_node, 1)
+    cpus = options.get("cpus_per_task")
+    if cpus is not None:
+        check_count("cpus_per_task", cpus, 1)
+    cluster.check_there()
+    lines = [setup] if isinstance(setup, str) else list(setup)
+    threads = {"OMP_NUM_THREADS": str(max(1, (cpus or 1) // nproc_per_node))}
+    exports = threads | ({} if max_restarts == 0 else FRESH_STORE)
+    text = job_script(path, args, nodes, nproc_per_node, max_restarts, lines, options, exports)
+    run = Run.create(
+        path.name,
+        nodes * nproc_per_node,
+        state="queued",
+        submitted=time.time(),
+        max_restarts=max_restarts,
+    )
+    job = run.folder / JOB_SCRIPT
+    job.write_text(text)
+    (run.folder / "torchrun").mkdir()
+    run.note_job(command=shlex.join(["sbatch", str(job)]))
+    given = {
+        "COURSE_RUN": str(run.folder),
+        "PYTHONUNBUFFERED": "1",
+        "MPLBACKEND": "Agg",
+        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "16"),  # see environment.py
+    }
+    where = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
+    watch(
+        run,
+        lambda _: Job(run, lambda: cluster.submit(job, where, given), max_restarts > 0, queue_timeout),
+        timeout,
+        view_of(run, dashboard),
+    )
+    return run
+
+
+def rejoin(
+    run: Run | str | os.PathLike[str] | None = None, *, timeout: float | None = None, dashboard: bool = True
+) -> Run:
+    """Watch a job of `slurm` again, after the kernel that submitted it is gone (lesson 17).
+
+    Of one that has ended meanwhile you get its report.
+
+    Parameters
+    ----------
+    run
+        A run, its folder, or nothing for the newest.
+    timeout
+        Seconds from now (from the job's start, where it waits in the queue) after which it is cancelled.
+    dashboard
+        As for `slurm`.
+
+    Raises
+    ------
+    ValueError
+        The run is no job of Slurm. Otherwise as `slurm`.
+    """
+    check_timeout(timeout)
+    run = run if isinstance(run, Run) else Run.open(run)
+    if run.job is None:
+        raise ValueError(
+            f"{run.name} was not submitted to Slurm: only a run of slurm() goes on without a kernel"
+        )
+    cluster.check_there()
+    run.take_over()
+    watch(run, lambda _: Job(run, restarts=run.may_restart), timeout, view_of(run, dashboard))
+    return run

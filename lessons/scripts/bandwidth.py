@@ -1,0 +1,117 @@
+"""Measure the bandwidth of an all_reduce within a node and between nodes (lesson 17).
+
+On each node, with an address of the first one that all can reach:
+
+    torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 bandwidth.py
+
+Rank 0 prints a line for each measurement, as JSON: the ranks that took part, the bytes S that each of them
+held, the seconds of the slowest rank (in the fastest round: other programs can only add), and the bytes that
+node 0 sent to others meanwhile, as its network cards count them (what a GPU sends by RDMA, they do not see).
+It needs PyTorch alone.
+"""
+
+import argparse
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+try:
+    from course_lib import place
+except ImportError:  # this file alone measures all the same
+
+    def place():
+        if not torch.cuda.is_available():
+            return torch.device("cpu"), "gloo"
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        return device, "nccl"
+
+
+def sent():
+    """Bytes that this node's cards have sent so far, but for what stayed inside."""
+    try:
+        rows = Path("/proc/net/dev").read_text().splitlines()[2:]
+    except OSError:  # not Linux
+        return 0
+    cards = dict(row.split(":", 1) for row in rows)
+    return sum(int(counts.split()[8]) for card, counts in cards.items() if card.strip() != "lo")
+
+
+def flat(tensor, group):
+    """One ring through all ranks, in the order of their numbers."""
+    dist.all_reduce(tensor, group=group)
+
+
+def two_levels(tensor, node, heads):
+    """Add up within each node, then among one rank of each, then tell the others in the node."""
+    first = dist.get_process_group_ranks(node)[0]
+    dist.reduce(tensor, first, group=node)
+    if dist.get_rank() == first:
+        dist.all_reduce(tensor, group=heads)
+    dist.broadcast(tensor, first, group=node)
+
+
+def measure(name, work, ranks, size, rounds, device):
+    """Time `work` on those ranks, while the others wait; rank 0 prints what came out."""
+    seconds = []
+    for attempt in range(rounds + 1):
+        tensor = torch.full((size // 4,), float(dist.get_rank()), device=device)
+        dist.barrier()
+        before, begin = sent(), time.perf_counter()
+        if dist.get_rank() in ranks:
+            work(tensor)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            assert tensor[-1] == sum(ranks), (name, tensor[-1])
+        took = torch.tensor([time.perf_counter() - begin if dist.get_rank() in ranks else 0.0], device=device)
+        dist.all_reduce(took, dist.ReduceOp.MAX)  # the slowest counts
+        if attempt:  # the first one makes connections
+            seconds.append(took.item())
+    if dist.get_rank() == 0:
+        told = {"what": name, "ranks": len(ranks), "bytes": size, "seconds": min(seconds)}
+        print(json.dumps(told | {"sent": sent() - before}), flush=True)
+
+
+def main(args):
+    device, backend = place()
+    store, rank, world_size = next(dist.rendezvous("env://"))  # as torchrun has told us
+
+    def join(name, rank):
+        own = dist.PrefixStore(name, store)  # two groups, one after the other, in one store
+        device_id = device if backend == "nccl" else None
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world_size, device_id=device_id)
+
+    join("in order", rank)
+    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    everyone, first_of_node = list(range(world_size)), list(range(0, world_size, per_node))
+    heads = dist.new_group(first_of_node)
+    nodes = [dist.new_group(everyone[first : first + per_node]) for first in first_of_node]  # on every rank
+    mine, mates = nodes[rank // per_node], everyone[:per_node]  # node 0 is measured
+
+    def one_ring(name, size):
+        measure(name, lambda tensor: flat(tensor, None), everyone, size, args.rounds, device)
+
+    for size in args.sizes:
+        measure("within a node", lambda tensor: flat(tensor, mine), mates, size, args.rounds, device)
+        measure("between nodes", lambda tensor: flat(tensor, heads), first_of_node, size, args.rounds, device)
+        one_ring("all, one ring", size)
+    levels = partial(two_levels, node=mine, heads=heads)
+    measure("all, two levels", levels, everyone, args.sizes[-1], args.rounds, device)
+    dist.destroy_process_group()
+    # The same ring, but numbered round robin: neighbours in the ring never sit on the same node.
+    node, local = divmod(rank, per_node)
+    join("round robin", local * (world_size // per_node) + node)
+    one_ring("all, round robin", args.sizes[-1])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4**k for k in range(5, 13)], help="bytes")
+    parser.add_argument("--rounds", type=int, default=5, help="of each measurement; the first does not count")
+    main(parser.parse_args())

@@ -1,0 +1,317 @@
+"""What people answer in exercise 17, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch.distributed as dist
+
+from tests.exercises.answers import right, wrong
+
+ASKS = "it asks for the nodes, for their GPUs, and for so much time"
+STARTS = "each node starts the script on a rank for each of its GPUs"
+MEETS = "all meet at one address, of a node of the job"
+PORTS = "another job meets at another port"
+
+HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+PORT = "port=$((20000 + SLURM_JOB_ID % 10000))\n"
+C10D = '--rdzv-backend=c10d --rdzv-endpoint="$head:$port"'
+
+
+def orders(nodes, gpus, minutes, tasks=1):
+    lines = [f"--nodes={nodes}", f"--ntasks-per-node={tasks}", f"--gpus-per-node={gpus}", f"--time={minutes}"]
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in lines)
+
+
+def agents(nodes, gpus):
+    return f"torchrun --nnodes={nodes} --nproc-per-node={gpus}"
+
+
+@wrong("17.1", ASKS, hint="runs on the first node only")
+def forgets_srun(script, nodes, gpus, minutes):
+    return orders(nodes, gpus, minutes) + HEAD + PORT + f"{agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", ASKS, STARTS, hint="Whom does each node find there")
+def meets_at_localhost(script, nodes, gpus, minutes):
+    meeting = '--rdzv-backend=c10d --rdzv-endpoint="localhost:$port"'
+    return orders(nodes, gpus, minutes) + PORT + f"srun {agents(nodes, gpus)} {meeting} {script}\n"
+
+
+@wrong("17.1", ASKS, STARTS, MEETS, hint="Two of your jobs may share a node")
+def a_fixed_port(script, nodes, gpus, minutes):
+    body = f"srun {agents(nodes, gpus)} --rdzv-backend=c10d --rdzv-endpoint=$head:29500 {script}\n"
+    return orders(nodes, gpus, minutes) + HEAD + body
+
+
+@wrong("17.1", ASKS, STARTS, MEETS, hint="grow far beyond that")
+def the_number_of_the_job_as_port(script, nodes, gpus, minutes):
+    port = "port=$((29500 + SLURM_JOB_ID))\n"
+    return orders(nodes, gpus, minutes) + HEAD + port + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", ASKS, hint="How many of it does a node need")
+def a_torchrun_for_each_gpu(script, nodes, gpus, minutes):
+    return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", ASKS, hint="how many nodes belong to the training")
+def standalone_on_each(script, nodes, gpus, minutes):
+    return orders(nodes, gpus, minutes) + f"srun torchrun --standalone --nproc-per-node={gpus} {script}\n"
+
+
+@wrong("17.1", ASKS, hint="Which option of torchrun is the number of ranks")
+def one_rank_a_node(script, nodes, gpus, minutes):
+    return orders(nodes, gpus, minutes) + HEAD + PORT + f"srun torchrun --nnodes={nodes} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="Without an order the nodes may come without their GPUs")
+def asks_for_no_gpus(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes).replace(f"#SBATCH --gpus-per-node={gpus}\n", "")
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="Hours, minutes, seconds")
+def minutes_as_hours(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, f"{minutes}:00:00")
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="Orders stand above the first command")
+def orders_below_a_command(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes).replace("#!/bin/bash\n", "#!/bin/bash\nset -e\n")
+    return text + HEAD + PORT + f"srun --ntasks-per-node=1 {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", ASKS, STARTS, hint="In the job's body that is the first node alone")
+def every_node_is_node_0(script, nodes, gpus, minutes):
+    meeting = "--node-rank=$SLURM_NODEID --master-addr=$head --master-port=$port"
+    return orders(nodes, gpus, minutes) + HEAD + PORT + f"srun {agents(nodes, gpus)} {meeting} {script}\n"
+
+
+@wrong("17.1", ASKS, STARTS, hint="Each node looked it up for itself")
+def each_node_its_own_address(script, nodes, gpus, minutes):
+    command = f"{agents(nodes, gpus)} --rdzv-backend=c10d --rdzv-endpoint=$(hostname):$port {script}"
+    return orders(nodes, gpus, minutes) + PORT + f"export port\nsrun bash -c '{command}'\n"
+
+
+@wrong("17.1", ASKS, STARTS, hint="The nodes are others in each job")
+def a_node_known_by_heart(script, nodes, gpus, minutes):
+    body = f"srun {agents(nodes, gpus)} --rdzv-backend=c10d --rdzv-endpoint=gpu-17:$port {script}\n"
+    return orders(nodes, gpus, minutes) + PORT + body
+
+
+@wrong("17.1", ASKS, hint="who tells each process who it is")
+def plain_python_without_ranks(script, nodes, gpus, minutes):
+    return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + f"srun python {script}\n"
+
+
+@wrong("17.1", ASKS, hint="first node alone")
+def ranks_set_in_the_body(script, nodes, gpus, minutes):
+    body = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
+    body += f"export MASTER_ADDR=$head MASTER_PORT=$port\nsrun python {script}\n"
+    return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + body
+
+
+@wrong("17.1", hint="nothing (None)")
+def prints_it(script, nodes, gpus, minutes):
+    print(orders(nodes, gpus, minutes))
+
+
+@right("17.1")
+def static_with_a_shell_on_each_node(script, nodes, gpus, minutes):
+    """As many clusters' pages show it: numbers from Slurm, replaced on each node."""
+    text = f"#!/bin/bash -l\n#SBATCH -N {nodes}\n#SBATCH -n {nodes}\n#SBATCH --gres=gpu:a100:{gpus}\n"
+    text += f"#SBATCH -t {minutes // 60}:{minutes % 60:02}:00\n#SBATCH --exclusive\n\n"
+    text += "export MASTER_ADDR=$(hostname)\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 20000))\n"
+    command = f"{agents(nodes, gpus)} --node_rank $SLURM_NODEID"
+    command += f" --master_addr $MASTER_ADDR --master_port $MASTER_PORT {script}"
+    return text + f"srun --label --kill-on-bad-exit=1 bash -c '{command}'\n"
+
+
+@right("17.1")
+def plain_python(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, f"0-{minutes // 60}:{minutes % 60}", gpus)
+    text += "export MASTER_PORT=$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))\n"
+    text += 'master_addr=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+    text += 'export MASTER_ADDR=$master_addr\nsrun bash -c "RANK=\\$SLURM_PROCID LOCAL_RANK=\\$SLURM_LOCALID '
+    return text + f'WORLD_SIZE=\\$SLURM_NTASKS python -u {script} --epochs 3"\n'
+
+
+@right("17.1")
+def by_the_address(script, nodes, gpus, minutes):
+    """As PyTorch's own example does it."""
+    text = orders(nodes, gpus, f"{minutes}:00").replace(f"--gpus-per-node={gpus}", f"--gpus={nodes * gpus}")
+    text += "nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )\nhead_node=${nodes[0]}\n"
+    text += 'head=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)\n'
+    find = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+    text += f"port=$(python -c '{find}')\n"
+    meeting = "--rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $head:$port"
+    return (
+        text
+        + f"srun python -m torch.distributed.run --nnodes {nodes} --nproc_per_node gpu {meeting} {script}\n"
+    )
+
+
+@right("17.1")
+def with_the_words_of_slurm(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes) + HEAD + PORT + "srun --ntasks-per-node=1 torchrun "
+    text += "--nnodes=$SLURM_JOB_NUM_NODES --nproc-per-node=$SLURM_GPUS_ON_NODE "
+    return text + f"{C10D} --rdzv-id=$SLURM_JOB_ID ./{script} --checkpoint last.pt\n"
+
+
+SUM = "every rank holds the sum over all ranks"
+CABLE = "a node sends no more over the cable than one rank of each node would, in a ring"
+
+
+def groups(per_node):
+    """The ranks of this rank's node as a group, and one rank of each node."""
+    everyone = list(range(dist.get_world_size()))
+    nodes = [dist.new_group(everyone[first : first + per_node]) for first in everyone[::per_node]]
+    return nodes[dist.get_rank() // per_node], dist.new_group(everyone[::per_node])
+
+
+@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+def one_level(tensor, per_node):
+    dist.all_reduce(tensor)
+
+
+@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+def each_rank_with_its_peers(tensor, per_node):
+    """In the node first, then every rank sends the whole sum of its node."""
+    mine, _ = groups(per_node)
+    everyone = list(range(dist.get_world_size()))
+    peers = [dist.new_group(everyone[local::per_node]) for local in range(per_node)]
+    dist.all_reduce(tensor, group=mine)
+    dist.all_reduce(tensor, group=peers[dist.get_rank() % per_node])
+
+
+@wrong("17.2", hint="Who tells the ranks that are not the first of their node")
+def nobody_tells_the_others(tensor, per_node):
+    mine, heads = groups(per_node)
+    head = dist.get_rank() // per_node * per_node
+    kept = tensor.clone()
+    dist.reduce(kept, head, group=mine)
+    if dist.get_rank() == head:
+        dist.all_reduce(kept, group=heads)
+        tensor.copy_(kept)
+
+
+@wrong("17.2", hint="That is the sum of its node")
+def in_the_node_alone(tensor, per_node):
+    mine, _ = groups(per_node)
+    dist.all_reduce(tensor, group=mine)
+
+
+@wrong("17.2", SUM, hint="With more, one node sends for all of them")
+def by_rank_0(tensor, per_node):
+    mine, heads = groups(per_node)
+    head = dist.get_rank() // per_node * per_node
+    dist.reduce(tensor, head, group=mine)
+    if dist.get_rank() == head:
+        dist.reduce(tensor, 0, group=heads)
+        dist.broadcast(tensor, 0, group=heads)
+    dist.broadcast(tensor, head, group=mine)
+
+
+@right("17.2")
+def shard_by_shard(tensor, per_node):
+    """Every rank of a node sends its part: as much in all, over as many cards as there are."""
+    mine, _ = groups(per_node)
+    everyone = list(range(dist.get_world_size()))
+    peers = [dist.new_group(everyone[local::per_node]) for local in range(per_node)]
+    dist.all_reduce(tensor, group=mine)
+    shards = tensor.tensor_split(per_node)
+    shard = shards[dist.get_rank() % per_node].clone()
+    dist.all_reduce(shard, group=peers[dist.get_rank() % per_node])
+    for local, each in enumerate(shards):
+        part = shard if local == dist.get_rank() % per_node else each.clone()
+        dist.broadcast(part, dist.get_rank() // per_node * per_node + local, group=mine)
+        each.copy_(part)
+
+
+@right("17.2")
+def all_reduce_in_the_node(tensor, per_node):
+    mine, heads = groups(per_node)
+    dist.all_reduce(tensor, group=mine)
+    if dist.get_rank() % per_node == 0:
+        dist.all_reduce(tensor, group=heads)
+    dist.broadcast(tensor, dist.get_rank() // per_node * per_node, group=mine)
+
+
+NODES = "with the ranks of a node side by side, each node sends over one edge of the ring"
+ORDER = "in any other order, an edge counts for the node that it leaves"
+NOTHING = "every node is in the answer, and one that sends nothing has 0"
+
+
+def edges(places):
+    return [(one, other) for one, other in zip(places, [*places[1:], places[0]], strict=True) if one != other]
+
+
+def of_an_edge(places, size):
+    return 2 * (len(places) - 1) / len(places) * size
+
+
+@wrong("17.3", NOTHING, hint="goes round twice")
+def half_the_way(places, size):
+    sent = dict.fromkeys(places, 0.0)
+    for one, _ in edges(places):
+        sent[one] += of_an_edge(places, size) / 2
+    return sent
+
+
+@wrong("17.3", NOTHING, hint="once for each edge")
+def the_tensor_once(places, size):
+    sent = dict.fromkeys(places, 0)
+    for one, _ in edges(places):
+        sent[one] += size
+    return sent
+
+
+@wrong("17.3", NODES, NOTHING, hint="That is one edge")
+def one_edge_for_each_node(places, size):
+    several = len(set(places)) > 1
+    return dict.fromkeys(places, of_an_edge(places, size) * several)
+
+
+@wrong("17.3", NODES, ORDER, hint="which of them send nothing")
+def leaves_out_who_sends_nothing(places, size):
+    sent = {}
+    for one, _ in edges(places):
+        sent[one] = sent.get(one, 0) + of_an_edge(places, size)
+    return sent
+
+
+@wrong("17.3", hint="What of it goes to a rank on the same node")
+def all_that_its_ranks_send(places, size):
+    return {node: places.count(node) * of_an_edge(places, size) for node in places}
+
+
+@wrong("17.3", NOTHING, hint="A ring is closed")
+def an_open_ring(places, size):
+    sent = dict.fromkeys(places, 0.0)
+    for one, other in pairwise(places):
+        sent[one] += of_an_edge(places, size) * (one != other)
+    return sent
+
+
+@wrong("17.3", NOTHING, hint="or at both ends")
+def both_ends(places, size):
+    sent = dict.fromkeys(places, 0.0)
+    for one, other in edges(places):
+        sent[one] += of_an_edge(places, size)
+        sent[other] += of_an_edge(places, size)
+    return sent
+
+
+@wrong("17.3", hint="a dict, bytes by node")
+def a_list(places, size):
+    return [of_an_edge(places, size)] * len(places)
+
+
+@right("17.3")
+def by_counting(places, size):
+    ranks = len(places)
+    steps, part = 2 * (ranks - 1), size / ranks
+    crossing = [one for one, _ in edges(places)]
+    return {node: steps * part * crossing.count(node) for node in set(places)}
