@@ -1,4 +1,4 @@
-"""Which rank sits where: every rank is drawn on its node and told in words, nothing overlaps, what is refused."""
+"""Which rank sits where: each is drawn on its node and told in words, nothing overlaps, what is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_each_rank_stands_in_its_node_and_nothing_overlaps(nodes: int, each: int
     (axes,) = picture.figure.axes
     boxes: list[Any] = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     frames = [box.get_bbox() for box in boxes if box.get_edgecolor()[3]]
-    assert len(frames) == nodes and len(boxes) == nodes * (1 + each)
+    assert len(frames) == nodes
+    assert len(boxes) == nodes * (1 + each)
     for rank in range(nodes * each):
         (text,) = [t for t in axes.texts if t.get_text() == f"RANK {rank}\nLOCAL_RANK {rank % each}"]
         inside = [number for number, frame in enumerate(frames) if frame.contains(*text.get_position())]
