@@ -432,7 +432,7 @@ def test_no_network_and_no_package_are_told(ready: Course, tmp_path: Path) -> No
     course = ready.copy(tmp_path / "course")
     shutil.rmtree(course.site / "torchvision-0.26.0.dist-info")
     course.stamp.unlink()
-    nowhere = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    nowhere = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
     sentence = course.fault(PIP_FIND_LINKS="", **nowhere)
     assert "pip could not reach the package index, is there a network?" in sentence
     assert "No matching distribution found for torchvision>=0.24" in sentence

@@ -198,7 +198,7 @@ class Recorder:
                 else:
                     self.at_once_seconds += waited
                 yield batch
-                self.samples += 1 if type(batch) is int else _samples(batch)
+                self.samples += 1 if type(batch) is int else _samples(batch)  # a range: no call in each step
                 self.steps += 1
                 if long:
                     worked = own_clock()

@@ -122,13 +122,13 @@ class Evidence:
         return costs
 
     def waits_in_collectives(self, rank: int) -> float:
-        """The share of a rank's time that it waited: not for the straggler, nor for one that got no core.
+        """The share of a rank's time that it waited: more than for the straggler, or one that got no core.
 
         The rank with the least has the most honest figure: what others wait besides, they wait for ranks.
         """
-        for_late = self.late.share if self.late and self.late.rank != rank else 0.0
-        without_core = [each.share("no_core") for other, each in self.parts.items() if other != rank]
-        return max(0.0, self.parts[rank].share("waiting") - for_late - max(without_core, default=0.0))
+        for_ranks = [each.share("no_core") for other, each in self.parts.items() if other != rank]
+        for_ranks.append(self.late.share if self.late and self.late.rank != rank else 0.0)
+        return max(0.0, self.parts[rank].share("waiting") - max(for_ranks))  # who waits, waits for the last
 
     def refined(self, cause: str) -> str:
         """Communication whose bytes are few is too little work."""

@@ -23,6 +23,7 @@ from torchvision.datasets import MNIST
 from course_lib.data import digits as data
 from course_lib.data.digits import TEST_FONTS, TEST_SIZE, TRAIN_FONTS, TRAIN_SIZE, DataError, digits
 from course_lib.home import CourseHomeError, home
+from tests.support.processes import wait_for
 
 NAMES = [f"{s}-{w}" for s in ("train", "t10k") for w in ("images-idx3-ubyte", "labels-idx1-ubyte")]
 
@@ -63,13 +64,6 @@ def sums(root: Path) -> dict[str, str]:
 
 def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the awaited condition never came"
-        time.sleep(0.02)
 
 
 def one_sentence(error: BaseException) -> str:

@@ -62,7 +62,7 @@ def at_work(start: Callable[[], Run], there: Path) -> Iterator[tuple[Run, set[So
         yield Run.open(), listening(psutil.Process()) - before
     finally:
         (there / "go").touch()
-        thread.join(60)
+        thread.join(300)
         os.umask(umask)
     assert [run.state for run in runs] == ["done"]
     assert listening(psutil.Process()) <= before
