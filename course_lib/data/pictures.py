@@ -58,7 +58,7 @@ def pictures(root: Path | str | None = None) -> Path:
     Parameters
     ----------
     root
-        Where they are, or shall be made; by default ``home()/data/pictures-v1``.
+        Where they are, or are to be made; by default ``home()/data/pictures-v1``.
 
     Returns
     -------

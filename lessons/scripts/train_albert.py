@@ -3,15 +3,13 @@
     python train_albert.py --output albert                                      alone, a group of one
     torchrun --standalone --nproc-per-node=2 train_albert.py --output albert    two ranks on this machine
 
-Without --model it makes a small ALBERT and a tokenizer of its own, from English text that ships with Python:
-nothing is downloaded. --model goes on from a folder that this program wrote, or from a name on the Hugging
-Face Hub, as `--model albert/albert-base-v2 --lr 1e-4` (this needs a network, and was not tried). What is in
---output, `from_pretrained` loads on any device. Started again with the same --output, it goes on where it
-was, also after SIGTERM, which clusters send. To train on something of your own, change `paragraphs`.
+It makes a small ALBERT and its tokenizer from English text that ships with Python, or goes on from --model,
+a folder that it wrote or a name on the Hugging Face Hub (`--model albert/albert-base-v2 --lr 1e-4` needs a
+network, and was not tried). `from_pretrained` loads --output on any device. Started again with the same
+--output, also after SIGTERM, it goes on where it was. To train on something of your own, change `paragraphs`.
 """
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -50,7 +48,7 @@ except ImportError:  # this file alone trains all the same
     track, log = iter, dict  # they change nothing
 
 STATE = "training.pt"  # in --output, beside what from_pretrained loads: what a resume needs
-SENTENCE = "The following [MASK] is evaluated first."
+SENTENCE = "It can [MASK] used."
 
 
 def paragraphs():
@@ -58,8 +56,8 @@ def paragraphs():
     from pydoc_data.topics import topics
 
     blocks = [block for name in sorted(topics) for block in topics[name].split("\n\n")]
-    prose = [" ".join(b.split()) for b in blocks if not b.startswith("   ") and "::=" not in b]
-    return list(dict.fromkeys(text for text in prose if len(text.split()) >= 8 and "***" not in text))
+    prose = [" ".join(b.split()) for b in blocks if not b.startswith(("   ", "+--", ">>>"))]  # no tables
+    return [*dict.fromkeys(t for t in prose if len(t.split()) >= 8 and not {"::=", "***"} & set(t.split()))]
 
 
 def pieces_of(texts, tokenizer, length):
@@ -77,8 +75,8 @@ def begin(args, settings):
         if state["settings"] != settings:
             raise ValueError(f"{source} is of another training, with {state['settings']}")
     if source is None:
-        with_words_of = AlbertTokenizer().train_new_from_iterator  # learns which pieces of words are common
-        tokenizer = with_words_of(paragraphs(), vocab_size=1000, show_progress=False)
+        texts = paragraphs()
+        tokenizer = AlbertTokenizer().train_new_from_iterator(texts, vocab_size=1000, show_progress=False)
         small = dict(embedding_size=64, hidden_size=64, num_attention_heads=4, intermediate_size=128)
         small |= dict(num_hidden_layers=2, max_position_embeddings=args.length, initializer_range=0.05)
         return tokenizer, AlbertForMaskedLM(AlbertConfig(vocab_size=len(tokenizer), **small)), state
@@ -89,25 +87,19 @@ def begin(args, settings):
 
 
 def told_by_rank_0(args, settings):
-    """Tokenizer, model and state, alike on every rank: rank 0 alone looks, so that none finds another file.
-
-    They travel by pickle, which is safe here: our own rank 0 has written it. Its weights come with DDP.
-    """
+    """Tokenizer, model and state, alike on all ranks: rank 0 looks, since another may find another file."""
     model, told = None, [None] * 4
     if dist.get_rank() == 0:
         try:
             told[0], model, told[2] = begin(args, settings)
-            told[1] = model.config
+            told[1] = model.config  # its weights come with DDP
         except Exception as error:
             told[3] = f"cannot begin: {type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
-    dist.broadcast_object_list(told, src=0)
+    dist.broadcast_object_list(told, src=0)  # by pickle, which is safe here: our own rank 0 has written it
     tokenizer, config, state, fault = told
     if fault:
         sys.exit(fault if dist.get_rank() == 0 else 1)
-    model = model or AlbertForMaskedLM(config)
-    if state:
-        model.load_state_dict(state["model"])
-    return tokenizer, model, state
+    return tokenizer, model or AlbertForMaskedLM(config), state
 
 
 def optimizer_of(model, lr, decay=0.01):
@@ -115,7 +107,7 @@ def optimizer_of(model, lr, decay=0.01):
     matrices = [each for each in model.parameters() if each.ndim > 1]
     vectors = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr)
+    return torch.optim.AdamW(groups, lr)
 
 
 def sum_of_losses(model, batch):
@@ -134,21 +126,10 @@ def evaluate(model, batches, device):
     model.eval()
     with torch.no_grad():
         for batch in batches[dist.get_rank() :: dist.get_world_size()]:
-            batch = batch.to(device)
             sums += torch.stack([sum_of_losses(model, batch), masked(batch)])
     model.train()
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
-
-
-def fill_in(model, tokenizer, sentence, best=5):
-    """The likeliest tokens for the one [MASK] of a sentence, as (token, probability)."""
-    inputs = tokenizer(sentence, return_tensors="pt").to(model.device)
-    model.eval()
-    with torch.no_grad():
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-    shares, tokens = logits[inputs["input_ids"] == tokenizer.mask_token_id][0].softmax(-1).topk(best)
-    return list(zip(tokenizer.convert_ids_to_tokens(tokens.tolist()), shares.tolist(), strict=True))
 
 
 @record  # when a rank raises, torchrun's report shows its traceback
@@ -161,32 +142,28 @@ def train(args):
     disable_progress_bar()
 
     torch.manual_seed(args.seed)
-    names = ("batch_size", "epochs", "lr", "length", "seed")
-    settings = {name: getattr(args, name) for name in names} | {"ranks": world_size}
+    settings = {k: v for k, v in vars(args).items() if k not in ("model", "output")} | {"ranks": world_size}
     tokenizer, model, state = told_by_rank_0(args, settings)
-    model.to(device).train()
 
-    # Every rank masks all of the held-out text, with one seed: the same masks on any number of ranks.
     samples = pieces_of(paragraphs(), tokenizer, args.length)
-    judge = DataCollatorForLanguageModeling(tokenizer, seed=args.seed)
-    held_out = [judge(samples[at : at + 320 : 10]) for at in range(0, len(samples), 320)]  # every tenth
-    samples = [each for i, each in enumerate(samples) if i % 10]
+    how = {"seed": args.seed, "mask_replace_prob": 1, "random_replace_prob": 0}  # on all ranks; none is shown
+    judge = DataCollatorForLanguageModeling(tokenizer, **how)
+    held_out = [judge(samples[at : at + 320 : 10]).to(device) for at in range(0, len(samples), 320)]
+    samples = [each for i, each in enumerate(samples) if i % 10]  # every tenth is held out
     collate = DataCollatorForLanguageModeling(tokenizer)  # draws new masks each time, from torch's generator
     sampler = DistributedSampler(samples, seed=args.seed)
     loader = DataLoader(samples, args.batch_size, sampler=sampler, collate_fn=collate)
 
-    ddp = DDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+    ddp = DDP(model.to(device).train(), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = optimizer_of(model, args.lr)
     steps = len(loader) * args.epochs  # of this rank, and so of the optimizer
     rising = 1 + steps // 10  # warm-up, then down to 0 in a straight line
-    schedule = LambdaLR(
-        optimizer, lambda step: min((step + 1) / rising, (steps - step) / (steps - rising + 1))
-    )
-    step = 0
+    schedule = LambdaLR(optimizer, lambda s: min((s + 1) / rising, (steps - s) / (steps - rising + 1)))
+    step = state["step"] if state else 0
     if state:
+        model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
-        step = state["step"]
         if rank == 0:
             print(f"{step} of {steps} steps were done already", flush=True)
     end = []  # not a threading.Event: its set() takes a lock, and a second signal in there waits for ever
@@ -196,13 +173,14 @@ def train(args):
     def save():
         """Rank 0 writes, the others wait."""
         if rank == 0 and args.output is not None:
-            model.save_pretrained(args.output)
-            tokenizer.save_pretrained(args.output)
+            model.save_pretrained(part := args.output / "part")
+            tokenizer.save_pretrained(part)
             kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": settings}
-            # First beside the target, then renamed: a kill leaves the old file or the new one, never half.
-            part = args.output / f"{STATE}.part"
-            torch.save(kept | {"schedule": schedule.state_dict(), "step": step}, part)
-            os.replace(part, args.output / STATE)
+            torch.save(kept | {"schedule": schedule.state_dict(), "step": step}, part / STATE)
+            # First beside their targets, then renamed: a kill leaves the old file or the new one, never half.
+            for path in sorted(part.iterdir()):  # the state comes last
+                os.replace(path, args.output / path.name)
+            part.rmdir()
         dist.barrier()
 
     for epoch in range(step // len(loader), args.epochs):
@@ -232,14 +210,17 @@ def train(args):
             sums += torch.stack([losses.detach(), tokens, batch["attention_mask"].sum()])
         dist.all_reduce(sums)  # the loss of all masked tokens, not the mean of the ranks' means
         speed = sums[2].item() / (time.perf_counter() - started)
-        held = evaluate(model, held_out, device)
-        log(held_out=held)
+        log(held_out=(held := evaluate(model, held_out, device)))
         if rank == 0:
             words = f"epoch {epoch + 1}: loss {sums[0] / sums[1]:.3f}, held-out loss {held:.3f}"
             print(f"{words}, {speed:,.0f} tokens/s on {world_size} rank{'s' * (world_size > 1)}", flush=True)
         save()
-    if rank == 0:
-        print(SENTENCE, *(f" {word} {share:.0%}" for word, share in fill_in(model, tokenizer, SENTENCE)))
+    if rank == 0:  # the likeliest tokens for the gap in a sentence
+        inputs = tokenizer(SENTENCE, return_tensors="pt").to(device)
+        gap = model.eval()(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
+        shares, tokens = (each.tolist() for each in gap.softmax(-1).topk(5))
+        words = tokenizer.convert_ids_to_tokens(tokens)
+        print(SENTENCE, *(f" {word} {share:.0%}" for word, share in zip(words, shares, strict=True)))
     dist.destroy_process_group()
 
 
@@ -257,7 +238,7 @@ def parse_arguments():
     for name, least in {"epochs": 1, "batch-size": 1, "length": 8}.items():
         if (given := getattr(args, name.replace("-", "_"))) < least:
             parser.error(f"argument --{name}: it is a whole number from {least} on, not {given}")
-    if not 0 < args.lr < math.inf:
+    if not 0 < args.lr < float("inf"):
         parser.error(f"argument --lr: it is a number above 0, not {args.lr:g}")
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ class Shard(DistributedSampler):
 
     start = 0
 
-    def __iter__(self):  # workers that persist have a copy of the data: only what is asked for can tell them
+    def __iter__(self):  # workers that persist have a copy of the data: what they are asked for tells them
         return iter([(self.epoch, i) for i in list(super().__iter__())[self.start :]])
 
     def __len__(self):
@@ -207,7 +207,7 @@ def train(args):
         dist.all_reduce(total)
         made = max(1, steps - first) * world_size  # steps of all ranks
         loss, seconds = total.item() / made, time.perf_counter() - began
-        for buffer in model.buffers():  # batch norm's statistics are each rank's own: take their mean
+        for buffer in model.buffers():  # batch norm's differ by each rank's last step (lesson 12): their mean
             if buffer.is_floating_point():
                 dist.all_reduce(buffer)
                 buffer /= world_size

@@ -162,14 +162,17 @@ class TwoHosts:
 
 
 def _done(command):
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HostsError(str(error)) from None
     if done.returncode:
         raise HostsError(f"{' '.join(command)}: {done.stdout.strip()}")
     return done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import random
@@ -55,16 +54,20 @@ def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = []
     for ranks in rng.sample(range(2, 6), 2):
         workers = rng.choice([each for each in (2, 3) if each != ranks])
-        many = [rng.randint(4, 7) for _ in range(2 * ranks * workers + rng.randint(1, ranks * workers - 1))]
-        few = [rng.randint(2, 5) for _ in range(rng.randint(1, ranks * workers - 1))]
+        readers = ranks * workers  # 6 at least; neither blocks nor a last one with the rest may come out even
+        many = [rng.randint(4, 7) for _ in range(2 * readers + rng.randint(2, readers - 2))]
+        few = [rng.randint(2, 5) for _ in range(rng.randint(1, readers - 1))]
         cases += [(ranks, workers, many), (ranks, workers, few), (ranks, 0, many)]
     (found,) = ask(_streamed, cases)
     for (ranks, workers, sizes), shards in zip(cases, found, strict=True):
         yield from _of_epochs(ranks, workers, sizes, shards["epochs"])
         yield _of_files(ranks, workers, sizes, shards["epochs"])
-        seen = f"when the first {shards['taken']} samples had come, {shards['read']} had been read"
-        hint = "A file may be larger than the memory. What hands a sample on as soon as it is there?"
-        yield Finding(LAZY, shards["read"] <= shards["taken"] + 1, seen, hint)
+        for epoch, (taken, read) in enumerate(shards["out_of_step"]):
+            seen = f"when {taken} samples had come, {read} had been read" + ", in the second epoch" * epoch
+            hint = "A file may be larger than the memory. What hands a sample on as soon as it is there?"
+            if read < taken:
+                hint = "A file may be larger than the memory. Where do these come from?"
+            yield Finding(LAZY, taken == read, seen, hint)
 
 
 def _of_epochs(
@@ -121,34 +124,46 @@ def _streamed(answer: Any, cases: list[tuple[int, int, list[int]]]) -> list[dict
     """Of each case what the ranks' loaders give in two epochs; the ranks come one after the other."""
     found = []
     for ranks, workers, sizes in cases:
-        opened: list[int] = []
-        given: list[Sample] = []
-
-        def read(
-            file: int, sizes: list[int] = sizes, opened: list[int] = opened, given: list[Sample] = given
-        ) -> Iterator[Sample]:
-            opened.append(file)
-            for place in range(sizes[file]):
-                given.append([file, place, os.getpid(), len(opened)])
-                yield given[-1]
-
+        folder = _Folder(sizes)
         how: dict[str, Any] = {"batch_size": None, "num_workers": workers}
         if workers:
             how |= {"multiprocessing_context": "fork", "persistent_workers": True}
-        names = list(range(len(sizes)))
         epochs: list[list[Any]] = [[], []]
         for rank in range(ranks):
-            opened.clear()
-            loader = DataLoader(answer(list(names), read, rank, ranks), **how)
+            folder.opened.clear()
+            loader = DataLoader(answer(list(folder.names), folder.read, rank, ranks), **how)
             for shards in epochs:
                 shards.append([_a_sample(each) for each in loader])
-        given.clear()
-        taken = 0
-        if not workers:
-            stream = iter(answer(list(names), read, 0, ranks))
-            taken = sum(1 for _ in itertools.islice(stream, 2))
-        found.append({"epochs": epochs, "taken": taken, "read": len(given)})
+        stream = answer(list(folder.names), folder.read, 0, ranks)
+        found.append({"epochs": epochs, "out_of_step": [_out_of_step(stream, folder.given) for _ in epochs]})
     return found
+
+
+class _Folder:
+    """Files by name, in no order; it notes which were opened, and the samples that were read."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes, self.opened, self.given = sizes, [], []
+        self.names = [f"{number:04}.tar" for number in torch.randperm(10_000)[: len(sizes)].tolist()]
+
+    def read(self, name: str) -> Iterator[Sample]:
+        self.opened.append(name)
+        return self._samples(self.names.index(name))
+
+    def _samples(self, file: int) -> Iterator[Sample]:
+        for place in range(self.sizes[file]):
+            self.given.append([file, place, os.getpid(), len(self.opened)])
+            yield self.given[-1]
+
+
+def _out_of_step(stream: Any, given: list[Sample]) -> tuple[int, int]:
+    """In an epoch of a stream: samples taken, and read by then, where these first differ, or at its end."""
+    given.clear()
+    taken = 0
+    for taken, _ in enumerate(stream, start=1):
+        if len(given) != taken:
+            break
+    return taken, len(given)
 
 
 def _a_sample(value: Any) -> Sample:
@@ -162,7 +177,7 @@ def _a_sample(value: Any) -> Sample:
 EXACT = "every rank returns the share over all pictures, for each k, also where there are fewer classes"
 PADDING = "what the sampler repeats is counted once"
 FEW = "no more numbers travel than there are k, and one"
-CLOSE = 1e-12  # a share is a quotient of two whole numbers
+CLOSE = 1e-12  # more than the rounding of several divisions; one of two whole numbers has no other result
 Case = dict[str, Any]
 
 
@@ -177,11 +192,11 @@ def top_k(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
-    even = ranks * rng.randint(9, 14)
+    even, ks = ranks * rng.randint(9, 14), [4, *rng.sample([1, 2, 3], 2)]
     cases = [
-        _case(rng, ranks, even, rng.randint(7, 9), [1, 5]),
-        _case(rng, ranks, even + ranks, 3, [1, 2, 5]),
-        _case(rng, ranks, even + rng.randint(1, ranks - 1), rng.randint(7, 9), [1, 3, 5]),
+        _case(rng, ranks, even, rng.randint(7, 9), ks),
+        _case(rng, ranks, even + ranks, 3, [5, 1, 2]),
+        _case(rng, ranks, even + rng.randint(1, max(1, ranks - 2)), rng.randint(7, 9), ks),
     ]
     found = ask(_judged, cases, nprocs=ranks)
     for i, case in enumerate(cases):
@@ -193,9 +208,10 @@ def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _case(rng: random.Random, ranks: int, size: int, classes: int, ks: list[int]) -> Case:
-    """In which what people count instead is not right by chance."""
+    """In which what people count instead is not right by chance: the last batch is shorter, for one."""
+    batch = rng.choice([each for each in (3, 4, 5) if -(-size // ranks) % each])
     while True:
-        case = {"size": size, "classes": classes, "ks": ks, "batch": rng.randint(3, 5)}
+        case = {"size": size, "classes": classes, "ks": ks, "batch": batch, "repeated": -size % ranks}
         case["seed"] = rng.randrange(2**31)
         shares = [list(_shares(case, k, ranks).values()) for k in ks if k < classes]
         if size % ranks:
@@ -248,15 +264,20 @@ def _of_one_share(padded: bool, case: Case, k: int, shares: list[Any]) -> Findin
         hint = "What is asked for is a dict, with every k as a key."
     elif CLOSE < gap < 1e-6:
         hint = "That is right to seven digits. Who divides whole numbers, and in which type?"
+    elif gap <= CLOSE:
+        hint = "That is right but for the last digit. How often is there a division, or a product?"
     seen = f"{ranks} ranks, {size} pictures, {case['classes']} classes, k = {k}:"
     seen += f" rank {rank} returned {values[rank]}, and {round(right * size)} are right"
-    return Finding(PADDING if padded else EXACT, gap <= CLOSE, seen, hint)
+    return Finding(PADDING if padded else EXACT, gap == 0, seen, hint)
 
 
 def _scores(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     dice = torch.Generator().manual_seed(case["seed"])
     scores = torch.rand(case["size"], case["classes"], generator=dice, dtype=torch.float64)
-    return scores, torch.randint(case["classes"], (case["size"],), generator=dice)
+    labels = torch.randint(case["classes"], (case["size"],), generator=dice)
+    repeated = slice(case["repeated"])  # all of them hits: none may count again
+    labels[repeated] = scores[repeated].argmax(1)
+    return 1000 + scores / 2**20, labels  # in float32 many would be alike
 
 
 def _places(case: Case) -> list[int]:
@@ -278,7 +299,8 @@ def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
             value = answer(iter(batches), list(case["ks"]), case["size"])
         if not isinstance(value, dict):
             raise Refused(f"top_k(…) returns a dict, a share for each k; it returned {told(value)}")
-        found.append({"shares": {str(k): number(each) for k, each in value.items()}, "sent": _came(profiler)})
+        shares = {str(k): number(value[k]) for k in case["ks"] if k in value}
+        found.append({"shares": shares, "sent": _came(profiler)})
     return found
 
 
@@ -298,70 +320,96 @@ ORDER = "all batches come, in their order, and an error of the source comes in i
 AHEAD = "while a batch is used the next ones are made, `ahead` of them and not many more"
 STOPS = "when nobody takes batches any more, no more are made"
 PATIENCE = 2.0  # seconds, for what is bound to happen
+SETTLED = 0.2  # seconds, for what must not happen: a maker that may go on has gone on by then
+FAILURES = (ValueError, OSError, KeyError, ArithmeticError, UnicodeError, AssertionError)
+NOTHING = -1.0  # stands for a batch that is None
 
 
 @question("15.3", "prefetch(batches, ahead)", {ORDER: 1, AHEAD: 1, STOPS: 1}, rests={STOPS: AHEAD})
 def prefetch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     aheads = rng.sample([rng.choice((1, 2)), rng.choice((3, 4, 5))], 2)
-    cases = [{"ahead": ahead, "count": rng.randint(24, 30), "first": rng.randrange(1000)} for ahead in aheads]
-    cases[1]["fails"] = rng.randint(14, 20)
+    cases = [_source(rng, ahead, rng.randint(24, 30)) for ahead in aheads]
+    cases[1] |= {"fails": rng.randint(14, 20), "failure": rng.randrange(len(FAILURES))}
+    cases.append(_source(rng, aheads[0] + 1, rng.randint(0, aheads[0])))  # fewer than fit
+    cases.append(_source(rng, aheads[1], 9) | {"fails": 0, "failure": rng.randrange(len(FAILURES))})
     (found,) = ask(_taken, cases)
     for case, each in zip(cases, found, strict=True):
-        yield from _of_batches(case, each)
+        yield _of_batches(case, each)
+        if "taken" in each:
+            yield from _of_the_maker(each)
 
 
-def _of_batches(case: Case, found: dict[str, Any]) -> Iterator[Finding]:
+def _source(rng: random.Random, ahead: int, count: int) -> Case:
+    return {"ahead": ahead, "count": count, "first": rng.randrange(1000), "nothing": rng.randint(2, 12)}
+
+
+def _of_batches(case: Case, found: dict[str, Any]) -> Finding:
     right = [case["first"] + i for i in range(case.get("fails", case["count"]))]
+    right = [NOTHING if i == case["nothing"] else each for i, each in enumerate(right)]
     got = found["whole"]
     seen = f"of {len(right)} batches {len(got)} came"
     hint = "Who puts them in, and who takes them out, from which end?"
     if len(got) < len(right) and got == right[: len(got)]:
+        seen += "; the next one was None" * (right[len(got)] == NOTHING)
         hint = "Some are missing at the end. When does the taker know that there are no more?"
-    elif sorted(got) == right:
+    elif sorted(map(str, got)) == sorted(map(str, map(float, right))):
         seen += ", in another order"
-    ok = got == right
-    if ok:
-        expected = "ValueError: no such file" if "fails" in case else ""
-        ok = found["error"] == expected
-        seen += f"; then the source failed with {expected!r}, and out came {found['error'] or 'nothing'!r}"
-        if not expected:
-            seen = f"all batches came; then there was {found['error']!r}"
+    failure = FAILURES[case["failure"]].__name__ if "fails" in case else ""
+    if got == right or (failure and found["error"]):
+        seen += f"; the source failed with {failure}" * bool(failure)
+        seen += f", and out came {found['error'] or 'nothing'}" + ", another one" * (not found["same"])
         hint = "Where is it raised, and who hears of it there? It has to travel like a batch."
-    yield Finding(ORDER, ok, seen, hint)
+    return Finding(ORDER, got == right and found["same"], seen, hint)
+
+
+def _of_the_maker(found: dict[str, Any]) -> Iterator[Finding]:
     ahead, taken, made, begun = (found[each] for each in ("ahead", "taken", "made", "begun"))
     seen = f"ahead = {ahead}: when {taken} batches had been taken, {made} were made and {begun} begun"
-    hint = "It makes the next one only when it is asked for. Who could do that in the meantime?"
+    hint = "It is ahead, but not by as many as it may be."
     if begun > taken + ahead + 1:
         hint = "It runs far ahead. A batch is large: what makes the maker wait?"
-    elif not found["by_the_taker"]:
-        hint = "It is ahead, but not by as many as it may be."
-    yield Finding(AHEAD, taken + ahead <= made and begun <= taken + ahead + 1, seen, hint)
-    left, more = found["threads"], found["after"]
-    seen = f"{PATIENCE:g} s after the taker had gone, {left} of your threads were still there,"
-    seen += f" and {more} batches had been made in the meantime"
+    elif found["by_the_taker"] or made == taken:
+        hint = "It makes the next one only when it is asked for. Who could do that in the meantime?"
+    elif found["held_up"]:
+        seen += "; the taker asked for one that was made, and waited until the next was made, too"
+        hint = "It is ahead, but the taker waits for the maker. When may it have what is there?"
+    fine = not (found["by_the_taker"] or found["held_up"])
+    yield Finding(AHEAD, fine and taken + ahead <= made and begun <= taken + ahead + 1, seen, hint)
+    seen = f"{PATIENCE:g} s after the taker had gone, {found['threads']} of your threads were still there,"
+    seen += f" and {found['after']} batches had been begun in the meantime"
     hint = "A loop that is left early closes its generator. What happens there, and who tells the maker?"
-    yield Finding(STOPS, not left and more <= 1, seen, hint)
+    if found["closing"] > PATIENCE:
+        seen = f"when the taker went, the generator took {found['closing']:.1f} s to close"
+    elif found["after"] == 1:
+        hint = "The maker waits for room. What does it do first when it may go on?"
+    ok = not found["threads"] and not found["after"] and found["closing"] <= PATIENCE
+    yield Finding(STOPS, ok, seen, hint)
 
 
 class _Source:
-    """Batches by number; it notes which were begun and made."""
+    """Batches by number; it notes which were begun and made. One of them takes until it may `go` on."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.begun, self.made = case, 0, 0
+    def __init__(self, case: Case, held: int | None = None) -> None:
+        self.case, self.held, self.begun, self.made = case, held, 0, 0
         self.makers: set[int] = set()  # threads
-        self.changed = threading.Condition()
+        self.changed, self.go = threading.Condition(), threading.Event()
+        self.held_up = False
+        self.failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[torch.Tensor | None]:
         for i in range(self.case["count"]):
             with self.changed:
                 self.begun += 1
                 self.makers.add(threading.get_ident())
             if i == self.case.get("fails"):
-                raise ValueError("no such file")
+                self.failure = FAILURES[self.case["failure"]]("no such file")
+                raise self.failure
+            if i == self.held:
+                self.held_up = not self.go.wait(PATIENCE)
             with self.changed:
                 self.made += 1
                 self.changed.notify_all()
-            yield self.case["first"] + i
+            yield None if i == self.case["nothing"] else torch.full((2,), self.case["first"] + i)
 
     def reaches(self, count: int) -> bool:
         with self.changed:
@@ -369,38 +417,63 @@ class _Source:
 
 
 def _taken(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
-    return [_of_a_taker(answer, case) for case in cases]
+    found = []
+    for case in cases:
+        found.append({"ahead": case["ahead"]} | _of_all_batches(answer, case))
+        if case["count"] > 20:
+            found[-1] |= _of_a_taker(answer, {**case, "fails": None, "nothing": None})
+    return found
+
+
+def _of_all_batches(answer: Any, case: Case) -> dict[str, Any]:
+    whole, error, source = [], None, _Source(case)
+    try:
+        for batch in answer(iter(source), case["ahead"]):
+            whole.append(NOTHING if batch is None else number(batch[0]) if _is_ours(batch) else told(batch))
+            time.sleep(0.002)  # so that the maker is ahead
+    except Exception as wrong:
+        error = wrong
+    if isinstance(error, TypeError) and not whole:
+        raise Refused(f"prefetch(…) gives batches, one after the other; but {reason(error)}")
+    return {
+        "whole": whole,
+        "error": reason(error) if error else "",
+        "same": error is source.failure,
+    }
+
+
+def _is_ours(batch: Any) -> bool:
+    return isinstance(batch, torch.Tensor) and batch.shape == (2,)
 
 
 def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
-    whole, error = [], ""
-    try:
-        for batch in answer(iter(_Source(case)), case["ahead"]):
-            whole.append(number(batch))
-    except TypeError as wrong:
-        if not whole:
-            raise Refused(f"prefetch(…) gives batches, one after the other; but {reason(wrong)}") from None
-        error = reason(wrong)
-    except Exception as wrong:
-        error = reason(wrong)
-    found = {"whole": whole, "error": error, "ahead": case["ahead"]}
+    """One that takes some, the second to the last of them while a batch is in the making, and goes."""
+    ahead = case["ahead"]
     before = set(threading.enumerate())
-    source = _Source(case)
-    batches = iter(answer(iter(source), case["ahead"]))
-    for taken in range(1, 9):  # fewer than there are
+    source = _Source(case, held=ahead + 1)
+    batches = iter(answer(iter(source), ahead))
+    found: dict[str, Any] = {}
+    for taken in range(1, ahead + 8):  # fewer than there are
         next(batches, None)
-        enough = source.reaches(taken + case["ahead"])
-        found |= {"taken": taken, "made": source.made, "begun": source.begun}
-        found["by_the_taker"] = threading.get_ident() in source.makers
-        if not enough or source.begun > taken + case["ahead"] + 1:
+        if 1 < taken <= ahead:  # these were made before
+            continue
+        if taken == ahead + 1:
+            source.go.set()
+        enough = source.reaches(taken + ahead)
+        if taken in (1, ahead + 7):
+            time.sleep(SETTLED)
+        found = {"taken": taken, "made": source.made, "begun": source.begun}
+        if not enough or source.begun > taken + ahead + 1:
             break
-    made = source.made
+    source.go.set()
+    found |= {"by_the_taker": threading.get_ident() in source.makers, "held_up": source.held_up}
+    begun, left = source.begun, time.monotonic()
     close: Callable[[], None] = getattr(batches, "close", lambda: None)
     close()
     del batches
+    closing = time.monotonic() - left
     ours = [each for each in threading.enumerate() if each not in before]
-    deadline = time.monotonic() + PATIENCE
     for each in ours:
-        each.join(max(0.0, deadline - time.monotonic()))
-    found |= {"threads": sum(each.is_alive() for each in ours), "after": source.made - made}
-    return found
+        each.join(max(0.0, left + PATIENCE - time.monotonic()))
+    threads = sum(each.is_alive() for each in ours)
+    return found | {"threads": threads, "after": source.begun - begun, "closing": closing}

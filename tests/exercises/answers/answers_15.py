@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -133,6 +134,72 @@ class NumbersCollide(Base):
             yield from self.read(file)
 
 
+@wrong("15.1", ONCE, LAZY, hint="To open a file and pass over")
+class OpensAll(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        opened = [self.read(file) for file in self.files]
+        for samples in opened[number::readers]:
+            yield from samples
+
+
+@wrong("15.1", ONCE, OPENED, hint="Where do these come from?")
+class KeepsThem(Base):
+    """Reads in the first epoch alone, and has all in memory from then on."""
+
+    kept = None
+
+    def __iter__(self):
+        if self.kept is not None:
+            yield from self.kept
+            return
+        number, readers = self.reader()
+        kept = []
+        for file in self.files[number::readers]:
+            for sample in self.read(file):
+                kept.append(sample)
+                yield sample
+        self.kept = kept
+
+
+@wrong("15.1", ONCE, OPENED, hint="What hands a sample on as soon as it is there?")
+class InPairs(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        for file in self.files[number::readers]:
+            samples = iter(self.read(file))
+            while pair := list(itertools.islice(samples, 2)):
+                yield from pair
+
+
+@wrong("15.1", ONCE, LAZY, hint="Deal them out one by one")
+class InEqualBlocks(Base):
+    """The last readers have few, or none."""
+
+    def __iter__(self):
+        number, readers = self.reader()
+        each = -(-len(self.files) // readers)
+        for file in self.files[number * each : (number + 1) * each]:
+            yield from self.read(file)
+
+
+@right("15.1")
+class EvenBlocksInTurns(Base):
+    """A sample of each of its files in turn."""
+
+    def __iter__(self):
+        number, readers = self.reader()
+        size = len(self.files)
+        mine = self.files[size * number // readers : size * (number + 1) // readers]
+        left = [iter(self.read(file)) for file in mine]
+        while left:
+            for samples in list(left):
+                try:
+                    yield next(samples)
+                except StopIteration:
+                    left.remove(samples)
+
+
 @right("15.1")
 class Nested(Base):
     def __iter__(self):
@@ -188,10 +255,12 @@ def its_own(batches, ks, size):
 
 @wrong("15.2", EXACT, FEW, hint="The mean of the ranks' shares")
 def mean_of_shares(batches, ks, size):
-    counts = hits_of(batches, ks, size)
-    mine = counts[:-1].double() / counts[-1]
+    """In whole numbers, so that where all ranks have judged as many it is right to the last digit."""
+    counts, ranks = hits_of(batches, ks, size), dist.get_world_size()
+    common = (size // ranks) * -(-size // ranks)  # of what the ranks have judged
+    mine = counts[:-1] * common // counts[-1]
     dist.all_reduce(mine)
-    return dict(zip(ks, (mine / dist.get_world_size()).tolist(), strict=True))
+    return {k: count / (common * ranks) for k, count in zip(ks, mine.tolist(), strict=True)}
 
 
 @wrong("15.2", hint="right to seven digits")
@@ -251,6 +320,63 @@ def a_list(batches, ks, size):
     return list(shares(counts, ks).values())
 
 
+TOTAL = []
+
+
+@wrong("15.2", hint="Which pictures are counted")
+def adds_up_all_calls(batches, ks, size):
+    TOTAL.append(hits_of(batches, ks, size)[:-1])
+    counts = torch.stack(TOTAL).sum(0)
+    dist.all_reduce(counts)
+    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=True)}
+
+
+@wrong("15.2", hint="every k as a key")
+def by_text(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    dist.all_reduce(counts)
+    return {str(k): share for k, share in shares(counts, ks).items()}
+
+
+@wrong("15.2", EXACT, FEW, hint="counted as hits")
+def takes_all_batches_for_equal(batches, ks, size):
+    """The last one is shorter: it is taken for one that came before."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    counts = torch.zeros(len(ks), dtype=torch.int64)
+    for number, (scores, labels) in enumerate(batches):
+        keep = rank + ranks * (number * len(labels) + torch.arange(len(labels))) < size
+        best = scores.topk(min(max(ks), scores.shape[1])).indices == labels[:, None]
+        counts += torch.stack([(best[:, :k].any(1) & keep).sum() for k in ks])
+    dist.all_reduce(counts)
+    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=True)}
+
+
+@wrong("15.2", hint="are right")
+def ranks_in_float32(batches, ks, size):
+    counts = hits_of(((scores.float(), labels) for scores, labels in batches), ks, size)
+    dist.all_reduce(counts)
+    return shares(counts, ks)
+
+
+@wrong("15.2", hint="are right")
+def ks_in_order(batches, ks, size):
+    counts = hits_of(batches, sorted(ks), size)
+    dist.all_reduce(counts)
+    return shares(counts, ks)
+
+
+@right("15.2")
+def without_the_last(batches, ks, size):
+    """Where there is a rest, the ranks from the rest on have a repeated picture, as their last."""
+    rank, ranks, batches = dist.get_rank(), dist.get_world_size(), list(batches)
+    if size % ranks and rank >= size % ranks:
+        scores, labels = batches.pop()
+        batches.append((scores[:-1], labels[:-1]))
+    counts = hits_of(batches, ks)[:-1].double()
+    dist.all_reduce(counts)
+    return dict(zip(ks, counts / size, strict=True))
+
+
 @right("15.2")
 def by_places(batches, ks, size):
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -305,6 +431,45 @@ def fills_a_list_itself(batches, ahead):
                 raise trouble
             return
         yield waiting.popleft()
+
+
+@wrong("15.3", ORDER, hint="only when it is asked for")
+def fills_a_longer_list_itself(batches, ahead):
+    return filled(batches, ahead, lambda fill: fill())
+
+
+@wrong("15.3", ORDER, hint="the taker waits for the maker")
+def waits_for_its_thread(batches, ahead):
+    def in_a_thread(fill):
+        thread = threading.Thread(target=fill)
+        thread.start()
+        thread.join()
+
+    return filled(batches, ahead, in_a_thread)
+
+
+def filled(batches, ahead, how):
+    """Always `ahead` in advance, made at once when the taker asks for one."""
+    batches = iter(batches)
+    waiting, trouble = deque(), []
+
+    def fill():
+        while len(waiting) <= ahead and not trouble:
+            try:
+                waiting.append(next(batches))
+            except Exception as error:  # StopIteration is one
+                trouble.append(error)
+
+    def take():
+        while True:
+            how(fill)
+            if not waiting:
+                if isinstance(trouble[0], StopIteration):
+                    return
+                raise trouble[0]
+            yield waiting.popleft()
+
+    return take()
 
 
 def by_thread(batches, waiting, stop=None, tells=True, heeds=True):
@@ -373,6 +538,70 @@ def the_last_first(batches, ahead):
 @wrong("15.3", ORDER, hint="not by as many as it may be")
 def one_ahead(batches, ahead):
     return by_thread(batches, queue.Queue(1), threading.Event())
+
+
+@wrong("15.3", AHEAD, STOPS, hint="the next one was None")
+def ends_at_none(batches, ahead):
+    for batch in by_thread(batches, queue.Queue(ahead), threading.Event()):
+        if batch is None:
+            return
+        yield batch
+
+
+@wrong("15.3", AHEAD, STOPS, hint="another one")
+def another_error(batches, ahead):
+    try:
+        yield from by_thread(batches, queue.Queue(ahead), threading.Event())
+    except Exception as error:
+        raise RuntimeError(str(error)) from error
+
+
+@wrong("15.3", ORDER, AHEAD, hint="What does it do first when it may go on?")
+def makes_one_for_nobody(batches, ahead):
+    """It looks whether the taker has gone once it has made another one."""
+    made, room, gone = queue.Queue(), threading.Semaphore(ahead), threading.Event()
+
+    def make():
+        try:
+            for batch in batches:
+                if gone.is_set():
+                    return
+                made.put((batch, None))
+                room.acquire()
+            made.put((END, None))
+        except Exception as error:
+            made.put((END, error))
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while True:
+            batch, error = made.get()
+            if batch is END:
+                if error:
+                    raise error
+                return
+            room.release()
+            yield batch
+    finally:
+        gone.set()
+        room.release()
+        thread.join()
+
+
+@right("15.3")
+def one_worker_of_a_pool(batches, ahead):
+    batches, pool = iter(batches), ThreadPoolExecutor(1)
+    try:
+        waiting = deque(pool.submit(next, batches, END) for _ in range(ahead))
+        while True:
+            waiting.append(pool.submit(next, batches, END))
+            batch = waiting.popleft().result()
+            if batch is END:
+                return
+            yield batch
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @right("15.3")
