@@ -1,14 +1,31 @@
-"""A cluster of stand-ins for question 17.1: `srun`, `scontrol`, … that note what a job file asks of them."""
+"""Question 17.1's Slurm: how sbatch reads a job file, and a cluster of stand-ins to run its body."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SECONDS = 15.0  # that a job file may take on the stand-ins
+NAMES = ("sbatch", "srun", "scontrol", "hostname", "torchrun", "python", "python3", "sleep")
 
 # One program under all of their names, run by Python without its site: it starts in milliseconds.
 STAND_IN = r"""
-import json, os, subprocess, sys
+import json, os, subprocess, sys, time
 
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
 cluster = json.loads(os.environ["STAND_IN"])
 nodes, addresses = cluster["names"], cluster["addresses"]
 here = os.environ.get("SLURMD_NODENAME", nodes[0])
 FLAGS = "label unbuffered overlap exact kill-on-bad-exit exclusive no-kill verbose quiet pty".split()
+WAIT = 4  # seconds that a torchrun waits for those of the other nodes; the true one waits 600
 
 
 def note(what, words):
@@ -44,7 +61,7 @@ def srun(words):
     elif each.isdigit():
         count = int(each) * len(on)
     else:
-        count = max(len(on), int(os.environ["SLURM_NTASKS"]) if len(on) == len(nodes) else 1)
+        count = int(os.environ["SLURM_NTASKS"]) if len(on) == len(nodes) else len(on)
     if count > 64:
         sys.exit("srun: more than 64 tasks")
     status, task = 0, 0
@@ -60,11 +77,28 @@ def srun(words):
                 SLURM_NPROCS=str(count),
                 SLURM_NNODES=str(len(on)),
                 SLURMD_NODENAME=node,
+                HOSTNAME=node,
                 SLURM_LAUNCH_NODE_IPADDR=addresses[0],
             )
             status = max(status, subprocess.call(words, env=environment))
             task += 1
+    wait_for_the_others(on[:count])
     sys.exit(status)
+
+
+def wait_for_the_others(on):
+    end = time.monotonic() + WAIT
+    while os.path.exists(os.environ["STAND_IN_NOTES"]):
+        with open(os.environ["STAND_IN_NOTES"]) as file:
+            noted = [json.loads(line) for line in file if line.endswith("\n")]
+        known = {each["node"] for each in noted}
+        if not known & set(on) or known >= set(nodes):
+            return
+        if any(each["what"] == "in vain" for each in noted):
+            return
+        if time.monotonic() > end:
+            return note("in vain", on)
+        time.sleep(0.05)
 
 
 def scontrol(words):
@@ -101,6 +135,134 @@ elif name.startswith("python"):
         note("torchrun", words[2:])
     else:
         note("python", words)
-else:
+elif name != "sleep":  # here nothing takes its time
     sys.exit(name + ": not on this cluster")
 """
+
+
+# --- how sbatch reads a job file --------------------------------------------------------------------------
+
+
+def orders(text: str) -> dict[str, str]:
+    """The options in the #SBATCH lines, by their long names; sbatch reads up to the first command."""
+    short = {"N": "nodes", "n": "ntasks", "t": "time", "G": "gpus", "c": "cpus-per-task", "J": "job-name"}
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        words = line.split(" #")[0].split()[1:] if line.startswith("#SBATCH") else []
+        while words:
+            word = words.pop(0)
+            if word.startswith("--"):
+                name, given, value = word[2:].partition("=")
+                if not given and words and not words[0].startswith("-"):
+                    value = words.pop(0)
+                found[name] = value
+            elif word.startswith("-") and word[1:2] in short:
+                found[short[word[1]]] = word[2:] or (words.pop(0) if words else "")
+    return found
+
+
+def gpus_of_a_node(asked: dict[str, str], nodes: int) -> int | None:
+    """How many GPUs the orders ask for on each node."""
+
+    def count(value: str) -> int | None:
+        last = value.rsplit(":", 1)[-1]
+        return int(last) if last.isdigit() else None
+
+    if "gpus-per-node" in asked:
+        return count(asked["gpus-per-node"])
+    if (found := re.search(r"(?:^|,)gpu:((?:\w+:)?\d+)", asked.get("gres", ""))) is not None:
+        return count(found[1])
+    if "gpus-per-task" in asked:
+        return (count(asked["gpus-per-task"]) or 0) * tasks(asked, nodes) // nodes
+    total = count(asked.get("gpus", "")) or 0
+    return total // nodes if total and total % nodes == 0 else None
+
+
+def tasks(asked: dict[str, str], nodes: int) -> int:
+    """How many tasks the orders ask for in all."""
+    if asked.get("ntasks", "").isdigit():
+        return int(asked["ntasks"])
+    each = asked.get("ntasks-per-node", "")
+    return nodes * (int(each) if each.isdigit() else 1)
+
+
+def minutes(time: str) -> float | None:
+    """As Slurm reads it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        return None
+    given = [int(part) for part in parts]
+    if not dash and len(given) < 3:
+        given.insert(0, 0)  # no hours
+    hours, minute, seconds = [*given, 0, 0][:3]
+    return int(days or 0) * 1440 + hours * 60 + minute + seconds / 60
+
+
+# --- in a rank --------------------------------------------------------------------------------------------
+
+
+def run_body(bash: str, text: str, case: dict[str, Any], job: int) -> dict[str, Any]:
+    """Run the body as Slurm does, on the first node, with stand-ins that only note what they are asked."""
+    asked, nodes = orders(text), case["nodes"]
+    with tempfile.TemporaryDirectory(prefix="job-") as name:
+        folder = Path(name)
+        (folder / "bin").mkdir()
+        for program in NAMES:
+            stand_in = folder / "bin" / program
+            stand_in.write_text(f"#!{sys.executable} -SE\n{STAND_IN}")
+            stand_in.chmod(0o755)
+        (folder / "job.sh").write_text(text)
+        (folder / case["script"]).touch()
+        environment = {
+            "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+            "HOME": name,
+            "HOSTNAME": case["names"][0],
+            "STAND_IN": json.dumps({key: case[key] for key in ("names", "addresses", "list")}),
+            "STAND_IN_NOTES": str(folder / "notes"),
+            **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(job)),
+            "SLURM_JOB_NAME": "job",
+            **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), case["list"]),
+            **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), str(nodes)),
+            **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(tasks(asked, nodes))),
+            "SLURM_TASKS_PER_NODE": f"{-(-tasks(asked, nodes) // nodes)}(x{nodes})",
+            "SLURM_SUBMIT_DIR": name,
+            **dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"), "0"),
+            "SLURMD_NODENAME": case["names"][0],
+            "SLURM_GPUS_ON_NODE": str(gpus_of_a_node(asked, nodes) or 0),
+        }
+        for order in ("ntasks-per-node", "gpus-per-node", "cpus-per-task", "gpus-per-task"):
+            if order in asked:
+                environment[f"SLURM_{order.upper().replace('-', '_')}"] = asked[order]
+        said = _bash([bash, "job.sh"], environment, folder)
+        notes = folder / "notes"
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        return {"notes": [json.loads(line) for line in lines], "said": said}
+
+
+def _bash(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """Run it; its end is the job's, and ends all that it has started. Its last line of complaint."""
+    complaints = folder / "complaints"
+    with open(complaints, "wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+        )
+    last = ""
+    try:
+        process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        last = f"it was not done after {SECONDS:g} s"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+        last = last or "the body's end is the job's, and something that it had started was still at work"
+    process.wait()
+    said = complaints.read_text(errors="replace").strip().splitlines()
+    return last or (f"bash said: {said[-1][:150]}" if said else "")

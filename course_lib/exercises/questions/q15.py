@@ -52,12 +52,12 @@ def a_stream(answer: Any, form: str) -> None:
 )
 def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = []
-    for ranks in rng.sample(range(2, 6), 2):
+    for ranks, first in zip(rng.sample(range(2, 6), 2), (True, False), strict=True):  # workers take long
         workers = rng.choice([each for each in (2, 3) if each != ranks])
         readers = ranks * workers  # 6 at least; neither blocks nor a last one with the rest may come out even
         many = [rng.randint(4, 7) for _ in range(2 * readers + rng.randint(2, readers - 2))]
         few = [rng.randint(2, 5) for _ in range(rng.randint(1, readers - 1))]
-        cases += [(ranks, workers, many), (ranks, workers, few), (ranks, 0, many)]
+        cases += [(ranks, workers, many if first else few), (ranks, 0, few[: ranks - 1] if first else many)]
     (found,) = ask(_streamed, cases)
     for (ranks, workers, sizes), shards in zip(cases, found, strict=True):
         yield from _of_epochs(ranks, workers, sizes, shards["epochs"])
@@ -211,7 +211,7 @@ def _case(rng: random.Random, ranks: int, size: int, classes: int, ks: list[int]
     """In which what people count instead is not right by chance: the last batch is shorter, for one."""
     batch = rng.choice([each for each in (3, 4, 5) if -(-size // ranks) % each])
     while True:
-        case = {"size": size, "classes": classes, "ks": ks, "batch": batch, "repeated": -size % ranks}
+        case = {"size": size, "classes": classes, "ks": ks, "batch": batch, "ranks": ranks}
         case["seed"] = rng.randrange(2**31)
         shares = [list(_shares(case, k, ranks).values()) for k in ks if k < classes]
         if size % ranks:
@@ -275,8 +275,12 @@ def _scores(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     dice = torch.Generator().manual_seed(case["seed"])
     scores = torch.rand(case["size"], case["classes"], generator=dice, dtype=torch.float64)
     labels = torch.randint(case["classes"], (case["size"],), generator=dice)
-    repeated = slice(case["repeated"])  # all of them hits: none may count again
-    labels[repeated] = scores[repeated].argmax(1)
+    if rest := case["size"] % case["ranks"]:
+        # Hits are what comes again, and what is the last of its rank without being that: each of them counts.
+        # The last rank's last but one is none: to leave it out mends nothing.
+        ends = [*range(case["ranks"] - rest), *range(case["size"] - rest, case["size"])]
+        labels[ends] = scores[ends].argmax(1)
+        labels[-rest - 1] = scores[-rest - 1].argmin()
     return 1000 + scores / 2**20, labels  # in float32 many would be alike
 
 
@@ -401,6 +405,7 @@ class _Source:
             with self.changed:
                 self.begun += 1
                 self.makers.add(threading.get_ident())
+                self.changed.notify_all()
             if i == self.case.get("fails"):
                 self.failure = FAILURES[self.case["failure"]]("no such file")
                 raise self.failure
@@ -411,9 +416,9 @@ class _Source:
                 self.changed.notify_all()
             yield None if i == self.case["nothing"] else torch.full((2,), self.case["first"] + i)
 
-    def reaches(self, count: int) -> bool:
+    def reaches(self, count: int, which: str = "made") -> bool:
         with self.changed:
-            return self.changed.wait_for(lambda: self.made >= count, PATIENCE)
+            return self.changed.wait_for(lambda: getattr(self, which) >= count, PATIENCE)
 
 
 def _taken(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
@@ -456,6 +461,7 @@ def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
     for taken in range(1, ahead + 8):  # fewer than there are
         next(batches, None)
         if 1 < taken <= ahead:  # these were made before
+            source.reaches(ahead + 2, "begun")
             continue
         if taken == ahead + 1:
             source.go.set()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import math
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told, with_two_numbers
 from .q11 import _travelled
 
-NEAR = 1e-7  # a share of the tokens may have been computed in float32
+NEAR = 1e-7  # a gradient's share of the tokens may have been computed in float32
+EXACT = 1e-9  # a loss may not
 WORDS = 11  # in the vocabulary
 IGNORED = -100
 
@@ -90,9 +93,16 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
-    seen = "after your call ddp is in eval mode, or its plain backward passes do not average any more"
-    hint = "What is switched for a while has to be switched back in the end."
-    yield Finding(ONCE, all(each["as_it_was"] for rank in found for each in rank), seen, hint)
+    for which, plan in enumerate(plans):
+        for rank, pieces in enumerate(plan):
+            largest = sorted(n * length for n, length, _ in pieces)[-2:]
+            places = found[rank][which]["places"]
+            seen = f"the model keeps {places} places at once; the two largest pieces have {sum(largest)}"
+            hint = "A forward pass keeps what its backward needs. How long, and for how many pieces?"
+            yield Finding(ONCE, places <= sum(largest), seen, hint)
+    changed = [word for rank in found for each in rank for word in each["changed"]]
+    hint = "What is switched for a while has to be switched back in the end, and what is given is only read."
+    yield Finding(ONCE, not changed, f"after your call {', '.join(changed[:1])}", hint)
 
 
 def _plan(rng: random.Random, ranks: int) -> list[list[Piece]]:
@@ -207,9 +217,9 @@ def _of_gradients(
 def _of_losses(
     what: str, seen: str, returned: list[Any], loss: float, own: list[float], plan: list[list[Piece]]
 ) -> Finding:
-    wrong = [rank for rank, each in enumerate(returned) if isinstance(each, str) or far(each, loss) > NEAR]
+    wrong = [rank for rank, each in enumerate(returned) if isinstance(each, str) or far(each, loss) > EXACT]
     got = returned[wrong[0]] if wrong else loss
-    words = f"rank {wrong[0] if wrong else 0} returned {got if isinstance(got, str) else format(got, '.6f')}"
+    words = f"rank {wrong[0] if wrong else 0} returned {got if isinstance(got, str) else format(got, '.10f')}"
     asked_by = [sum(asked for _, _, asked in pieces) for pieces in plan]
     means = [each / (asked or 1) for each, asked in zip(own, asked_by, strict=True)]
     hint = "Which losses belong into it, and by how many of them is it divided?"
@@ -217,13 +227,15 @@ def _of_losses(
         hint = "A number is asked for, the same on every rank."
     elif math.isnan(got):
         hint = "Nothing divided by nothing. What does a mean over no token give, and what does a sum?"
+    elif far(got, loss) < 1e-5:
+        hint = "The first digits are right. Which number on the way has fewer of them than the model's have?"
     elif any(far(got, each) < NEAR for each in means):
         hint = "That is the mean of one rank's own tokens. What do the others know?"
     elif far(got, sum(means) / len(means)) < NEAR:
         hint = "That is a mean of the ranks' means."
     elif any(far(got, times * loss) < NEAR for times in (len(plan), 1 / len(plan))):
         hint = "It is off by the number of ranks. That factor is for DDP: does it belong here?"
-    return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.6f}"), hint)
+    return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.10f}"), hint)
 
 
 def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
@@ -242,6 +254,10 @@ def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
     return Finding(SILENT, max(gaps) < NEAR, seen.format(f"rank {rank} {words}"), hint)
 
 
+def _as_lists(pieces: list[tuple[Tensor, Tensor]]) -> list[list[Any]]:
+    return [[each.tolist() for each in piece] for piece in pieces]
+
+
 @in_group
 def _accumulated(
     answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]
@@ -249,9 +265,11 @@ def _accumulated(
     from torch.profiler import ProfilerActivity, profile
 
     model = _network(weights)
-    ddp, found = DistributedDataParallel(model), []
+    ddp, found, kept = DistributedDataParallel(model), [], _watched(model)
     for seed, plan in calls:
-        pieces = _drawn(seed, plan)[dist.get_rank()]
+        pieces, known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
+        ddp.train(training := len(found) % 2 == 0)
+        kept.clear()
         # One call tells what travels; the profiler takes more time than all the rest.
         with (
             nullcontext()
@@ -264,9 +282,35 @@ def _accumulated(
         whole = None
         if not any(each is None for each in gradients):
             whole = torch.cat([each.detach().flatten() for each in gradients])
-        found.append({"gradient": whole, "returned": returned, "sent": sent})
-        found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
+        still = {
+            "ddp is in another mode": all(each.training == training for each in ddp.modules()),
+            "ddp's plain backward passes do not average any more": ddp.require_backward_grad_sync,
+            "the pieces are others": _as_lists(pieces) == _as_lists(known),
+        }
+        changed = [word for word, holds in still.items() if not holds]
+        found.append({"gradient": whole, "returned": returned, "sent": sent, "changed": changed})
+        found[-1]["places"] = max(kept, default=0)
     return found
+
+
+class _Pass:
+    """A forward pass: the graph that it left for the backward holds it."""
+
+
+def _watched(model: nn.Module) -> list[int]:
+    """Grows in each forward pass, by the places (sentences times length) that the model keeps then."""
+    passes: weakref.WeakKeyDictionary[_Pass, int] = weakref.WeakKeyDictionary()
+    kept: list[int] = []
+
+    def forward(module: nn.Module, inputs: tuple[Tensor], scores: Tensor) -> None:
+        if scores.requires_grad:
+            this = _Pass()
+            passes[this] = scores[..., 0].numel()
+            scores.register_hook(lambda _: passes.pop(this, None) and None)
+            kept.append(sum(passes.values()))
+
+    model.register_forward_hook(forward)
+    return kept
 
 
 # --- 16.2 -------------------------------------------------------------------------------------------------
@@ -275,7 +319,9 @@ HIDDEN = "about 15 of 100 tokens are hidden, none of them special, and the label
 AGAIN = "the same four numbers draw the same masks, whatever was drawn in between"
 OTHERS = "another seed, epoch, step or rank draws others"
 MASK = 4  # the id of [MASK]; those below are special
-SENTENCES, LENGTH = 60, 50
+FIRST = 5  # the first id that is not special
+SENTENCES, LENGTH, FEW = 60, 50, 8
+SIZES = (1, 10, 100, 1000, 10**4, 10**5, 10**6, 16, 32, 64, 256, 1024, 4096, 2**16)
 Place = tuple[int, int, int, int]  # seed, epoch, step, rank
 
 
@@ -301,24 +347,40 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     places += [(1, 11, 1, 1), (11, 1, 1, 1), (1, 1, 11, 1)]  # written one after the other: the same
     places = list(dict.fromkeys(places))
     places.append((2**40 + base[0], *base[1:]))  # a large seed
-    ids = _ids(rng.randrange(2**31))
-    (found,) = ask(_masks, ids.tolist(), [*places, base])
-    (once_more,) = ask(_masks, ids.tolist(), [base])
+    # Numbers with weights, as in 1000 * step + rank, become the same where the weights' quotient is a size's.
+    alone = [(0,) * at + (size,) + (0,) * (3 - at) for at in range(4) for size in SIZES]
+    ids, other = _ids(rng.randrange(2**31))
+    texts = [ids.tolist(), other.tolist(), ids[:FEW].tolist()]
+    calls = [*((0, place) for place in [*places, base]), (1, base), *((2, place) for place in alone)]
+    (found,) = ask(_masks, texts, calls, rng.randrange(2**31))
+    (once_more,) = ask(_masks, texts, [(0, base)], rng.randrange(2**31))
+    few, found = found[len(places) + 2 :], found[: len(places) + 2]
     masks = [torch.tensor(each["labels"]) != IGNORED for each in found]
-    for place, each, hidden in zip([*places, base], found, masks, strict=True):
+    for place, each, hidden in zip([*places, base], found, masks, strict=False):
         yield _of_one_mask(place, ids, each, hidden)
-    for each, when in ((found[-1], "later in the same process"), (once_more[0], "in a fresh process")):
-        same = far(each["labels"], found[0]["labels"]) == 0
-        hint = "What do your dice depend on besides the four numbers?"
-        yield Finding(AGAIN, same, f"{base} once more, {when}: other tokens are hidden", hint)
+    if all(each.shape == ids.shape for each in masks):
+        yield _of_all_masks(ids, masks[: len(places)])
+    yield _of_one_mask(base, other, found[-1], masks[-1])
+    hint = "What do your dice depend on besides the four numbers?"
+    for hidden, when in (
+        (masks[-2], "later in the same process"),
+        (torch.tensor(once_more[0]["labels"]) != IGNORED, "in a fresh process"),
+        (masks[-1], "with other words in the same places"),
+    ):
+        seen = f"{base} once more, {when}: other tokens are hidden"
+        yield Finding(AGAIN, torch.equal(hidden, masks[0]), seen, hint)
     yield Finding(
         AGAIN,
-        all(each["dice_left"] for each in found),
+        all(each["dice_left"] for each in [*found, *few]),
         "torch.rand(1) after your call gives another number than without it",
         "Dropout draws from torch's own generator. Let your masks have one of theirs.",
     )
-    alike = [(one, other) for i, one in enumerate(places) for other in places[i + 1 :]]
-    alike = [(a, b) for a, b in alike if torch.equal(masks[places.index(a)], masks[places.index(b)])]
+    alike = []
+    for drawn in (zip(places, found, strict=False), zip(alone, few, strict=True)):
+        by_labels: dict[str, Place] = {}
+        for place, each in drawn:
+            before = by_labels.setdefault(str(each["labels"]), place)
+            alike += [(before, place)] if before != place else []
     seen = "(seed, epoch, step, rank) = {} and {} hide the same tokens".format(*(alike or [("", "")])[0])
     hint = "How do four numbers become one, so that no two quadruples become the same?"
     changed = [sum(x != y for x, y in zip(*pair, strict=True)) for pair in alike]
@@ -327,14 +389,26 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(OTHERS, not alike, seen, hint)
 
 
-def _ids(seed: int) -> Tensor:
-    """Sentences that begin and end with a special id, some of them filled up with 0."""
+def _ids(seed: int) -> tuple[Tensor, Tensor]:
+    """Sentences with special ids at both ends and between, filled up with 0; and other words there."""
     dice = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, 400, (SENTENCES, LENGTH), generator=dice)
+    ids, other = torch.randint(FIRST, 400, (2, SENTENCES, LENGTH), generator=dice)
+    kind = torch.rand(ids.shape, generator=dice)
+    ids[kind < 0.2] = FIRST  # the first that is not special is frequent
+    ids[kind > 0.9] = torch.randint(1, FIRST, ids.shape, generator=dice)[kind > 0.9]
     for row, length in enumerate(torch.randint(LENGTH // 2, LENGTH + 1, (SENTENCES,), generator=dice)):
         ids[row, 0], ids[row, length - 1] = 2, 3
         ids[row, length:] = 0
-    return ids
+    return ids, torch.where(ids < FIRST, ids, other)
+
+
+def _of_all_masks(ids: Tensor, masks: list[Tensor]) -> Finding:
+    """How many are hidden of all, and of those with the first id that is not special."""
+    all_of = torch.stack(masks).double().mean(0)
+    hint = "Each token that is not special is hidden with a probability of 0.15, whatever its id is."
+    share, of_first = (all_of[words].mean().item() for words in (ids >= FIRST, ids == FIRST))
+    seen = f"in all calls {share:.1%} of the tokens are hidden, and {of_first:.1%} of those with id {FIRST}"
+    return Finding(HIDDEN, abs(share - 0.15) < 0.015 and abs(of_first - 0.15) < 0.03, seen, hint)
 
 
 def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor) -> Finding:
@@ -351,7 +425,7 @@ def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor
         )
     elif (hidden & ~words).any():
         seen, hint = seen + "a special token is hidden", "Ids below 5 are special: they cannot be guessed."
-    elif not 0.12 < share < 0.18:
+    elif not 0.1 < share < 0.2:
         seen += f"{share:.0%} of the tokens that are not special are hidden"
         hint = "Each of them is hidden with a probability of 0.15, independently of the others."
     elif not torch.equal(inputs, torch.where(hidden, MASK, ids)):
@@ -363,14 +437,22 @@ def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor
     return Finding(HIDDEN, not hint, seen, hint)
 
 
-def _masks(answer: Any, ids: list[list[int]], places: list[Place]) -> list[dict[str, Any]]:
+def _hash(plain: Any, seed: int, value: Any) -> int:
+    """A text's hash is another in each process; but ranks are forked from one, and have one for all."""
+    parts = value if isinstance(value, tuple | list) else [value]
+    return plain((seed, value)) if any(isinstance(each, str | bytes) for each in parts) else plain(value)
+
+
+def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[dict[str, Any]]:
     found = []
-    for count, place in enumerate(places):
-        given = torch.tensor(ids)
-        torch.manual_seed(count)
+    torch.manual_seed(seed)
+    for text, place in calls:
+        ids = texts[text]
+        given, state = torch.tensor(ids), torch.get_rng_state()
         expected = torch.rand(1)
-        torch.manual_seed(count)
-        answered = answer(given, *place)
+        torch.set_rng_state(state)
+        with patch("builtins.hash", partial(_hash, hash, seed)):
+            answered = answer(given, *place)
         if not (isinstance(answered, tuple | list) and len(answered) == 2):
             raise Refused(f"mask(…) returns two tensors, inputs and labels; it returned {told(answered)}")
         inputs, labels = answered
@@ -395,6 +477,7 @@ class _Block(nn.Module):
         self.full_layer_layer_norm = nn.LayerNorm(width)
         self.position_bias = nn.Embedding(7, width)
         self.dense = nn.Linear(width, width)
+        self.neighbours = nn.Conv1d(width, width, 3)
         self.scale = nn.Parameter(torch.ones(()))
 
 
@@ -406,27 +489,33 @@ def _model(width: int) -> nn.Module:
 
 @question("16.3", "prepare(model, lr, epochs, samples, batch_size, ranks)", {DECAY: 1, RATES: 1})
 def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    for _ in range(2):
-        width, lr, epochs, ranks = (
-            rng.randint(3, 6),
-            rng.uniform(1e-4, 1e-2),
-            rng.randint(2, 4),
-            rng.choice((3, 4)),
-        )
+    calls = []
+    for ranks in rng.sample(range(2, 6), 2):
+        width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
         # With a rest, which is padded, and a short last batch
         samples = ranks * batch_size * rng.randint(4, 7) + 1 + rng.randrange(ranks - 1)
         a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
-        arguments = (lr, epochs, samples, batch_size, ranks)
-        (found,) = ask(_prepared, width, arguments, a_rank, rng.randrange(1, a_rank))
+        calls.append((width, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
+    (all_found,) = ask(_prepared, calls)
+    for found, (_, arguments, a_rank, _) in zip(all_found, calls, strict=True):
         yield _of_decay(found)
+        lr, epochs, samples, batch_size, ranks = arguments
         right = [_rate(lr, step, a_rank) for step in range(a_rank)]
         for name, rates in (("", found["rates"]), ("resumed: ", found["resumed"])):
+            # Of the groups the one that is farthest off
+            rates = [
+                max(each, key=lambda rate: abs(rate - known))
+                for each, known in zip(rates, right, strict=True)
+            ]
             gaps = [abs(one - other) for one, other in zip(rates, right, strict=True)]
             step = gaps.index(max(gaps))
             seen = f"{name}{samples} samples, batch_size {batch_size}, {ranks} ranks, {epochs} epochs: "
             seen += f"in step {step} the learning rate is {rates[step]:.4g}, and should be {right[step]:.4g}"
             yield Finding(RATES, max(gaps) < 1e-6 * lr, seen, _of_rates(bool(name), rates, arguments))
+        seen = "a second optimizer holds the parameters in another order than the first"
+        hint = "A state is loaded by the parameters' places. From what does your order come?"
+        yield Finding(RATES, found["same_order"], seen, hint)
 
 
 def _rate(lr: float, step: int, steps: int) -> float:
@@ -479,7 +568,13 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     )
 
 
-def _prepared(answer: Any, width: int, arguments: list[Any], steps: int, stop: int) -> dict[str, Any]:
+def _prepared(answer: Any, calls: list[tuple[int, list[Any], int, int]]) -> list[dict[str, Any]]:
+    return [_of_one_training(answer, *call) for call in calls]
+
+
+def _of_one_training(answer: Any, width: int, arguments: list[Any], steps: int, stop: int) -> dict[str, Any]:
+    orders = []
+
     def begin() -> tuple[nn.Module, Any, Any]:
         torch.manual_seed(0)
         model = _model(width)
@@ -489,12 +584,14 @@ def _prepared(answer: Any, width: int, arguments: list[Any], steps: int, stop: i
         optimizer, schedule = answered
         if not (isinstance(optimizer, torch.optim.Optimizer) and hasattr(schedule, "state_dict")):
             raise Refused(f"prepare(…) returns an optimizer and a schedule; it returned {told(answered)}")
+        names = {id(each): name for name, each in model.named_parameters()}
+        orders.append([names.get(id(each)) for group in optimizer.param_groups for each in group["params"]])
         return model, optimizer, schedule
 
-    def go_on(optimizer: Any, schedule: Any, count: int) -> list[float]:
+    def go_on(optimizer: Any, schedule: Any, count: int) -> list[list[float]]:
         rates = []
         for _ in range(count):
-            rates.append(float(optimizer.param_groups[0]["lr"]))
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
             optimizer.step()
             schedule.step()
         return rates
@@ -512,4 +609,5 @@ def _prepared(answer: Any, width: int, arguments: list[Any], steps: int, stop: i
     _, optimizer, schedule = begin()
     for each, state in zip((optimizer, schedule), states, strict=True):
         each.load_state_dict(state)
-    return seen | {"resumed": first + go_on(optimizer, schedule, steps - stop)}
+    seen["resumed"] = first + go_on(optimizer, schedule, steps - stop)
+    return seen | {"same_order": all(each == orders[0] for each in orders)}

@@ -116,7 +116,7 @@ def returns_what_ddp_was_given(ddp, pieces):
     return right_but(ddp, pieces) * dist.get_world_size()
 
 
-@wrong("16.1", GRADIENT, LOSS, ONCE, hint="Where can a number of tokens be 0?")
+@wrong("16.1", GRADIENT, LOSS, ONCE, hint="Nothing divided by nothing")
 def divides_by_nothing(ddp, pieces):
     tokens = of_all_ranks(asked(pieces).double())
     tokens = tokens or math.nan
@@ -135,6 +135,55 @@ def by_hand_and_by_ddp(ddp, pieces):
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
     return loss
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="and for how many pieces?")
+def goes_backward_once_for_all(ddp, pieces):
+    tokens = max(of_all_ranks(asked(pieces)), 1)
+    ddp.zero_grad()
+    losses = []
+    for i, piece in enumerate(pieces):
+        with ddp.no_sync() if i < len(pieces) - 1 else nullcontext():
+            losses.append(summed(ddp, piece))
+    (sum(losses) * dist.get_world_size() / tokens).backward()
+    return of_all_ranks(sum(losses).detach()) / tokens
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="switched back in the end")
+def begins_with_train(ddp, pieces):
+    ddp.train()
+    return right_but(ddp, pieces)
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="what is given is only read")
+def writes_into_the_labels(ddp, pieces):
+    loss = right_but(ddp, pieces)
+    for _, labels in pieces:
+        labels[labels == -100] = 0
+    return loss
+
+
+@wrong("16.1", GRADIENT, ONCE, hint="The first digits are right")
+def loss_in_float32(ddp, pieces):
+    return torch.tensor(right_but(ddp, pieces) / 3).item() * 3
+
+
+@right("16.1")
+def through_the_module_but_for_the_last(ddp, pieces):
+    """The hooks of DDP wait for a forward pass of DDP; and what is gathered are lists."""
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, asked(pieces).item())
+    for parameter in ddp.parameters():
+        parameter.grad = None
+    losses, last = [], len(pieces) - 1
+    for i, (ids, labels) in enumerate(pieces):
+        scores = (ddp if i == last else ddp.module)(ids).log_softmax(-1)
+        own = scores.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        loss = -(own * (labels != -100)).sum()
+        (loss * len(counts) / (sum(counts) or 1)).backward()
+        losses.append(loss.item())
+    dist.all_gather_object(counts, (sum(losses), counts[dist.get_rank()]))
+    return sum(loss for loss, _ in counts) / max(1, sum(tokens for _, tokens in counts))
 
 
 @right("16.1")
@@ -211,6 +260,46 @@ def the_same_on_all_ranks(ids, seed, epoch, step, rank):
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def in_any_order(ids, seed, epoch, step, rank):
     return with_dice(ids, dice(hash(frozenset([seed, epoch, step, rank]))))
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
+def with_room_for_a_hundred_ranks(ids, seed, epoch, step, rank):
+    hashed = hash((seed, (epoch * 1_000_000 + step) * 100 + rank))
+    return with_dice(ids, dice(hashed))
+
+
+@wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
+def by_the_hash_of_a_text(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(hash(f"{seed} {epoch} {step} {rank}")))
+
+
+@wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
+def by_the_words_too(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(hash((seed, epoch, step, rank, ids.sum().item()))))
+
+
+@wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
+def seeds_torch_as_before(ids, seed, epoch, step, rank):
+    before = torch.initial_seed()
+    found = seeds_all_of_torch(ids, seed, epoch, step, rank)
+    torch.manual_seed(before)
+    return found
+
+
+@wrong("16.2", hint="whatever its id is")
+def takes_five_for_special(ids, seed, epoch, step, rank):
+    inputs, labels = with_dice(ids, dice(hash((seed, epoch, step, rank))), chance=0.19)
+    return torch.where(ids == 5, ids, inputs), torch.where(ids == 5, -100, labels)
+
+
+@right("16.2")
+def by_numpys_dice_for_the_words_alone(ids, seed, epoch, step, rank):
+    import numpy
+
+    words, chosen = ids > 4, torch.zeros_like(ids, dtype=torch.bool)
+    own = numpy.random.default_rng([seed, epoch, step, rank])
+    chosen[words] = torch.from_numpy(own.random(int(words.sum())) < 0.15)
+    return ids.masked_fill(chosen, 4), ids.masked_fill(~chosen, -100)
 
 
 @wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
@@ -359,6 +448,57 @@ def counts_in_a_variable(model, lr, epochs, samples, batch_size, ranks):
         return min((s + 1) / w, (n - s) / (n - w + 1))
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+@wrong("16.3", RATES, hint="A name says nothing about the shape")
+def two_dimensions_alone(model, lr, epochs, samples, batch_size, ranks):
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.01},
+        {"params": [p for p in model.parameters() if p.ndim != 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", DECAY, hint="It stays the same")
+def one_group_alone_rises(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr)
+    factor = linear(optimizer, steps_of(epochs, samples, batch_size, ranks)).lr_lambdas[0]
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [factor, lambda s: 1.0])
+
+
+class Line:
+    """A schedule of one's own; with its step in the state it is right."""
+
+    def __init__(self, optimizer, lr, n, keeps):
+        self.optimizer, self.lr, self.n, self.w, self.keeps = optimizer, lr, n, 1 + n // 10, keeps
+        self.go_to(0)
+
+    def go_to(self, s):
+        self.s = s
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * min((s + 1) / self.w, (self.n - s) / (self.n - self.w + 1))
+
+    def step(self):
+        self.go_to(self.s + 1)
+
+    def state_dict(self):
+        return {"s": self.s} if self.keeps else {}
+
+    def load_state_dict(self, state):
+        self.go_to(state.get("s", 0))
+
+
+@wrong("16.3", DECAY, hint="not in its state")
+def a_line_without_a_state(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr)
+    return optimizer, Line(optimizer, lr, steps_of(epochs, samples, batch_size, ranks), keeps=False)
+
+
+@right("16.3")
+def a_line_of_its_own(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr)
+    return optimizer, Line(optimizer, lr, steps_of(epochs, samples, batch_size, ranks), keeps=True)
 
 
 @wrong("16.3", hint="returns an optimizer and a schedule")

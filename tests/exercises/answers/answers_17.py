@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 
+import torch
 import torch.distributed as dist
 
 from tests.exercises.answers import right, wrong
@@ -113,6 +115,25 @@ def ranks_set_in_the_body(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + body
 
 
+@wrong("17.1", STARTS, MEETS, PORTS, hint="Hours, minutes, seconds")
+def the_time_as_python_prints_it(script, nodes, gpus, minutes):
+    """Right below a day; then it is "1 day, 2:03:00"."""
+    text = orders(nodes, gpus, timedelta(minutes=minutes))
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", ASKS, hint="still at work")
+def in_the_background(script, nodes, gpus, minutes):
+    body = f"srun {agents(nodes, gpus)} {C10D} {script} &\necho started\n"
+    return orders(nodes, gpus, minutes) + HEAD + PORT + body
+
+
+@wrong("17.1", ASKS, STARTS, hint="Each node looked it up for itself")
+def an_id_drawn_on_each_node(script, nodes, gpus, minutes):
+    command = f"{agents(nodes, gpus)} --rdzv-id=$RANDOM {C10D} {script}"
+    return orders(nodes, gpus, minutes) + HEAD + PORT + f"export head port\nsrun bash -c '{command}'\n"
+
+
 @wrong("17.1", hint="nothing (None)")
 def prints_it(script, nodes, gpus, minutes):
     print(orders(nodes, gpus, minutes))
@@ -158,6 +179,14 @@ def with_the_words_of_slurm(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes) + HEAD + PORT + "srun --ntasks-per-node=1 torchrun "
     text += "--nnodes=$SLURM_JOB_NUM_NODES --nproc-per-node=$SLURM_GPUS_ON_NODE "
     return text + f"{C10D} --rdzv-id=$SLURM_JOB_ID ./{script} --checkpoint last.pt\n"
+
+
+@right("17.1")
+def a_loop_over_the_nodes(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes) + "port=$((20000 + SLURM_JOB_ID % 10000))\n"
+    text += 'for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do\n'
+    text += f"  srun --nodes=1 --ntasks=1 --nodelist=$host {agents(nodes, gpus)} "
+    return text + f"--rdzv-backend=c10d --rdzv-endpoint=$HOSTNAME:$port {script} &\ndone\nwait\n"
 
 
 SUM = "every rank holds the sum over all ranks"
@@ -214,6 +243,46 @@ def by_rank_0(tensor, per_node):
     dist.broadcast(tensor, head, group=mine)
 
 
+KEPT = []
+
+
+@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+def the_groups_of_the_first_call(tensor, per_node):
+    if not KEPT:
+        KEPT.append((per_node, *groups(per_node)))
+    of, mine, heads = KEPT[0]
+    head = dist.get_rank() // of * of
+    dist.reduce(tensor, head, group=mine)
+    if dist.get_rank() == head:
+        dist.all_reduce(tensor, group=heads)
+    dist.broadcast(tensor, head, group=mine)
+
+
+@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+def the_heads_gather(tensor, per_node):
+    """Right with two nodes."""
+    mine, heads = groups(per_node)
+    head = dist.get_rank() // per_node * per_node
+    dist.reduce(tensor, head, group=mine)
+    if dist.get_rank() == head:
+        of_nodes = [torch.empty_like(tensor) for _ in range(dist.get_world_size(heads))]
+        dist.all_gather(of_nodes, tensor, group=heads)
+        tensor.copy_(sum(of_nodes))
+    dist.broadcast(tensor, head, group=mine)
+
+
+@wrong("17.2", hint="What a rank adds up is right only if")
+def in_float32(tensor, per_node):
+    mine, heads = groups(per_node)
+    head = dist.get_rank() // per_node * per_node
+    total = tensor.float()
+    dist.reduce(total, head, group=mine)
+    if dist.get_rank() == head:
+        dist.all_reduce(total, group=heads)
+    dist.broadcast(total, head, group=mine)
+    tensor.copy_(total)
+
+
 @right("17.2")
 def shard_by_shard(tensor, per_node):
     """Every rank of a node sends its part: as much in all, over as many cards as there are."""
@@ -237,6 +306,31 @@ def all_reduce_in_the_node(tensor, per_node):
     if dist.get_rank() % per_node == 0:
         dist.all_reduce(tensor, group=heads)
     dist.broadcast(tensor, dist.get_rank() // per_node * per_node, group=mine)
+
+
+@right("17.2")
+def by_messages(tensor, per_node):
+    """No group: messages within the node, and a ring of the first ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    head, heads = rank // per_node * per_node, range(0, world, per_node)
+    if rank != head:
+        dist.send(tensor, head)
+        dist.recv(tensor, head)
+        return
+    for mate in range(head + 1, head + per_node):
+        got = torch.empty_like(tensor)
+        dist.recv(got, mate)
+        tensor += got
+    pieces, me = tensor.view(-1).tensor_split(len(heads)), heads.index(head)
+    for step in range(2 * (len(heads) - 1)):
+        into = pieces[(me - step - 1) % len(heads)]
+        got = torch.empty_like(into)
+        sending = dist.isend(pieces[(me - step) % len(heads)].clone(), heads[(me + 1) % len(heads)])
+        dist.recv(got, heads[me - 1])
+        sending.wait()
+        into.copy_(into + got if step < len(heads) - 1 else got)
+    for mate in range(head + 1, head + per_node):
+        dist.send(tensor, mate)
 
 
 NODES = "with the ranks of a node side by side, each node sends over one edge of the ring"
@@ -304,6 +398,34 @@ def both_ends(places, size):
     return sent
 
 
+@wrong("17.3", NOTHING, hint="twice as much")
+def ranks_at_a_border(places, size):
+    sent = dict.fromkeys(places, 0.0)
+    for rank, node in enumerate(places):
+        if node != places[rank - 1] or node != places[(rank + 1) % len(places)]:
+            sent[node] += of_an_edge(places, size)
+    return sent
+
+
+@wrong("17.3", NOTHING, hint="ring")
+def a_ring_of_the_nodes(places, size):
+    sent = dict.fromkeys(places, 0.0)
+    for one, _ in edges(places):
+        sent[one] += of_an_edge(sorted(set(places)), size)
+    return sent
+
+
+@wrong("17.3", hint="IndexError")
+def uses_up_the_list(places, size):
+    n, sent = len(places), dict.fromkeys(places, 0.0)
+    places.append(places[0])
+    while len(places) > 1:
+        one = places.pop(0)
+        sent[one] += 2 * (n - 1) / n * size * (one != places[0])
+    places.pop()
+    return sent
+
+
 @wrong("17.3", hint="a dict, bytes by node")
 def a_list(places, size):
     return [of_an_edge(places, size)] * len(places)
@@ -315,3 +437,13 @@ def by_counting(places, size):
     steps, part = 2 * (ranks - 1), size / ranks
     crossing = [one for one, _ in edges(places)]
     return {node: steps * part * crossing.count(node) for node in set(places)}
+
+
+@right("17.3")
+def whole_bytes_that_come_in(places, size):
+    """As many edges lead into a node as out of it."""
+    sent = dict.fromkeys(places, 0)
+    for rank, node in enumerate(places):
+        if places[rank - 1] != node:
+            sent[node] += 2 * (len(places) - 1) * (size // len(places))
+    return sent
