@@ -34,8 +34,7 @@ update: setup  ## the newest version of the course, with your answers and change
 	@$(MAKE) --no-print-directory setup
 
 test: lint  ## everything that CI runs: lint, the tests, every notebook from top to bottom
-	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 \
-	    lessons solutions exercises tests
+	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 lessons tests
 	@$(IN_VENV) python -m pytest -m alone --durations=10
 	@echo "make test: lint, tests and notebooks passed."
 

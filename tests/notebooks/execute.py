@@ -166,6 +166,16 @@ def hide(text: str) -> str:
     return text
 
 
+def texts(cell: nbformat.NotebookNode) -> list[str]:
+    """What a cell printed or showed, in words. A dashboard, which comes where a run takes long, says none."""
+    found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
+    return [hide(text) for text in found if text]
+
+
+def errors(cell: nbformat.NotebookNode) -> list[str]:
+    return [each.ename for each in cell.outputs if each.output_type == "error"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make lesson", description=__doc__)
     parser.add_argument(
