@@ -541,7 +541,7 @@ def test_a_plain_script_without_a_main_guard(tmp_path: Path) -> None:
         """)
     )
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
 
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_PER_CELL = 300  # as long as nbval waits in `make test`
+SECONDS_PER_CELL = 900  # as long as nbval waits in `make test`
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -75,7 +75,7 @@ def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float =
     client = NotebookClient(
         notebook,
         timeout=seconds_per_cell,
-        startup_timeout=120,
+        startup_timeout=300,
         kernel_name=KERNELSPEC["name"],
         resources={"metadata": {"path": str(folder)}},
         coalesce_streams=True,

@@ -34,7 +34,7 @@ from tests.support.warm import ended
 SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_ddp.py"
 SMALL = ["--width", "2", "--batch-size", "500"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-SECONDS = 300
+SECONDS = 900
 
 
 @pytest.fixture(autouse=True)

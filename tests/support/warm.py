@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from course_lib.launcher import forkserver
 from course_lib.launcher.environment import loopback_environment, loopback_store
 
-SECONDS = 300
+SECONDS = 900
 GRACE_SECONDS = 30  # as torchrun gives to the other ranks when one has failed
 
 
