@@ -7,7 +7,7 @@ IN_VENV = VIRTUAL_ENV="$(VENV)" PATH="$(VENV)/bin:$$PATH" \
           JUPYTER_PATH="$(VENV)/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}"
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 START = /lab/tree/lessons/00_start_here.ipynb
-NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=900 --nbval-kernel-startup-timeout=300
 SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits. Which ones stay together: tests/conftest.py
 
 # What `make oldest` runs: the library's core, and the lessons that use most of it
@@ -34,8 +34,7 @@ update: setup  ## the newest version of the course, with your answers and change
 	@$(MAKE) --no-print-directory setup
 
 test: lint  ## everything that CI runs: lint, the tests, every notebook from top to bottom
-	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 \
-	    lessons solutions exercises tests
+	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 lessons tests
 	@$(IN_VENV) python -m pytest -m alone --durations=10
 	@echo "make test: lint, tests and notebooks passed."
 

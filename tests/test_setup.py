@@ -448,8 +448,8 @@ def test_no_network_and_no_package_are_told(ready: Course, tmp_path: Path) -> No
 def test_make_test_runs_all_and_stops_at_what_fails(ready: Course, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     lint = ["ruff check", "ruff format --check"]
-    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300"
-    most = [f"pytest -n 4 {nbval} -m not alone --durations=10 lessons solutions exercises tests"]
+    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=900 --nbval-kernel-startup-timeout=300"
+    most = [f"pytest -n 4 {nbval} -m not alone --durations=10 lessons tests"]
     alone = ["pytest -m alone --durations=10"]
     everything = lint + most + alone
 

@@ -82,7 +82,8 @@ def without_main() -> Iterator[None]:
     """
     with _main_lock:
         main = sys.modules["__main__"]
-        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+        # IPython's `%reset` takes the __spec__ away, which multiprocessing asks for: then it is hidden, too
+        if getattr(main, "__file__", None) is None and getattr(main, "__spec__", main) is None:
             yield
             return
         sys.modules["__main__"] = types.ModuleType("__main__")

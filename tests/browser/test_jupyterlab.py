@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def forgetful_and_busy():
         time.sleep(0.01)
 
 
-launch(forgetful_and_busy, nprocs=2, timeout=14)
+launch(forgetful_and_busy, nprocs=2, timeout=30)
 """
 
 
@@ -167,8 +168,8 @@ def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> N
     page.screenshot(path=tmp_path / "warning.png")
     told = warning.inner_text()
     assert "rank 1 has not called all_reduce (collective 1), in which rank 0 waits" in told
-    assert "rank 0 waits in all_reduce for 1" in told
+    assert re.search(r"rank 0 waits in all_reduce for \d\d", told)
     assert "Cell In[1], line 10: dist.all_reduce(torch.ones(1))" in told
     notebook.wait_idle(LIMIT / 1000)
     shown = page.locator(".jp-CodeCell").last.inner_text()
-    assert "RankTimeout: not done after 14 s: rank 1 never called all_reduce (collective 1)" in shown
+    assert "RankTimeout: not done after 30 s: rank 1 never called all_reduce (collective 1)" in shown

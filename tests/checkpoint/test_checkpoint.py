@@ -253,7 +253,7 @@ def test_rank_0_writes_and_the_others_wait(tmp_path: Path) -> None:
 
 
 def test_the_others_hear_when_rank_0_fails(tmp_path: Path) -> None:
-    run = quiet_launch(save_on_ranks, tmp_path / "no/a.pt", nprocs=RANKS, device="cpu", timeout=60)
+    run = quiet_launch(save_on_ranks, tmp_path / "no/a.pt", nprocs=RANKS, device="cpu", timeout=300)
     (said,) = set(run.results)
     assert said == (-1, f"the checkpoint {tmp_path / 'no/a.pt'} cannot be written: No such file or directory")
 
@@ -268,7 +268,7 @@ def save_what_cannot_be(path: Path) -> str:
 
 
 def test_the_others_hear_of_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
-    run = quiet_launch(save_what_cannot_be, tmp_path / "a.pt", nprocs=2, device="cpu", timeout=60)
+    run = quiet_launch(save_what_cannot_be, tmp_path / "a.pt", nprocs=2, device="cpu", timeout=300)
     (said,) = set(run.results)
     assert said.startswith("this state cannot be saved")
 

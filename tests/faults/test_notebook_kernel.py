@@ -31,7 +31,7 @@ class Notebook:
         self.manager.start_kernel(env={**os.environ, **folders, MARK: self.mark}, cwd=str(folder))
         self.client = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=300)
 
     def send(self, code: str) -> str:
         return self.client.execute(code)
@@ -41,7 +41,7 @@ class Notebook:
         shown = SimpleNamespace(stdout="", stderr="", error=None, result=None, displays=[])
         while True:
             try:
-                message = self.client.get_iopub_msg(timeout=60)
+                message = self.client.get_iopub_msg(timeout=300)
             except Empty:
                 raise AssertionError(f"the cell is not done; so far: {shown}") from None
             if message["parent_header"].get("msg_id") != request:

@@ -209,7 +209,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
                 elif message["msg_type"] == "comm_open":
                     widgets.set()
 
-            reply = client.execute_interactive(code, output_hook=hook, timeout=120)
+            reply = client.execute_interactive(code, output_hook=hook, timeout=600)
             assert reply["content"]["status"] == "ok", reply
             kept[name] = [*shown, {"widgets": widgets.is_set()}]
     finally:

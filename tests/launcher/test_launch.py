@@ -17,6 +17,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -541,7 +542,7 @@ def test_a_plain_script_without_a_main_guard(tmp_path: Path) -> None:
         """)
     )
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
 
     assert done.returncode == 0, done.stderr
@@ -573,3 +574,12 @@ def test_a_function_may_mention_cudnn() -> None:
     assert quiet_launch(lambda module: module.__name__, torch.backends.cudnn, nprocs=1).results == [
         "torch.backends.cudnn"
     ]
+
+
+def test_a_notebook_that_was_emptied_by_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython's `%reset` takes away the __spec__ of __main__, which multiprocessing asks for."""
+    emptied = types.ModuleType("__main__")
+    del emptied.__spec__
+    monkeypatch.setitem(sys.modules, "__main__", emptied)
+    assert quiet_launch(os.getpid, nprocs=1).results != [os.getpid()]
+    assert sys.modules["__main__"] is emptied

@@ -19,7 +19,7 @@ from tests.notebooks import execute
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, execute.__file__, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def notebook_of(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebooks.execute import ROOT, hide, read, run
+from tests.notebooks.execute import ROOT, errors, read, run, texts
 
 COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
 OTHERS = (3, 4)  # lessons of even numbers take 3, the others 4
@@ -23,16 +23,6 @@ def cases() -> Iterator[Any]:
             ranks = OTHERS[int(path.stem[:2]) % 2]
             assert ranks != int(written[0][1]), path.stem
             yield pytest.param(path, ranks, id=f"{path.stem} {ranks}")
-
-
-def texts(cell: Any) -> list[str]:
-    """What a cell printed or showed, in words. A dashboard, which comes where a run takes long, says none."""
-    found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
-    return [hide(text) for text in found if text]
-
-
-def errors(cell: Any) -> list[str]:
-    return [each.ename for each in cell.outputs if each.output_type == "error"]
 
 
 @pytest.mark.parametrize(("path", "ranks"), list(cases()))

@@ -33,7 +33,7 @@ def test_it_listens_to_this_machine_alone_and_shows_stacks(monkeypatch: pytest.M
 
     if why_not():
         pytest.skip(why_not())
-    (seen,) = launch(served, str(LESSONS), nprocs=1, device="cpu", timeout=60, dashboard=False).results
+    (seen,) = launch(served, str(LESSONS), nprocs=1, device="cpu", timeout=300, dashboard=False).results
     assert seen["listens"] == ["127.0.0.1"]
     status, text = seen["stacks"]
     assert status == 200

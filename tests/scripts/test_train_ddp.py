@@ -29,11 +29,12 @@ from course_lib import python as course_python
 from course_lib import torchrun
 from tests.support.processes import processes_marked, wait_for
 from tests.support.signals import signal_inside_a_signal
+from tests.support.warm import ended
 
 SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_ddp.py"
 SMALL = ["--width", "2", "--batch-size", "500"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-SECONDS = 300
+SECONDS = 900
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def program() -> ModuleType:
 
 
 def typed(*words: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of ``python words…``."""
+    """Exit code, output and errors of ``python words…``, from nothing."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout, done.stderr
@@ -146,10 +147,10 @@ def test_alone_and_then_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert (code, errors) == (0, ""), "no bar where no terminal is"
     line = r"epoch {}: loss \d\.\d{{3}}, held-out accuracy \d+\.\d%, [\d,]+ samples/s on 1 rank\n"
     assert re.fullmatch(line.format(1), output), output
-    code, output, _ = typed(*words, "--epochs", 2)
+    code, output, _ = ended(*words, "--epochs", 2)
     assert code == 0
     assert re.fullmatch("1 of 2 epochs were done already\n" + line.format(2), output), output
-    code, output, _ = typed(*words, "--epochs", 2)
+    code, output, _ = ended(*words, "--epochs", 2)
     assert (code, output) == (0, "2 of 2 epochs were done already\n")
     assert os.listdir(tmp_path) == ["a.pt"], "no part is left"
 
@@ -176,7 +177,7 @@ def test_a_count_in_the_terminal_by_one_rank(tmp_path: Path) -> None:
 def test_a_killed_rank_costs_an_epoch_and_changes_nothing(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole.pt", tmp_path / "killed.pt"
     words = [*SMALL, "--epochs", 4, "--checkpoint"]
-    code, _, errors = typed(*TORCHRUN, SCRIPT, *words, whole)
+    code, _, errors = ended(SCRIPT, *words, whole, ranks=2)
     assert code == 0, errors
 
     thread = threading.Thread(target=signal_rank_1, args=(signal.SIGKILL, killed))
@@ -202,7 +203,7 @@ def test_one_rank_is_asked_to_end_and_all_save(tmp_path: Path) -> None:
     """With what else a program of one's own has: workers, clipping, mixed precision, and a traceback."""
     whole, asked = tmp_path / "whole.pt", tmp_path / "asked.pt"
     words = ["--width", 2, "--batch-size", 50, "--epochs", 2, "--workers", 1, "--clip", 0.5, "--checkpoint"]
-    code, _, errors = typed(*TORCHRUN, SCRIPT, *words, whole)
+    code, _, errors = ended(SCRIPT, *words, whole, ranks=2)
     assert code == 0, errors
 
     send = 'os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGTERM)'
@@ -212,7 +213,7 @@ def test_one_rank_is_asked_to_end_and_all_save(tmp_path: Path) -> None:
     assert "exitcode  : 143" in errors
     state = torch.load(asked, weights_only=True)
     assert (state["epoch"], state["samples"]) == (1, 20 * 50 * 2), "at the next tenth step"
-    code, output, errors = typed(*TORCHRUN, SCRIPT, *words, asked)
+    code, output, errors = ended(SCRIPT, *words, asked, ranks=2)
     assert code == 0, errors
     assert output.startswith("1 of 2 epochs were done already, and 2,000 samples of the next\n")
     for name, tensor in weights(whole).items():
@@ -224,11 +225,11 @@ def test_asked_to_end_where_an_epoch_has_few_steps(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     words = ["--width", 2, "--batch-size", 5000, "--checkpoint", path, "--epochs"]
     script = signals_at(tmp_path / "asked.py", 2, "os.kill(os.getpid(), signal.SIGTERM)")
-    code, output, errors = typed(script, *words, 3)
+    code, output, errors = ended(script, *words, 3)
     assert (code, errors) == (128 + signal.SIGTERM, "")
     assert re.findall("^epoch .", output, re.MULTILINE) == ["epoch 1"]
     assert torch.load(path, weights_only=True)["epoch"] == 1
-    code, output, errors = typed(script, *words, 2)
+    code, output, errors = ended(script, *words, 2)
     assert (code, errors) == (0, "")
     assert re.findall("^(.*)(?: epochs|:)", output, re.MULTILINE) == ["1 of 2", "epoch 2"]
 
@@ -240,11 +241,11 @@ def test_on_with_other_batches_and_ranks(tmp_path: Path) -> None:
     both = tmp_path / "both.py"
     both.write_text(signals.read_text().partition("if __name__")[0] + script.read_text())
     words = ["--width", 2, "--epochs", 1, "--checkpoint", path]
-    code, _, errors = typed(both, *words, "--batch-size", 30)
+    code, _, errors = ended(both, *words, "--batch-size", 30)
     assert code == 128 + signal.SIGTERM, errors
     _, first = recorded(tmp_path)
     assert len(first) == 300
-    code, output, errors = typed(*TORCHRUN, script, *words, "--batch-size", 40)
+    code, output, errors = ended(script, *words, "--batch-size", 40, ranks=2)
     assert code == 0, errors
     assert output.startswith("0 of 1 epochs were done already, and 300 samples of the next\nepoch 1: loss ")
     assert "nan" not in output
@@ -257,18 +258,18 @@ def test_a_restart_draws_what_the_training_would_have_drawn(tmp_path: Path) -> N
     """And not the dropout masks of the first epoch once more."""
     script = records(tmp_path / "records.py")
     words = [script, "--width", 2, "--batch-size", 100, "--checkpoint"]
-    assert typed(*words, tmp_path / "whole.pt", "--epochs", 2)[0] == 0
+    assert ended(*words, tmp_path / "whole.pt", "--epochs", 2)[0] == 0
     whole, _ = recorded(tmp_path)
     assert len(set(whole)) == 20
     drawn = []
     for epochs in (1, 2):
-        assert typed(*words, tmp_path / "a.pt", "--epochs", epochs)[0] == 0
+        assert ended(*words, tmp_path / "a.pt", "--epochs", epochs)[0] == 0
         drawn += recorded(tmp_path)[0]
     assert drawn == whole
 
     state = torch.load(tmp_path / "a.pt", weights_only=True)
     torch.save(state | {"epoch": 1, "samples": 500}, tmp_path / "a.pt")
-    assert typed(*words, tmp_path / "a.pt", "--epochs", 2)[0] == 0
+    assert ended(*words, tmp_path / "a.pt", "--epochs", 2)[0] == 0
     drawn, _ = recorded(tmp_path)
     assert len(drawn) == 5
     assert not set(drawn) & set(whole), "nor those of this epoch's first half"
@@ -505,10 +506,10 @@ def test_a_checkpoint_that_is_none(what: str, program: ModuleType, tmp_path: Pat
     assert os.listdir(tmp_path) == ["a.pt"], "nothing in it was run"
 
 
-def test_a_broken_checkpoint_in_a_terminal(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_and_two_ranks(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_text("Hello")
-    code, output, errors = typed(*TORCHRUN, SCRIPT, *SMALL, "--checkpoint", path)
+    code, output, errors = ended(SCRIPT, *SMALL, "--checkpoint", path, ranks=2)
     assert code == 1
     assert output == ""
     assert errors.count(f"{path} is no checkpoint of this program: UnpicklingError") == 1, errors
@@ -536,10 +537,10 @@ def on_its_own_disk(tmp_path: Path) -> Path:
 def test_one_rank_cannot_read_the_checkpoint(tmp_path: Path, on_its_own_disk: Path) -> None:
     """On two machines whose disks are their own: all end, and the one whose disk it is says so."""
     path = tmp_path / "a.pt"
-    words = [*TORCHRUN, on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
-    assert typed(*words, 1)[0] == 0
+    words = [on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
+    assert ended(*words, 1, ranks=2)[0] == 0
     assert sorted(os.listdir(tmp_path)) == ["a.pt.0", "on_its_own_disk.py"]
-    code, output, errors = typed(*words, 2)
+    code, output, errors = ended(*words, 2, ranks=2)
     assert (code, output) == (1, "")
     assert f"{path}.1 is no checkpoint of this program: FileNotFoundError" in errors
     assert "a.pt.0" not in errors
@@ -548,13 +549,13 @@ def test_one_rank_cannot_read_the_checkpoint(tmp_path: Path, on_its_own_disk: Pa
 def test_one_rank_has_an_old_copy_of_the_checkpoint(tmp_path: Path, on_its_own_disk: Path) -> None:
     """Its weights would be others, and stay so: DDP averages gradients alone."""
     path = tmp_path / "a.pt"
-    words = [*TORCHRUN, on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
-    assert typed(*words, 1)[0] == 0
+    words = [on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
+    assert ended(*words, 1, ranks=2)[0] == 0
     shutil.copy(f"{path}.0", f"{path}.1")
-    code, output, errors = typed(*words, 2)
+    code, output, errors = ended(*words, 2, ranks=2)
     assert code == 0, "the same on both"
     assert output.startswith("1 of 2 epochs were done already\nepoch 2: loss ")
-    code, output, errors = typed(*words, 3)
+    code, output, errors = ended(*words, 3, ranks=2)
     assert (code, output) == (1, "")
     said = "is not the same file on every rank: copy the newest to all machines, or use a shared folder"
     assert errors.count(f"{path}.1 {said}") == 1, errors

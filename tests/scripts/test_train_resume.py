@@ -6,7 +6,6 @@ import importlib.util
 import os
 import random
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from course_lib import Run, load_checkpoint, save_checkpoint, torchrun
 from tests.support.processes import free_port, wait_for
 from tests.support.signals import signal_inside_a_signal
+from tests.support.warm import Warm, ended
 
 pytestmark = pytest.mark.usefixtures("digits_are_there")
 ROOT = Path(__file__).parents[2]
@@ -32,22 +32,6 @@ ON_THREE = ["--samples", 630, "--batch-size", 10, "--epochs", 6, "--save-every",
 
 def files(folder: Path, name: str) -> list[str]:
     return ["--checkpoint", str(folder / f"{name}.pt"), "--history", str(folder / f"{name}.csv")]
-
-
-def start(
-    *args: Any, script: Path = SCRIPT, cwd: Path | None = None, **variables: str
-) -> subprocess.Popen[str]:
-    command = [sys.executable, str(script), *map(str, args)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    return subprocess.Popen(
-        command, env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def ended(*args: Any, script: Path = SCRIPT) -> tuple[int, str, str]:
-    process = start(*args, script=script)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
 
 
 def steps_in(history: Path) -> int:
@@ -67,17 +51,17 @@ def equal(a: Any, b: Any) -> bool:
 
 def test_killed_twice_and_resumed_alone(tmp_path: Path) -> None:
     """To the last digit: the losses, and all that the last checkpoint holds."""
-    assert ended(*files(tmp_path, "calm"), *ALONE) == (0, "done: 240 steps on 1 rank\n", "")
+    assert ended(SCRIPT, *files(tmp_path, "calm"), *ALONE) == (0, "done: 240 steps on 1 rank\n", "")
     first, second = random.randrange(8, 40), random.randrange(90, 120)
     print(f"to be killed at steps {first} and {second}")
     history = tmp_path / "killed.csv"
     for step in (first, second):
-        process = start(*files(tmp_path, "killed"), *ALONE)
+        process = Warm(SCRIPT, *files(tmp_path, "killed"), *ALONE)
         wait_for(lambda step=step: steps_in(history) >= step, 200, f"step {step}")
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert process.returncode == -signal.SIGKILL, "it was killed before its end"
-    code, out, err = ended(*files(tmp_path, "killed"), *ALONE)
+    code, out, err = ended(SCRIPT, *files(tmp_path, "killed"), *ALONE)
 
     assert (code, err) == (0, "")
     assert out.startswith("resumed after step ")
@@ -90,13 +74,13 @@ def test_killed_twice_and_resumed_alone(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir()} - {"course-home"}
     assert left == {"calm.pt", "calm.csv", "killed.pt", "killed.csv"}
 
-    again = ended(*files(tmp_path, "killed"), *ALONE)
+    again = ended(SCRIPT, *files(tmp_path, "killed"), *ALONE)
     assert again == (0, "resumed after step 240 from killed.pt\ndone: 240 steps on 1 rank\n", "")
 
 
 def test_a_rank_of_three_is_killed_and_torchrun_restarts_them(tmp_path: Path) -> None:
     """Three, since the order in which two numbers are added up does not matter."""
-    torchrun(SCRIPT, *files(tmp_path, "calm"), *ON_THREE, nproc_per_node=3, dashboard=False)
+    assert ended(SCRIPT, *files(tmp_path, "calm"), *ON_THREE, ranks=3)[0] == 0
     step, rank = random.randrange(9, 30), random.randrange(3)
     print(f"rank {rank} to be killed at step {step}")
 
@@ -119,7 +103,7 @@ def test_a_rank_of_three_is_killed_and_torchrun_restarts_them(tmp_path: Path) ->
     dice = [state["torch"] for state in calm["random"]]
     assert not torch.equal(dice[0], dice[1]), "each rank has its own"
 
-    code, out, err = ended(*files(tmp_path, "calm"), *ON_THREE)
+    code, out, err = ended(SCRIPT, *files(tmp_path, "calm"), *ON_THREE)
     assert (code, out) == (1, "")
     assert err == (
         f"stopped: {tmp_path / 'calm.pt'} is of a training with ranks 3, and this one has 1: "
@@ -143,21 +127,21 @@ def test_only_rank_0_sees_the_checkpoint(tmp_path: Path) -> None:
                 "MASTER_PORT": port,
             }
             environment = {name: str(value) for name, value in group.items()}
-            ranks.append(start(*short, cwd=tmp_path / f"disk of {rank}", **environment))
-        said = [rank.communicate(timeout=300) for rank in ranks]
+            ranks.append(Warm(SCRIPT, *short, cwd=tmp_path / f"disk of {rank}", **environment))
+        said = [rank.communicate() for rank in ranks]
         assert said == [(f"{told} on 2 ranks\n", ""), ("", "")]
     assert os.listdir(tmp_path / "disk of 1") == []
 
 
 def test_asked_to_end_it_saves_first(tmp_path: Path) -> None:
-    ended(*files(tmp_path, "calm"), *ALONE)
-    process = start(*files(tmp_path, "asked"), *ALONE)
+    ended(SCRIPT, *files(tmp_path, "calm"), *ALONE)
+    process = Warm(SCRIPT, *files(tmp_path, "asked"), *ALONE)
     wait_for(lambda: steps_in(tmp_path / "asked.csv") >= 10, 200, "step 10")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=300)
+    process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     steps = steps_in(tmp_path / "asked.csv")
-    code, out, _ = ended(*files(tmp_path, "asked"), *ALONE)
+    code, out, _ = ended(SCRIPT, *files(tmp_path, "asked"), *ALONE)
     assert code == 0
     assert out.startswith(f"resumed after step {steps} from asked.pt\n"), "no step was lost"
     assert (tmp_path / "asked.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
@@ -189,9 +173,9 @@ def test_with_a_network_and_data_of_ones_own(tmp_path: Path) -> None:
         """)
     )
     words = [*files(tmp_path, "own"), "--samples", 64, "--batch-size", 8, "--epochs", 1]
-    assert ended(*words, script=script) == (0, "done: 8 steps on 1 rank\n", "")
+    assert ended(script, *words) == (0, "done: 8 steps on 1 rank\n", "")
     resumed = "resumed after step 8 from own.pt\ndone: 8 steps on 1 rank\n"
-    assert ended(*words, script=script) == (0, resumed, "")
+    assert ended(script, *words) == (0, resumed, "")
 
 
 def test_a_second_signal_inside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +231,7 @@ def test_a_wrong_argument_is_told(
     args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = ended(*args)
+    code, out, err = ended(SCRIPT, *args)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].endswith(words)
     assert "Traceback" not in err
@@ -280,7 +264,7 @@ def test_a_checkpoint_that_will_not_do_is_left_alone(make: Any, words: str, tmp_
     path = tmp_path / "a.pt"
     make(path)
     before = path.read_bytes()
-    code, out, err = ended("--checkpoint", path, *ALONE)
+    code, out, err = ended(SCRIPT, "--checkpoint", path, *ALONE)
     assert (code, out) == (1, "")
     assert err.startswith(f"stopped: {path} {words}")
     assert len(err.splitlines()) == 1

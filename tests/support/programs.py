@@ -198,7 +198,7 @@ HANGS = {
             dist.init_process_group("gloo")
             if dist.get_rank() == 0:
                 dist.all_reduce(torch.ones(1))
-            (Path(os.environ["COURSE_RUN"]) / "holds").touch()
+            (Path(os.environ["COURSE_RUN"]) / "holds-1").touch()
             while True:
                 ctypes.PyDLL(None).sleep(60)
         """,
@@ -256,22 +256,23 @@ def running() -> Run | None:
 
 
 class Jump:
-    """The launcher's clock jumps far ahead once both ranks of the newest run are where they stay."""
+    """The launcher's clock jumps far ahead once all ranks of the newest run are where they stay."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
+        self._ranks = ranks
         self.at = 0.0  # time.monotonic() of the jump
         clock = SimpleNamespace(monotonic=self._now, time=time.time, sleep=time.sleep)
         monkeypatch.setattr(watch, "time", clock)
 
     def _now(self) -> float:
-        if not self.at and (run := running()) and all(map(stays, [run] * 2, range(2))):
+        if not self.at and (run := running()) and all(stays(run, rank) for rank in range(self._ranks)):
             self.at = time.monotonic()
         return time.monotonic() + (1000 if self.at else 0)
 
 
 def stays(run: Run, rank: int) -> bool:
     """Whether a rank has said that it stands still, or can say nothing more."""
-    if rank == 1 and (run.folder / "holds").exists():
+    if (run.folder / f"holds-{rank}").exists():
         return True
     try:
         record = (run.folder / f"rank-{rank}.where").read_text()

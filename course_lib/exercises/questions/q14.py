@@ -30,6 +30,7 @@ from .q05 import COLLECTIVES
 Stretch = tuple[float, float]
 ONCE_MORE = "with the same lists once more it returned"
 KEPT = "What you are given must be the same afterwards."
+CHANGED = "after the call the lists were not what they were before"
 
 # --- 14.1 -------------------------------------------------------------------------------------------------
 
@@ -37,6 +38,7 @@ MESSAGES = "where nothing is computed, the step is the buckets' rings, one after
 BEHIND = "a bucket travels while backward computes the next ones"
 QUEUE = "a bucket waits until the one before it is through"
 CLOSE = 1e-9  # relative
+ARGUMENTS = ("forward", "backward", "buckets", "ranks", "alpha", "beta")
 Case = dict[str, Any]  # the arguments of step_seconds
 
 
@@ -50,13 +52,16 @@ def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     one, other = rng.sample(range(8, 65), 2)
     whats = (MESSAGES, BEHIND, QUEUE)
     cases = [(what, _case(rng, what, ranks)) for what in whats for ranks in (one, other, one)]
+    fewest = _case(rng, MESSAGES, 2)
+    cases.append((MESSAGES, fewest | {"buckets": fewest["buckets"][:1]}))
     (found,) = ask(_steps, [case for _, case in cases])
-    for (what, case), (got, again) in zip(cases, found, strict=True):
+    for (what, case), ((got, again), kept) in zip(cases, found, strict=True):
         right = _step(case)
         seen = f"{len(case['buckets'])} buckets, {case['ranks']} ranks, forward {case['forward']:.4f} s,"
         seen += f" backward {case['backward']:.4f} s: it takes {right:.6f} s, and {got:.6f} s came out"
         yield Finding(what, _same(got, right), seen, HINTS[what](case, got))
         yield Finding(what, _same(again, right), f"{ONCE_MORE} {again:.6f} s", KEPT)
+        yield Finding(what, kept, CHANGED, KEPT)
 
 
 def _case(rng: random.Random, what: str, ranks: int) -> Case:
@@ -178,10 +183,15 @@ ONE_LINK = "All travel at once there, each at full speed. There is one link."
 HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
 
 
-def _steps(answer: Any, cases: list[Case]) -> list[list[float]]:
-    """Of each case twice."""
+def _steps(answer: Any, cases: list[Case]) -> list[tuple[list[float], bool]]:
+    """Of each case twice, and whether its list is as it was; the arguments by their place, of any names."""
     what = "step_seconds(…) returns a number of seconds"
-    return [[the_number(answer(**case), what) for _ in range(2)] for case in cases]
+    return [_twice(answer, [case[name] for name in ARGUMENTS], what) for case in cases]
+
+
+def _twice(answer: Any, given: list[Any], what: str) -> tuple[list[float], bool]:
+    before = repr(given)
+    return [the_number(answer(*given), what) for _ in range(2)], repr(given) == before
 
 
 # --- 14.2 -------------------------------------------------------------------------------------------------
@@ -201,11 +211,12 @@ NEAR = 1e-6
 def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(what, *_stretches(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
     (found,) = ask(_shares, [case[1:] for case in cases])
-    for (what, computes, sends), (got, again) in zip(cases, found, strict=True):
+    for (what, computes, sends), ((got, again), kept) in zip(cases, found, strict=True):
         right = _measure(computes, sends) / _measure(sends)
         seen = f"{len(sends)} stretches of sending, {right:.4f} of their time hidden; it returned {got:.4f}"
         yield Finding(what, far(got, right) < NEAR, seen, _of_shares(what, computes, sends, got, right))
         yield Finding(what, far(again, right) < NEAR, f"{ONCE_MORE} {again:.4f}", KEPT)
+        yield Finding(what, kept, CHANGED, KEPT)
 
 
 def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stretch]]:
@@ -267,14 +278,11 @@ OVERLAPS = {
 }
 
 
-def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[list[float]]:
-    """Of each case twice."""
+def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[tuple[list[float], bool]]:
+    """Of each case twice, and whether its lists are as they were."""
     what = "hidden(…) returns a number, a share"
-    found = []
-    for case in cases:
-        computes, sends = ([tuple(each) for each in stretches] for stretches in case)
-        found.append([the_number(answer(computes, sends), what) for _ in range(2)])
-    return found
+    pairs = [[[tuple(each) for each in stretches] for stretches in case] for case in cases]
+    return [_twice(answer, pair, what) for pair in pairs]
 
 
 # --- 14.3 -------------------------------------------------------------------------------------------------
@@ -282,7 +290,8 @@ def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[list[float]]:
 NAMED = "every rank returns the rank that is late again and again"
 BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
 QUIET = "nothing but the step's own meeting is sent while the steps run"
-STEPS, HICCUP = 7, 0.53  # seconds
+STEPS = (7, 9)  # of one call and of the other
+HICCUP = 0.53  # seconds
 LOW, HIGH = 0.04, 0.14  # seconds that the others work
 LATER = 0.08  # seconds: the others' first step begins so much later
 NOISE = 0.025  # seconds: what a busy machine may add between the end of the work and a look at the clock
@@ -298,7 +307,8 @@ def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _late_among(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     lates = rng.sample(range(ranks), 2)
-    cases = [_times(rng, ranks, *each) for each in zip(lates, (0, STEPS - 1), strict=True)]
+    steps = rng.sample(STEPS, 2)
+    cases = [_times(rng, ranks, *each) for each in zip(lates, steps, (0, steps[1] - 1), strict=True)]
     begins = [[LATER * (rank != late) for rank in range(ranks)] for late in lates]
     found = ask(_watched_steps, cases, begins, nprocs=ranks)
     for call, (late, times) in enumerate(zip(lates, cases, strict=True)):
@@ -310,22 +320,22 @@ def _late_among(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         yield Finding(QUIET, during == 0, seen, hint)
 
 
-def _times(rng: random.Random, ranks: int, late: int, edge: int) -> Times:
+def _times(rng: random.Random, ranks: int, late: int, steps: int, edge: int) -> Times:
     """How long each rank works in each step: one is the last, but for a hiccup at an edge and one between.
 
     The last of the others is another one from step to step, and no rank is it in half of the steps (of two
     ranks one must be). In one step it comes early as well.
     """
     others = rng.sample([rank for rank in range(ranks) if rank != late], ranks - 1)
-    hiccups = [edge, rng.randrange(1, STEPS - 1)]
-    calm = rng.sample([step for step in range(STEPS) if step not in hiccups], STEPS - 2)
-    times = [[LOW] * STEPS for _ in range(ranks)]
+    hiccups = [edge, rng.randrange(1, steps - 1)]
+    calm = rng.sample([step for step in range(steps) if step not in hiccups], steps - 2)
+    times = [[LOW] * steps for _ in range(ranks)]
     for i, step in enumerate(calm[1:]):
-        turns = others[1:] * 3 + others[:1]
+        turns = others[1:] * 2 + others[:1]
         times[turns[i % len(turns)]][step] = HIGH
     for step in hiccups:
         times[others[0]][step] = HICCUP
-    times[late] = [HIGH + rng.uniform(0.1, 0.13)] * STEPS
+    times[late] = [HIGH + rng.uniform(0.1, 0.13)] * steps
     return [[each + rng.uniform(0, 0.004) for each in row] for row in times]
 
 
@@ -338,7 +348,8 @@ def _later(came: Times, late: int) -> list[float]:
 def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterator[Finding]:
     names, seconds, came = ([each[part] for each in calls] for part in ("rank", "seconds", "came"))
     wrong = next((rank for rank, name in enumerate(names) if name != late), 0)
-    seen = f"rank {late} worked longer than the others in {STEPS - 2} of {STEPS} steps;"
+    steps = len(times[late])
+    seen = f"rank {late} worked longer than the others in {steps - 2} of {steps} steps;"
     seen += f" rank {wrong} returned {names[wrong]:g}"
     if len(set(names)) > 1:
         hint = "The ranks do not agree. Which of them has seen the others' times?"

@@ -124,6 +124,32 @@ def a_start_for_each_rank(forward, backward, buckets, ranks, alpha, beta):
     )
 
 
+@wrong("14.1", BEHIND, QUEUE, hint="What does one bucket cost")
+def one_bucket_has_no_queue(forward, backward, buckets, ranks, alpha, beta):
+    if len(buckets) == 1:
+        return forward + backward
+    return in_a_queue(forward, backward, buckets, lambda size: ring(size, ranks, alpha, beta))
+
+
+@wrong("14.1", BEHIND, QUEUE, hint="a message between two")
+def two_ranks_send_once(forward, backward, buckets, ranks, alpha, beta):
+    def message(size):
+        return alpha + size * beta if ranks == 2 else ring(size, ranks, alpha, beta)
+
+    return in_a_queue(forward, backward, buckets, message)
+
+
+@wrong("14.1", hint="the same afterwards")
+def turns_them_into_floats(forward, backward, buckets, ranks, alpha, beta):
+    buckets[:] = map(float, buckets)
+    return in_a_queue(forward, backward, buckets, lambda size: ring(size, ranks, alpha, beta))
+
+
+@right("14.1")
+def by_names_of_its_own(forth, back, sizes, n, start, each_byte):
+    return in_a_queue(forth, back, sizes, lambda size: ring(size, n, start, each_byte))
+
+
 @right("14.1")
 def from_the_end(forward, backward, buckets, ranks, alpha, beta):
     """The step is over when the last of the queues is: from any bucket on, all that come after it."""
@@ -265,6 +291,43 @@ def empties_its_lists(computes, sends):
 @wrong("14.2", hint="nothing (None)")
 def returns_nothing(computes, sends):
     joined(computes)
+
+
+@wrong("14.2", SHARE, hint="the same afterwards")
+def sorts_its_lists(computes, sends):
+    computes.sort()
+    sends.sort()
+    return common(joined(computes), joined(sends)) / length(joined(sends))
+
+
+@wrong("14.2", SHARE, hint="the same afterwards")
+def joins_in_place(computes, sends):
+    computes[:], sends[:] = joined(computes), joined(sends)
+    return common(computes, sends) / length(sends)
+
+
+@wrong("14.2", SHARE, hint="Two buckets at once are not twice the time")
+def joins_two_neighbours_at_most(computes, sends):
+    def pairs(stretches):
+        stretches, found = sorted(stretches), []
+        while stretches:
+            start, end = stretches.pop(0)
+            if stretches and stretches[0][0] <= end:
+                end = max(end, stretches.pop(0)[1])
+            found.append((start, end))
+        return found
+
+    return common(pairs(computes), pairs(sends)) / length(pairs(sends))
+
+
+@right("14.2")
+def two_fingers(computes, sends):
+    computes, sends = joined(computes), joined(sends)
+    i = j = both = 0
+    while i < len(computes) and j < len(sends):
+        both += max(0, min(computes[i][1], sends[j][1]) - max(computes[i][0], sends[j][0]))
+        i, j = (i + 1, j) if computes[i][1] < sends[j][1] else (i, j + 1)
+    return both / length(sends)
 
 
 @right("14.2")
@@ -418,6 +481,46 @@ def by_a_clock_of_its_own(work, meet, steps):
     arrivals = of_all(arrivals)
     late = statistics.mode(arrivals.argmax(dim=0).tolist())
     return late, statistics.median(later(arrivals, late))
+
+
+@wrong("14.3", hint="work() once")
+def always_seven(work, meet, steps):
+    times = of_all(my_times(work, meet, 7))
+    late = statistics.mode(times.argmax(dim=0).tolist())
+    return late, statistics.median(later(times, late))
+
+
+@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
+def later_than_the_first(work, meet, steps):
+    times = of_all(my_times(work, meet, steps))
+    late = statistics.mode(times.argmax(dim=0).tolist())
+    return late, (times[late] - times.amin(dim=0)).median()
+
+
+@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
+def in_the_worst_step(work, meet, steps):
+    times = of_all(my_times(work, meet, steps))
+    late = statistics.mode(times.argmax(dim=0).tolist())
+    return late, max(later(times, late))
+
+
+@right("14.3")
+def rank_0_tells_all(work, meet, steps):
+    """In whole nanoseconds."""
+    mine = []
+    for _ in range(steps):
+        work()
+        mine.append(time.monotonic_ns())
+        meet()
+    ranks = [None] * dist.get_world_size()
+    dist.gather_object(mine, ranks if dist.get_rank() == 0 else None)
+    found = [None]
+    if dist.get_rank() == 0:
+        came = np.array(ranks)
+        late = int(np.bincount(came.argmax(axis=0)).argmax())
+        found = [(late, np.median(came[late] - np.delete(came, late, axis=0).max(axis=0)) / 1e9)]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 @right("14.3")

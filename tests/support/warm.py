@@ -1,0 +1,130 @@
+"""A program in a process that has loaded torch already: a start from nothing takes seconds of a core.
+
+It is forked as a rank of `launch` is. Who reads what is in `/proc` of it (its command, its first environment)
+meets the fork server's: such a test starts its program from nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from course_lib.launcher import forkserver
+from course_lib.launcher.environment import loopback_environment, loopback_store
+
+SECONDS = 900
+GRACE_SECONDS = 30  # as torchrun gives to the other ranks when one has failed
+
+
+class Warm:
+    """``python words…``, as `subprocess.Popen` would start it."""
+
+    def __init__(self, *words: Any, cwd: Path | None = None, **variables: str) -> None:
+        forkserver.warm_up()
+        self._said = tempfile.TemporaryDirectory()
+        self._texts = [Path(self._said.name, name) for name in ("stdout", "stderr")]
+        context = multiprocessing.get_context(forkserver.METHOD)
+        arguments = (list(map(str, words)), str(cwd or Path.cwd()), dict(os.environ) | variables, self._texts)
+        self._process = context.Process(target=_become, args=arguments)
+        with forkserver.without_main():
+            self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def communicate(self, timeout: float = SECONDS) -> tuple[str, str]:
+        """Its output and its errors, once it has ended."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+            raise TimeoutError(f"not done after {timeout} s: {self._read()}")
+        out, err = self._read()
+        return out, err
+
+    def _read(self) -> list[str]:
+        return [path.read_text() if path.exists() else "" for path in self._texts]
+
+
+def ended(*words: Any, ranks: int | None = None) -> tuple[int, str, str]:
+    """Exit code, output and errors of ``python words…``; or of so many ranks, told what torchrun tells them.
+
+    As under torchrun the others are asked to end when one has failed, and the code is 1 then.
+    """
+    if ranks is None:
+        program = Warm(*words)
+        out, err = program.communicate()
+        assert program.returncode is not None
+        return program.returncode, out, err
+    with loopback_store() as port:
+        told = loopback_environment() | {
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        group = [Warm(*words, **told, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
+        until = time.monotonic() + SECONDS
+        while any(each.returncode is None for each in group) and time.monotonic() < until:
+            if any(each.returncode for each in group) and until > time.monotonic() + GRACE_SECONDS:
+                until = time.monotonic() + GRACE_SECONDS
+                for each in group:
+                    with contextlib.suppress(ProcessLookupError):
+                        each.send_signal(signal.SIGTERM)
+            time.sleep(0.02)
+        said = [each.communicate(timeout=GRACE_SECONDS) for each in group]
+    code = int(any(each.returncode for each in group))
+    return code, "".join(out for out, _ in said), "".join(err for _, err in said)
+
+
+def _become(words: list[str], folder: str, environment: dict[str, str], texts: list[Path]) -> NoReturn:
+    """The program, from its first line to what Python does at an end."""
+    import torch
+
+    for number, path in enumerate(texts, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if threads := environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    sys.argv = words
+    sys.path[:0] = [
+        str(Path(words[0]).resolve().parent),
+        *environment.get("PYTHONPATH", "").split(os.pathsep),
+    ]
+    code = 0
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # threads that are no daemons, and then what is registered for the end
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
