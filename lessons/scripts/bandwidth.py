@@ -114,4 +114,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4**k for k in range(5, 13)], help="bytes")
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement; the first does not count")
-    main(parser.parse_args())
+    args = parser.parse_args()
+    if min(args.sizes) < 4:
+        parser.error(f"argument --sizes: from 4 bytes on, one number; not {min(args.sizes)}")
+    main(args)
