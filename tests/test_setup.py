@@ -125,6 +125,10 @@ class Course:
         (programs / "python3").chmod(0o755)
         home = self.root.parent / f"{self.root.name}-home"
         home.mkdir(exist_ok=True)
+        plenty = self.root.parent / f"{self.root.name}-disk"  # the machine's own disk may be nearly full
+        if not plenty.exists():
+            disk_with(plenty, 100)
+        path = os.pathsep.join([*filter(None, [extra.pop("PYTHONPATH", "")]), str(plenty)])
         return {
             "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(home),
@@ -133,6 +137,7 @@ class Course:
             "PIP_REQUIRE_VIRTUALENV": "1",
             "PIP_FIND_LINKS": str(self.wheels),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": path,
             **{name: value for name, value in os.environ.items() if name == "COURSE_TEST_MARK"},
             **extra,
         }
@@ -423,8 +428,7 @@ def test_a_disk_that_fills_up_is_told(ready: Course, tmp_path: Path) -> None:
         exec make setup
         """
     small = Course(disk, tmp_path)
-    plenty = str(disk_with(tmp_path / "plenty", 100))
-    told = small.fault("unshare", "-m", "sh", "-c", script, PYTHONPATH=plenty)
+    told = small.fault("unshare", "-m", "sh", "-c", script)
     assert "the disk is full: make room, then run the same command again" in told
 
 

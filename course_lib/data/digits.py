@@ -83,7 +83,7 @@ def digits(
     train
         The training digits (True) or the held-out ones (False).
     root
-        The files are, or shall be made, in ``MNIST/raw`` below it. By default ``home()/data/digits-v1``, and
+        The files are in, or are put into, ``MNIST/raw`` below it. By default ``home()/data/digits-v1``, and
         ``home()/data/mnist`` for the download. Whole MNIST files found there are loaded as they are.
     download
         Fetch the handwritten MNIST (60,000 and 10,000 digits, 11 MB) instead, unless it is there already.

@@ -49,17 +49,17 @@ class Warm:
         os.kill(self._process.pid, number)
 
     def communicate(self, timeout: float = SECONDS) -> tuple[str, str]:
-        """Its output and its errors, once it has ended."""
+        """Its output and its errors, once it has ended; they can be asked for once."""
         self._process.join(timeout)
-        if self._process.exitcode is None:
+        in_time = self._process.exitcode is not None
+        if not in_time:
             self._process.kill()
             self._process.join()
-            raise TimeoutError(f"not done after {timeout} s: {self._read()}")
-        out, err = self._read()
+        out, err = (path.read_text() if path.exists() else "" for path in self._texts)
+        self._said.cleanup()
+        if not in_time:
+            raise TimeoutError(f"not done after {timeout} s: {out}{err}")
         return out, err
-
-    def _read(self) -> list[str]:
-        return [path.read_text() if path.exists() else "" for path in self._texts]
 
 
 def ended(*words: Any, ranks: int | None = None) -> tuple[int, str, str]:
@@ -87,8 +87,9 @@ def ended(*words: Any, ranks: int | None = None) -> tuple[int, str, str]:
             if any(each.returncode for each in group) and until > time.monotonic() + GRACE_SECONDS:
                 until = time.monotonic() + GRACE_SECONDS
                 for each in group:
-                    with contextlib.suppress(ProcessLookupError):
-                        each.send_signal(signal.SIGTERM)
+                    if each.returncode is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            each.send_signal(signal.SIGTERM)
             time.sleep(0.02)
         said = [each.communicate(timeout=GRACE_SECONDS) for each in group]
     code = int(any(each.returncode for each in group))
@@ -109,10 +110,8 @@ def _become(words: list[str], folder: str, environment: dict[str, str], texts: l
     if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     sys.argv = words
-    sys.path[:0] = [
-        str(Path(words[0]).resolve().parent),
-        *environment.get("PYTHONPATH", "").split(os.pathsep),
-    ]
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
     code = 0
     try:
         runpy.run_path(words[0], run_name="__main__")
