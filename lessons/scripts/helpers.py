@@ -1,22 +1,28 @@
-"""What lessons 08 to 10 use besides their subject: a killer of ranks, and output cut to what matters.
+"""What lessons use besides their subject: a killer of ranks, records, and output cut to what matters.
 
 from scripts.helpers import Killer  # in a notebook of the folder lessons
 """
 
 import ast
+import json
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
+from datetime import date
 from pathlib import Path
+
+import torch
 
 from course_lib import RankError, Run, launch
 
-CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp):\d+\] ?")  # which errors of PyTorch's C++ begin with
+CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp|\.h):\d+\] ?")  # which errors of PyTorch's C++ begin with
 
 
 class Killer(threading.Thread):
@@ -37,6 +43,45 @@ class Killer(threading.Thread):
         run = Run.open()
         os.kill(run.facts(self.rank)["pid"], signal.SIGKILL)
         self.at = run.ticks(self.rank)["seconds"][-1]
+
+
+class Record:
+    """What cells returned where the lesson was made: for machines that cannot run them, or in so little time.
+
+    It is made by the lesson's own run: ``COURSE_RECORD=1 make lesson N=17``.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+
+    def __call__(self, work, why_not):
+        """What ``work()`` returns, as plain data: run here, or as recorded where there is a `why_not`."""
+        kept = json.loads(self.path.read_text()) if self.path.exists() else {}
+        name = work.__name__
+        if why_not:
+            if name not in kept:
+                raise RuntimeError(
+                    f"{name} cannot be run here, and {self.path} has no record of it: {why_not}"
+                )
+            print(
+                f"Not run here: {why_not}.\nRecorded on {kept[name]['date']}, on {kept[name]['machine']}:\n"
+            )
+            return kept[name]["returned"]
+        returned = json.loads(_tidy(json.dumps(work())))
+        if os.environ.get("COURSE_RECORD") == "1":
+            machine = f"{os.cpu_count()} CPU cores, Linux {platform.release().split('-')[0]}, "
+            machine += f"torch {torch.__version__.split('+')[0]}"
+            kept[name] = {"date": date.today().isoformat(), "machine": machine, "returned": returned}
+            self.path.parent.mkdir(exist_ok=True)
+            self.path.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+        return returned
+
+
+def _tidy(text):
+    """Without the folders of this machine."""
+    for path, short in ((sys.prefix, ".venv"), (str(Path.cwd()), "."), (tempfile.gettempdir(), "/tmp")):
+        text = text.replace(path, short)
+    return text
 
 
 def source_of(path, name):

@@ -83,7 +83,10 @@ def begin(args, settings):
     folder = {"local_files_only": Path(source).is_dir()}  # then the network is not asked
     tokenizer = AlbertTokenizer.from_pretrained(source, **folder)
     # safetensors hold numbers alone; an older .bin would be a pickle, which may run code when it is loaded
-    return tokenizer, AlbertForMaskedLM.from_pretrained(source, use_safetensors=True, **folder), state
+    model = AlbertForMaskedLM.from_pretrained(source, use_safetensors=True, **folder)
+    if args.length > (most := model.config.max_position_embeddings):
+        raise ValueError(f"--length {args.length} is more than the {most} tokens that {source} takes")
+    return tokenizer, model, state
 
 
 def told_by_rank_0(args, settings):
@@ -140,11 +143,9 @@ def train(args):
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     disable_progress_bar()
-
     torch.manual_seed(args.seed)
     settings = {k: v for k, v in vars(args).items() if k not in ("model", "output")} | {"ranks": world_size}
     tokenizer, model, state = told_by_rank_0(args, settings)
-
     samples = pieces_of(paragraphs(), tokenizer, args.length)
     how = {"seed": args.seed, "mask_replace_prob": 1, "random_replace_prob": 0}  # on all ranks; none is shown
     judge = DataCollatorForLanguageModeling(tokenizer, **how)
@@ -219,8 +220,8 @@ def train(args):
         inputs = tokenizer(SENTENCE, return_tensors="pt").to(device)
         gap = model.eval()(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id][0]
         shares, tokens = (each.tolist() for each in gap.softmax(-1).topk(5))
-        words = tokenizer.convert_ids_to_tokens(tokens)
-        print(SENTENCE, *(f" {word} {share:.0%}" for word, share in zip(words, shares, strict=True)))
+        best = zip(tokenizer.convert_ids_to_tokens(tokens), shares, strict=True)
+        print(SENTENCE, *(f" {token} {share:.0%}" for token, share in best))
     dist.destroy_process_group()
 
 
@@ -229,10 +230,10 @@ def parse_arguments():
     add = parser.add_argument
     add("--model", metavar="NAME", help="go on from this: a folder, or a name on the Hugging Face Hub")
     add("--output", type=Path, metavar="FOLDER", help="go on from it where it is there; write it")
-    add("--epochs", type=int, default=20, help="times through the text")
+    add("--epochs", type=int, default=100, help="times through the text")
     add("--batch-size", type=int, default=16, help="pieces of text that go forward at once, on each rank")
     add("--length", type=int, default=32, help="tokens of a piece of text, at most")
-    add("--lr", type=float, default=6e-3, help="AdamW's learning rate, at the end of the warm-up")
+    add("--lr", type=float, default=3e-3, help="AdamW's learning rate, at the end of the warm-up")
     add("--seed", type=int, default=0, help="of the first weights, the order and each rank's masks")
     args = parser.parse_args()
     for name, least in {"epochs": 1, "batch-size": 1, "length": 8}.items():
