@@ -132,7 +132,7 @@ def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool
             raise DataError(f"{folder / 'raw'} {fault}: repair or remove {folder}, or pass another root")
         for part in (*reversed(folder.parents), folder):
             part.mkdir(mode=0o700, exist_ok=True)
-        with _lock(folder / marker) as alone:
+        with locked(folder / marker) as alone:
             if _fault(folder) is None:  # another process made them while this one waited
                 return
             for leftover in folder.glob(".making-*") if alone else ():
@@ -155,7 +155,7 @@ def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
+def locked(path: Path) -> Iterator[bool]:
     """Hold a lock on ``path`` (the kernel frees it when its holder dies); yields whether it could be had."""
     deadline, held = time.monotonic() + LOCK_SECONDS, False
     with open(path, "ab") as file:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..hardware import cores
 from ..home import home
-from .digits import DataError, _lock
+from .digits import DataError, locked
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,7 +84,7 @@ def pictures(root: Path | str | None = None) -> Path:
             raise DataError(f"{folder} {fault}, and the course did not make it: pass another root")
         for part in (*reversed(folder.parents), folder):
             part.mkdir(mode=0o700, exist_ok=True)
-        with _lock(folder / MARKER) as alone:
+        with locked(folder / MARKER) as alone:
             if _fault(folder) is None:  # another process made them while this one waited
                 return folder
             for leftover in folder.glob(".making-*") if alone else ():

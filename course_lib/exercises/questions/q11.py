@@ -13,7 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, with_two_numbers
+from ..asking import (
+    Ask,
+    Finding,
+    Refused,
+    far,
+    in_group,
+    nearest,
+    number,
+    numbers_that_came,
+    question,
+    with_two_numbers,
+)
 
 CLOSE = 1e-9  # the tensors are float64
 NEAR = 1e-7  # a share of the samples may have been computed in float32
@@ -213,19 +224,9 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
             answer(ddp, pieces)
         gradients = [each.grad for each in model.parameters()]
         whole = None if any(each is None for each in gradients) else _flat(gradients)
-        found.append({"gradient": whole, "sent": _travelled(profiler), **noted})
+        found.append({"gradient": whole, "sent": numbers_that_came(profiler), **noted})
         found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
     return found
-
-
-def _travelled(profiler: Any) -> int:
-    """Numbers that come to this rank in its collectives; the profiler names them, with their sizes."""
-    count = 0
-    for event in profiler.events():
-        if event.name.startswith("gloo:"):
-            size = sum(math.prod(shape) for shape in event.input_shapes if shape)
-            count += size * (dist.get_world_size() if "gather" in event.name else 1)
-    return count
 
 
 # --- 11.2 -------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import threading
@@ -24,6 +23,7 @@ from ..asking import (
     in_group,
     nearest,
     number,
+    numbers_that_came,
     question,
     reason,
     told,
@@ -304,18 +304,8 @@ def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
         if not isinstance(value, dict):
             raise Refused(f"top_k(…) returns a dict, a share for each k; it returned {told(value)}")
         shares = {str(k): number(value[k]) for k in case["ks"] if k in value}
-        found.append({"shares": shares, "sent": _came(profiler)})
+        found.append({"shares": shares, "sent": numbers_that_came(profiler)})
     return found
-
-
-def _came(profiler: Any) -> int:
-    """Numbers that came to this rank in its collectives; the profiler names them, with their sizes."""
-    count = 0
-    for event in profiler.events():
-        if event.name.startswith("gloo:"):
-            size = sum(math.prod(shape) for shape in event.input_shapes if shape)
-            count += size * (dist.get_world_size() if "gather" in event.name else 1)
-    return count
 
 
 # --- 15.3 -------------------------------------------------------------------------------------------------
