@@ -51,7 +51,7 @@ class Kernel:
         if kind is not None:
             print("the kernel's output:", self.log.read_text(), sep="\n")
 
-    def wait_for(self, *words: str, seconds: float = 60) -> None:
+    def wait_for(self, *words: str, seconds: float = 300) -> None:
         """Until each of them was said."""
 
         def said() -> bool:

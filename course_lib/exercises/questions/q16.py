@@ -17,8 +17,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told, with_two_numbers
-from .q11 import _travelled
+from ..asking import (
+    Ask,
+    Finding,
+    Refused,
+    far,
+    in_group,
+    nearest,
+    number,
+    numbers_that_came,
+    question,
+    told,
+    with_two_numbers,
+)
 
 NEAR = 1e-7  # a gradient's share of the tokens may have been computed in float32
 EXACT = 1e-9  # a loss may not
@@ -277,7 +288,7 @@ def _accumulated(
             else profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler
         ):
             returned = number(answer(ddp, pieces))
-        sent = found[0]["sent"] if found else _travelled(profiler)
+        sent = found[0]["sent"] if found else numbers_that_came(profiler)
         gradients = [each.grad for each in model.parameters()]
         whole = None
         if not any(each is None for each in gradients):
