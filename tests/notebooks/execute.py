@@ -140,6 +140,7 @@ def places() -> list[tuple[str, str]]:
     folders = [
         (os.environ.get("COURSE_HOME", ""), "~/.cache/multi-gpu-course"),
         (str(ROOT), "."),
+        (sys.prefix if sys.prefix != sys.base_prefix else "", ".venv"),  # it may lie elsewhere
         (sysconfig.get_path("purelib"), "site-packages"),
         (sysconfig.get_path("stdlib"), "lib/python"),
     ]

@@ -120,9 +120,11 @@ def test_an_empty_code_cell_is_refused(tmp_path: Path) -> None:
 def test_machine_names_are_hidden_and_words_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_HOME", "/data/course-7")
     monkeypatch.setattr(socket, "gethostname", lambda: "node-17.lab")
+    monkeypatch.setattr(sys, "prefix", "/data/elsewhere/.venv")
     hide, root, home = execute.hide, execute.ROOT, Path.home()
     assert hide(f"{root}/course_lib/run.py in {root}") == "course_lib/run.py in ."
     assert hide(f"{root}-2/x") == f"{root}-2/x".replace(str(home) + os.sep, "~" + os.sep)
+    assert hide("of binary: /data/elsewhere/.venv/bin/python") == "of binary: .venv/bin/python"
     assert hide("/data/course-7/runs/1") == "~/.cache/multi-gpu-course/runs/1"
     assert hide(f"{home}/.cache/a, {home}") == "~/.cache/a, ~"
     assert hide(f"{tempfile.gettempdir()}/ipykernel_12/345.py:3: UserWarning") == "<cell>:3: UserWarning"
