@@ -140,14 +140,6 @@ def question(
     return register
 
 
-def with_two_numbers(rng: random.Random, judge: Callable[[int], Iterator[Finding]]) -> list[Finding]:
-    """What a judge finds with two numbers of ranks: one that is written into an answer would be right once.
-
-    All is judged before any of it counts, since an answer may fail, or hang, with the second number alone.
-    """
-    return [found for ranks in rng.sample(range(2, 6), 2) for found in judge(ranks)]
-
-
 # --- in a rank --------------------------------------------------------------------------------------------
 
 
@@ -272,16 +264,6 @@ def _as_in_a_fresh_process() -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_default_device(None if device == torch.device("cpu") else device)
-
-
-def numbers_that_came(profiler: Any) -> int:
-    """To this rank in its collectives; the profiler names them, with their sizes."""
-    count = 0
-    for event in profiler.events():
-        if event.name.startswith("gloo:"):
-            size = sum(math.prod(shape) for shape in event.input_shapes if shape)
-            count += size * (torch.distributed.get_world_size() if "gather" in event.name else 1)
-    return count
 
 
 def far(a: Any, b: Any) -> float:

@@ -21,10 +21,10 @@ from ..asking import (
     in_group,
     nearest,
     number,
-    numbers_that_came,
     question,
-    with_two_numbers,
 )
+from ..drawn import with_two_numbers
+from ..traffic import traffic
 
 CLOSE = 1e-9  # the tensors are float64
 NEAR = 1e-7  # a share of the samples may have been computed in float32
@@ -198,8 +198,6 @@ def _of_gradients(
 
 @in_group
 def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int]]]]) -> list[dict[str, Any]]:
-    from torch.profiler import ProfilerActivity, profile
-
     model, noted, drawn = _network(weights), {}, {}
 
     def forward_begins(_: nn.Module, inputs: Any) -> None:
@@ -220,11 +218,11 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
     for seed, lengths in calls:
         pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
         noted.update(at_once=0, open=0, now=0)
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        with traffic() as travelled:
             answer(ddp, pieces)
         gradients = [each.grad for each in model.parameters()]
         whole = None if any(each is None for each in gradients) else _flat(gradients)
-        found.append({"gradient": whole, "sent": numbers_that_came(profiler), **noted})
+        found.append({"gradient": whole, "sent": travelled.came(), **noted})
         found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
     return found
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told, with_two_numbers
+from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told
+from ..drawn import with_two_numbers
 from .q05 import COLLECTIVES
 
 CLOSE = 1e-9  # the tensors are float64

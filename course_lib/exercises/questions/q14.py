@@ -23,8 +23,8 @@ from ..asking import (
     question,
     the_number,
     told,
-    with_two_numbers,
 )
+from ..drawn import with_two_numbers
 from .q05 import COLLECTIVES
 
 Stretch = tuple[float, float]

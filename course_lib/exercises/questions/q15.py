@@ -23,12 +23,12 @@ from ..asking import (
     in_group,
     nearest,
     number,
-    numbers_that_came,
     question,
     reason,
     told,
-    with_two_numbers,
 )
+from ..drawn import with_two_numbers
+from ..traffic import traffic
 
 # --- 15.1 -------------------------------------------------------------------------------------------------
 
@@ -292,19 +292,17 @@ def _places(case: Case) -> list[int]:
 
 @in_group
 def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
-    from torch.profiler import ProfilerActivity, profile
-
     rank, ranks, found = dist.get_rank(), dist.get_world_size(), []
     for case in cases:
         scores, labels = _scores(case)
         shard = torch.arange(rank, -(-case["size"] // ranks) * ranks, ranks) % case["size"]
         batches = [(scores[part], labels[part]) for part in shard.split(case["batch"])]
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        with traffic() as travelled:
             value = answer(iter(batches), list(case["ks"]), case["size"])
         if not isinstance(value, dict):
             raise Refused(f"top_k(…) returns a dict, a share for each k; it returned {told(value)}")
         shares = {str(k): number(value[k]) for k in case["ks"] if k in value}
-        found.append({"shares": shares, "sent": numbers_that_came(profiler)})
+        found.append({"shares": shares, "sent": travelled.came()})
     return found
 
 

@@ -25,11 +25,11 @@ from ..asking import (
     in_group,
     nearest,
     number,
-    numbers_that_came,
     question,
     told,
-    with_two_numbers,
 )
+from ..drawn import with_two_numbers
+from ..traffic import traffic
 
 NEAR = 1e-7  # a gradient's share of the tokens may have been computed in float32
 EXACT = 1e-9  # a loss may not
@@ -273,8 +273,6 @@ def _as_lists(pieces: list[tuple[Tensor, Tensor]]) -> list[list[Any]]:
 def _accumulated(
     answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]
 ) -> list[dict[str, Any]]:
-    from torch.profiler import ProfilerActivity, profile
-
     model = _network(weights)
     ddp, found, kept = DistributedDataParallel(model), [], _watched(model)
     for seed, plan in calls:
@@ -282,13 +280,9 @@ def _accumulated(
         ddp.train(training := len(found) % 2 == 0)
         kept.clear()
         # One call tells what travels; the profiler takes more time than all the rest.
-        with (
-            nullcontext()
-            if found
-            else profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler
-        ):
+        with nullcontext() if found else traffic() as travelled:
             returned = number(answer(ddp, pieces))
-        sent = found[0]["sent"] if found else numbers_that_came(profiler)
+        sent = found[0]["sent"] if found else travelled.came()
         gradients = [each.grad for each in model.parameters()]
         whole = None
         if not any(each is None for each in gradients):

@@ -1,0 +1,106 @@
+"""What an answer let travel between the ranks, whichever way it asked for it.
+
+PyTorch's profiler stands where each call ends: a collective of `torch.distributed`, one that was imported by
+name, a functional one, and a call of the backend itself look alike there. Works run under it in a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+# How a process group starts work, for the functions of torch.distributed. Not every torch has all of them.
+STARTS = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "gather_single", "scatter"),
+    *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
+)
+MESSAGES = ("send", "recv")
+
+
+@dataclass
+class Traffic:
+    """Of one rank. A number counts as one, whatever its type.
+
+    Attributes
+    ----------
+    calls : list of (str, int)
+        Each call by gloo's name ("all_reduce", "send", "barrier"), and how many numbers it was given here.
+    unwaited : list of str
+        Calls with ``async_op`` that nobody waited for.
+    stored : int
+        New keys in the store, of all ranks: another way to exchange something.
+    """
+
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    unwaited: list[str] = field(default_factory=list)
+    stored: int = 0
+
+    def collectives(self) -> list[str]:
+        """Names of all calls that are no messages."""
+        return [name for name, _ in self.calls if name not in MESSAGES]
+
+    def sent(self) -> int:
+        """Numbers that went out in messages."""
+        return sum(count for name, count in self.calls if name == "send")
+
+    def came(self) -> int:
+        """Numbers that came to this rank: a gather brings those of all ranks."""
+        world_size = dist.get_world_size()
+        here = [(name, count) for name, count in self.calls if name != "send"]
+        return sum(count * (world_size if "gather" in name else 1) for name, count in here)
+
+
+@contextlib.contextmanager
+def traffic() -> Iterator[Traffic]:
+    """Watch what is called inside; it is all known when the block has ended."""
+    found, pending, store = Traffic(), {}, dist.distributed_c10d._get_default_store()
+    keys = store.num_keys()
+    with _noting_waits(pending), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        yield found
+    found.stored = store.num_keys() - keys
+    found.unwaited = [name for name, _ in pending.values()]
+    for event in profiler.events():
+        if event.name.startswith("gloo:"):
+            size = sum(math.prod(shape) for shape in event.input_shapes if shape)
+            found.calls.append((event.name.removeprefix("gloo:"), size))
+
+
+@contextlib.contextmanager
+def _noting_waits(pending: dict[int, tuple[str, Any]]) -> Iterator[None]:
+    """Keep in ``pending`` the work that was started, until somebody waits for it."""
+
+    def started(real: Callable[..., Any], name: str, self: Any, *args: Any, **named: Any) -> Any:
+        work = real(self, *args, **named)
+        if work is not None:
+            pending[id(work)] = name, work  # it lives on, so that its id stays its own
+        return work
+
+    def ended(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        result = real(self, *args, **named)
+        if result is not False:  # is_completed() says whether it is
+            pending.pop(id(self), None)
+        return result
+
+    with contextlib.ExitStack() as stack:
+        for name in filter(partial(hasattr, dist.ProcessGroup), STARTS):
+            method = _method(partial(started, getattr(dist.ProcessGroup, name), name))
+            stack.enter_context(mock.patch.object(dist.ProcessGroup, name, method))
+        for name in ("wait", "is_completed", "synchronize", "get_future"):
+            method = _method(partial(ended, getattr(dist.Work, name)))
+            stack.enter_context(mock.patch.object(dist.Work, name, method))
+        yield
+
+
+def _method(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, which a class binds to its instances, as it does not a `partial`."""
+    return lambda self, *args, **named: call(self, *args, **named)

@@ -1,0 +1,105 @@
+"""What judges draw: tensors, models, folders and machines of more than one kind."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+
+from course_lib.exercises.asking import Finding
+from course_lib.exercises.drawn import (
+    LAYOUTS,
+    everything,
+    folder,
+    machine,
+    network,
+    seeds,
+    tensor,
+    with_two_numbers,
+)
+
+DTYPES = (torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (5,), (3, 4)])
+def test_a_layout_changes_no_number(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    plain = tensor(3, shape, dtype)
+    assert (plain.shape, plain.dtype) == (shape, dtype)
+    for layout in LAYOUTS:
+        assert torch.equal(tensor(3, shape, dtype, layout), plain)
+
+
+def test_layouts_lie_as_they_say() -> None:
+    assert [tensor(3, (3, 4), layout=layout).is_contiguous() for layout in LAYOUTS] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert tensor(3, (3, 4), layout="a part").storage_offset() == 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "smaller"),
+    [(torch.float64, torch.float32), (torch.int64, torch.float64), (torch.int32, torch.float32)],
+)
+def test_the_numbers_do_not_survive_a_smaller_type(dtype: torch.dtype, smaller: torch.dtype) -> None:
+    numbers = tensor(3, (9,), dtype)
+    assert (numbers.to(smaller).to(dtype) != numbers).any()
+
+
+def test_a_network_is_of_many_kinds() -> None:
+    forms = set()
+    for kind in range(20):
+        model = network(kind, values=5)
+        again = network(kind, values=6)
+        names = everything(model)
+        forms.add(tuple((name, tuple(each.shape), each.requires_grad) for name, each in names.items()))
+        assert [each.shape for each in names.values()] == [each.shape for each in everything(again).values()]
+        assert all((a != b).any() for a, b in zip(names.values(), everything(again).values(), strict=True))
+        assert len(names) > len(model.state_dict()) - 1, "one weight has two names, one buffer is not saved"
+        assert "body.inner_layers.tied_.offset" not in model.state_dict()
+        assert not all(each.requires_grad for each in model.parameters())
+        assert {each.training for each in model.modules()} == {True, False}
+        assert model(tensor(1, (6, 4))).isfinite().all()
+    assert len(forms) > 10
+
+
+def test_seeds_are_apart() -> None:
+    assert len(set(seeds(random.Random(1), 50))) == 50
+
+
+def test_two_numbers_of_ranks_are_judged_before_any_counts() -> None:
+    asked: list[int] = []
+
+    def judge(ranks: int):
+        yield Finding(f"with {ranks}")
+        asked.append(ranks)
+
+    found = with_two_numbers(random.Random(1), judge)
+
+    assert [each.what for each in found] == [f"with {ranks}" for ranks in asked]
+    assert len(set(asked)) == 2
+    assert set(asked) <= {2, 3, 4, 5}
+
+
+def test_a_folder_is_gone_afterwards() -> None:
+    with folder() as path:
+        assert list(path.iterdir()) == []
+        (path / "file").write_text("x")
+    assert not path.exists()
+
+
+def test_a_machine_has_the_gpus_and_cores_that_it_says() -> None:
+    before = os.cpu_count(), torch.cuda.is_available()
+    with machine(gpus=3, environment={"LOCAL_RANK": "2"}, cores=5):
+        assert torch.cuda.is_available()
+        assert (torch.cuda.device_count(), torch.accelerator.device_count()) == (3, 3)
+        assert (os.cpu_count(), len(os.sched_getaffinity(0)), os.environ["LOCAL_RANK"]) == (5, 5, "2")
+        torch.cuda.set_device(2)
+    with machine(gpus=0):
+        assert not torch.cuda.is_available()
+    assert (os.cpu_count(), torch.cuda.is_available()) == before

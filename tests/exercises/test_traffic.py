@@ -1,0 +1,61 @@
+"""What travelled between the ranks is known, whichever way it was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import all_reduce
+
+from course_lib.exercises.traffic import traffic
+from tests.support.cells import quiet_launch
+
+
+def watched() -> dict[str, Any]:
+    dist.init_process_group("gloo")
+    rank, tensor = dist.get_rank(), torch.ones(7, dtype=torch.float64)
+    others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    store = dist.distributed_c10d._get_default_store()
+
+    def by_messages() -> None:
+        both = [dist.P2POp(dist.isend, tensor, 1 - rank), dist.P2POp(dist.irecv, others[0], 1 - rank)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+    ways = {
+        "by its name": lambda: all_reduce(tensor),
+        "functional": lambda: functional.all_reduce(tensor, "sum", dist.group.WORLD).sum(),
+        "by the backend": lambda: dist.group.WORLD._get_backend(tensor.device).allreduce([tensor]).wait(),
+        "waited for": lambda: dist.all_reduce(tensor, async_op=True).wait(),
+        "by its future": lambda: dist.all_reduce(tensor, async_op=True).get_future().wait(),
+        "gathered": lambda: dist.all_gather(others, tensor),
+        "messages": by_messages,
+        "the store": lambda: (store.set(f"own/{rank}", "1"), dist.barrier()),
+        "nothing": lambda: None,
+    }
+    seen = {}
+    for name, way in ways.items():
+        with traffic() as found:
+            way()
+        seen[name] = [found.calls, found.unwaited, found.sent(), found.came()]
+        seen[name] += [bool(found.stored)] * (name == "the store")  # the other rank may be early or late
+    pending = []
+    with traffic() as found:
+        pending.append(dist.all_reduce(tensor, async_op=True))
+    seen["never waited for"] = [found.unwaited]
+    pending.pop().wait()
+    return seen
+
+
+def test_each_way_is_seen_alike() -> None:
+    for seen in quiet_launch(watched, nprocs=2).results:
+        for name in ("by its name", "functional", "by the backend", "waited for", "by its future"):
+            assert seen[name] == [[("all_reduce", 7)], [], 0, 7], name
+        assert seen["gathered"] == [[("all_gather", 7)], [], 0, 14]
+        calls, *rest = seen["messages"]
+        assert (sorted(calls), rest) == ([("recv", 7), ("send", 7)], [[], 7, 7])
+        assert seen["the store"] == [[("barrier", 0)], [], 0, 0, True]
+        assert seen["nothing"] == [[], [], 0, 0]
+        assert seen["never waited for"] == [["allreduce"]]
