@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -99,32 +100,28 @@ class Samples:
         self._loader = loader  # the code that is on the stack while the loop waits for its next batch
         self._main = threading.main_thread().ident or 0
         self._dice = random.Random()  # the training's own random numbers are left alone
-        self._file: int | None = None
-        with contextlib.suppress(OSError):  # no Linux
-            self._file = os.open(TASK.format(os.getpid(), "syscall"), os.O_RDONLY)
+        self._call: int | None = None  # the file that says in which system call the main thread is
+        self._own: int | None = None  # and the one that says how long the looking thread waited for a core
 
-    def wait_and_look(self, stop: threading.Event, seconds: float, looks: int, in_a_loop: Any) -> None:
-        """Wait, and look in between; ``in_a_loop()`` says whether a `track` loop is under way."""
+    def wait_and_look(
+        self, stop: threading.Event, seconds: float, looks: int, inside: Callable[[], bool]
+    ) -> None:
+        """Wait, and look in between, each time at a moment of its own, where that is ``inside`` of a loop."""
         began = time.monotonic()
-        for i in range(looks if self._file is not None else 0):
+        for i in range(looks if inside() and self._open() else 0):
             due = began + seconds * (i + self._dice.random()) / looks
-            if (wait := due - time.monotonic()) <= 0:
-                continue
-            without_core = _of_a_thread(threading.get_native_id())[1]
-            if stop.wait(wait):
+            without_core = self._without_core()
+            if stop.wait(max(0.0, due - time.monotonic())):
                 return
             late = time.monotonic() - due
-            if in_a_loop() and (
-                late < LATE or late - _of_a_thread(threading.get_native_id())[1] + without_core < LATE
-            ):
+            if inside() and (late < LATE or late - (self._without_core() - without_core) < LATE):
                 self.look()
-        if (rest := began + seconds - time.monotonic()) > 0:
-            stop.wait(rest)
+        stop.wait(max(0.0, began + seconds - time.monotonic()))
 
     def look(self) -> None:
         """Once."""
         try:
-            call = os.pread(self._file or 0, 8, 0).split()[0]
+            call = os.pread(self._call or 0, 8, 0).split()[0]
         except (OSError, IndexError):
             return
         if call == b"running":
@@ -138,10 +135,15 @@ class Samples:
         if call == FUTEX and not _of_the_library(innermost.f_code.co_filename):
             self.in_collectives += _under_way()
 
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    def _open(self) -> bool:
+        if self._call is None:
+            with contextlib.suppress(OSError):  # no Linux
+                self._own = os.open(TASK.format(threading.get_native_id(), "schedstat"), os.O_RDONLY)
+                self._call = os.open(TASK.format(os.getpid(), "syscall"), os.O_RDONLY)
+        return self._call is not None
+
+    def _without_core(self) -> float:
+        return int(os.pread(self._own or 0, 64, 0).split()[1]) / 1e9
 
 
 def _of_the_library(file: str) -> bool:

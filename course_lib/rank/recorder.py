@@ -295,7 +295,6 @@ class Recorder:
         if self.pid == os.getpid() and self._files is not None:
             self._thread.join(2)
             self._lookout.close()
-            self._samples.close()
             self.tick(exact=False)  # the walk would hold up the end of every short run
             self.flush()
             for file in self._files.values():
@@ -308,12 +307,11 @@ class Recorder:
             self.tick()
             self.flush()
             self._lookout.look(self.steps)
-            self._samples.wait_and_look(
-                self._stop,
-                until_the_next_tick(time.time()),
-                LOOKS,
-                in_a_loop=lambda: self._pass_began is not None,
-            )
+            wait = until_the_next_tick(time.time())
+            self._samples.wait_and_look(self._stop, wait, LOOKS, self._in_a_loop)
+
+    def _in_a_loop(self) -> bool:
+        return self._pass_began is not None
 
     def _write(self, kind: str, data: bytes) -> None:
         with self._lock:

@@ -146,26 +146,25 @@ class Evidence:
         }
 
     def _costs(self, share: Callable[[Parts, str], float]) -> dict[str, float]:
-        costs = {"loader": self.mean("loader", share)}
+        loader = [share(each, "loader") for each in self.parts.values()]
+        # where each waits for its own, the ranks with the faster ones wait for the others besides
+        costs = {"loader": float(max(loader) if min(loader) >= LARGE / 2 else np.mean(loader))}
         if not self.blind():
-            costs["shared cores"] = self.mean("no_core", share)
+            costs["shared cores"] = float(np.mean([share(each, "no_core") for each in self.parts.values()]))
             costs["straggler"] = self.late.share if self.late else 0.0
             if self.step.calls:
                 costs["communication"] = min(self.communicates(rank, share) for rank in self.parts)
         return costs
 
-    def mean(self, name: str, share: Callable[[Parts, str], float]) -> float:
-        return float(np.mean([share(each, name) for each in self.parts.values()]))
-
     def communicates(self, rank: int, share: Callable[[Parts, str], float]) -> float:
-        """A rank's time in collectives, less what was for others; the least of all ranks is honest."""
+        """A rank's time in collectives, less what was for others."""
         return max(0.0, self.in_collectives(rank, share) - self.for_ranks(rank, share))
 
     def in_collectives(self, rank: int, share: Callable[[Parts, str], float]) -> float:
-        return share(self.parts[rank], "waiting") * float(np.nan_to_num(self.parts[rank].in_collectives))
+        return share(self.parts[rank], "waiting") * (self.parts[rank].in_collectives or 0.0)
 
     def for_ranks(self, rank: int, share: Callable[[Parts, str], float]) -> float:
-        """What a rank can have waited for others: by the arrivals, for the straggler, for a core of theirs."""
+        """What a rank can have waited for others, at most."""
         return max(self.by_arrivals(rank, share), self.excused(rank, share))
 
     def uneven(self, rank: int) -> float:
@@ -173,8 +172,7 @@ class Evidence:
         return max(0.0, self.by_arrivals(rank, Parts.share) - self.excused(rank, Parts.share))
 
     def by_arrivals(self, rank: int, share: Callable[[Parts, str], float]) -> float:
-        known = float(np.nan_to_num(share(self.parts[rank], "for_others")))
-        return min(known, self.in_collectives(rank, share))
+        return min(share(self.parts[rank], "for_others"), self.in_collectives(rank, share))
 
     def excused(self, rank: int, share: Callable[[Parts, str], float]) -> float:
         """What a rank waits for others by what else is known of these: one is late, or gets no core."""
@@ -206,12 +204,13 @@ def _too_little(known: Mapping[int, Parts | None]) -> str:
 
 
 def _of_the_unexplained(found: Evidence, what: str, cost: float) -> str:
+    sleeper = found.parts[max(found.parts, key=found.waits_elsewhere)]
     if what == "uneven":
         words = (
             "a rank waits in collectives for others, and it is not one rank that is late again and again: the"
         )
         words += " work is uneven, from step to step or from rank to rank."
-    elif what == "elsewhere" and any(np.isnan(each.in_collectives) for each in found.parts.values()):
+    elif what == "elsewhere" and sleeper.in_collectives is None:
         words = f"a rank waits, and fewer than {FEWEST_LOOKS} looks do not tell where: let it run for longer."
     elif what == "elsewhere":
         words = (
@@ -269,7 +268,7 @@ def _of_the_straggler(found: Evidence, cost: float) -> str:
     more = {name: share - _mean(others, name) for name, share in own.items()}
     name = max(more, key=more.__getitem__)
     if more[name] <= late.share / 2:
-        return f"{late}. It neither computes nor loads longer: it sleeps, or waits for something of its own."
+        return f"{late}. It neither computes nor loads longer: it sleeps, or waits for something of its own, a file or a lock."
     does = f"takes {own[name]:.0%} of its time, and {_mean(others, name):.0%} of theirs"
     return f"{late}. {SHOWN[name].capitalize()} {does}."
 

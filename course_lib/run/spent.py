@@ -33,8 +33,8 @@ class Parts:
     computing: float  # the main thread at work on anything else
     no_core: float  # the main thread ready for work, and no core free
     waiting: float  # asleep: in a collective, for a device, in a sleep of its own
-    for_others: float  # of this at most, in collectives that another rank had not come to; NaN: not known
-    in_collectives: float  # of the looks that found it asleep, the share in a collective; NaN: too few looks
+    for_others: float  # of this at most, in collectives that another rank had not come to; 0: not known
+    in_collectives: float | None  # of the looks that found it asleep, the share in one; None: too few looks
     cores: float  # that all threads of the rank kept busy, in the mean
     most: Mapping[str, float]  # by part: of the time in a window, in the median over the windows
 
@@ -78,23 +78,20 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
         "waiting": waiting,
         "for_others": for_others,
     }
-    known = ~np.isnan(for_others)
     sums = {name: float(each.sum()) for name, each in series.items()}
-    if known.any():
-        sums["for_others"] = float(for_others[known].sum() / seconds[known].sum() * seconds.sum())
+    known = ~np.isnan(for_others)
+    of_known = for_others[known].sum() / max(1e-9, seconds[known].sum())
+    sums["for_others"] = float(of_known * seconds.sum())
+    usual = {name: float(np.median(each / seconds)) for name, each in series.items()}
+    usual["for_others"] = float(np.median((for_others / seconds)[known])) if known.any() else 0.0
     return Parts(
         seconds=float(seconds.sum()),
         steps=max(1.0, float(gained["steps"].sum())),
         **sums,
-        in_collectives=float(inside / asleep) if asleep >= FEWEST_LOOKS else np.nan,
+        in_collectives=float(inside / asleep) if asleep >= FEWEST_LOOKS else None,
         cores=float(gained["process_cpu_seconds"].sum() / seconds.sum()),
-        most={name: _median(each / seconds) for name, each in series.items()},
+        most=usual,
     )
-
-
-def _median(shares: np.ndarray) -> float:
-    known = shares[~np.isnan(shares)]
-    return float(np.median(known)) if len(known) else np.nan
 
 
 def _windows(tracked: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 All ranks leave a collective such as `backward`'s all_reduce together, so a step takes equally long on all of
 them, and its time tells nothing. But they do not come to it together (`run.meetings`). In a fair game each
-is the last as often as the others: a straggler is who makes them wait for much longer than they make it wait,
-by more than chance explains, and in nearly every part of the run.
+is the last as often as the others: a straggler is who makes them wait in most steps, for longer than they
+make it wait, by more than chance explains, and in nearly every part of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEWEST = 20  # collectives that all ranks were seen to come to
 SHORTEST = 1.0  # seconds from the first to the last of these
 STEPS = 5  # in each part of the run that is judged by itself
 MOST_PARTS = 20
-MOSTLY = 0.8  # of these parts
+MOSTLY = 0.8  # of these parts it makes the others wait for longer than they make it wait
 BY_CHANCE = 3.0  # standard deviations: what tossed coins exceed in one of seven hundred runs
 LATE_SHARE = 0.05  # of a step, at least
 LATE_SECONDS = 1e-3  # at least: less is what waking up takes
@@ -79,23 +79,21 @@ def _latest(met: Meetings, step: float) -> tuple[int, float]:
     rank = int(np.bincount(met.last, weights=cost, minlength=ranks).argmax())
     net = np.where(met.last == rank, cost, -cost)
     a_step = (collectives - 1) * step / float(np.ptp(met.begun))  # of them
-    by_step, _ = _by_part(met.begun, net, a_step)
+    by_step = _by_part(net, a_step)
     if net.sum() < BY_CHANCE * np.sqrt((by_step**2).sum()):
         return rank, 0.0
-    by_part, seconds = _by_part(met.begun, net, max(STEPS * a_step, collectives / MOST_PARTS))
-    again = (by_part > 0).mean() >= MOSTLY
-    return rank, float(np.median(by_part / seconds)) * step if again else 0.0
+    by_part = _by_part(net, max(STEPS * a_step, collectives / MOST_PARTS))
+    return rank, float(np.median(by_step)) if (by_part > 0).mean() >= MOSTLY else 0.0
 
 
-def _by_part(begun: np.ndarray, values: np.ndarray, length: float) -> tuple[np.ndarray, np.ndarray]:
-    """The sums of the values, and the seconds, of parts of so many collectives, or somewhat more."""
+def _by_part(values: np.ndarray, length: float) -> np.ndarray:
+    """The sums of the values but the first, over parts of so many of them, or somewhat more."""
     count = max(1, int((len(values) - 1) / max(1.0, length)))
-    edges = np.linspace(0, len(values) - 1, count + 1).astype(int)
-    return np.diff(np.cumsum(values)[edges]), np.maximum(np.diff(begun[edges]), 1e-9)
+    return np.diff(np.cumsum(values)[np.linspace(0, len(values) - 1, count + 1).astype(int)])
 
 
 def _others_wait(run: Run, rank: int) -> float:
-    """The share of its time that each of the others waits at least; 1 where nothing is known of it.
+    """The share of its time that each other rank at least waits in collectives; 1 where it is not known.
 
     It bounds what a late rank can cost: where collectives run beside the work, nobody may wait for it. A rank
     with a GPU waits for that in ways of its own.
@@ -105,7 +103,8 @@ def _others_wait(run: Run, rank: int) -> float:
         parts = parts_of(run, other)
         on_gpu = str(run.facts(other).get("device", "")).startswith("cuda")
         if parts is not None and not on_gpu and not np.isnan(parts.waiting):
-            shares.append(parts.share("waiting") + parts.share("no_core"))
+            inside = 1.0 if parts.in_collectives is None else parts.in_collectives
+            shares.append(inside * parts.share("waiting") + parts.share("no_core"))
     return min(shares)
 
 

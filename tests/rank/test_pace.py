@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import queue
 import threading
 import time
 from typing import Any
@@ -156,6 +158,65 @@ def test_where_the_system_does_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
     assert math.isnan(row[7])
     looks.wait_and_look(threading.Event(), 0.01, 2, lambda: True)
     assert looks.asleep == 0
+
+
+def test_where_a_rank_sleeps() -> None:
+    """Both ranks sleep all the time; only rank 0's sleep is in a collective."""
+
+    def work() -> None:
+        def batches() -> Any:
+            for _ in range(8):
+                time.sleep(0.05)  # in the loader: no look counts
+                yield torch.zeros(3)
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for _ in track(batches()):
+            if rank == 1:
+                time.sleep(0.2)
+            dist.all_reduce(torch.zeros(3))
+
+    run = quiet_launch(work, nprocs=2)
+
+    waiting, sleeping = (run.trace(rank).pace() for rank in range(2))
+    for spent in (waiting, sleeping):
+        assert 10 < spent["asleep_samples"][-1] < 20 * spent["tracked_seconds"][-1]
+    assert waiting["collective_samples"][-1] > 0.8 * waiting["asleep_samples"][-1]
+    assert sleeping["collective_samples"][-1] < 0.2 * sleeping["asleep_samples"][-1]
+
+
+def test_hidden_communication_is_not_slept_for() -> None:
+    """While a collective is under way beside it, a rank sleeps by itself, or for a thread of its own."""
+
+    def work() -> list[tuple[int, int]]:
+        dist.init_process_group("gloo")
+        looks = pace.Samples(pace.Pace.read.__code__)
+        looks._open()
+        rank, over, seen = dist.get_rank(), threading.Event(), []
+
+        def look() -> None:
+            while not over.wait(0.01):
+                looks.look()
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        for wait in (lambda: time.sleep(0.2), lambda: queue.Queue().get(timeout=0.2)):
+            if rank == 0:
+                under_way = dist.all_reduce(torch.zeros(3), async_op=True)
+            with contextlib.suppress(queue.Empty):
+                wait()
+            seen.append((looks.asleep, looks.in_collectives))
+            if rank == 1:
+                under_way = dist.all_reduce(torch.zeros(3), async_op=True)
+            under_way.wait()
+        over.set()
+        looker.join()
+        return seen
+
+    first, second = quiet_launch(work, nprocs=2).results[0]
+    assert first[0] > 5
+    assert second[0] > first[0] + 5
+    assert second[1] <= 2, "but for the moments between"
 
 
 @pytest.mark.parametrize("now", [10.0, 10.03, 10.0999, 12345.678])
