@@ -28,6 +28,7 @@ from ..run.straggler import Straggler, straggler
 LARGE = 0.2  # of the time: a part that is worth a verdict
 LATE = 0.08  # of a step: what a straggler costs that is worth one, where no part is large
 CALL = 5e-4  # seconds: where the bytes of a collective take less than that, it is the calls that cost
+SHORT = 0.01  # seconds: a step with little work in it, however evenly that is shared out
 FULL = 0.8  # of the machine's cores at work: a second rank finds none
 SHOWN = {"loader": "loader", "computing": "computing", "no_core": "no core", "waiting": "waiting"}
 
@@ -172,7 +173,11 @@ class Evidence:
         return max(0.0, self.by_arrivals(rank, Parts.share) - self.excused(rank, Parts.share))
 
     def by_arrivals(self, rank: int, share: Callable[[Parts, str], float]) -> float:
-        return min(share(self.parts[rank], "for_others"), self.in_collectives(rank, share))
+        """Where they are not known, all of it can be; but in a short step, more work helps in any case."""
+        inside = self.in_collectives(rank, share)
+        if self.parts[rank].for_others is None:
+            return 0.0 if self.step.seconds < SHORT else inside
+        return min(share(self.parts[rank], "for_others"), inside)
 
     def excused(self, rank: int, share: Callable[[Parts, str], float]) -> float:
         """What a rank waits for others by what else is known of these: one is late, or gets no core."""
@@ -205,7 +210,11 @@ def _too_little(known: Mapping[int, Parts | None]) -> str:
 
 def _of_the_unexplained(found: Evidence, what: str, cost: float) -> str:
     sleeper = found.parts[max(found.parts, key=found.waits_elsewhere)]
-    if what == "uneven":
+    if what == "uneven" and any(each.for_others is None for each in found.parts.values()):
+        words = (
+            "a rank waits in collectives, of which too few were seen to tell what of it is for other ranks."
+        )
+    elif what == "uneven":
         words = (
             "a rank waits in collectives for others, and it is not one rank that is late again and again: the"
         )
@@ -268,7 +277,7 @@ def _of_the_straggler(found: Evidence, cost: float) -> str:
     more = {name: share - _mean(others, name) for name, share in own.items()}
     name = max(more, key=more.__getitem__)
     if more[name] <= late.share / 2:
-        return f"{late}. It neither computes nor loads longer: it sleeps, or waits for something of its own, a file or a lock."
+        return f"{late}. It neither computes nor loads longer: it sleeps, or waits for something of its own."
     does = f"takes {own[name]:.0%} of its time, and {_mean(others, name):.0%} of theirs"
     return f"{late}. {SHOWN[name].capitalize()} {does}."
 

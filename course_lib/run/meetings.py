@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .run import Run
 
-KNOWN = 0.5  # of the collectives: where all ranks were seen at fewer, those few say nothing of the others
+KNOWN = 0.5  # of the time: where less lies between collectives that all ranks were seen at, it says nothing
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Meetings:
         Of shape (collectives,): every rank counts them alike.
     seconds : np.ndarray
         Of shape (collectives, ranks): when each rank came, since the launch.
-    known : float
-        Of all collectives, those that every rank was seen at, 0 to 1.
+    known : np.ndarray
+        Of shape (collectives,): whether all ranks were seen at the one before, too.
     """
 
     numbers: np.ndarray
     seconds: np.ndarray
-    known: float
+    known: np.ndarray
 
     @cached_property
     def begun(self) -> np.ndarray:
@@ -59,15 +59,23 @@ class Meetings:
         return np.maximum(0.0, self.begun[:, None] - since)
 
     def waited_between(self, edges: np.ndarray, rank: int) -> np.ndarray:
-        """The same of one rank, in all, from each edge (a second since the launch) to the next.
+        """The same of one rank, as a share of the time between two edges (seconds since the launch).
 
-        NaN before the first collective that is known, and everywhere where too few are.
+        NaN where too little is known: a rank is seen at the last few collectives before each tick.
         """
-        if self.known < KNOWN or not len(self.numbers):
+        if not len(self.numbers):
             return np.full(len(edges) - 1, np.nan)
-        sums = np.concatenate([[0.0], np.cumsum(self.waited[:, rank])])
-        between = np.diff(sums[np.searchsorted(self.begun, edges, side="right")])
-        return np.where(edges[1:] > self.begun[0], between, np.nan)
+        passed = np.diff(self.begun, prepend=self.begun[0]) * self.known
+        at = np.searchsorted(self.begun, edges, side="right")
+
+        def between(values: np.ndarray) -> np.ndarray:
+            return np.diff(np.concatenate([[0.0], np.cumsum(values)])[at])
+
+        seen = between(passed)
+        enough = seen >= KNOWN * np.diff(edges)
+        return np.where(
+            enough, between(self.waited[:, rank] * self.known) / np.where(enough, seen, 1.0), np.nan
+        )
 
 
 def meetings(run: Run) -> Meetings:
@@ -77,12 +85,12 @@ def meetings(run: Run) -> Meetings:
     for each in arrivals[1:]:
         common = np.intersect1d(common, each["number"], assume_unique=True)
     if not len(common):
-        return Meetings(common, np.empty((0, len(arrivals))), 0.0)
+        return Meetings(common, np.empty((0, len(arrivals))), common > 0)
     rows = [np.searchsorted(each["number"], common) for each in arrivals]
     meets = arrivals[0]["meets"][rows[0]] > 0
     columns = [each["seconds"][row][meets] for each, row in zip(arrivals, rows, strict=True)]
     return Meetings(
         common[meets],
         np.stack(columns, axis=1),
-        len(common) / float(np.ptp(common) + 1),
+        np.diff(common[meets], prepend=-np.inf) == np.diff(np.flatnonzero(meets), prepend=-1),
     )

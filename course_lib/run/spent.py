@@ -33,7 +33,7 @@ class Parts:
     computing: float  # the main thread at work on anything else
     no_core: float  # the main thread ready for work, and no core free
     waiting: float  # asleep: in a collective, for a device, in a sleep of its own
-    for_others: float  # of this at most, in collectives that another rank had not come to; 0: not known
+    for_others: float | None  # of this at most, in collectives that another rank had not come to; if known
     in_collectives: float | None  # of the looks that found it asleep, the share in one; None: too few looks
     cores: float  # that all threads of the rank kept busy, in the mean
     most: Mapping[str, float]  # by part: of the time in a window, in the median over the windows
@@ -68,7 +68,7 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
     waiting = np.maximum(0.0, seconds - loader - computing - no_core)
     unknown = np.full(len(seconds), np.nan)
     for_others = unknown if met is None else met.waited_between(pace["seconds"][edges], rank)
-    for_others = np.minimum(for_others, waiting)
+    for_others = np.minimum(for_others * seconds, waiting)
     asleep, inside = gained["asleep_samples"].sum(), gained["collective_samples"].sum()
     series = {
         "loader": loader,
@@ -76,18 +76,17 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
         "computing": computing,
         "no_core": no_core,
         "waiting": waiting,
-        "for_others": for_others,
     }
     sums = {name: float(each.sum()) for name, each in series.items()}
-    known = ~np.isnan(for_others)
-    of_known = for_others[known].sum() / max(1e-9, seconds[known].sum())
-    sums["for_others"] = float(of_known * seconds.sum())
     usual = {name: float(np.median(each / seconds)) for name, each in series.items()}
-    usual["for_others"] = float(np.median((for_others / seconds)[known])) if known.any() else 0.0
+    known = ~np.isnan(for_others)
+    if known.any():
+        sums["for_others"] = float(for_others[known].sum() / seconds[known].sum() * seconds.sum())
+        usual["for_others"] = float(np.median((for_others / seconds)[known]))
     return Parts(
         seconds=float(seconds.sum()),
         steps=max(1.0, float(gained["steps"].sum())),
-        **sums,
+        **({"for_others": None} | sums),
         in_collectives=float(inside / asleep) if asleep >= FEWEST_LOOKS else None,
         cores=float(gained["process_cpu_seconds"].sum() / seconds.sum()),
         most=usual,

@@ -161,9 +161,9 @@ IN_TURNS = np.where(np.arange(50) % 2, 0.05, -0.05)
         ({"cpu": 0.4, "looks": 9}, "unknown", "fewer than 10 looks do not tell"),
         ({"cpu": 0.4, "inside": 0.6, "size": 5e7}, "communication", "waits 36 ms for its collectives"),
         ({"cpu": 0.7, "lag": IN_TURNS}, "unknown", "the work is uneven"),
-        ({"cpu": 0.5, "lag": 0.04 * NOW_AND_THEN}, "little work", "waits 39.6 ms for its collectives"),
+        ({"cpu": 0.5, "lag": 0.04 * NOW_AND_THEN}, "little work", "waits 40 ms for its collectives"),
         ({"cpu": 0.45, "lag": IN_TURNS}, "little work", "waits 30 ms for its collectives"),
-        ({"cpu": [0.9, 0.5], "lag": 0.04, "meets": False}, "computing", "70% of the time the ranks compute"),
+        ({"cpu": [0.9, 0.5], "lag": 0.04, "meets": False}, "unknown", "which too few were seen"),
         (
             {"cpu": 1 - 0.9 * NOW_AND_THEN, "size": 5e7},
             "unknown",
