@@ -29,7 +29,9 @@ def answers() -> list[Answer]:
     found = []
     for path in sorted(SOLUTIONS.glob("*.ipynb")):
         before: list[str] = []
-        last: dict[str, tuple[str, str]] = {}  # by the id of the exercise, what is defined before, and the cell
+        last: dict[
+            str, tuple[str, str]
+        ] = {}  # by the id of the exercise, what is defined before, and the cell
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type != "code":
                 continue

@@ -48,7 +48,9 @@ def ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], n
                 reads, writes = os.pipe()
                 pid = os.fork()
                 if pid == 0:
-                    _be_a_rank(rank, nprocs, port, writes, lambda: answered(_kind(asked), work, answer, given))
+                    _be_a_rank(
+                        rank, nprocs, port, writes, lambda: answered(_kind(asked), work, answer, given)
+                    )
                 os.close(writes)
                 pids.append(pid)
                 pipes.register(reads, selectors.EVENT_READ, rank)

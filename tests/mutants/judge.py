@@ -1,7 +1,7 @@
 """Judges mutants, one per line that comes in, in a process of its own: `python -m tests.mutants.judge`.
 
-`check` lets each answer work in fresh processes, so one mutant's leftovers do not meet the next; one that ends
-this process, or never ends, is `run`'s to see.
+`check` lets each answer work in fresh processes, so one mutant's leftovers do not meet the next. One that
+ends this process, or never ends, is `run`'s to see.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mutants of an answer: its source, changed in one place each, as people and machines get it wrong.
 
-Operators, constants, strings, arguments and assignments are mutmut's (its list of operators over libcst's trees
-is the part of it that works on a source alone). What it does not know is here: statements left out or moved,
+Operators, constants, strings, arguments and assignments are mutmut's: its list of operators over libcst's
+trees works on a source alone, without its runner. What it lacks is here: statements left out or moved,
 a world size put in as a number, a result kept for the next call, a dtype, a device or a copy dropped.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from mutmut.mutation.mutators import mutation_operators
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
-# zip's strict=True tells a bug of the caller, and an option's help is for people: no answer is wrong without
+# arguments without which no answer is wrong: zip's tells a bug of the caller, an option's help is for people
 NOT_CHANGED = ("strict", "help")
 
 COUNTS = {"world_size", "ranks", "workers", "readers", "nodes", "ranks_per_node", "per_node", "gpus"}
@@ -31,43 +32,54 @@ DROPPED_METHODS = {
 }
 DROPPED_CALLS = {"sorted", "list", "set", "int", "float", "str", "dict", "tuple", "reversed", "abs"}
 RENAMED = {
-    **{"sum": "max", "min": "max", "max": "min", "amax": "amin", "argmax": "argmin", "any": "all", "all": "any"},
-    **{"ceil": "floor", "median": "mean", "isfinite": "isnan", "eval": "train", "train": "eval"},
-    **{"copy_": "add_", "isend": "send", "perf_counter": "time", "parameters": "buffers", "buffers": "parameters"},
-    **{"set_epoch": "__init__", "all_gather_object": "gather_object", "float64": "float32", "int64": "float32"},
-    **{"named_modules": "named_children", "modules": "children", "mode": "max", "replace": "rename"},
-    **{"running_mean": "running_var", "running_var": "running_mean", "mkdir": "makedirs", "mean": "sum"},
+    **{
+        "sum": "max",
+        "min": "max",
+        "max": "min",
+        "amax": "amin",
+        "argmax": "argmin",
+        "any": "all",
+        "all": "any",
+    },
+    **{"ceil": "floor", "median": "mean", "mean": "sum", "mode": "max", "isfinite": "isnan"},
+    **{"eval": "train", "train": "eval", "parameters": "buffers", "buffers": "parameters"},
+    **{"modules": "children", "named_modules": "named_children"},
+    **{"running_mean": "running_var", "running_var": "running_mean"},
+    **{"float64": "float32", "int64": "float32", "copy_": "add_", "isend": "send", "replace": "rename"},
+    **{"all_gather_object": "gather_object", "perf_counter": "time"},
 }
 KEPT = """
-def _kept({key}):
-    def kept(answer):
-        first = {{}}
+def _kept(answer):
+    first = {{}}
 
-        def again(*args, **kwargs):
-            key = {key_of}
-            if key not in first:
-                first[key] = {result}, args
-            return {again}
+    def again(*args, **kwargs):
+        key = {key}
+        if key not in first:
+            first[key] = {result}, args, kwargs
+        return {again}
 
-        return again
+    return again
 
-    return kept
+
+{name} = _kept({name})
 """
 FLOAT32 = """
-def _as_float32(result):
-    if isinstance(result, torch.Tensor):
-        return result.float().double() if result.dtype == torch.float64 else result
-    if isinstance(result, float):
-        return torch.tensor(result, dtype=torch.float32).item()
-    if isinstance(result, dict):
-        return {key: _as_float32(each) for key, each in result.items()}
-    return type(result)(map(_as_float32, result)) if type(result) in (list, tuple) else result
-
-
 def _in_float32(answer):
     import torch
 
-    return lambda *args, **kwargs: _as_float32(answer(*args, **kwargs))
+    def rounded(result):
+        if isinstance(result, torch.Tensor):
+            return result.float().double() if result.dtype == torch.float64 else result
+        if isinstance(result, float):
+            return torch.tensor(result, dtype=torch.float32).item()
+        if isinstance(result, dict):
+            return {{key: rounded(each) for key, each in result.items()}}
+        return type(result)(map(rounded, result)) if type(result) in (list, tuple) else result
+
+    return lambda *args, **kwargs: rounded(answer(*args, **kwargs))
+
+
+{name} = _in_float32({name})
 """
 
 
@@ -110,7 +122,13 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def _program(source: str) -> str:
-    return ast.dump(compile(source, "answer", "exec", ast.PyCF_ONLY_AST))
+    """What tells two programs apart; without the arguments that are not changed."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            node.keywords = [each for each in node.keywords if each.arg not in NOT_CHANGED]
+    compile(source, "answer", "exec")  # also what parses and is no program, as `return` outside of a function
+    return ast.dump(tree)
 
 
 def change(before: str, after: str) -> str:
@@ -153,8 +171,6 @@ class Source:
         while parent := self.parents.get(node):
             if isinstance(parent, ast.JoinedStr):  # before Python 3.12 its places are not known
                 return False
-            if isinstance(node, ast.keyword) and node.arg in NOT_CHANGED:
-                return False
             node = parent
         return True
 
@@ -178,6 +194,11 @@ class Source:
     def whole_lines(self, node: ast.stmt) -> tuple[int, int]:
         """Of a statement: from the begin of its first line to that of the line behind it."""
         return self.begins[node.lineno - 1], self.begins[node.end_lineno]
+
+    def alone(self, node: ast.expr) -> str:
+        """An expression's text, in brackets unless it needs none wherever it stands."""
+        plain = ast.Name | ast.Constant | ast.Call | ast.Attribute | ast.Subscript | ast.List | ast.Dict
+        return self.of(node) if isinstance(node, plain) else f"({self.of(node)})"
 
     def instead(self, node: ast.AST, text: str) -> Edit:
         return Edit(self.start(node), self.end(node), text)
@@ -205,11 +226,8 @@ def _by_mutmut(source: Source) -> Iterator[str]:
     """mutmut's operators on each node that may change."""
     wrapper = MetadataWrapper(libcst.parse_module(source.text))
     places = wrapper.resolve(PositionProvider)
-    not_changed: set[libcst.CSTNode] = set()
 
     def walk(node: libcst.CSTNode) -> Iterator[str]:
-        if isinstance(node, libcst.Arg) and node.keyword and node.keyword.value in NOT_CHANGED:
-            return
         place = places.get(node)
         if place is not None and source.is_open(place.start.line, place.end.line):
             for kind, operator in mutation_operators:
@@ -219,7 +237,6 @@ def _by_mutmut(source: Source) -> Iterator[str]:
         for child in node.children:
             yield from walk(child)
 
-    del not_changed
     yield from walk(wrapper.module)
 
 
@@ -238,7 +255,9 @@ def left_out(source: Source) -> Iterator[Edit]:
         for each in block:
             names = [name.id for name in ast.walk(each) if isinstance(name, ast.Name) and name.id in bound]
             if (
-                isinstance(each, ast.Expr | ast.AugAssign | ast.Break | ast.Continue | ast.Raise | ast.If | ast.For)
+                isinstance(
+                    each, ast.Expr | ast.AugAssign | ast.Break | ast.Continue | ast.Raise | ast.If | ast.For
+                )
                 or (isinstance(each, ast.Assign) and not isinstance(each.targets[0], ast.Name | ast.Tuple))
                 or (isinstance(each, ast.Assign) and any(bound[name] > 1 for name in names))
             ):
@@ -249,7 +268,9 @@ def its_header_left_out(source: Source) -> Iterator[Edit]:
     """``with torch.no_grad():`` and its like are dropped, and their body is kept; so is that of ``try``."""
     for each in source.nodes:
         if isinstance(each, ast.With):
-            yield Edit(source.start(each), source.start(each.body[0]), "if True:\n" + _indent(source, each.body[0]))
+            yield Edit(
+                source.start(each), source.start(each.body[0]), "if True:\n" + _indent(source, each.body[0])
+            )
         elif isinstance(each, ast.Try):
             yield Edit(source.start(each), source.end(each), f"if True:{_between(source, each)}")
 
@@ -265,7 +286,7 @@ def _indent(source: Source, node: ast.stmt) -> str:
 def swapped(source: Source) -> Iterator[Edit]:
     """Two neighbours, each in the other's place."""
     for block in source.blocks():
-        for one, other in zip(block, block[1:], strict=False):
+        for one, other in itertools.pairwise(block):
             if not isinstance(other, ast.Return):
                 between = source.text[source.end(one) : source.start(other)]
                 if "#" in between:  # a comment that belongs to the first line would hide the second
@@ -310,19 +331,33 @@ def ends_early(source: Source) -> Iterator[Edit]:
 
 
 def rebound(source: Source) -> Iterator[Edit]:
-    """``x += y`` as ``x = x + y``, and ``x.copy_(y)`` as ``x = y``: the caller's x is another then."""
+    """``x += y`` as ``x = x + y``, and ``x.copy_(y)`` as ``x = y``: the caller's x is another then.
+
+    What began as a number in the answer itself is nobody else's.
+    """
+    begun = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)]
+    own = {
+        name.id
+        for node in begun
+        if all(isinstance(part, ast.Constant) for part in getattr(node.value, "elts", [node.value]))
+        for target in node.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
     for each in source.nodes:
-        if isinstance(each, ast.AugAssign):
-            target, value = source.of(each.target), source.of(each.value)
+        if isinstance(each, ast.AugAssign) and getattr(each.target, "id", None) not in own:
+            target, value = source.of(each.target), source.alone(each.value)
             sign = source.text[source.end(each.target) : source.start(each.value)].strip().removesuffix("=")
-            yield source.instead(each, f"{target} = {target} {sign} ({value})")
+            yield source.instead(each, f"{target} = {target} {sign} {value}")
         if (
             isinstance(each, ast.Expr)
             and isinstance(each.value, ast.Call)
             and isinstance(each.value.func, ast.Attribute)
             and each.value.func.attr == "copy_"
         ):
-            yield source.instead(each, f"{source.of(each.value.func.value)} = {source.of(each.value.args[0])}")
+            yield source.instead(
+                each, f"{source.of(each.value.func.value)} = {source.of(each.value.args[0])}"
+            )
 
 
 # --- expressions ------------------------------------------------------------------------------------------
@@ -368,19 +403,19 @@ def halves(source: Source) -> Iterator[Edit]:
     """``a + b`` as ``a`` and as ``b``, a sign dropped, both sides exchanged."""
     for each in source.nodes:
         if isinstance(each, ast.BinOp):
-            yield source.instead(each, f"({source.of(each.left)})")
-            yield source.instead(each, f"({source.of(each.right)})")
+            yield source.instead(each, source.alone(each.left))
+            yield source.instead(each, source.alone(each.right))
             if not isinstance(each.op, ast.Add | ast.Mult | ast.BitAnd | ast.BitOr):
                 sign = source.text[source.end(each.left) : source.start(each.right)]
-                yield source.instead(each, f"({source.of(each.right)}){sign}({source.of(each.left)})")
+                yield source.instead(each, source.alone(each.right) + sign + source.alone(each.left))
         elif isinstance(each, ast.BoolOp):
             for value in each.values:
-                yield source.instead(each, f"({source.of(value)})")
+                yield source.instead(each, source.alone(value))
         elif isinstance(each, ast.UnaryOp):
-            yield source.instead(each, f"({source.of(each.operand)})")
+            yield source.instead(each, source.alone(each.operand))
         elif isinstance(each, ast.IfExp):
-            yield source.instead(each, f"({source.of(each.body)})")
-            yield source.instead(each, f"({source.of(each.orelse)})")
+            yield source.instead(each, source.alone(each.body))
+            yield source.instead(each, source.alone(each.orelse))
 
 
 def numbers(source: Source) -> Iterator[Edit]:
@@ -397,12 +432,12 @@ def numbers(source: Source) -> Iterator[Edit]:
         elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id in PLACES:
             yield from (source.instead(each, number) for number in "01")
         elif isinstance(each, ast.Constant) and type(each.value) in (int, float) and each.value:
-            yield source.instead(each, f"({each.value - 1!r})")
-            yield source.instead(each, f"({each.value * 2!r})")
+            yield source.instead(each, f"{each.value - 1!r}")
+            yield source.instead(each, f"{each.value * 2!r}")
 
 
 def calls(source: Source) -> Iterator[Edit]:
-    """Copies, moves and conversions dropped; lone arguments dropped; neighbours exchanged; other functions."""
+    """Copies and conversions dropped; lone arguments dropped; neighbours exchanged; other functions."""
     for each in source.nodes:
         if isinstance(each, ast.Call):
             function, arguments = each.func, [*each.args, *each.keywords]
@@ -410,10 +445,10 @@ def calls(source: Source) -> Iterator[Edit]:
                 yield source.instead(each, source.of(function.value))
             if isinstance(function, ast.Name) and function.id in DROPPED_CALLS | {"min", "max"} and each.args:
                 for argument in each.args[:2]:
-                    yield source.instead(each, f"({source.of(argument)})")
+                    yield source.instead(each, source.alone(argument))
             if len(arguments) == 1:
                 yield Edit(source.start(arguments[0]), source.end(each), ")")
-            for one, other in zip(each.args, each.args[1:], strict=False):
+            for one, other in itertools.pairwise(each.args):
                 text = source.text[source.end(one) : source.start(other)]
                 text = source.of(other) + text + source.of(one)
                 yield Edit(source.start(one), source.end(other), text)
@@ -421,7 +456,7 @@ def calls(source: Source) -> Iterator[Edit]:
         if isinstance(each, ast.Attribute | ast.Name) and name in RENAMED:
             yield Edit(source.end(each) - len(name), source.end(each), RENAMED[name])
         if isinstance(each, ast.Tuple) and isinstance(each.ctx, ast.Load) and len(each.elts) > 1:
-            for one, other in zip(each.elts, each.elts[1:], strict=False):
+            for one, other in itertools.pairwise(each.elts):
                 text = source.text[source.end(one) : source.start(other)]
                 yield Edit(source.start(one), source.end(other), source.of(other) + text + source.of(one))
 
@@ -430,7 +465,9 @@ def collectives(source: Source) -> Iterator[Edit]:
     """Another reduction, and another collective."""
     for each in source.nodes:
         if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "dist.ReduceOp":
-            yield from (source.instead(each, f"dist.ReduceOp.{name}") for name in ("SUM", "MAX", "MIN", "AVG"))
+            yield from (
+                source.instead(each, f"dist.ReduceOp.{name}") for name in ("SUM", "MAX", "MIN", "AVG")
+            )
         elif isinstance(each, ast.Call) and ast.unparse(each.func) == "dist.all_reduce":
             tensor, rest = source.of(each.args[0]), source.text[source.end(each.args[-1]) : source.end(each)]
             if len(each.args) == 1:
@@ -457,10 +494,13 @@ def texts(source: Source) -> Iterator[Edit]:
         if isinstance(each, ast.JoinedStr):
             text = source.of(each)
             lines = text.splitlines(keepends=True)
-            for i in range(len(lines) if len(lines) > 1 else 0):
-                kept = re.match(r'\w*("""|\'\'\')\\?', lines[i]) if i == 0 else None
-                line = (kept[0] + "\n") if kept else ""
-                yield source.instead(each, "".join([*lines[:i], line, *lines[i + 1 :]]))
+            for i, line in enumerate(lines if len(lines) > 1 else []):
+                opens = re.match(r'\w*("""|\'\'\')(\\\n)?', line) if i == 0 else None
+                closes = re.search(r'("""|\'\'\')$', line) if i == len(lines) - 1 else None
+                quotes = opens or closes
+                yield source.instead(
+                    each, "".join([*lines[:i], quotes[0] if quotes else "", *lines[i + 1 :]])
+                )
             names = re.findall(r"\{(\w+)\}", text)
             for place in re.finditer(r"\{(\w+)\}", text):
                 for other in (*dict.fromkeys(names), "2"):
@@ -491,15 +531,17 @@ def _around_the_answer(source: Source) -> Iterator[tuple[str, str]]:
         result, again = "answer(*args, **kwargs)", "first[key][0]"
         if gives:
             result, again = f"list({result})", f"iter({again})"
-        for key_of, what in (
+        for key, what in (
             ("None", "the first result for all calls"),
-            ("tuple(map(id, (*args, *kwargs.values())))", "the result for the next call with the same objects"),
+            (
+                "tuple(map(id, (*args, *kwargs.values())))",
+                "the result for the next call with the same objects",
+            ),
         ):
-            code = KEPT.format(key="", key_of=key_of, result=result, again=again)
-            yield f"{source.text}\n{code}\n{name} = _kept()({name})\n", f"{name}: {what}"
+            code = KEPT.format(name=name, key=key, result=result, again=again)
+            yield f"{source.text}\n{code}", f"{name}: {what}"
         if any(isinstance(node, ast.Return) and node.value for node in own):
-            code = f"{FLOAT32}\n\n{name} = _in_float32({name})\n"
-            yield f"{source.text}\n{code}", f"{name}: the result in float32"
+            yield f"{source.text}\n{FLOAT32.format(name=name)}", f"{name}: the result in float32"
 
 
 OPERATORS: list[Callable[[Source], Iterable[Edit]]] = [

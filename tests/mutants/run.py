@@ -27,7 +27,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tests.mutants.answers import Answer, answers
 from tests.mutants.mutate import Mutant, mutants
@@ -259,12 +259,16 @@ def faults(rows: list[Row]) -> Iterator[str]:
 def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background jobs deaf to it
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description="Changes each solution, and lets the judges find each change.")
+    parser = argparse.ArgumentParser(
+        description="Changes each solution, and lets the judges find each change."
+    )
     parser.add_argument("questions", nargs="*", help="as 06.1, or 06 for a lesson; all without one")
     parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**9)), help="of the draws")
     parser.add_argument("--only-solutions", action="store_true", help="judge the solutions alone")
     parser.add_argument("--side-by-side", type=int, default=2, metavar="N", help="judges at once (2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each mutant, and why it is caught")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="a line for each mutant, and why it is caught"
+    )
     asked = parser.parse_args(arguments)
     chosen = asked_for(asked.questions)
     if not chosen:
