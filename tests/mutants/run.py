@@ -92,57 +92,79 @@ def equivalent() -> dict[str, dict[str, str]]:
 
 
 class JudgeProcess:
-    """A process that judges one mutant after the other; the next one where it was ended."""
+    """A process that judges one mutant after the other; where one ended it, the next has another."""
 
     def __init__(self, home: str) -> None:
         self._home = home
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
+        self._lock = threading.Lock()  # closed from another thread, it may be starting
 
     def judge(self, asked: dict[str, Any]) -> dict[str, Any]:
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        """What `judge.judge` tells of a mutant, or that there is nothing to tell any more.
+
+        Raises
+        ------
+        ChildProcessError
+            It cannot be started: nothing is known of the mutant.
+        """
+        if self._process is None:
+            self._start()
+        process = self._process
+        assert process is not None
         timer = threading.Timer(MOST_SECONDS, process.kill)
         timer.start()
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:
-            line = ""
-        finally:
-            timer.cancel()
-        if not line:
-            self.close()
-            self._closed = False
-            return {"caught": "the check did not end, or its process did", "seed": ""}
-        return json.loads(line)
+        line = _asked(process, json.dumps(asked))
+        timer.cancel()
+        if line:
+            return json.loads(line)
+        self.end()
+        return {"caught": "the check did not end, or its process did", "seed": ""}
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
+    def _start(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise ChildProcessError("closed")
+            self._process = process = subprocess.Popen(
                 JUDGE,
                 cwd=ROOT,
                 env=os.environ | {"COURSE_HOME": self._home, "PYTHONPATH": _path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,  # Ctrl-C is for `run`, which ends it
             )
-        return self._process
+        if not _asked(process, "{}"):
+            raise ChildProcessError("a judge does not start: " + " ".join(JUDGE[:3]))
 
-    def close(self) -> None:
-        """End it; what it has started ends with it (`course_lib.launcher.guard`)."""
-        process, self._process = self._process, None
+    def end(self) -> None:
+        """End it; the next mutant has another."""
+        with self._lock:
+            process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(OSError):
-                process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+    def close(self) -> None:
+        """End it from another thread, for good; its ranks see that (`course_lib.rank.launched.end_with`)."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+
+
+def _asked(process: subprocess.Popen[str], line: str) -> str:
+    """What a process answers to a line; nothing where it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+    return ""
 
 
 def _path() -> str:
@@ -173,6 +195,8 @@ def judged(
             pass
         except BaseException as error:
             done.put(error)
+        finally:
+            process.end()
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as home:
         processes = [JudgeProcess(f"{home}/{i}") for i in range(side_by_side)]
