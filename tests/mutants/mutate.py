@@ -132,14 +132,17 @@ def _program(source: str) -> str:
 
 
 def change(before: str, after: str) -> str:
-    """The lines that are not in both, in one line: ``x.clone() → x``; ∅ is no line."""
+    """The lines that are not in both, in one line: ``x.clone() → x``; ∅ is no line.
+
+    Where a line has moved out of its block, or into one, it is elsewhere.
+    """
     lines = [[line.strip() for line in text.splitlines()] for text in (before, after)]
     matcher = difflib.SequenceMatcher(None, *(text.splitlines() for text in (before, after)), autojunk=False)
     hunks = []
     for tag, i, j, k, m in matcher.get_opcodes():
         if tag != "equal":
             old, new = " ⏎ ".join(lines[0][i:j]) or "∅", " ⏎ ".join(lines[1][k:m]) or "∅"
-            hunks.append(f"{old} → {new}")
+            hunks.append(f"{old} → {new}" if old != new else f"{old} → elsewhere")
     return " … ".join(hunks)
 
 

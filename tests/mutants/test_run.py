@@ -91,12 +91,11 @@ def test_a_lesson_is_all_of_its_questions() -> None:
 
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
     mark = str(tmp_path)
-    command = [sys.executable, "-m", "tests.mutants.run", "05.1"]
+    command = [sys.executable, "-m", "tests.mutants.run", "05.1", "--side-by-side", "1"]
     environment = os.environ | {"MUTANTS_TEST": mark}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        # this one, two judges, and ranks at work
-        wait_for(lambda: len(processes_marked("MUTANTS_TEST", mark)) > 3, what="ranks")
+        wait_for(lambda: len(processes_marked("MUTANTS_TEST", mark)) > 2, what="ranks of the judge")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
         assert "interrupted" in out
@@ -104,3 +103,27 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
         wait_for(lambda: not processes_marked("MUTANTS_TEST", mark), what="an end of all processes")
     finally:
         process.kill()
+
+
+ENDS = {
+    "time.sleep(60)": "it was not done after 6 s",
+    "raise KeyError('gone')": "rank 0: KeyError: 'gone'",
+    "os._exit(0)": "rank 0: it ended its process",
+    "sys.exit(0)": "rank 0: SystemExit: 0",
+    "print('ready'); return [(0, 0, 0)]": "one row for each process",
+}
+
+
+def test_a_process_judges_the_next_one_whatever_became_of_the_last(tmp_path: Path) -> None:
+    (answer,) = run.asked_for(["04.1"])
+    process = run.JudgeProcess(str(tmp_path / "home"))
+    try:
+        for body, why in ENDS.items():
+            source = f"import os, sys, time\ndef rank_table(nodes, ranks_per_node):\n    {body}"
+            asked = {"number": "04.1", "before": "", "name": "rank_table", "source": source, "seeds": ["1"]}
+            told = process.judge(asked)
+            assert why in told["caught"], body
+        asked |= {"before": answer.before, "source": answer.source, "seeds": ["1", "2"]}
+        assert process.judge(asked) == {"caught": "", "seed": ""}
+    finally:
+        process.end()
