@@ -26,6 +26,7 @@ from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` fi
 from course_lib.rank.launched import end_with
 
 LIMIT_SECONDS = 6.0  # for a mutant on the ranks; the solutions take fewer than two
+NOT_DONE = "it was not done after"
 
 
 def get_ready() -> None:
@@ -58,7 +59,7 @@ def ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], n
             while pipes.get_map():
                 found = pipes.select(max(0.0, until - time.monotonic()))
                 if not found:
-                    raise Refused(f"it was not done after {LIMIT_SECONDS:g} s")
+                    raise Refused(f"{NOT_DONE} {LIMIT_SECONDS:g} s")
                 for key, _ in found:
                     if part := os.read(key.fd, 1 << 20):
                         texts[key.data] += part

@@ -47,7 +47,10 @@ def judge(asked: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"caught": f"it cannot be defined: {type(error).__name__}: {error}", "seed": ""}
     for seed in asked["seeds"]:
-        if why := caught(asked["number"], answer, seed):
+        why = caught(asked["number"], answer, seed)
+        if forked.NOT_DONE in why:  # on a machine with much else to do that happens to right answers
+            why = caught(asked["number"], answer, seed)
+        if why:
             return {"caught": why, "seed": seed}
     return {"caught": "", "seed": ""}
 
