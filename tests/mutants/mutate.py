@@ -12,6 +12,7 @@ import difflib
 import itertools
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -127,7 +128,9 @@ def _program(source: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             node.keywords = [each for each in node.keywords if each.arg not in NOT_CHANGED]
-    compile(source, "answer", "exec")  # also what parses and is no program, as `return` outside of a function
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # `3[0]` is a program
+        compile(source, "answer", "exec")  # what parses need not be one: `return` outside of a function
     return ast.dump(tree)
 
 

@@ -34,7 +34,7 @@ from tests.mutants.mutate import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-JUDGE = [sys.executable, "-m", "tests.mutants.judge"]
+JUDGE = [sys.executable, "-W", "ignore", "-m", "tests.mutants.judge"]
 DRAWS = 3
 MOST_SECONDS = 120.0  # for all draws of a mutant; then it is ended, and caught
 UNCHANGED = "the solution itself"
@@ -135,7 +135,7 @@ class JudgeProcess:
                 start_new_session=True,  # Ctrl-C is for `run`, which ends it
             )
         if not _asked(process, "{}"):
-            raise ChildProcessError("a judge does not start: " + " ".join(JUDGE[:3]))
+            raise ChildProcessError("a judge does not start: " + " ".join(JUDGE))
 
     def end(self) -> None:
         """End it; the next mutant has another."""
