@@ -15,7 +15,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/data tests/rank/test_recorder.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test oldest lint lesson look bench
+.PHONY: help setup lab update test oldest lint lesson look bench mutants
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -61,3 +61,6 @@ look: setup  ## the same in a real JupyterLab, as pictures of what a learner see
 bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)
 	@COURSE_KERNELS=30 $(IN_VENV) python -m pytest -sq tests/faults/test_many.py -k kernels
+
+mutants: setup  ## the judges against changed solutions: make mutants, or ARGS="06.1 07" for one question and one lesson
+	@$(IN_VENV) python -m tests.mutants.run $(ARGS)

@@ -1,0 +1,118 @@
+"""Ranks for a mutant, forked from the process that judges: a quarter of the time that `launch` takes.
+
+`check` asks through `ask_ranks`; this takes its place. What an answer meets in a rank is the same: a process
+that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure: its kind
+is enough here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import selectors
+import signal
+import time
+from typing import Any
+
+import torch
+
+from course_lib.exercises.asking import Question, Refused, Work, answered, read
+from course_lib.launcher.environment import loopback_environment, loopback_store
+from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` finds loaded
+from course_lib.rank.launched import end_with
+
+LIMIT_SECONDS = 6.0  # for a mutant on the ranks; the solutions take fewer than two
+NOT_DONE = "it was not done after"
+
+
+def get_ready() -> None:
+    """Once, before the first fork: no threads of torch's, and pages that the ranks share."""
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(Exception):  # glibc: what the imports have freed need not be copied
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
+    """As `check`'s own; a rank that raises, or ends, ends the others, and so does the limit."""
+    given = json.loads(json.dumps(args))
+    with loopback_store() as port, selectors.DefaultSelector() as pipes:
+        pids: list[int] = []
+        texts: list[bytes] = [b""] * nprocs
+        try:
+            for rank in range(nprocs):
+                reads, writes = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    _be_a_rank(
+                        rank, nprocs, port, writes, lambda: answered(_kind(asked), work, answer, given)
+                    )
+                os.close(writes)
+                pids.append(pid)
+                pipes.register(reads, selectors.EVENT_READ, rank)
+            until = time.monotonic() + LIMIT_SECONDS
+            while pipes.get_map():
+                found = pipes.select(max(0.0, until - time.monotonic()))
+                if not found:
+                    raise Refused(f"{NOT_DONE} {LIMIT_SECONDS:g} s")
+                for key, _ in found:
+                    if part := os.read(key.fd, 1 << 20):
+                        texts[key.data] += part
+                        continue
+                    pipes.unregister(key.fd)
+                    os.close(key.fd)
+                    if not texts[key.data].startswith(b"{"):
+                        why = texts[key.data].decode(errors="replace") or "it ended its process"
+                        raise Refused(f"rank {key.data}: {why}")
+        finally:
+            for key in list(pipes.get_map().values()):
+                os.close(key.fd)
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)  # where it has not come to have a group of its own
+                os.waitpid(pid, 0)
+    return [read(text.decode(errors="replace")) for text in texts]
+
+
+def _kind(asked: Question) -> tuple[Any, str]:
+    return asked.takes, asked.form
+
+
+def _be_a_rank(rank: int, count: int, port: int, writes: int, work: Any) -> None:
+    """In the forked process: what `work` tells, or what it raised, into the pipe, and the end."""
+    try:
+        parent = os.getppid()
+        os.setsid()
+        end_with(parent)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for each in (0, 1, 2):
+            os.dup2(nothing, each)
+        os.environ |= loopback_environment() | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
+        multiprocessing.set_start_method(None, force=True)
+        try:
+            text = work()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        with os.fdopen(writes, "wb") as pipe:
+            pipe.write(text.encode(errors="replace") or b"?")
+    finally:
+        os._exit(0)

@@ -1,0 +1,86 @@
+"""Judges mutants, one per line that comes in, in a process of its own: `python -m tests.mutants.judge`.
+
+`check` lets each answer work in fresh processes, so one mutant's leftovers do not meet the next. One that
+ends this process, or never ends, is `run`'s to see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import course_lib.exercises.questions  # noqa: F401 – registers them
+from course_lib.exercises.asking import QUESTIONS, Ask, Finding, Judge
+from course_lib.exercises.check import Feedback, check
+from tests.mutants import forked
+from tests.mutants.answers import made
+
+check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
+
+
+def caught(number: str, answer: Any, seed: str) -> str:
+    """Why an answer has not all points with the numbers that a seed draws; empty where it has them all."""
+    check_module.random = types.SimpleNamespace(Random=lambda: random.Random(seed))
+    torch.manual_seed(random.Random(seed).randrange(2**31))
+    feedback: Feedback = check(number, answer)
+    if feedback.points == feedback.most > 0:
+        return ""
+    if feedback.trouble:
+        return feedback.trouble
+    wrong = next((each for each in feedback.findings if not each.ok and each.seen), feedback.findings[0])
+    return f"✗ {wrong.what}: {wrong.seen} – {wrong.hint}"
+
+
+def judge(asked: dict[str, Any]) -> dict[str, Any]:
+    """One mutant: what was drawn when it was caught, and why; or that it was not."""
+    try:
+        answer = made(asked["before"], asked["source"], asked["name"])
+    except Exception as error:
+        return {"caught": f"it cannot be defined: {type(error).__name__}: {error}", "seed": ""}
+    for seed in asked["seeds"]:
+        why = caught(asked["number"], answer, seed)
+        if forked.NOT_DONE in why:  # on a machine with much else to do that happens to right answers
+            why = caught(asked["number"], answer, seed)
+        if why:
+            return {"caught": why, "seed": seed}
+    return {"caught": "", "seed": ""}
+
+
+def first_miss(judge: Judge) -> Judge:
+    """A judge that ends with the first property that does not hold: more is not asked of it here."""
+
+    def hasty(ask: Ask, rng: random.Random) -> Iterator[Finding]:
+        for found in judge(ask, rng):
+            yield found
+            if not found.ok:
+                return
+
+    return hasty
+
+
+def main() -> None:
+    """Until nothing comes in any more."""
+    check_module.ask_ranks = forked.ask_ranks
+    check_module.note = lambda *_: None  # it is no learner's progress
+    for number, question in QUESTIONS.items():
+        QUESTIONS[number] = dataclasses.replace(question, judge=first_miss(question.judge))
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an answer prints is not told
+    forked.get_ready()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        told.write(json.dumps(judge(asked) if asked else "ready") + "\n")
+        told.flush()
+
+
+if __name__ == "__main__":
+    main()
