@@ -13,7 +13,7 @@ from torch import nn
 
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told
 from ..drawn import with_two_numbers
-from .q05 import COLLECTIVES
+from ..traffic import traffic
 
 CLOSE = 1e-9  # the tensors are float64
 
@@ -24,29 +24,6 @@ def _drawn(seed: int, *shape: int) -> torch.Tensor:
 
 def _seeds(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(2**31) for _ in range(count)]
-
-
-def _watched() -> list[int]:
-    """Note from now on the bytes of what is given to each collective that this rank calls."""
-    sizes: list[int] = []
-    group = dist.ProcessGroup
-
-    def size(given: Any) -> int:
-        if isinstance(given, torch.Tensor):
-            return given.nbytes
-        return sum(map(size, given)) if isinstance(given, list | tuple) else 0
-
-    def noted(real: Any) -> Any:
-        def call(self: Any, *args: Any, **named: Any) -> Any:
-            sizes.append(size([*args, *named.values()]))
-            return real(self, *args, **named)
-
-        return call
-
-    for attributes in ({"send": ("send",)} | COLLECTIVES).values():
-        for attribute in filter(partial(hasattr, group), attributes):
-            setattr(group, attribute, noted(getattr(group, attribute)))
-    return sizes
 
 
 # --- 12.1 -------------------------------------------------------------------------------------------------
@@ -257,14 +234,12 @@ def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         right = output.detach().split(sizes)
         yield _of_output(found, right, inputs, given)
         yield _of_gradient(found, whole.grad.split(sizes), inputs, weights, given)
-    few_bytes, many_bytes = ([each[call]["bytes"] for each in ranks] for call in range(2))
-    rank = max(range(count), key=lambda rank: many_bytes[rank] - few_bytes[rank])
-    seen = (
-        f"rank {rank} gave {few_bytes[rank]:,} bytes to collectives for {calls[0]['sizes'][rank]} samples, "
-    )
-    seen += f"and {many_bytes[rank]:,} for {calls[1]['sizes'][rank]}"
+    few_sent, many_sent = ([each[call]["numbers"] for each in ranks] for call in range(2))
+    rank = max(range(count), key=lambda rank: many_sent[rank] - few_sent[rank])
+    seen = f"rank {rank} sent {few_sent[rank]:,} numbers for {calls[0]['sizes'][rank]} samples, "
+    seen += f"and {many_sent[rank]:,} for {calls[1]['sizes'][rank]}"
     hint = "Samples travel, or something of their number. Which few numbers say all that a mean needs?"
-    yield Finding(LESS, many_bytes == few_bytes, seen, hint)
+    yield Finding(LESS, many_sent == few_sent, seen, hint)
 
 
 def _share(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -362,22 +337,23 @@ def _of_gradient(
 
 @in_group
 def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, sizes = dist.get_rank(), [], _watched()
+    rank, found = dist.get_rank(), []
     for call in calls:
         x, weights = _share(call, rank)
         x.requires_grad_()
-        sizes.clear()
-        output = answer(x, call["eps"])
-        changed = not torch.equal(x, _share(call, rank)[0])
-        if not isinstance(output, torch.Tensor):
-            raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
-        error = ""
-        if output.shape == weights.shape:
-            try:
-                (output * weights).sum().backward()
-            except RuntimeError as raised:
-                error = reason(raised)
-        found.append({"output": output, "gradient": x.grad, "error": error, "bytes": sum(sizes)})
+        with traffic() as seen:
+            output = answer(x, call["eps"])
+            changed = not torch.equal(x, _share(call, rank)[0])
+            if not isinstance(output, torch.Tensor):
+                raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
+            error = ""
+            if output.shape == weights.shape:
+                try:
+                    (output * weights).sum().backward()
+                except RuntimeError as raised:
+                    error = reason(raised)
+        numbers = sum(count for _, count in seen.calls) + seen.stored
+        found.append({"output": output, "gradient": x.grad, "error": error, "numbers": numbers})
         found[-1]["changed"] = changed
     return found
 
@@ -499,7 +475,7 @@ def _norms(model: nn.Module) -> list[Any]:
 
 @in_group
 def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, sizes = dist.get_rank(), [], _watched()
+    rank, found = dist.get_rank(), []
     for call in calls:
         blocks = map(_Block, call["channels"], call["kinds"])
         model = nn.Sequential(nn.ModuleDict({f"stage{i}": block for i, block in enumerate(blocks)})).double()
@@ -518,9 +494,9 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         model[0]["stage0"].eval()  # some finetune with frozen norms
         modes = [each.training for each in model.modules()]
         before = {name: each.clone() for name, each in model.state_dict().items()}
-        sizes.clear()
-        answer(model)
-        meetings = len(sizes)
+        with traffic() as seen:
+            answer(model)
+        meetings = len(seen.calls) + seen.stored
         changed = [
             name
             for name, each in model.state_dict().items()
