@@ -48,13 +48,13 @@ def _heard(ask: Ask, work: Work, cases: list[Told], count: int) -> list[list[Tol
 
 
 def _none_by_another_way(held: list[Told], least: int) -> None:
-    """Where the numbers are right though less was sent than that takes, they came by another way."""
-    for rank, each in enumerate(held):
-        if each["sent"] < least:
-            raise Refused(
-                f"rank {rank} sent {each['sent']} numbers in messages, and the others need {least} of it. "
-                "By which way did they get them? Here there are messages alone"
-            )
+    """Where the numbers are right though less was sent in all than that takes, some came by another way."""
+    sent, least = sum(each["sent"] for each in held), len(held) * least
+    if sent < least:
+        raise Refused(
+            f"{len(held)} ranks sent {sent} numbers in messages, and {least} are needed at least. "
+            "By which way did the others get there? Here there are messages alone"
+        )
 
 
 def _first_wrong(right: list[bool]) -> int:
@@ -92,11 +92,11 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         seen += f"rank {(shown - 1) % count} held {_shown(left)}"
         if got == told(None):
             hint = "Nothing was returned. What came in has to be handed back at the end."
-        elif call and not all(right) and held[shown]["early"] == left:
+        elif held[shown]["early"] == left != got:
             hint = "It was right when it was returned, and a later call has written into it."
         elif isinstance(got, str) or held[shown]["shape"] != case["shape"]:
             hint = "What is returned is a tensor, of the same size as the one that was given."
-        elif got == left:
+        elif held[shown]["dtype"] != case["dtype"]:
             seen += f"; its dtype is {held[shown]['dtype']}, and was {case['dtype']}"
             hint = "A message carries numbers. In which dtype are they wanted?"
         elif got == drawn[(shown + 1) % count]:
@@ -115,7 +115,7 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(held[shown]['own'])} now"
         hint = "The message came into the tensor that was to be sent. It needs another one."
         yield Finding(KEPT, all(kept), seen, hint)
-        if all(right):
+        if all(right) and case["shape"]:  # the profiler does not tell a single number from none
             _none_by_another_way(held, math.prod(case["shape"]))
 
 
@@ -158,7 +158,8 @@ def _of_pieces(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     ]
     for call, (case, held) in enumerate(zip(cases, _heard(ask, _scattered, cases, count), strict=True)):
         drawn = torch.stack([_pieces(case, rank) for rank in range(count)]).flatten(2)
-        yield _of_sum([torch.tensor(each["pieces"]).flatten(1) for each in held], drawn, again=call > 0)
+        pieces = [torch.tensor(each["pieces"], dtype=drawn.dtype).flatten(1) for each in held]
+        yield _of_sum(pieces, drawn, again=call > 0)
         total = drawn.sum(0)
         enough = (count - 1) * math.prod(case["shape"])
         yield _in_numbers(HALF, held, enough)
@@ -187,7 +188,7 @@ def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
     elif any(right):
         hint = "Some ranks are done and others are not. Do all do the same number of steps?"
     elif all(complete):
-        hint = f"Each rank has a complete piece, but rank 0 has piece {complete[0][0]}. Which must go first?"
+        hint = f"Each rank has a complete piece, but rank 0 has piece {complete[0][0]}. Which one goes first?"
     elif again:
         hint = "The first call was right. What does a later one, with other pieces, find of it?"
     else:
@@ -219,15 +220,15 @@ def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
 
 def _in_numbers(what: str, held: list[Told], enough: int, messages: int | None = None) -> Finding:
     """Whether no rank sends more than so many numbers, in so many messages."""
-    for unit, most in (("sent", enough), ("messages", messages)):
+    for unit, most in (("messages", messages), ("sent", enough)):
         sent = [each[unit] for each in held]
         rank = max(range(len(sent)), key=sent.__getitem__)
         if most is not None and sent[rank] > most:
             hint = "One piece in a step is enough, and n − 1 steps for each half. What goes out beyond that?"
-            if sent[rank] > min(sent):
-                hint = "One rank sends more than the others. Who is in the middle?"
-            elif unit == "messages":
+            if unit == "messages":
                 hint = "A message takes its time, however small it is. What can travel in one, end to end?"
+            elif sent[rank] > min(sent):
+                hint = "One rank sends more than the others. Who is in the middle?"
             name = "numbers" if unit == "sent" else "messages"
             seen = f"{len(held)} ranks: rank {rank} sent {sent[rank]} {name}, and {most} are enough"
             return Finding(what, False, seen, hint)
