@@ -80,6 +80,7 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     size = rng.randrange(3, 9)
     forms = [([size], "float64"), ([2, size], "int64"), ([size], "float64"), ([], "float64")]
     cases = [{"shape": shape, "dtype": dtype, "seeds": seeds(rng, count)} for shape, dtype in forms]
+    cases.append(cases[2] | {"seeds": seeds(rng, count), "again": True})
     for call, (case, held) in enumerate(zip(cases, _heard(ask, _passed, cases, count), strict=True)):
         drawn = [_of_shape(case, rank).tolist() for rank in range(count)]
         right = [
@@ -126,14 +127,17 @@ def _of_shape(case: Told, rank: int) -> Tensor:
 @in_group
 def _passed(answer: Any, cases: list[Told]) -> list[Told]:
     found, kept = [], []
+    tensors: dict[str, Tensor] = {}  # by shape: the same one may come again, with other numbers
     for case in cases:
-        own = _of_shape(case, dist.get_rank())
+        numbers = _of_shape(case, dist.get_rank())
+        own = tensors[str(case["shape"])].copy_(numbers) if "again" in case else numbers
+        tensors[str(case["shape"])] = own
         got, seen = _watched(answer, own)
         early = got.tolist() if isinstance(got, Tensor) else told(got)
-        kept.append((own, got))
-        found.append(seen | {"early": early})
-    for (own, got), each in zip(kept, found, strict=True):  # as they are after all calls
-        each |= {"own": own, "got": each["early"], "shape": None, "dtype": ""}
+        kept.append(got)
+        found.append(seen | {"early": early, "own": own.tolist()})
+    for got, each in zip(kept, found, strict=True):  # as it is after all calls
+        each |= {"got": each["early"], "shape": None, "dtype": ""}
         if isinstance(got, Tensor):
             each |= {"got": got, "shape": list(got.shape), "dtype": str(got.dtype).removeprefix("torch.")}
     return found
@@ -156,6 +160,7 @@ def _of_pieces(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         {"shape": shape, "dtype": dtype, "views": views, "seeds": seeds(rng, count)}
         for shape, dtype, views in forms
     ]
+    cases.append(cases[2] | {"seeds": seeds(rng, count), "again": True})
     for call, (case, held) in enumerate(zip(cases, _heard(ask, _scattered, cases, count), strict=True)):
         drawn = torch.stack([_pieces(case, rank) for rank in range(count)]).flatten(2)
         pieces = [torch.tensor(each["pieces"], dtype=drawn.dtype).flatten(1) for each in held]
@@ -209,11 +214,18 @@ ONE_MISSING = "One rank is missing in it. How many steps does a number need to g
 
 @in_group
 def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
-    found = []
+    found: list[Told] = []
+    pieces: list[Tensor] = []
     for case in cases:
         whole = _pieces(case, dist.get_rank())
-        pieces = list(whole) if case["views"] else [each.clone() for each in whole]
-        _, seen = _watched(answer, list(pieces))
+        if "again" in case:  # the same ones, with other numbers
+            for piece, numbers in zip(pieces, whole, strict=True):
+                piece.copy_(numbers)
+        else:
+            pieces = list(whole) if case["views"] else [each.clone() for each in whole]
+            given = list(pieces)
+        given[:] = pieces
+        _, seen = _watched(answer, given)
         found.append(seen | {"pieces": torch.stack(pieces)})
     return found
 
@@ -263,10 +275,11 @@ def _of_reducing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         for shapes, dtype in zip(even + odd, ["float64", "int64", *["float64"] * 4], strict=True)
     ]
     cases[0]["layouts"] = ["plain"]
+    cases.insert(1, cases[0] | {"seeds": seeds(rng, count), "again": True})
     cases[-1]["layouts"] = ["turned", "every second"]
     for call, (case, held) in enumerate(zip(cases, _heard(ask, _reduced, cases, count), strict=True)):
         found = _summed([each["numbers"] for each in held], case, again=call > 0)
-        if call >= len(even):
+        if call > len(even):  # and one again
             found.what = ANY_SIZE
             if not found.ok:
                 found.hint = (
@@ -323,14 +336,20 @@ def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
 
 @in_group
 def _reduced(answer: Any, cases: list[Told]) -> list[Told]:
-    found = []
+    found: list[Told] = []
+    tensors: list[Tensor] = []
     for case in cases:
         sizes = list(map(math.prod, case["shapes"]))
         numbers = _whole(case["seeds"][dist.get_rank()], sum(sizes), case["dtype"]).split(sizes)
-        tensors = [
-            laid_out(part.clone().view(shape), layout)
-            for part, shape, layout in zip(numbers, case["shapes"], case["layouts"], strict=False)
-        ]
-        _, seen = _watched(answer, list(tensors))
+        if "again" in case:  # the same ones, with other numbers
+            for each, part in zip(tensors, numbers, strict=True):
+                each.copy_(part.view_as(each))
+        else:
+            tensors = [
+                laid_out(part.clone().view(shape), layout)
+                for part, shape, layout in zip(numbers, case["shapes"], case["layouts"], strict=False)
+            ]
+            given = list(tensors)
+        _, seen = _watched(answer, given)
         found.append(seen | {"numbers": [number for each in tensors for number in each.flatten().tolist()]})
     return found

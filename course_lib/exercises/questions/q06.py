@@ -67,6 +67,7 @@ def _of_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
         {"kind": kind, "seeds": seeds(rng, count), "samples": rng.sample(range(2, 40), count)}
         for kind in seeds(rng, 2)
     ]
+    cases.append(cases[-1] | {"seeds": seeds(rng, count), "again": True})
     by_rank = ask(_averaged, cases, nprocs=count)
     for call, case in enumerate(cases):
         found = [each[call] for each in by_rank]
@@ -134,7 +135,8 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
 def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     for case in cases:
-        model = network(case["kind"], 0, norm=False)
+        if "again" not in case:  # or the same model, a step later
+            model = network(case["kind"], 0, norm=False)
         trained = [each for each in model.parameters() if each.requires_grad]
         for parameter, gradient in zip(
             trained, _drawn(case["seeds"][rank], [each.shape for each in trained]), strict=True
@@ -142,7 +144,8 @@ def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             parameter.grad = gradient
         answer(model, case["samples"][rank])
         frozen = any(each.grad is not None for each in model.parameters() if not each.requires_grad)
-        found.append({"gradients": [each.grad for each in trained], "frozen": frozen})
+        gradients = [None if each.grad is None else each.grad.clone() for each in trained]
+        found.append({"gradients": gradients, "frozen": frozen})
     return found
 
 
@@ -158,6 +161,7 @@ def same_start(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_starts(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     cases = [{"kind": kind, "seeds": seeds(rng, count)} for kind in seeds(rng, 2)]
+    cases.append(cases[-1] | {"seeds": seeds(rng, count), "again": True})
     by_rank = ask(_started, cases, nprocs=count)
     for call, case in enumerate(cases):
         drawn = [network(case["kind"], seed) for seed in case["seeds"]]
@@ -194,11 +198,16 @@ def _of_start(what: str, now: torch.Tensor, had: torch.Tensor, shapes: Shapes, n
 
 @in_group
 def _started(answer: Any, cases: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
-    found = []
+    found, model = [], nn.Module()
     for case in cases:
-        model = network(case["kind"], case["seeds"][dist.get_rank()])
+        other = network(case["kind"], case["seeds"][dist.get_rank()])
+        if "again" in case:  # the same model, made different once more
+            for into, value in zip(everything(model).values(), everything(other).values(), strict=True):
+                into.data.copy_(value)
+        else:
+            model = other
         answer(model)
-        found.append(list(everything(model).values()))
+        found.append([each.detach().clone() for each in everything(model).values()])
     return found
 
 

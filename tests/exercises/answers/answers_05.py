@@ -426,6 +426,25 @@ buffers = {}
 
 
 @wrong("05.1", hint="What does a later one")
+@functools.cache
+def remembers_the_tensor(tensor):
+    return shift(tensor, *neighbours())
+
+
+done = set()
+
+
+@wrong("05.2", hint="ranks: piece")
+def once_for_each_list(pieces):
+    if id(pieces) not in done:
+        done.add(id(pieces))
+        rank, world_size = me()
+        for step in range(world_size - 1):
+            incoming, outgoing = (rank - 2 - step) % world_size, (rank - 1 - step) % world_size
+            pieces[incoming] += shift(pieces[outgoing], *neighbours())
+
+
+@wrong("05.1", hint="What does a later one")
 def keeps_what_came_first(tensor):
     theirs = shift(tensor, *neighbours())
     return first.setdefault(tensor.shape, theirs).clone()
@@ -603,7 +622,7 @@ def on_a_longer_copy(tensor):
 
 
 @right("05.1")
-@functools.cache
+@torch.no_grad()
 def decorated(tensor):
     return shift(tensor, *neighbours())
 

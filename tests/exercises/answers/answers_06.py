@@ -270,6 +270,17 @@ def into_copies(model):
         dist.broadcast(tensor.clone(), src=0)
 
 
+same: dict[int, Any] = {}
+
+
+@wrong("06.2", hint="Nothing arrived in the model")
+def once_for_each_model(model):
+    if id(model) not in same:
+        same[id(model)] = model
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+
 BEGINS = "all replicas begin with rank 0's parameters and buffers"
 DURING = "after backward() alone, every rank holds the mean of the gradients"
 FULL = "three steps give the weights of one device with the whole batch"
