@@ -12,7 +12,10 @@ import functools
 import json
 import math
 import os
+import pickle
 import random
+import reprlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +24,16 @@ from typing import Any, Protocol
 import torch
 
 from ..run_folder import RankFiles, write_whole
+from .confined import confined
 
 Work = Callable[..., Any]  # called with the answer, then with what the judge gives it
 REST = "This rests on what is above; that comes first."
+MOST_NUMBERS = 400_000  # that a work may tell of an answer on one rank; eight letters are one
+SETTLE_SECONDS = 2.0  # for work that nobody waited for, so that no rank leaves while another is in it
+UNWAITED = (
+    "rank {} started {} without waiting for the end of it: until somebody waits, nothing is sure to have "
+    "arrived, nor to have left"
+)
 
 
 class Ask(Protocol):
@@ -148,16 +158,44 @@ def answered(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: 
     takes, form = asked
     try:
         takes(answer, form)
-        told = {"seen": work(answer, *args)}
+        seen = work(answer, *args)
+        if not _is_handy(seen):
+            raise Refused(f"your code gave back more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
+        told = {"seen": seen}
     except Refused as reason:
         told = {"refused": str(reason)}
     return json.dumps(told, default=_numbers_of)
 
 
-def answer_in_a_rank(*given: Any) -> None:
-    """In a rank of a run: leave what `answered` tells in the run's folder."""
+def answer_in_a_rank(asked: Any, work: Work, answer: bytes, args: Any) -> None:
+    """In a rank of a run: leave what `answered` tells of a pickled answer in the run's folder.
+
+    What stands here can be forged: an answer runs in this process, may write that file itself and end the
+    process. No secret helps, since the process would have to know it. So a judge sends no expected value
+    here, and looks at what forged numbers are unlikely to hold together, such as what all ranks sent and
+    got; a grader reads the answers.
+    """
     files = RankFiles(Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"]))
-    write_whole(files.answer, answered(*given))
+    with confined():
+        write_whole(files.answer, answered(asked, work, pickle.loads(answer), args))
+
+
+def _is_handy(value: Any) -> bool:
+    """Whether it holds no more than `MOST_NUMBERS`; it is looked at no further than that."""
+    count, rest = 0, [value]
+    while rest and count <= MOST_NUMBERS:
+        each = rest.pop()
+        if isinstance(each, list | tuple | dict):
+            count += len(each)
+            if count <= MOST_NUMBERS:
+                rest += [*each, *each.values()] if isinstance(each, dict) else each
+        elif isinstance(each, str):
+            count += len(each) // 8
+        elif isinstance(each, torch.Tensor):
+            count += each.numel()
+        else:
+            count += getattr(each, "size", 1) if hasattr(each, "tolist") else 1
+    return count <= MOST_NUMBERS
 
 
 def read(text: str) -> Any:
@@ -179,11 +217,16 @@ def read(text: str) -> Any:
 
 
 def in_group(work: Work) -> Work:
-    """A work of ranks in one gloo group: none begins before all are in, none ends before all have."""
+    """A work of ranks in one gloo group: none begins before all are in, none ends before all have.
+
+    Refused where something was started (``async_op``) that nobody waited for: what came of it is chance.
+    """
 
     @functools.wraps(work)
     def joined(answer: Any, *args: Any) -> Any:
         import torch.distributed as dist
+
+        from .traffic import waits
 
         store, rank, count = next(dist.rendezvous("env://"))
 
@@ -193,12 +236,20 @@ def in_group(work: Work) -> Work:
 
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
         meet("begins")
-        try:
-            result = work(answer, *args)
-        except Refused:  # on this rank; the others must not wait for it
-            meet("ends")
-            raise
+        with waits() as pending:
+            try:
+                result = work(answer, *args)
+            except Refused:  # on this rank; the others must not wait for it
+                meet("ends")
+                raise
+        names = [name for name, _ in pending.values()]
+        until = time.monotonic() + SETTLE_SECONDS
+        while pending and time.monotonic() < until:
+            pending = {key: each for key, each in pending.items() if not each[1].is_completed()}
+            time.sleep(0.001)
         meet("ends")
+        if names:
+            raise Refused(UNWAITED.format(rank, " and ".join(dict.fromkeys(names))))
         return result
 
     return joined
@@ -207,7 +258,7 @@ def in_group(work: Work) -> Work:
 def number(value: Any) -> float | str:
     """A number of whatever type as a float; of all else, what it is, in words."""
     if not isinstance(value, bool | str | bytes):
-        with contextlib.suppress(Exception):  # also what an answer's own class raises
+        with contextlib.suppress(BaseException):  # also what an answer's own class raises
             return float(value)
     return told(value)
 
@@ -219,13 +270,29 @@ def told(value: Any) -> str:
 
 def reason(error: BaseException) -> str:
     """What an answer raised, in one line."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.120}"
+    words = ""
+    with contextlib.suppress(BaseException):  # its own __str__ fails
+        words = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {words:.120}"
+
+
+class _Short(reprlib.Repr):
+    """The beginning of long lists in little time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxarray = 30
+        self.maxstring = self.maxlong = self.maxother = 200
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        return repr(value)  # what that raises is for who asked
 
 
 def _shown(value: Any) -> str:
     try:
-        return f"{value!r:.60}, {_a_type(value)}"
-    except Exception:  # its own __repr__ fails
+        return f"{_Short().repr(value):.60}, {_a_type(value)}"
+    except BaseException:  # its own __repr__ fails, or would end the process
         return _a_type(value)
 
 
@@ -279,6 +346,15 @@ def far(a: Any, b: Any) -> float:
     if a.shape != b.shape:
         return math.inf
     return (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf).max().item() if a.numel() else 0.0
+
+
+def in_digits(*numbers: float) -> list[str]:
+    """Numbers in as many digits as tell them apart, and in four at least."""
+    for digits in (4, 8, 12, 17):
+        words = [f"{each:.{digits}g}" for each in numbers]
+        if len(set(words)) == len(set(numbers)):
+            break
+    return words
 
 
 def nearest(value: Any, *known: tuple[Any, str], otherwise: str, within: float) -> str:

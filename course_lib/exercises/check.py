@@ -6,22 +6,40 @@ ranks, and looks at properties of what came out: a memorised result does not pas
 
 from __future__ import annotations
 
+import ctypes
 import html
 import json
+import os
 import random
+import re
+import threading
+import time
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ..frames import is_learners
+from ..launcher.arguments import dumps
+from ..launcher.forkserver import wait_until_loaded, warm_up
 from ..launcher.launch import start
 from ..report.failed import RankError, RankTimeout
+from ..report.stacks import python_stack
 from ..run_folder import RankFiles
-from .asking import QUESTIONS, Finding, Question, Refused, Work, answer_in_a_rank, read
+from .asking import QUESTIONS, Finding, Question, Refused, Work, answer_in_a_rank, read, reason, told
 from .progress import note
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
+ALL_SECONDS = 30.0  # for all that a judge asks in one check
 MOST_BYTES = 16 << 20  # that a rank may tell of an answer
+MOST_LETTERS = 600  # of what was seen, and of a line of a report
 REPORT_LINES = 14  # of the report of a failure
+NO_MEMORY = r"MemoryError|an(not|'t) allocate memory"
+ENDLESS = "What your code gave back was being read. Does it ever come to an end?"
+TOO_MUCH = (
+    "In a check a rank gets 1 GiB. Is there something in your code, or in what it returns, without an end?"
+)
+QUESTIONS_FOLDER = str(Path(__file__).with_name("questions")) + os.sep
 
 
 @dataclass
@@ -65,7 +83,7 @@ class Feedback:
 
     @staticmethod
     def _notes(finding: Finding) -> list[str]:
-        return [] if finding.ok else [text for text in (finding.seen, finding.hint) if text]
+        return [] if finding.ok else [text[:MOST_LETTERS] for text in (finding.seen, finding.hint) if text]
 
 
 def check(number: str, answer: Any) -> Feedback:
@@ -86,50 +104,101 @@ def check(number: str, answer: Any) -> Feedback:
     """
     from . import questions  # noqa: F401 – registers them
 
-    if number not in QUESTIONS:
+    if not isinstance(number, str) or number not in QUESTIONS:
         known = ", ".join(sorted(QUESTIONS))
-        return Feedback(str(number), trouble=f"there is no question {number!r}; there are {known}")
+        name = number if isinstance(number, str) else told(number)
+        return Feedback(name, trouble=f"there is no question {name!r}; there are {known}")
     asked = QUESTIONS[number]
     feedback = Feedback(number)
-
-    def ask(work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-        return ask_ranks(asked, answer, work, args, nprocs)
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they would go to stderr
-            for found in asked.findings(ask, random.Random()):
+            for found in asked.findings(Door(asked, answer), random.Random()):
                 feedback.findings.append(found)
-    except Refused as reason:
-        feedback.trouble = str(reason)
+    except Refused as why:
+        feedback.trouble = str(why)
     except RankTimeout as error:
         feedback.trouble = f"your code was {_report(error)}"
+        if any(_reads_what_came(error, rank) for rank in range(error.run.world_size)):
+            feedback.trouble += f"\n\n{ENDLESS}"
     except RankError as error:
         feedback.trouble = f"your code failed: {_report(error)}"
+        if re.search(NO_MEMORY, str(error)):
+            feedback.trouble += f"\n\n{TOO_MUCH}"
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        feedback.trouble = f"your code failed: {type(error).__name__}: {reason:.300}"
+        feedback.trouble = f"your code failed: {reason(error)}"
     note(number, feedback.points, feedback.most)
     return feedback
 
 
-def ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
+def pickled(answer: Any) -> bytes:
+    """An answer on its way to the ranks; its own code may take part in that, so a thread does it.
+
+    Raises
+    ------
+    Refused
+        It cannot be sent, raises whatever it likes, or does not come to an end.
+    """
+    sent: list[bytes] = []
+    why: list[str] = []
+
+    def send() -> None:
+        try:
+            sent.append(dumps(answer))
+        except BaseException as error:  # SystemExit, too; the notebook's interrupt never comes to a thread
+            why.append(reason(error))
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(LIMIT_SECONDS)
+    if thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        why = [f"it was not pickled after {LIMIT_SECONDS:g} s"]
+    if not sent:
+        raise Refused(f"your answer cannot be sent to the ranks: {why[0]}")
+    return sent[0]
+
+
+class Door:
     """The notebook's way to ask (`asking.Ask`): the answer goes to fresh ranks, and JSON comes back.
 
     Nothing that the ranks leave behind is unpickled here.
     """
-    given = (asked.takes, asked.form), work, answer, json.loads(json.dumps(args))
-    run = start(answer_in_a_rank, given, {}, nprocs, "cpu", LIMIT_SECONDS, dashboard=False, trusted=False)
-    texts = []
-    for rank in range(nprocs):
+
+    def __init__(self, asked: Question, answer: Any) -> None:
+        self._asked, self._answer = asked, answer
+        self._pickled: bytes | None = None
+        self._left = ALL_SECONDS
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        if self._pickled is None:
+            self._pickled = pickled(self._answer)
+        given = (self._asked.takes, self._asked.form), work, self._pickled, json.loads(json.dumps(args))
+        warm_up()
+        wait_until_loaded(threading.Event())  # the first time it takes seconds, which are not the answer's
+        if self._left <= 0:
+            raise Refused(f"your code was not done after {ALL_SECONDS:g} s, in all that was asked of it")
+        limit, began = min(LIMIT_SECONDS, self._left), time.monotonic()
         try:
-            with open(RankFiles(run.folder, rank).answer, "rb") as file:
-                texts.append(file.read(MOST_BYTES).decode(errors="replace"))
-        except OSError:
-            raise Refused("your code ended its process before it was done (sys.exit?)") from None
-    return [read(text) for text in texts]
+            run = start(answer_in_a_rank, given, {}, nprocs, "cpu", limit, dashboard=False, trusted=False)
+        finally:
+            self._left -= time.monotonic() - began
+        texts = []
+        for rank in range(nprocs):
+            try:
+                with open(RankFiles(run.folder, rank).answer, "rb") as file:
+                    texts.append(file.read(MOST_BYTES).decode(errors="replace"))
+            except OSError:
+                raise Refused("your code ended its process before it was done (sys.exit?)") from None
+        return [read(text) for text in texts]
+
+
+def _reads_what_came(error: RankError, rank: int) -> bool:
+    """Whether a rank was in a question's own lines, and in none of the learner's, when it was looked at."""
+    files = [file for file, _, _ in python_stack(error.run, rank)]
+    return bool(files) and files[0].startswith(QUESTIONS_FOLDER) and not any(map(is_learners, files))
 
 
 def _report(error: RankError) -> str:
     lines = str(error).splitlines()
-    return "\n".join(lines[:REPORT_LINES])
+    return "\n".join(line[:MOST_LETTERS] for line in lines[:REPORT_LINES])

@@ -12,7 +12,7 @@ import os
 import random
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -31,12 +31,17 @@ def seeds(rng: random.Random, count: int) -> list[int]:
     return rng.sample(range(2**31), count)
 
 
-def with_two_numbers(rng: random.Random, judge: Callable[[int], Iterator[Finding]]) -> list[Finding]:
+def with_two_numbers(
+    rng: random.Random, judge: Callable[[int], Iterator[Finding]], first: Sequence[int] = (2, 3, 4, 5)
+) -> list[Finding]:
     """What a judge finds with two numbers of ranks: one that is written into an answer would be right once.
 
     All is judged before any of it counts, since an answer may fail, or hang, with the second number alone.
+    What is wrong with both is shown as it is with the first of them, which is one of ``first``.
     """
-    return [found for ranks in rng.sample(range(2, 6), 2) for found in judge(ranks)]
+    one = rng.choice(first)
+    other = rng.choice([each for each in range(2, 6) if each != one])
+    return [found for ranks in (one, other) for found in judge(ranks)]
 
 
 # --- tensors ----------------------------------------------------------------------------------------------

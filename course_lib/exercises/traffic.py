@@ -22,8 +22,9 @@ STARTS = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "gather_single", "scatter"),
     *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
-    *("alltoall", "alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource"),
 )
+STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # how a store is written to
 MESSAGES = ("send", "recv")
 
 
@@ -38,7 +39,7 @@ class Traffic:
     unwaited : list of str
         Calls with ``async_op`` that nobody waited for.
     stored : int
-        New keys in the store, of all ranks: another way to exchange something.
+        How often this rank wrote into a store: another way to exchange something.
     """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
@@ -63,11 +64,13 @@ class Traffic:
 @contextlib.contextmanager
 def traffic() -> Iterator[Traffic]:
     """Watch what is called inside; it is all known when the block has ended."""
-    found, pending, store = Traffic(), {}, dist.distributed_c10d._get_default_store()
-    keys = store.num_keys()
-    with _noting_waits(pending), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    found = Traffic()
+    with (
+        _noting_stores(found),
+        waits() as pending,
+        profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
+    ):
         yield found
-    found.stored = store.num_keys() - keys
     found.unwaited = [name for name, _ in pending.values()]
     for event in profiler.events():
         if event.name.startswith("gloo:"):
@@ -76,8 +79,9 @@ def traffic() -> Iterator[Traffic]:
 
 
 @contextlib.contextmanager
-def _noting_waits(pending: dict[int, tuple[str, Any]]) -> Iterator[None]:
-    """Keep in ``pending`` the work that was started, until somebody waits for it."""
+def waits() -> Iterator[dict[int, tuple[str, Any]]]:
+    """By id, name and work of all that is started inside and that nobody has waited for yet."""
+    pending: dict[int, tuple[str, Any]] = {}
 
     def started(real: Callable[..., Any], name: str, self: Any, *args: Any, **named: Any) -> Any:
         work = real(self, *args, **named)
@@ -98,6 +102,21 @@ def _noting_waits(pending: dict[int, tuple[str, Any]]) -> Iterator[None]:
         for name in ("wait", "is_completed", "synchronize", "get_future"):
             method = _method(partial(ended, getattr(dist.Work, name)))
             stack.enter_context(mock.patch.object(dist.Work, name, method))
+        yield pending
+
+
+@contextlib.contextmanager
+def _noting_stores(found: Traffic) -> Iterator[None]:
+    """Count in ``found`` what is written into stores."""
+
+    def written(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        found.stored += 1
+        return real(self, *args, **named)
+
+    with contextlib.ExitStack() as stack:
+        for name in filter(partial(hasattr, dist.Store), STORES):
+            method = _method(partial(written, getattr(dist.Store, name)))
+            stack.enter_context(mock.patch.object(dist.Store, name, method))
         yield
 
 

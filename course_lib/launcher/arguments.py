@@ -52,7 +52,7 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
             name = getattr(function, "__name__", "the function")
             raise TypeError(f"{name} cannot be called with these arguments: {error}") from None
     try:
-        return _dumps((function, args, kwargs))
+        return dumps((function, args, kwargs))
     except Exception as error:
         user = getattr(function, "__name__", type(function).__name__)
         named = {f"argument {i} of {user}": value for i, value in enumerate(args, 1)}
@@ -63,7 +63,7 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
             named |= {f"{name}, which {user} uses,": value for name, value in used.items()}
         for name, value in named.items():
             try:
-                _dumps(value)
+                dumps(value)
             except Exception as reason:
                 raise TypeError(
                     f"{name} cannot be sent to the ranks: it is {value!r:.80} ({reason}); "
@@ -82,7 +82,8 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _dumps(value: Any) -> bytes:
+def dumps(value: Any) -> bytes:
+    """What travels to a rank, functions of a notebook's cells by value."""
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()

@@ -15,7 +15,7 @@ from .arguments import check_timeout, packed, world_size_of
 from .dashboard import view_of
 from .environment import loopback_store, of_a_launch
 from .forkserver import warm_up
-from .processes import Ranks
+from .processes import Ranks, end_marked
 from .watch import watch
 
 
@@ -77,7 +77,11 @@ def start(
     dashboard: bool,
     trusted: bool = True,
 ) -> Run:
-    """`launch`; the results of ranks that are not trusted are not read, since to unpickle them runs code."""
+    """`launch`; ranks that are not trusted leave nothing behind.
+
+    Their results are not read, since to unpickle them runs code, and what they have started in sessions of
+    its own is ended.
+    """
     called = time.time()
     world_size = world_size_of(nprocs, device)
     check_timeout(timeout)
@@ -101,5 +105,9 @@ def start(
                 if len(kept) == 4 and kept[1] is None
             },
         )
-        watch(run, lambda stop: Ranks(job, world_size, stop), timeout, view_of(run, dashboard))
+        try:
+            watch(run, lambda stop: Ranks(job, world_size, stop), timeout, view_of(run, dashboard))
+        finally:
+            if not trusted:
+                end_marked(run.folder, called)
     return run

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ from .forkserver import METHOD, wait_until_loaded, without_main
 from .guard import end_families, protect, release
 
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
+CLOCK_SECONDS = 2.0  # by so much two clocks may differ that say when a process began
 REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
 
 
@@ -85,6 +87,12 @@ class Ranks(Started):
 
     def kill(self) -> None:
         """End what is left of them, their DataLoader workers included."""
+        living = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                if process.exitcode is None:
+                    living.append(psutil.Process(process.pid))
+        end_families(living)
         for process in self._processes:
             kill_group(process.pid)
             process.kill()
@@ -190,3 +198,18 @@ def kill_group(pid: int | None) -> None:
     if pid and hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
+
+
+def end_marked(folder: Path, began: float) -> None:
+    """End who came from a run's ranks and was not in their reach when these ended.
+
+    Its environment names the run's folder, or it has a file of it open. Whoever clears both, in a rank that
+    ends itself at once, is not found.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid() or process.create_time() < began - CLOCK_SECONDS:
+                continue
+            named = process.environ().get("COURSE_RUN") == str(folder)
+            if named or any(Path(each.path).is_relative_to(folder) for each in process.open_files()):
+                end_families([process])

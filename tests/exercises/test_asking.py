@@ -21,6 +21,7 @@ from course_lib.exercises.asking import (
     Refused,
     answered,
     far,
+    in_digits,
     nearest,
     number,
     read,
@@ -115,6 +116,13 @@ def test_how_far_apart() -> None:
         assert far(strange, [1.0, 2.0]) == math.inf
 
 
+def test_numbers_that_differ_look_different() -> None:
+    assert in_digits(1.5, 2.0) == ["1.5", "2"]
+    assert in_digits(1.23456, 1.23457) == ["1.23456", "1.23457"]
+    assert in_digits(0.1, 0.1 + 2**-55) == ["0.10000000000000001", "0.10000000000000003"]
+    assert in_digits(math.nan, 1.0) == ["nan", "1"]
+
+
 def test_the_nearest_known_mistake() -> None:
     known = ((1.0, "one"), ([2.0, 3.0], "two"), (1.05, "late"))
     assert [nearest(value, *known, otherwise="none", within=0.1) for value in (1.02, [2.0, 3.05], 9.0)] == [
@@ -207,11 +215,11 @@ def test_a_judge_works_as_in_a_fresh_process_and_leaves_the_notebook_as_it_is() 
 
 def test_a_refusal_on_one_rank_of_a_group_is_heard_at_once() -> None:
     """The others do not wait for it until the check's limit."""
-    from course_lib.exercises.check import ask_ranks
+    from course_lib.exercises.check import Door
 
     asked = question_of()
     with pytest.raises(Refused, match="rank 1 will not"):
-        ask_ranks(asked, len, refuses_on_one, (), 3)
+        Door(asked, len)(refuses_on_one, nprocs=3)
 
 
 @asking.in_group
@@ -224,11 +232,11 @@ def refuses_on_one(answer: Any) -> int:
 
 
 def test_arguments_cross_as_json() -> None:
-    from course_lib.exercises.check import ask_ranks
+    from course_lib.exercises.check import Door
 
-    assert ask_ranks(question_of(), len, given, ((1, 2), {"a": (3,)}), 1) == [[[1, 2], {"a": [3]}]]
+    assert Door(question_of(), len)(given, (1, 2), {"a": (3,)}) == [[[1, 2], {"a": [3]}]]
     with pytest.raises(TypeError, match="not JSON serializable"):
-        ask_ranks(question_of(), len, given, (torch.ones(1),), 1)
+        Door(question_of(), len)(given, torch.ones(1))
 
 
 def given(answer: Any, *args: Any) -> Any:

@@ -84,6 +84,10 @@ def test_two_numbers_of_ranks_are_judged_before_any_counts() -> None:
     assert [each.what for each in found] == [f"with {ranks}" for ranks in asked]
     assert len(set(asked)) == 2
     assert set(asked) <= {2, 3, 4, 5}
+    assert {with_two_numbers(random.Random(seed), judge, first=(3, 5))[0].what for seed in range(20)} == {
+        "with 3",
+        "with 5",
+    }
 
 
 def test_a_folder_is_gone_afterwards() -> None:

@@ -2,68 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..asking import Ask, Finding, Refused, Work, in_group, nearest, question, told
+from ..drawn import LAYOUTS, laid_out, seeds, tensor, with_two_numbers
+from ..traffic import traffic
 
-RANKS = 3  # no power of two, and more than a pair
-# How torch's own functions call a process group; a message is `send`. Not every torch has all of them.
-COLLECTIVES = {
-    "all_reduce": ("allreduce", "allreduce_coalesced"),
-    "reduce": ("reduce",),
-    "broadcast": ("broadcast",),
-    "all_gather": ("allgather", "_allgather_base", "all_gather_single"),
-    "gather": ("gather", "gather_single"),
-    "scatter": ("scatter",),
-    "reduce_scatter": ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
-    "all_to_all": ("alltoall", "alltoall_base", "all_to_all_single"),
-}
+FIRST = (3, 5)  # ranks in the world that is shown: no powers of two, with which a butterfly is right
+LIMIT = 2**40  # of whole numbers that float32 does not hold, and float64 with their sums
+Told = dict[str, Any]
 
 
-def _numbers(seed: int, size: int) -> torch.Tensor:
-    """Whole numbers in float64: their sums are exact, in whatever order."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-999, 1000, (size,), generator=generator).double()
+def _whole(seed: int, size: int, dtype: str) -> Tensor:
+    """Whole numbers: their sums are exact, in whatever order."""
+    if dtype == "int64":
+        return tensor(seed, (size,), torch.int64)
+    return torch.randint(-LIMIT, LIMIT, (size,), generator=torch.Generator().manual_seed(seed)).double()
 
 
-def _watched() -> tuple[list[int], list[str]]:
-    """Note from now on the bytes of each message that this rank sends, and the collectives that it calls."""
-    messages: list[int] = []
-    called: list[str] = []
-    group = dist.ProcessGroup
-    send = group.send
-
-    def counted(self: Any, tensors: list[torch.Tensor], *rest: Any, **named: Any) -> Any:
-        messages.append(sum(each.nbytes for each in tensors))
-        return send(self, tensors, *rest, **named)
-
-    def noted(real: Any, name: str) -> Any:
-        def call(self: Any, *args: Any, **named: Any) -> Any:
-            called.append(name)
-            return real(self, *args, **named)
-
-        return call
-
-    group.send = counted
-    for name, attributes in COLLECTIVES.items():
-        for attribute in filter(partial(hasattr, group), attributes):
-            setattr(group, attribute, noted(getattr(group, attribute), name))
-    return messages, called
+def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Told]:
+    """In a rank: what a call returns, and by which way it spoke to the others."""
+    with traffic() as seen:
+        value = answer(*args)
+    others = [f"dist.{name}" for name in seen.collectives() if name != "barrier"]
+    others += ["the store"] * (seen.stored > 0)
+    messages = sum(name == "send" for name, _ in seen.calls)
+    return value, {"others": others, "sent": seen.sent(), "messages": messages}
 
 
-def _heard(ask: Ask, work: Work, *args: Any) -> list[dict[str, Any]]:
-    """What came of an answer on each rank; refused where a collective does the work."""
-    held = ask(work, *args, nprocs=RANKS)
-    for each in held:
-        if each["called"]:
-            raise Refused(f"dist.{each['called'][0]} does the work here; this time there are messages alone")
-    return held
+def _heard(ask: Ask, work: Work, cases: list[Told], count: int) -> list[list[Told]]:
+    """What came of it, by case and by rank; refused where something else than messages does the work."""
+    by_rank = ask(work, cases, nprocs=count)
+    for others in (call["others"] for calls in by_rank for call in calls):
+        if others:
+            raise Refused(f"{others[0]} does the work here; this time there are messages alone")
+    return [list(each) for each in zip(*by_rank, strict=True)]
+
+
+def _none_by_another_way(held: list[Told], least: int) -> None:
+    """Where the numbers are right though less was sent in all than that takes, some came by another way."""
+    sent, least = sum(each["sent"] for each in held), len(held) * least
+    if sent < least:
+        raise Refused(
+            f"{len(held)} ranks sent {sent} numbers in messages, and {least} are needed at least. "
+            "By which way did the others get there? Here there are messages alone"
+        )
 
 
 def _first_wrong(right: list[bool]) -> int:
@@ -72,7 +63,7 @@ def _first_wrong(right: list[bool]) -> int:
 
 
 def _shown(held: Any) -> str:
-    return f"{[round(each, 3) for each in held[:3]]}" if isinstance(held, list) else held
+    return f"{held[:3]}" if isinstance(held, list) else str(held)
 
 
 # --- 05.1 -------------------------------------------------------------------------------------------------
@@ -82,40 +73,74 @@ FROM_LEFT, KEPT = "every rank gets its left neighbour's tensor", "its own tensor
 
 @question("05.1", "pass_right(tensor)", {FROM_LEFT: 2, KEPT: 1}, rests={KEPT: FROM_LEFT})
 def pass_right(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seeds, size = [rng.randrange(2**31) for _ in range(RANKS)], rng.randrange(3, 9)
-    held = _heard(ask, _passed, seeds, size)
-    drawn = [_numbers(seed, size).tolist() for seed in seeds]
-    right = [held[r]["got"] == drawn[r - 1] for r in range(RANKS)]
-    shown = _first_wrong(right)
-    got = held[shown]["got"]
-    seen = f"rank {shown} returned {_shown(got)}; rank {(shown - 1) % RANKS} held {_shown(drawn[shown - 1])}"
-    if got == told(None):
-        hint = "Nothing was returned. What came in has to be handed back at the end."
-    elif not isinstance(got, list) or len(got) != size:
-        hint = "What is returned is a tensor, of the same size as the one that was given."
-    elif got == drawn[(shown + 1) % RANKS]:
-        hint = "That is the right neighbour's. Which way do the messages go?"
-    elif any(right):
-        hint = "Some ranks have it and others do not. Do all do the same, and where does the last one send?"
-    elif got == drawn[shown]:
-        hint = "That is the rank's own. Which tensor did the message come into?"
-    else:
-        hint = "Has it arrived when you hand it back? A message that is only started is not there yet."
-    yield Finding(FROM_LEFT, all(right), seen, hint)
-    kept = [held[r]["own"] == drawn[r] for r in range(RANKS)]
-    shown = _first_wrong(kept)
-    seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(held[shown]['own'])} now"
-    hint = "The message came into the tensor that was to be sent. It needs another one."
-    yield Finding(KEPT, all(kept), seen, hint)
+    yield from with_two_numbers(rng, partial(_of_passing, ask, rng), FIRST)
+
+
+def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    size = rng.randrange(3, 9)
+    forms = [([size], "float64"), ([2, size], "int64"), ([size], "float64"), ([], "float64")]
+    cases = [{"shape": shape, "dtype": dtype, "seeds": seeds(rng, count)} for shape, dtype in forms]
+    cases.append(cases[2] | {"seeds": seeds(rng, count), "again": True})
+    for call, (case, held) in enumerate(zip(cases, _heard(ask, _passed, cases, count), strict=True)):
+        drawn = [_of_shape(case, rank).tolist() for rank in range(count)]
+        right = [
+            held[rank]["got"] == drawn[rank - 1] and held[rank]["dtype"] == case["dtype"]
+            for rank in range(count)
+        ]
+        shown = _first_wrong(right)
+        got, left = held[shown]["got"], drawn[shown - 1]
+        seen = f"{count} ranks: rank {shown} returned {_shown(got)}; "
+        seen += f"rank {(shown - 1) % count} held {_shown(left)}"
+        if got == told(None):
+            hint = "Nothing was returned. What came in has to be handed back at the end."
+        elif held[shown]["early"] == left != got:
+            hint = "It was right when it was returned, and a later call has written into it."
+        elif isinstance(got, str) or held[shown]["shape"] != case["shape"]:
+            hint = "What is returned is a tensor, of the same size as the one that was given."
+        elif held[shown]["dtype"] != case["dtype"]:
+            seen += f"; its dtype is {held[shown]['dtype']}, and was {case['dtype']}"
+            hint = "A message carries numbers. In which dtype are they wanted?"
+        elif got == drawn[(shown + 1) % count]:
+            hint = "That is the right neighbour's. Which way do the messages go?"
+        elif any(right):
+            hint = "Some ranks have it and others do not. Do all do the same? Where does the last one send?"
+        elif got == drawn[shown]:
+            hint = "That is the rank's own. Which tensor did the message come into?"
+        elif call:
+            hint = "The first call was right. What does a later one, with another tensor, find of it?"
+        else:
+            hint = "Has it arrived when you hand it back? A message that is only started is not there yet."
+        yield Finding(FROM_LEFT, all(right), seen, hint)
+        kept = [held[r]["own"] == drawn[r] for r in range(count)]
+        shown = _first_wrong(kept)
+        seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(held[shown]['own'])} now"
+        hint = "The message came into the tensor that was to be sent. It needs another one."
+        yield Finding(KEPT, all(kept), seen, hint)
+        if all(right) and case["shape"]:  # the profiler does not tell a single number from none
+            _none_by_another_way(held, math.prod(case["shape"]))
+
+
+def _of_shape(case: Told, rank: int) -> Tensor:
+    return _whole(case["seeds"][rank], math.prod(case["shape"]), case["dtype"]).view(case["shape"])
 
 
 @in_group
-def _passed(answer: Any, seeds: list[int], size: int) -> dict[str, Any]:
-    _, called = _watched()
-    own = _numbers(seeds[dist.get_rank()], size)
-    got = answer(own)
-    got = got.flatten().tolist() if isinstance(got, torch.Tensor) else told(got)
-    return {"got": got, "own": own, "called": called}
+def _passed(answer: Any, cases: list[Told]) -> list[Told]:
+    found, kept = [], []
+    tensors: dict[str, Tensor] = {}  # by shape: the same one may come again, with other numbers
+    for case in cases:
+        numbers = _of_shape(case, dist.get_rank())
+        own = tensors[str(case["shape"])].copy_(numbers) if "again" in case else numbers
+        tensors[str(case["shape"])] = own
+        got, seen = _watched(answer, own)
+        early = got.tolist() if isinstance(got, Tensor) else told(got)
+        kept.append(got)
+        found.append(seen | {"early": early, "own": own.tolist()})
+    for got, each in zip(kept, found, strict=True):  # as it is after all calls
+        each |= {"got": each["early"], "shape": None, "dtype": ""}
+        if isinstance(got, Tensor):
+            each |= {"got": got, "shape": list(got.shape), "dtype": str(got.dtype).removeprefix("torch.")}
+    return found
 
 
 # --- 05.2 -------------------------------------------------------------------------------------------------
@@ -125,138 +150,206 @@ COMPLETE, HALF = "rank r's piece r is the sum over all ranks", "no rank sends mo
 
 @question("05.2", "reduce_scatter(pieces)", {COMPLETE: 2, HALF: 1}, rests={HALF: COMPLETE})
 def reduce_scatter(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seeds, length = [rng.randrange(2**31) for _ in range(RANKS)], rng.randrange(2, 7)
-    held = _heard(ask, _scattered, seeds, length)
-    drawn = torch.stack([_numbers(seed, RANKS * length).view(RANKS, length) for seed in seeds])
-    total = drawn.sum(0).tolist()
-    drawn = drawn.tolist()  # by rank, by piece
-    pieces = [each["pieces"] for each in held]
-    right = [pieces[r][r] == total[r] for r in range(RANKS)]
+    yield from with_two_numbers(rng, partial(_of_pieces, ask, rng), FIRST)
+
+
+def _of_pieces(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    few, many = rng.sample(range(2, 7), 2)
+    forms = [([few], "float64", True), ([2, many], "int64", False), ([few], "float64", False)]
+    cases = [
+        {"shape": shape, "dtype": dtype, "views": views, "seeds": seeds(rng, count)}
+        for shape, dtype, views in forms
+    ]
+    cases.append(cases[2] | {"seeds": seeds(rng, count), "again": True})
+    for call, (case, held) in enumerate(zip(cases, _heard(ask, _scattered, cases, count), strict=True)):
+        drawn = torch.stack([_pieces(case, rank) for rank in range(count)]).flatten(2)
+        pieces = [torch.tensor(each["pieces"], dtype=drawn.dtype).flatten(1) for each in held]
+        yield _of_sum(pieces, drawn, again=call > 0)
+        total = drawn.sum(0)
+        enough = (count - 1) * math.prod(case["shape"])
+        yield _in_numbers(HALF, held, enough)
+        if all(held[r]["pieces"][r] == total[r].view(case["shape"]).tolist() for r in range(count)):
+            _none_by_another_way(held, enough)
+
+
+def _pieces(case: Told, rank: int) -> Tensor:
+    count, size = len(case["seeds"]), math.prod(case["shape"])
+    return _whole(case["seeds"][rank], count * size, case["dtype"]).view(count, *case["shape"])
+
+
+def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
+    """Rank r's piece r, of what all ranks hold, and held (by rank, by piece, the numbers)."""
+    count, total = len(pieces), drawn.sum(0)
+    right = [torch.equal(pieces[r][r], total[r]) for r in range(count)]
     shown = _first_wrong(right)
     piece = pieces[shown][shown]
-    seen = f"piece {shown} of rank {shown} begins with {piece[0]:g}, the sum with {total[shown][0]:g}"
-    seen += f"; the ranks had {', '.join(f'{each[shown][0]:g}' for each in drawn)}"
-    complete = [[i for i in range(RANKS) if mine[i] == total[i]] for mine in pieces]
-    of_pairs = [torch.tensor(drawn[a][shown]) + torch.tensor(drawn[b][shown]) for a, b in PAIRS]
-    if pieces == drawn:
+    seen = f"{count} ranks: piece {shown} of rank {shown} begins with {piece[0].item()}, "
+    seen += f"the sum with {total[shown, 0].item()}"
+    seen += f"; the ranks had {', '.join(str(each[shown, 0].item()) for each in drawn)}"
+    complete = [[i for i in range(count) if torch.equal(mine[i], total[i])] for mine in pieces]
+    without_one = [total[shown] - each[shown] for each in drawn]
+    if torch.equal(torch.stack(pieces), drawn):
         hint = "No piece has changed. Is what comes in added to a piece, in place?"
     elif any(right):
         hint = "Some ranks are done and others are not. Do all do the same number of steps?"
     elif all(complete):
-        hint = (
-            f"Each rank has a complete piece, but rank 0 has piece {complete[0][0]}. Which one must go first?"
-        )
+        hint = f"Each rank has a complete piece, but rank 0 has piece {complete[0][0]}. Which one goes first?"
+    elif again:
+        hint = "The first call was right. What does a later one, with other pieces, find of it?"
     else:
         hint = nearest(
             piece,
             *((each[shown], ONE_RANKS) for each in drawn),
-            *((pair, TWO_RANKS) for pair in of_pairs),
+            *((each, ONE_MISSING) for each in without_one),
             otherwise="In each step: send what you added to in the step before, and add what comes to the "
             "next piece.",
             within=0.5,
         )
-    yield Finding(COMPLETE, all(right), seen, hint)
-    yield _in_bytes(HALF, held, RANKS - 1, length * 8)
+    return Finding(COMPLETE, all(right), seen, hint)
 
 
-PAIRS = ((0, 1), (0, 2), (1, 2))
 ONE_RANKS = "That is one rank's piece, not a sum. Is it added up, and passed on from step to step?"
-TWO_RANKS = "Two ranks are in it, and there are three. How many steps does a number need to go all round?"
+ONE_MISSING = "One rank is missing in it. How many steps does a number need to go all round?"
 
 
 @in_group
-def _scattered(answer: Any, seeds: list[int], length: int) -> dict[str, Any]:
-    messages, called = _watched()
-    tensor = _numbers(seeds[dist.get_rank()], RANKS * length)
-    answer(list(tensor.split(length)))
-    return {"pieces": tensor.view(RANKS, length), "sent": sum(messages), "called": called}
+def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
+    found: list[Told] = []
+    pieces: list[Tensor] = []
+    for case in cases:
+        whole = _pieces(case, dist.get_rank())
+        if "again" in case:  # the same ones, with other numbers
+            for piece, numbers in zip(pieces, whole, strict=True):
+                piece.copy_(numbers)
+        else:
+            pieces = list(whole) if case["views"] else [each.clone() for each in whole]
+            given = list(pieces)
+        given[:] = pieces
+        _, seen = _watched(answer, given)
+        found.append(seen | {"pieces": torch.stack(pieces)})
+    return found
 
 
-def _in_bytes(what: str, held: list[dict[str, Any]], pieces: int, piece: int) -> Finding:
-    """Whether no rank sends more than so many pieces of so many bytes."""
-    sent = [each["sent"] for each in held]
-    most = max(range(RANKS), key=lambda rank: sent[rank])
-    if sent[most] > min(sent):
-        hint = "One rank sends more than the others. Who is in the middle?"
-    else:
-        hint = "One piece in each step is enough, and n − 1 steps for each half. What goes out beyond that?"
-    seen = f"rank {most} sent {sent[most]} bytes, and {pieces * piece} are enough"
-    return Finding(what, sent[most] <= pieces * piece, seen, hint)
+def _in_numbers(what: str, held: list[Told], enough: int, messages: int | None = None) -> Finding:
+    """Whether no rank sends more than so many numbers, in so many messages."""
+    for unit, most in (("messages", messages), ("sent", enough)):
+        sent = [each[unit] for each in held]
+        rank = max(range(len(sent)), key=sent.__getitem__)
+        if most is not None and sent[rank] > most:
+            hint = "One piece in a step is enough, and n − 1 steps for each half. What goes out beyond that?"
+            if unit == "messages":
+                hint = "A message takes its time, however small it is. What can travel in one, end to end?"
+            elif sent[rank] > min(sent):
+                hint = "One rank sends more than the others. Who is in the middle?"
+            name = "numbers" if unit == "sent" else "messages"
+            seen = f"{len(held)} ranks: rank {rank} sent {sent[rank]} {name}, and {most} are enough"
+            return Finding(what, False, seen, hint)
+    return Finding(what, True)
 
 
 # --- 05.3 -------------------------------------------------------------------------------------------------
 
-SUM, ANY_SIZE, BYTES = (
-    "every rank holds the sum, in the tensor that it gave",
-    "also for sizes that the ranks do not divide",
-    "no rank sends more than 2(n−1)/n of the tensor",
+SUM, ANY_SIZE, PRICE = (
+    "every rank holds the sums, in the tensors that it gave",
+    "also where the ranks do not divide the count of all numbers",
+    "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages",
 )
 
 
 @question(
     "05.3",
-    "all_reduce(tensor)",
-    {SUM: 2, ANY_SIZE: 1, BYTES: 1},
-    rests={ANY_SIZE: SUM, BYTES: SUM},
+    "all_reduce(tensors)",
+    {SUM: 2, ANY_SIZE: 1, PRICE: 1},
+    rests={ANY_SIZE: SUM, PRICE: SUM},
 )
 def all_reduce(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seeds, length = [rng.randrange(2**31) for _ in range(RANKS)], rng.randrange(2, 7)
-    held = _heard(ask, _reduced, seeds, [RANKS * length])
-    summed = _summed([each["tensors"][0] for each in held], seeds, RANKS * length)
-    yield summed
-    yield _in_bytes(BYTES, held, 2 * (RANKS - 1), length * 8)
-    if not summed.ok:
-        yield Finding(ANY_SIZE, False, "not tried")
-        return
-    sizes = [RANKS * length + 1, RANKS * length + 2, 1, 2]
-    rng.shuffle(sizes)
-    held = ask(_reduced, seeds, sizes, nprocs=RANKS)
-    for i, size in enumerate(sizes):
-        of_size = _summed([each["tensors"][i] for each in held], seeds, size)
-        if not of_size.ok:
-            hint = "How long is the last piece when it does not come out even? And can a piece be empty?"
-            yield Finding(ANY_SIZE, False, f"{size} numbers: {of_size.seen}", hint)
-            return
-    yield Finding(ANY_SIZE, True)
+    yield from with_two_numbers(rng, partial(_of_reducing, ask, rng), FIRST)
 
 
-def _summed(held: list[list[float]], seeds: list[int], size: int) -> Finding:
-    drawn = [_numbers(seed, size).tolist() for seed in seeds]
+def _of_reducing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    some = rng.randrange(2, 5)
+    even = [[[some * count]], [[count, some], [], [2 * count - 1], [0]]]
+    odd = [[[count + 1]], [[]], [[0]], [[2, count], [count - 1]]]
+    cases = [
+        {"shapes": shapes, "dtype": dtype, "seeds": seeds(rng, count), "layouts": rng.sample(LAYOUTS, 4)}
+        for shapes, dtype in zip(even + odd, ["float64", "int64", *["float64"] * 4], strict=True)
+    ]
+    cases[0]["layouts"] = ["plain"]
+    cases.insert(1, cases[0] | {"seeds": seeds(rng, count), "again": True})
+    cases[-1]["layouts"] = ["turned", "every second"]
+    for call, (case, held) in enumerate(zip(cases, _heard(ask, _reduced, cases, count), strict=True)):
+        found = _summed([each["numbers"] for each in held], case, again=call > 0)
+        if call > len(even):  # and one again
+            found.what = ANY_SIZE
+            if not found.ok:
+                found.hint = (
+                    "How long is the last piece when it does not come out even? And can a piece be empty?"
+                )
+            yield found
+            continue
+        yield found
+        enough = 2 * (count - 1) * _count(case) // count
+        yield _in_numbers(PRICE, held, enough, 2 * (count - 1))
+        if found.ok:
+            _none_by_another_way(held, enough)
+
+
+def _count(case: Told) -> int:
+    return sum(map(math.prod, case["shapes"]))
+
+
+def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
+    """``held`` are all numbers of a rank, by tensor and place."""
+    count = len(held)
+    drawn = [_whole(seed, _count(case), case["dtype"]).tolist() for seed in case["seeds"]]
     total = [sum(each) for each in zip(*drawn, strict=True)]
     right = [each == total for each in held]
     if all(right):
         return Finding(SUM, True)
     shown = right.index(False)
-    if len(held[shown]) != size:
-        seen = f"rank {shown} holds {len(held[shown])} numbers now"
-        return Finding(SUM, False, seen, "The size must not change.")
-    place = next(i for i in range(size) if held[shown][i] != total[i])
+    begins = f"{count} ranks, tensors of the shapes {', '.join(map(str, case['shapes']))}: "
+    if len(held[shown]) != len(total):
+        seen = f"{begins}rank {shown} holds {len(held[shown])} numbers now"
+        return Finding(SUM, False, seen, "The sizes must not change.")
+    place = next(i for i in range(len(total)) if held[shown][i] != total[i])
     is_, had = held[shown][place], [each[place] for each in drawn]
-    seen = f"number {place} of rank {shown} is {is_:g}, the sum {total[place]:g}"
-    seen += f"; the ranks had {', '.join(f'{each:g}' for each in had)}"
+    seen = f"{begins}number {place} of rank {shown} is {is_}, the sum {total[place]}"
+    seen += f"; the ranks had {', '.join(map(str, had))}"
     if held == drawn:
-        hint = "Nothing has changed. The sum belongs into the tensor that was given, in place."
+        hint = "Nothing has changed. The sums belong into the tensors that were given, in place."
     elif any(right):
-        hint = "One rank holds the sum. How does it come to all the others?"
+        hint = "Some ranks hold the sums. How do they come to all the others?"
+    elif again:
+        hint = "The first call was right. What is new in a later one: shapes, how a tensor lies, a dtype?"
     elif all(any(a == b for a, b in zip(each, total, strict=True)) for each in held):
         hint = "Each rank holds a part of the sum: that is the first half. What brings the parts to everyone?"
     else:
         hint = nearest(
             is_,
             *((each, "That is one rank's number, not a sum.") for each in had),
-            (total[place] / RANKS, "That is the mean. Nobody asked to divide."),
+            (total[place] / count, "That is the mean. Nobody asked to divide."),
             otherwise="Some rank's numbers are missing in it, or are in it twice. Try it with 1, 10 and 100.",
-            within=1e-6,
+            within=1e-6 * max(1.0, abs(total[place])),
         )
     return Finding(SUM, False, seen, hint)
 
 
 @in_group
-def _reduced(answer: Any, seeds: list[int], sizes: list[int]) -> dict[str, Any]:
-    messages, called = _watched()
-    tensors = []
-    for size in sizes:
-        tensor = _numbers(seeds[dist.get_rank()], size)
-        answer(tensor)
-        tensors.append(tensor.flatten())
-    return {"tensors": tensors, "sent": sum(messages), "called": called}
+def _reduced(answer: Any, cases: list[Told]) -> list[Told]:
+    found: list[Told] = []
+    tensors: list[Tensor] = []
+    for case in cases:
+        sizes = list(map(math.prod, case["shapes"]))
+        numbers = _whole(case["seeds"][dist.get_rank()], sum(sizes), case["dtype"]).split(sizes)
+        if "again" in case:  # the same ones, with other numbers
+            for each, part in zip(tensors, numbers, strict=True):
+                each.copy_(part.view_as(each))
+        else:
+            tensors = [
+                laid_out(part.clone().view(shape), layout)
+                for part, shape, layout in zip(numbers, case["shapes"], case["layouts"], strict=False)
+            ]
+            given = list(tensors)
+        _, seen = _watched(answer, given)
+        found.append(seen | {"numbers": [number for each in tensors for number in each.flatten().tolist()]})
+    return found

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told
 from ..drawn import with_two_numbers
-from .q05 import COLLECTIVES
+from ..traffic import traffic
 
 CLOSE = 1e-9  # the tensors are float64
 
@@ -24,29 +24,6 @@ def _drawn(seed: int, *shape: int) -> torch.Tensor:
 
 def _seeds(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(2**31) for _ in range(count)]
-
-
-def _watched() -> list[int]:
-    """Note from now on the bytes of what is given to each collective that this rank calls."""
-    sizes: list[int] = []
-    group = dist.ProcessGroup
-
-    def size(given: Any) -> int:
-        if isinstance(given, torch.Tensor):
-            return given.nbytes
-        return sum(map(size, given)) if isinstance(given, list | tuple) else 0
-
-    def noted(real: Any) -> Any:
-        def call(self: Any, *args: Any, **named: Any) -> Any:
-            sizes.append(size([*args, *named.values()]))
-            return real(self, *args, **named)
-
-        return call
-
-    for attributes in ({"send": ("send",)} | COLLECTIVES).values():
-        for attribute in filter(partial(hasattr, group), attributes):
-            setattr(group, attribute, noted(getattr(group, attribute)))
-    return sizes
 
 
 # --- 12.1 -------------------------------------------------------------------------------------------------
@@ -246,6 +223,7 @@ def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         | {"seeds": _seeds(rng, count), "shift": rng.uniform(2.0, 4.0)}
         for times in (1, ROWS)
     ]
+    calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})
     ranks = ask(_normed, calls, nprocs=count)
     for call, given in enumerate(calls):
         inputs, weights = zip(*(_share(given, rank) for rank in range(count)), strict=True)
@@ -257,14 +235,12 @@ def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         right = output.detach().split(sizes)
         yield _of_output(found, right, inputs, given)
         yield _of_gradient(found, whole.grad.split(sizes), inputs, weights, given)
-    few_bytes, many_bytes = ([each[call]["bytes"] for each in ranks] for call in range(2))
-    rank = max(range(count), key=lambda rank: many_bytes[rank] - few_bytes[rank])
-    seen = (
-        f"rank {rank} gave {few_bytes[rank]:,} bytes to collectives for {calls[0]['sizes'][rank]} samples, "
-    )
-    seen += f"and {many_bytes[rank]:,} for {calls[1]['sizes'][rank]}"
+    few_sent, many_sent = ([each[call]["numbers"] for each in ranks] for call in range(2))
+    rank = max(range(count), key=lambda rank: many_sent[rank] - few_sent[rank])
+    seen = f"rank {rank} sent {few_sent[rank]:,} numbers for {calls[0]['sizes'][rank]} samples, "
+    seen += f"and {many_sent[rank]:,} for {calls[1]['sizes'][rank]}"
     hint = "Samples travel, or something of their number. Which few numbers say all that a mean needs?"
-    yield Finding(LESS, many_bytes == few_bytes, seen, hint)
+    yield Finding(LESS, many_sent == few_sent, seen, hint)
 
 
 def _share(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -336,7 +312,10 @@ def _of_gradient(
     gradient = found[rank]["gradient"]
     if gradient is None or found[rank]["error"]:
         seen = f"on rank {rank}: {found[rank]['error'] or 'the input has no gradient'}"
-        return Finding(BACKWARD, False, seen, "The output must still know how it came from the input.")
+        hint = "The output must still know how it came from the input."
+        if "written into" in seen:
+            hint = "Others may still need it as it is. Add up in a tensor of your own."
+        return Finding(BACKWARD, False, seen, hint)
     wanted = right[rank][0, 0]
     seen = f"on rank {rank} the first gradient is {gradient[0][0]:.6f}, and should be {wanted:.6f}"
     whole = torch.cat(inputs)
@@ -362,22 +341,30 @@ def _of_gradient(
 
 @in_group
 def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, sizes = dist.get_rank(), [], _watched()
+    rank, found, x = dist.get_rank(), [], torch.empty(0)
     for call in calls:
-        x, weights = _share(call, rank)
-        x.requires_grad_()
-        sizes.clear()
-        output = answer(x, call["eps"])
-        changed = not torch.equal(x, _share(call, rank)[0])
-        if not isinstance(output, torch.Tensor):
-            raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
-        error = ""
-        if output.shape == weights.shape:
-            try:
-                (output * weights).sum().backward()
-            except RuntimeError as raised:
-                error = reason(raised)
-        found.append({"output": output, "gradient": x.grad, "error": error, "bytes": sum(sizes)})
+        numbers, weights = _share(call, rank)
+        if "again" in call:  # the same tensor, with other numbers
+            x.grad = None
+            x.data.copy_(numbers)
+        else:
+            x = numbers.requires_grad_()
+        with traffic() as seen:
+            output = answer(x, call["eps"])
+            changed = not torch.equal(x, _share(call, rank)[0])
+            if not isinstance(output, torch.Tensor):
+                raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
+            error = ""
+            if output.shape == weights.shape:
+                given = weights.clone()
+                try:
+                    output.backward(given)
+                except RuntimeError as raised:
+                    error = reason(raised)
+                if not torch.equal(given, weights):
+                    error = "your backward pass has written into the gradient that it was given"
+        sent = sum(count for _, count in seen.calls) + seen.stored
+        found.append({"output": output, "gradient": x.grad, "error": error, "numbers": sent})
         found[-1]["changed"] = changed
     return found
 
@@ -417,6 +404,9 @@ def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         kinds = [*rng.sample(list(KINDS), 4), *rng.sample(list(KINDS), rng.randint(0, 2))]
         channels = rng.sample(range(2, 9), len(kinds))
         calls.append({"kinds": kinds, "channels": channels, "seeds": _seeds(rng, count)})
+    calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})
+    alone = {"kinds": rng.sample(list(KINDS), 1), "channels": [rng.randint(2, 8)], "alone": True}
+    calls.append(alone | {"seeds": _seeds(rng, count)})  # a model that is a norm itself
     ranks = ask(_pooled, calls, nprocs=count)
     for call, given in enumerate(calls):
         found = [each[call] for each in ranks]
@@ -489,6 +479,13 @@ def _seen_by(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tenso
     return both[0] * 3 + rank, both[1].abs() + 0.1
 
 
+def _model(call: dict[str, Any]) -> nn.Module:
+    if "alone" in call:
+        return KINDS[call["kinds"][0]](call["channels"][0]).double()
+    blocks = [_Block(*each) for each in zip(call["channels"], call["kinds"], strict=True)]
+    return nn.Sequential(nn.ModuleDict({f"stage{i}": block for i, block in enumerate(blocks)})).double()
+
+
 def _norms(model: nn.Module) -> list[Any]:
     return [
         each
@@ -499,10 +496,10 @@ def _norms(model: nn.Module) -> list[Any]:
 
 @in_group
 def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, sizes = dist.get_rank(), [], _watched()
+    rank, found = dist.get_rank(), []
     for call in calls:
-        blocks = map(_Block, call["channels"], call["kinds"])
-        model = nn.Sequential(nn.ModuleDict({f"stage{i}": block for i, block in enumerate(blocks)})).double()
+        if "again" not in call:  # or the same model, after more batches
+            model = _model(call)
         torch.manual_seed(call["seeds"][rank] % 2**31)
         for each in model.parameters():
             nn.init.normal_(each)
@@ -515,12 +512,14 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, each in model.named_buffers():
             if name.endswith("table"):
                 each.normal_()
-        model[0]["stage0"].eval()  # some finetune with frozen norms
+        if "alone" not in call:
+            model[0]["stage0"].eval()  # some finetune with frozen norms
         modes = [each.training for each in model.modules()]
-        before = {name: each.clone() for name, each in model.state_dict().items()}
-        sizes.clear()
-        answer(model)
-        meetings = len(sizes)
+        held = model.state_dict()  # as a checkpoint, or DDP, holds the buffers
+        before = {name: each.clone() for name, each in held.items()}
+        with traffic() as seen:
+            answer(model)
+        meetings = len(seen.calls) + seen.stored
         changed = [
             name
             for name, each in model.state_dict().items()
@@ -529,6 +528,10 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
         if modes != [each.training for each in model.modules()]:
             changed.append("a module's mode, train or eval,")
+        if any(
+            not torch.equal(each, held[name]) for name, each in model.state_dict().items() if name in held
+        ):
+            changed.append("a tensor that a state_dict() held before")
         means, variances = (
             torch.cat([getattr(each, of).detach().flatten() for each in _norms(model)])
             for of in ("running_mean", "running_var")

@@ -25,7 +25,7 @@ from ..asking import (
     told,
 )
 from ..drawn import with_two_numbers
-from .q05 import COLLECTIVES
+from ..traffic import STARTS
 
 Stretch = tuple[float, float]
 ONCE_MORE = "with the same lists once more it returned"
@@ -426,8 +426,6 @@ def _calls() -> list[str]:
 
         return call
 
-    others = {"barrier": ("barrier", "monitored_barrier"), "send": ("send",)}
-    for name, attributes in (COLLECTIVES | others).items():
-        for attribute in filter(partial(hasattr, group), attributes):
-            setattr(group, attribute, noted(getattr(group, attribute), name))
+    for name in filter(partial(hasattr, group), (*STARTS, "monitored_barrier")):
+        setattr(group, name, noted(getattr(group, name), name))
     return called

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from ..asking import Ask, Finding, Refused, far, in_group, number, question, told
 from .cluster17 import gpus_of_a_node, minutes, orders, run_body
-from .q05 import COLLECTIVES
 
 # --- 17.1 -------------------------------------------------------------------------------------------------
 
@@ -325,6 +324,19 @@ def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
             raise Refused(f"two_levels changes the tensor in place; its shape is now {tuple(tensor.shape)}")
         found.append({"held": tensor.clone(), "sent": cable["sent"]})
     return found
+
+
+# How torch's own functions call a process group. Not every torch has all of them.
+COLLECTIVES = {
+    "all_reduce": ("allreduce", "allreduce_coalesced"),
+    "reduce": ("reduce",),
+    "broadcast": ("broadcast",),
+    "all_gather": ("allgather", "_allgather_base", "all_gather_single"),
+    "gather": ("gather", "gather_single"),
+    "scatter": ("scatter",),
+    "reduce_scatter": ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    "all_to_all": ("alltoall", "alltoall_base", "all_to_all_single"),
+}
 
 
 def _watch_the_cable() -> Told:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import tempfile
+import time
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import all_gather, all_reduce
 
 from tests.exercises.answers import right, wrong
 
@@ -112,7 +120,7 @@ def returns_a_blank(tensor):
 COMPLETE, HALF = "rank r's piece r is the sum over all ranks", "no rank sends more than (n−1)/n of its tensor"
 
 
-@wrong("05.2", hint="Which one must go first?")
+@wrong("05.2", hint="Which one goes first?")
 def begins_with_its_own(pieces):
     rank, world_size = me()
     for step in range(world_size - 1):
@@ -196,16 +204,29 @@ def rank_0_alone_has_it(pieces):
         dist.send(pieces[0], 0)
 
 
-@wrong("05.2", hint="dist.reduce_scatter does the work here")
+@wrong("05.2", hint="does the work here")
 def by_the_collective(pieces):
     out = torch.empty_like(pieces[0])
     dist.reduce_scatter(out, pieces)
     pieces[dist.get_rank()].copy_(out)
 
 
-SUM = "every rank holds the sum, in the tensor that it gave"
-ANY_SIZE = "also for sizes that the ranks do not divide"
-BYTES = "no rank sends more than 2(n−1)/n of the tensor"
+SUM = "every rank holds the sums, in the tensors that it gave"
+ANY_SIZE = "also where the ranks do not divide the count of all numbers"
+BYTES = "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages"
+
+
+def end_to_end(one):
+    """Of an algorithm for one tensor an answer for many."""
+
+    @functools.wraps(one)
+    def of_all(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        one(flat)
+        for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    return of_all
 
 
 def halves(pieces, add=True, copy=True):
@@ -217,8 +238,9 @@ def halves(pieces, add=True, copy=True):
         exchange(pieces[(rank - step) % world_size], pieces[(rank - 1 - step) % world_size], False)
 
 
-def exchange(out, into, add):
-    to, source = neighbours()
+def exchange(out, into, add, to=None, source=None):
+    if to is None:
+        to, source = neighbours()
     theirs = torch.empty_like(into)
     both = [dist.P2POp(dist.isend, out, to), dist.P2POp(dist.irecv, theirs, source)]
     for work in dist.batch_isend_irecv(both):
@@ -227,6 +249,7 @@ def exchange(out, into, add):
 
 
 @wrong("05.3", SUM, ANY_SIZE, hint="Who is in the middle?")
+@end_to_end
 def naive(tensor):
     rank, world_size = me()
     if rank == 0:
@@ -241,7 +264,8 @@ def naive(tensor):
         dist.recv(tensor, 0)
 
 
-@wrong("05.3", hint="One rank holds the sum")
+@wrong("05.3", hint="Some ranks hold the sums")
+@end_to_end
 def butterfly(tensor):
     rank, world_size = me()
     distance = 1
@@ -252,6 +276,7 @@ def butterfly(tensor):
 
 
 @wrong("05.3", SUM, ANY_SIZE, hint="What goes out beyond that?")
+@end_to_end
 def everyone_to_everyone(tensor):
     travelling = tensor.clone()
     for _ in range(dist.get_world_size() - 1):
@@ -260,6 +285,7 @@ def everyone_to_everyone(tensor):
 
 
 @wrong("05.3", hint="Some rank's numbers are missing in it, or are in it twice")
+@end_to_end
 def passes_on_the_running_sum(tensor):
     travelling = tensor.clone()
     for _ in range(dist.get_world_size() - 1):
@@ -269,43 +295,244 @@ def passes_on_the_running_sum(tensor):
 
 
 @wrong("05.3", SUM, BYTES, hint="when it does not come out even")
+@end_to_end
 def leaves_the_rest_out(tensor):
     length = len(tensor) // dist.get_world_size()
     if length:
         halves([tensor[i * length : (i + 1) * length] for i in range(dist.get_world_size())])
 
 
-@wrong("05.3", SUM, BYTES, hint="raised")
+@wrong("05.3", hint="raised")
+@end_to_end
 def chunks_may_be_fewer(tensor):
     halves(list(tensor.chunk(dist.get_world_size())))
 
 
 @wrong("05.3", hint="the first half")
+@end_to_end
 def the_first_half_alone(tensor):
     halves(list(tensor.tensor_split(dist.get_world_size())), copy=False)
 
 
 @wrong("05.3", hint="Nothing has changed")
-def into_a_copy(tensor):
-    tensor = tensor.clone()
-    halves(list(tensor.tensor_split(dist.get_world_size())))
-    return tensor
+def into_a_copy(tensors):
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    halves(list(flat.tensor_split(dist.get_world_size())))
+    return flat
 
 
 @wrong("05.3", hint="That is the mean")
+@end_to_end
 def divides(tensor):
     halves(list(tensor.tensor_split(dist.get_world_size())))
-    tensor /= dist.get_world_size()
+    tensor.copy_(tensor / dist.get_world_size())
 
 
 @wrong("05.3", hint="not a sum")
+@end_to_end
 def never_adds(tensor):
     halves(list(tensor.tensor_split(dist.get_world_size())), add=False)
 
 
 @wrong("05.3", hint="dist.all_reduce does the work here")
+@end_to_end
 def by_dist(tensor):
     dist.all_reduce(tensor)
+
+
+# --- what passed once: three ranks, one call, and nobody who looks at the wire ---
+
+
+@wrong("05.1", hint="That is the rank's own")
+def for_three(tensor):
+    rank, world_size = me()
+    return shift(tensor, (rank + 1) % 3, (rank - 1) % 3) if world_size == 3 else tensor.clone()
+
+
+@wrong("05.1", hint="dist.all_gather does the work here")
+def by_a_name_of_its_own(tensor):
+    each = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    all_gather(each, tensor)
+    return each[dist.get_rank() - 1]
+
+
+@wrong("05.1", hint="does the work here")
+def by_a_functional_one(tensor):
+    rank, world_size = me()
+    whole = functional.all_gather_tensor(tensor.reshape(1, -1), 0, dist.group.WORLD)
+    return whole.view(world_size, *tensor.shape)[rank - 1].clone()
+
+
+@wrong("05.1", hint="does the work here")
+def by_the_backend(tensor):
+    each = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.group.WORLD._get_backend(tensor.device).allgather([each], [tensor]).wait()
+    return each[dist.get_rank() - 1]
+
+
+def encoded(tensor):
+    return tensor.numpy().tobytes()
+
+
+@wrong("05.1", hint="the store does the work here")
+def by_the_store(tensor):
+    rank, world_size = me()
+    store, name = dist.distributed_c10d._get_default_store(), f"mine/{time.monotonic_ns() // 10**12}"
+    store.set(f"{name}/{tensor.shape}/{rank}", encoded(tensor))
+    text = bytearray(store.get(f"{name}/{tensor.shape}/{(rank - 1) % world_size}"))
+    return torch.frombuffer(text, dtype=tensor.dtype).view(tensor.shape)
+
+
+@wrong("05.1", hint="By which way did the others get there?")
+def by_files(tensor):
+    rank, world_size = me()
+    folder = Path(tempfile.gettempdir()) / f"answer-{os.environ['MASTER_PORT']}"
+    folder.mkdir(exist_ok=True)
+    by_files.calls += 1
+    part = folder / f"part-{rank}"
+    part.write_bytes(encoded(tensor))
+    part.rename(folder / f"{by_files.calls}-{rank}")
+    path = folder / f"{by_files.calls}-{(rank - 1) % world_size}"
+    while not path.exists():
+        time.sleep(0.001)
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=tensor.dtype).view(tensor.shape)
+
+
+by_files.calls = 0
+
+
+@wrong("05.1", hint="without waiting for the end of it")
+def never_waits(tensor):
+    to, source = neighbours()
+    theirs = torch.zeros_like(tensor)
+    dist.isend(tensor, to)
+    dist.recv(theirs, source)
+    return theirs
+
+
+@wrong("05.1", hint="In which dtype are they wanted?")
+def as_floats(tensor):
+    return shift(tensor.double(), *neighbours())
+
+
+@wrong("05.1", hint="a later call has written into it")
+def one_buffer_for_all(tensor):
+    theirs = buffers.setdefault(tensor.shape, torch.empty_like(tensor))
+    theirs.copy_(shift(tensor, *neighbours()))
+    return theirs
+
+
+buffers = {}
+
+
+@wrong("05.1", hint="What does a later one")
+@functools.cache
+def remembers_the_tensor(tensor):
+    return shift(tensor, *neighbours())
+
+
+done = set()
+
+
+@wrong("05.2", hint="ranks: piece")
+def once_for_each_list(pieces):
+    if id(pieces) not in done:
+        done.add(id(pieces))
+        rank, world_size = me()
+        for step in range(world_size - 1):
+            incoming, outgoing = (rank - 2 - step) % world_size, (rank - 1 - step) % world_size
+            pieces[incoming] += shift(pieces[outgoing], *neighbours())
+
+
+@wrong("05.1", hint="What does a later one")
+def keeps_what_came_first(tensor):
+    theirs = shift(tensor, *neighbours())
+    return first.setdefault(tensor.shape, theirs).clone()
+
+
+first = {}
+
+
+@wrong("05.2", hint="dist.reduce does the work here")
+def reduces_to_each(pieces):
+    for i, piece in enumerate(pieces):
+        dist.reduce(piece, dst=i)
+
+
+@wrong("05.2", hint="ranks: piece")
+def two_steps(pieces):
+    """Right for three ranks."""
+    rank, world_size = me()
+    for step in range(2):
+        pieces[(rank - 2 - step) % world_size] += shift(pieces[(rank - 1 - step) % world_size], *neighbours())
+
+
+@wrong("05.2", hint="send what you added to in the step before")
+def in_single_precision(pieces):
+    rank, world_size = me()
+    for step in range(world_size - 1):
+        theirs = shift(pieces[(rank - 1 - step) % world_size].float(), *neighbours())
+        piece = pieces[(rank - 2 - step) % world_size]
+        piece += theirs.to(piece.dtype)
+
+
+@wrong("05.2", hint="without waiting for the end of it")
+def starts_and_goes_on(pieces):
+    rank, world_size = me()
+    to, source = neighbours()
+    for step in range(world_size - 1):
+        dist.isend(pieces[(rank - 1 - step) % world_size].clone(), to)
+        theirs = torch.empty_like(pieces[0])
+        dist.recv(theirs, source)
+        pieces[(rank - 2 - step) % world_size] += theirs
+
+
+@wrong("05.3", SUM, ANY_SIZE, hint="What can travel in one, end to end?")
+def one_after_the_other(tensors):
+    for tensor in tensors:
+        flat = tensor.flatten().clone()
+        halves(list(flat.tensor_split(dist.get_world_size())))
+        tensor.copy_(flat.view_as(tensor))
+
+
+@wrong("05.3", hint="dist.all_reduce does the work here")
+@end_to_end
+def by_the_collective_where_it_is_odd(tensor):
+    if len(tensor) % dist.get_world_size():
+        all_reduce(tensor)
+    else:
+        halves(list(tensor.tensor_split(dist.get_world_size())))
+
+
+@wrong("05.3", hint="What is new in a later one")
+def flattens_what_may_be_a_copy(tensors):
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    halves(list(flat.tensor_split(dist.get_world_size())))
+    for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+        if tensor.dim() == 1:
+            tensor.copy_(part)
+        else:
+            tensor.reshape(-1)[1:] = part[1:]
+
+
+@wrong("05.3", hint="raised")
+def as_the_lesson_has_it(tensors):
+    for tensor in tensors:
+        halves(list(tensor.view(-1).tensor_split(dist.get_world_size())))
+
+
+@wrong("05.3", hint="What is new in a later one")
+def in_doubles(tensors):
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).double()
+    halves(list(flat.tensor_split(dist.get_world_size())))
+    for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+@wrong("05.3", hint="raised")
+@end_to_end
+def never_empty(tensor):
+    halves(list(tensor.split(-(-len(tensor) // dist.get_world_size()))))
 
 
 # --- right, in another style ---
@@ -362,11 +589,13 @@ def round_the_other_way(pieces):
 
 
 @right("05.3")
+@end_to_end
 def views_of_it(tensor):
     halves(list(tensor.tensor_split(dist.get_world_size())))
 
 
 @right("05.3")
+@end_to_end
 def each_owner_adds_up(tensor):
     rank, world_size = me()
     pieces = tensor.tensor_split(world_size)
@@ -384,8 +613,50 @@ def each_owner_adds_up(tensor):
 
 
 @right("05.3")
+@end_to_end
 def on_a_longer_copy(tensor):
     world_size = dist.get_world_size()
     longer = torch.cat([tensor, tensor.new_zeros(-len(tensor) % world_size)])
     halves(list(longer.view(world_size, -1)))
     tensor[:] = longer[: len(tensor)]
+
+
+@right("05.1")
+@torch.no_grad()
+def decorated(tensor):
+    return shift(tensor, *neighbours())
+
+
+@right("05.1")
+def in_two_messages(tensor):
+    flat = tensor.flatten()
+    middle = flat.numel() // 2
+    return torch.cat([shift(part, *neighbours()) for part in (flat[:middle], flat[middle:])]).view_as(tensor)
+
+
+@right("05.2")
+def adds_up_in_a_tensor_of_its_own(pieces):
+    rank, world_size = me()
+    running = pieces[(rank - 1) % world_size].clone()
+    for step in range(2, world_size + 1):
+        running = shift(running, *neighbours()) + pieces[(rank - step) % world_size]
+    pieces[rank].copy_(running)
+
+
+@right("05.3")
+def all_but_the_rest_by_a_ring(tensors):
+    """Each rank is the owner of a part, whose length may be 0."""
+    rank, world_size = me()
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    pieces = list(flat.tensor_split(world_size))
+    for turn in range(1, world_size):
+        to, source = (rank + turn) % world_size, (rank - turn) % world_size
+        exchange(pieces[to], theirs := torch.empty_like(pieces[rank]), False, to, source)
+        pieces[rank] += theirs
+    for turn in range(1, world_size):
+        to, source = (rank + turn) % world_size, (rank - turn) % world_size
+        exchange(pieces[rank], pieces[source], False, to, source)
+    place = 0
+    for tensor in tensors:
+        tensor[...] = flat[place : place + tensor.numel()].reshape(tensor.shape)
+        place += tensor.numel()

@@ -7,108 +7,177 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import all_reduce
 
 from tests.exercises.answers import right, wrong
 
-AGREE, MEAN = "the ranks hold the same gradients", "they are the mean over all ranks"
+AGREE, MEAN = "the ranks hold the same gradients", "they are the mean over the samples of all ranks"
 
 
-@wrong("06.1", AGREE, hint="That is the sum")
-def no_division(model):
-    for p in model.parameters():
+def trained(model):
+    return [p for p in model.parameters() if p.grad is not None]
+
+
+def over_all(samples):
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    return total.item()
+
+
+@wrong("06.1", AGREE, hint="That is the sum over the ranks")
+def no_division(model, samples):
+    for p in trained(model):
         dist.all_reduce(p.grad)
 
 
-@wrong("06.1", AGREE, hint="Where does a rank learn how many there are?")
-def divided_by_two(model):
+@wrong("06.1", AGREE, hint="That is the sum over all samples")
+def weighs_and_forgets(model, samples):
+    for p in trained(model):
+        p.grad *= samples
+        dist.all_reduce(p.grad)
+
+
+@wrong("06.1", AGREE, hint="Each rank counts alike")
+def as_in_the_lesson(model, samples):
+    for p in trained(model):
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("06.1", hint="raised TypeError")
+def word_for_word(model, samples):
     for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("06.1", AGREE, hint="It is divided by 2")
+def divided_by_two(model, samples):
+    for p in trained(model):
         dist.all_reduce(p.grad)
         p.grad /= 2
 
 
-@wrong("06.1", AGREE, hint="Add up over the ranks first, then divide, once")
-def divided_twice(model):
-    for p in model.parameters():
-        p.grad /= dist.get_world_size()
+@wrong("06.1", AGREE, hint="divided by the number of ranks")
+def weighs_and_divides_by_ranks(model, samples):
+    for p in trained(model):
+        p.grad *= samples
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
 
 
+@wrong("06.1", AGREE, hint="divided once by their number")
+def divided_twice(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        p.grad *= samples / total
+        dist.all_reduce(p.grad)
+        p.grad /= total
+
+
+@wrong("06.1", hint="Once the ranks agree")
+def divides_by_its_own(model, samples):
+    for p in trained(model):
+        p.grad *= samples
+        dist.all_reduce(p.grad)
+        p.grad /= samples
+
+
 @wrong("06.1", hint="Do the others do the same")
-def only_rank_0(model):
-    for p in model.parameters():
+def only_rank_0(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        p.grad *= samples
         dist.reduce(p.grad, dst=0)
-        p.grad /= dist.get_world_size()
+        p.grad /= total
 
 
 @wrong("06.1", AGREE, hint="That is the gradient of one rank")
-def rank_0s(model):
-    for p in model.parameters():
+def rank_0s(model, samples):
+    for p in trained(model):
         dist.broadcast(p.grad, src=0)
 
 
 @wrong("06.1", hint="Which call gives every rank")
-def into_a_copy(model):
-    for p in model.parameters():
-        mean = p.grad.clone()
+def into_a_copy(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        mean = p.grad * samples
         dist.all_reduce(mean)
-        mean /= dist.get_world_size()
+        mean /= total
 
 
 @wrong("06.1", hint="Which call gives every rank")
-def the_weights_instead(model):
+def the_weights_instead(model, samples):
     for p in model.parameters():
         dist.all_reduce(p.data)
         p.data /= dist.get_world_size()
 
 
-@wrong("06.1", hint="Which call gives every rank")
-def divides_alone(model):
-    for p in model.parameters():
-        p.grad /= dist.get_world_size()
-
-
 @wrong("06.1", hint="What does it return?")
-def takes_what_it_returns(model):
-    for p in model.parameters():
+def takes_what_it_returns(model, samples):
+    for p in trained(model):
         p.grad = dist.all_reduce(p.grad)
 
 
-@wrong("06.1", hint="Do the others do the same")
-def rank_0_divides(model):
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        if dist.get_rank() == 0:
-            p.grad /= dist.get_world_size()
-
-
 @wrong("06.1", hint="never called all_reduce (collective 1)")
-def rank_0_alone(model):
+def rank_0_alone(model, samples):
     if dist.get_rank() == 0:
-        for p in model.parameters():
+        for p in trained(model):
             dist.all_reduce(p.grad)
 
 
 @wrong("06.1", hint="other shapes")
-def flattens(model):
-    for p in model.parameters():
+def flattens(model, samples):
+    for p in trained(model):
         p.data, p.grad = p.data.flatten(), None
         p.grad = torch.zeros_like(p)
 
 
 @wrong("06.1", hint="Is it done for every parameter?")
-def the_first_alone(model):
-    p = next(model.parameters())
+def the_first_alone(model, samples):
+    p = trained(model)[0]
+    p.grad *= samples / over_all(samples)
     dist.all_reduce(p.grad)
-    p.grad /= dist.get_world_size()
 
 
-@wrong("06.1", hint="never called all_reduce")
-def one_rank_stays_away(model):
-    if dist.get_rank():
-        for p in model.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
+@wrong("06.1", hint="without waiting for the end of it")
+def never_waits(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        p.grad *= samples
+        dist.all_reduce(p.grad, async_op=True)
+        p.grad /= total
+
+
+@wrong("06.1", AGREE, hint="which is what float32 keeps")
+def in_single_precision(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        mean = p.grad.float() * samples
+        dist.all_reduce(mean)
+        p.grad.copy_(mean / total)
+
+
+@wrong("06.1", AGREE, hint="An optimizer would go by it")
+def gives_all_one(model, samples):
+    total = over_all(samples)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad * samples
+        dist.all_reduce(p.grad)
+        p.grad /= total
+
+
+totals = []
+
+
+@wrong("06.1", AGREE, hint="What does a later one find of it?")
+def counts_once(model, samples):
+    if not totals:
+        totals.append(over_all(samples))
+    for p in trained(model):
+        p.grad *= samples / totals[0]
+        dist.all_reduce(p.grad)
 
 
 PARAMETERS, BUFFERS = "every rank has rank 0's parameters", "and rank 0's buffers"
@@ -134,16 +203,53 @@ def the_mean_of_all(model):
             tensor /= dist.get_world_size()
 
 
-@wrong("06.2", hint="A model has many")
+@wrong("06.2", hint="Some have arrived")
 def the_first_tensor(model):
     dist.broadcast(next(model.parameters()).data, src=0)
 
 
-@wrong("06.2", PARAMETERS, hint="The first one arrived")
+@wrong("06.2", PARAMETERS, hint="What else does a model hold, saved or not?")
 def all_but_the_counter(model):
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             dist.broadcast(tensor, src=0)
+
+
+@wrong("06.2", PARAMETERS, hint="saved or not")
+def what_is_saved(model):
+    state = [model.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(state, src=0)
+    model.load_state_dict(state[0])
+
+
+@wrong("06.2", PARAMETERS, hint="saved or not")
+def by_the_state_dict(model):
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
+
+
+@wrong("06.2", BUFFERS, hint="Some have arrived")
+def what_is_trained(model):
+    for p in model.parameters():
+        if p.requires_grad:
+            dist.broadcast(p.data, src=0)
+    for b in model.buffers():
+        dist.broadcast(b, src=0)
+
+
+@wrong("06.2", hint="which is what float32 keeps")
+def in_one_tensor_of_floats(model):
+    tensors = [*model.parameters(), *model.buffers()]
+    flat = torch.cat([each.detach().flatten().float() for each in tensors])
+    dist.broadcast(flat, src=0)
+    for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+        each.data.copy_(part.view_as(each))
+
+
+@wrong("06.2", hint="without waiting for the end of it")
+def starts_it_all(model):
+    for each in (*model.parameters(), *model.buffers()):
+        dist.broadcast(each.data, src=0, async_op=True)
 
 
 @wrong("06.2", hint="Nothing arrived in the model")
@@ -164,7 +270,18 @@ def into_copies(model):
         dist.broadcast(tensor.clone(), src=0)
 
 
-BEGINS = "all replicas begin with rank 0's parameters"
+same: dict[int, Any] = {}
+
+
+@wrong("06.2", hint="Nothing arrived in the model")
+def once_for_each_model(model):
+    if id(model) not in same:
+        same[id(model)] = model
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+
+BEGINS = "all replicas begin with rank 0's parameters and buffers"
 DURING = "after backward() alone, every rank holds the mean of the gradients"
 FULL = "three steps give the weights of one device with the whole batch"
 
@@ -176,9 +293,16 @@ class Wrapper(nn.Module):
         self.begin()
 
     def begin(self) -> None:
-        for p in self.module.parameters():
-            dist.broadcast(p.data, src=0)
+        self.share()
+        for p in self.trained():
             p.register_post_accumulate_grad_hook(self.average)
+
+    def share(self) -> None:
+        for each in (*self.module.parameters(), *self.module.buffers()):
+            dist.broadcast(each.data, src=0)
+
+    def trained(self) -> list[Any]:
+        return [p for p in self.module.parameters() if p.requires_grad]
 
     def average(self, p: Any) -> None:
         dist.all_reduce(p.grad)
@@ -197,22 +321,21 @@ class SumsUp(Wrapper):
 @wrong("06.3", hint="What has to travel before the first step")
 class StartsApart(Wrapper):
     def begin(self) -> None:
-        for p in self.module.parameters():
+        for p in self.trained():
             p.register_post_accumulate_grad_hook(self.average)
 
 
 @wrong("06.3", BEGINS, hint="Nobody calls anything after backward()")
 class WaitsToBeCalled(Wrapper):
     def begin(self) -> None:
-        for p in self.module.parameters():
-            dist.broadcast(p.data, src=0)
+        self.share()
 
 
 @wrong("06.3", BEGINS, hint="a hook on each parameter")
 class HooksTheFirst(Wrapper):
     def begin(self) -> None:
-        for p in self.module.parameters():
-            dist.broadcast(p.data, src=0)
+        self.share()
+        p = self.trained()[-1]
         p.register_post_accumulate_grad_hook(self.average)
 
 
@@ -226,8 +349,7 @@ class DividesTwice(Wrapper):
 @wrong("06.3", BEGINS, hint="Nobody calls anything after backward()")
 class AveragesInForward(Wrapper):
     def begin(self) -> None:
-        for p in self.module.parameters():
-            dist.broadcast(p.data, src=0)
+        self.share()
 
     def forward(self, *args: Any) -> Any:
         for p in self.module.parameters():
@@ -239,8 +361,8 @@ class AveragesInForward(Wrapper):
 @wrong("06.3", BEGINS, hint="for its own")
 class HooksOfTheLast(Wrapper):
     def begin(self) -> None:
-        for p in self.module.parameters():
-            dist.broadcast(p.data, src=0)
+        self.share()
+        for p in self.trained():
             p.register_post_accumulate_grad_hook(lambda _: self.of_the_last(p))  # noqa: B023
 
     def of_the_last(self, p: Any) -> None:
@@ -270,7 +392,7 @@ class WorksOnce(Wrapper):
 
     def average(self, p: Any) -> None:
         self.done += 1
-        if self.done <= len(list(self.parameters())):
+        if self.done <= len(self.trained()):
             super().average(p)
 
 
@@ -280,6 +402,7 @@ class StartsWithTheMean(Wrapper):
         for p in self.module.parameters():
             dist.all_reduce(p.data)
             p.data /= dist.get_world_size()
+        for p in self.trained():
             p.register_post_accumulate_grad_hook(self.average)
 
 
@@ -306,41 +429,97 @@ class ForgetsSuper(nn.Module):
         self.module = module
 
 
+@wrong("06.3", BEGINS, hint="What does a second one find of it?")
+class CountsItsModels(Wrapper):
+    """Hooks for the first model alone."""
+
+    def begin(self) -> None:
+        self.share()
+        if not models:
+            super().begin()
+        models.append(self.module)
+
+
+models: list[Any] = []
+
+
+@wrong("06.3", hint="A model has buffers, too")
+class ForgetsBuffers(Wrapper):
+    def share(self) -> None:
+        for p in self.module.parameters():
+            dist.broadcast(p.data, src=0)
+
+
+@wrong("06.3", hint="doesn't require gradient")
+class HooksTheFrozen(Wrapper):
+    def trained(self) -> list[Any]:
+        return list(self.module.parameters())
+
+
+@wrong("06.3", hint="this time it is yours")
+class HidesDDP(Wrapper):
+    def begin(self) -> None:
+        self.hidden = [nn.parallel.DistributedDataParallel(self.module)]
+
+    def forward(self, *args: Any) -> Any:
+        return self.hidden[0](*args)
+
+
+@wrong("06.3", BEGINS, hint="Is it divided once, after the sum?")
+class DividesByTwo(Wrapper):
+    def average(self, p: Any) -> None:
+        dist.all_reduce(p.grad)
+        p.grad /= 2
+
+
+@wrong("06.3", hint="without waiting for the end of it")
+class NeverWaits(Wrapper):
+    def average(self, p: Any) -> None:
+        p.grad /= dist.get_world_size()
+        dist.all_reduce(p.grad, async_op=True)
+
+
 # --- right, in another style ---
 
 
 @right("06.1")
-def gathers_all(model):
-    for p in model.parameters():
+def gathers_all(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
         each = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
-        dist.all_gather(each, p.grad)
-        p.grad = torch.stack(each).mean(0)
+        dist.all_gather(each, p.grad * samples / total)
+        p.grad = torch.stack(each).sum(0)
 
 
 @right("06.1")
-def sends_all_at_once(model):
-    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+def sends_all_at_once(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        p.grad.mul_(samples / total)
+    works = [all_reduce(p.grad, async_op=True) for p in trained(model)]
     for work in works:
         work.wait()
-    for p in model.parameters():
-        p.grad.div_(dist.get_world_size())
 
 
 @right("06.1")
-def in_one_tensor(model):
-    flat = torch.cat([p.grad.flatten() for p in model.parameters()]) / dist.get_world_size()
+def in_one_tensor(model, samples):
+    """The count travels with the gradients."""
+    parameters = trained(model)
+    flat = torch.cat([p.grad.flatten() for p in parameters] + [torch.ones(1, dtype=torch.float64)]) * samples
     dist.all_reduce(flat)
-    for p, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True):
+    sizes = [p.numel() for p in parameters]
+    for p, part in zip(parameters, (flat[:-1] / flat[-1]).split(sizes), strict=True):
         p.grad = part.view_as(p)
 
 
 @right("06.1")
-def by_rank_0(model):
-    for p in model.parameters():
+def by_rank_0(model, samples):
+    total = over_all(samples)
+    for p in trained(model):
+        p.grad *= samples
         dist.reduce(p.grad, dst=0)
         dist.broadcast(p.grad, src=0)
-        p.grad /= dist.get_world_size()
-    dist.destroy_process_group()
+        p.grad /= total
 
 
 @right("06.2")
@@ -353,16 +532,24 @@ def one_after_the_other(model):
 
 @right("06.2")
 def as_an_object(model):
-    state = [model.state_dict() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(state, src=0)
-    model.load_state_dict(state[0])
+    everything = [list(model.parameters()) + list(model.buffers())]
+    dist.broadcast_object_list(everything, src=0)
+    with torch.no_grad():
+        for mine, theirs in zip((*model.parameters(), *model.buffers()), everything[0], strict=True):
+            mine.copy_(theirs)
+
+
+@right("06.2")
+def as_ddp_does(model):
+    tensors = [each.detach() for each in (*model.parameters(), *model.buffers())]
+    dist._broadcast_coalesced(dist.group.WORLD, tensors, 2**20, 0)
 
 
 @right("06.3")
 class HooksTheGradient(Wrapper):
     def begin(self) -> None:
-        for p in self.module.parameters():
-            dist.broadcast(p.data, src=0)
+        self.share()
+        for p in self.trained():
             p.register_hook(self.mean)
 
     def mean(self, gradient: Any) -> Any:
@@ -385,6 +572,17 @@ class AllInTheLastHook(Wrapper):
 
     def average(self, p: Any) -> None:
         self.ready += 1
-        if self.ready % len(list(self.parameters())) == 0:
-            for each in self.parameters():
+        if self.ready % len(self.trained()) == 0:
+            for each in self.trained():
                 super().average(each)
+
+
+@right("06.3")
+class WaitsInTheStep(Wrapper):
+    """Hooks the nodes at which gradients accumulate."""
+
+    def begin(self) -> None:
+        self.share()
+        self.nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in self.trained()]
+        for node, p in zip(self.nodes, self.trained(), strict=True):
+            node.register_hook(lambda *_, p=p: self.average(p))

@@ -524,6 +524,42 @@ def everything_averaged(model):
 # --- right, in another style ---
 
 
+class WritesInto(torch.autograd.Function):
+    """What comes to its backward pass is the output's gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        kept = gradient.clone()
+        gradient.zero_()
+        return kept
+
+
+@wrong("12.2", FORWARD, LESS, hint="Add up in a tensor of your own")
+def uses_up_the_gradient(x, eps):
+    return WritesInto.apply(normed(x, eps, Summed.apply))
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="Only what a norm has noted of its batches")
+def puts_new_buffers_in(model):
+    before = {name: getattr(each, "num_batches_tracked", None) for name, each in model.named_modules()}
+    pool(model, norms(model), lambda variances, squares, mean: variances + squares - mean**2)
+    for name, each in model.named_modules():
+        if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.running_mean is not None:
+            each.running_mean = each.running_mean.clone()
+            each.num_batches_tracked = before[name]
+
+
+@wrong("12.3", hint="ne of rank")
+def all_but_the_model_itself(model):
+    inner = [each for child in model.children() for each in norms(child)]
+    if inner:
+        pool(model, inner, lambda variances, squares, mean: variances + squares - mean**2)
+
+
 @right("12.1")
 def asks_autograd(model, loss):
     parameters = [each for _, each in trainable(model)]

@@ -1,0 +1,260 @@
+"""Answers that would harm the check, or the machine: each is feedback, soon, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib import check
+from course_lib.exercises import asking
+from course_lib.exercises.asking import Ask, Finding, in_group, question, told
+
+CHECK = importlib.import_module("course_lib.exercises.check")  # the module, not the function of its name
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions about a function without arguments."""
+    check("", None)
+    monkeypatch.setattr(CHECK, "QUESTIONS", dict(CHECK.QUESTIONS))
+    monkeypatch.setattr(asking, "QUESTIONS", CHECK.QUESTIONS)
+    monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 3.0)
+
+    @question("99.1", "f()", {"it returns 3": 1})
+    def judge(ask: Ask, rng: Any) -> Iterator[Finding]:
+        found = ask(lambda answer: answer())[0]
+        yield Finding("it returns 3", found == 3, told(found), "Look.")
+
+    @question("99.2", "f()", {"again and again": 1})
+    def asks_often(ask: Ask, rng: Any) -> Iterator[Finding]:
+        for _ in range(20):
+            ask(lambda answer: answer())
+        yield Finding("again and again", True)
+
+    @question("99.3", "f()", {"together": 1})
+    def asks_a_group(ask: Ask, rng: Any) -> Iterator[Finding]:
+        ask(in_group(lambda answer: answer()), nprocs=2)
+        yield Finding("together", True)
+
+
+def refused(answer: Any, number: str = "99.1") -> str:
+    feedback = check(number, answer)
+    assert repr(feedback) == "0"
+    assert len(str(feedback)) < 5000
+    return str(feedback)
+
+
+def ends_it(*_: Any) -> Any:
+    raise SystemExit(0)
+
+
+def interrupts_it(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def never_ends(*_: Any) -> Any:
+    while True:
+        pass
+
+
+RUDE: dict[str, Callable[..., Any]] = {"ends": ends_it, "interrupts": interrupts_it, "never ends": never_ends}
+
+
+def odd(method: str, does: str) -> Any:
+    """A function's stand-in with one method that does something else than it should."""
+    return type("Odd", (), {"__call__": lambda self: 3, method: RUDE[does]})()
+
+
+@pytest.mark.parametrize("method", ["__reduce__", "__getstate__", "__reduce_ex__"])
+@pytest.mark.parametrize("does", RUDE)
+def test_what_pickling_does_is_feedback(method: str, does: str) -> None:
+    threads = threading.active_count()
+    assert "your answer cannot be sent to the ranks: " in refused(odd(method, does))
+    until = time.monotonic() + 10
+    while threading.active_count() > threads:  # the thread that never came back is ended, too
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("does", RUDE)
+@pytest.mark.parametrize("method", ["__repr__", "__float__", "tolist"])
+def test_what_comes_back_may_be_odd(method: str, does: str) -> None:
+    if does == "never ends" and method == "__float__":
+        pytest.skip("nobody calls it")
+
+    def answer() -> Any:
+        return odd(method, does)
+
+    refused(answer)
+
+
+def test_a_name_that_raises() -> None:
+    class Named(type):
+        @property
+        def __name__(cls) -> str:
+            raise KeyboardInterrupt
+
+    class Answer(metaclass=Named):
+        def __new__(cls) -> Any:
+            return object.__new__(cls)
+
+    refused(Answer)
+    refused(Answer())
+    check([], Answer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: [0.5] * 10**7,
+        lambda: [[0.5] * 10**4] * 10**3,
+        lambda: torch.zeros(10**7),
+        lambda: {"a": torch.zeros(10**7).numpy()},
+        lambda: "x" * 10**8,
+    ],
+)
+def test_more_numbers_than_anybody_asked_for_are_refused_at_once(made: Any) -> None:
+    began = time.process_time()
+    assert "gave back more than 400,000 numbers" in refused(made)
+    assert time.process_time() - began < 1
+
+
+def test_a_long_error_is_cut() -> None:
+    def raises() -> None:
+        raise ValueError("x" * 10**6)
+
+    assert "raised ValueError: xxx" in refused(raises)
+
+
+def test_all_that_a_judge_asks_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHECK, "ALL_SECONDS", 4.0)
+    began = time.monotonic()
+    said = refused(lambda: time.sleep(1), "99.2")
+    assert "your code was not done after" in said
+    assert time.monotonic() - began < 12  # the ranks' start and end, and a report, on a busy machine
+
+
+# --- what is left behind -----------------------------------------------------------------------------------
+
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def note(path: Path, pid: int) -> None:
+    with open(path, "a") as file:
+        file.write(f"{pid}\n")
+
+
+def in_its_own_session(path: Path) -> None:
+    note(path, subprocess.Popen(SLEEPS, start_new_session=True).pid)
+
+
+def without_an_environment(path: Path) -> None:
+    note(path, subprocess.Popen(SLEEPS, start_new_session=True, env={}, close_fds=True).pid)
+
+
+def as_a_daemon(path: Path) -> None:
+    """As textbooks have it: two forks, a session of its own, all files closed."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            note(path, os.getpid())
+            os.closerange(0, 4096)
+            time.sleep(600)
+        os._exit(0)
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def in_a_session_and_away(path: Path) -> None:
+    in_its_own_session(path)
+    os._exit(0)
+
+
+def forked_and_away(path: Path) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        note(path, os.getpid())
+        time.sleep(600)
+    while not path.exists():
+        time.sleep(0.01)
+    os._exit(0)
+
+
+def as_a_daemon_and_hangs(path: Path) -> None:
+    as_a_daemon(path)
+    time.sleep(600)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are handed over there alone")
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        *(in_its_own_session, without_an_environment, as_a_daemon),
+        *(in_a_session_and_away, forked_and_away, as_a_daemon_and_hangs),
+    ],
+)
+def test_nothing_that_an_answer_starts_outlives_the_check(leaves: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pids"
+    check("99.1", lambda: leaves(path))
+    pids = [int(line) for line in path.read_text().split()]
+    assert pids
+    until = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# --- without an end ----------------------------------------------------------------------------------------
+
+
+def endless(*_: Any) -> Iterator[int]:
+    while True:
+        yield 1
+
+
+def fills_memory() -> list[bytes]:
+    return [bytes(1 << 20) for _ in range(1 << 14)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory has a limit there alone")
+def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 30.0)  # a gigabyte takes its time
+    said = refused(fills_memory)
+    assert "MemoryError" in said
+    assert "come to an end" in said
+
+
+def test_a_generator_without_an_end_is_called_so() -> None:
+    said = refused(lambda n, world_size, rank, *_, **__: endless(), "07.1")
+    assert "come to an end" in said or "in endless" in said or "yield 1" in said
+
+
+# --- work that nobody waits for ----------------------------------------------------------------------------
+
+
+def test_work_that_nobody_waited_for_is_named() -> None:
+    def answer() -> None:
+        if dist.get_rank() == 1:
+            dist.isend(torch.ones(3), 0)
+        else:
+            dist.recv(torch.ones(3), 1)
+
+    assert "rank 1 started send without waiting for the end of it" in refused(answer, "99.3")
+
+    def waits() -> None:
+        for work in [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]:
+            work.wait()
+
+    assert repr(check("99.3", waits)) == "1"
