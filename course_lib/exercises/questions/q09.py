@@ -276,7 +276,7 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
 
 ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
 NEAR, WORLD_SIZES = 0.15, (2, 3, 4, 8, 16)  # the small ones tell its factor from 2
-# How far the sizes reach, in α/β, where a message costs twice α; and whether the last time is too long, as the
+# How far the sizes reach, in α/β, where a message costs twice α; whether the last time is too long, as the
 # first one is. Near α/β no single time tells α or β; where sizes reach far, plain squares forget α.
 RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1))
 TIMES, WOBBLE, AT_THE_ENDS = 40, 0.05, 0.085

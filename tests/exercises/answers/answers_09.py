@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from typing import Any
@@ -134,8 +133,7 @@ def in_the_other_order(tensors, gpus_per_node, ranks_per_node, network):
 
 
 @right("09.1")
-@functools.singledispatch
-def dispatched(tensors, gpus, ranks, network):
+def of_torchs_own_class(tensors, gpus, ranks, network):
     return dist.Backend(by_the_book(tensors, gpus, ranks, network)[0]), reason(tensors, gpus, ranks, network)
 
 
