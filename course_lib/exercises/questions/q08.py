@@ -63,6 +63,7 @@ def arguments(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         (TOLD, _launched(0, 0, size, here, 0), words),
         (OLD, inner, passed + words),
         (OLD, inner, words + passed),
+        (OLD, inner, [f"--local_rank={local_rank}", *words]),
         (ALONE, alone, words),
         (ALONE, alone, []),
     ]
@@ -105,7 +106,9 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
 
 def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: int) -> list[Any]:
     found: list[dict[str, Any] | str] = []
-    for environment, argv in cases:
+    same: dict[str, list[str]] = {}
+    for environment, words in cases:
+        argv = same.setdefault(" ".join(words), words)  # the very same list, in another environment
         for name in list(os.environ):
             if name.endswith(OF_LAUNCHERS) or name.startswith("TORCHELASTIC"):
                 del os.environ[name]

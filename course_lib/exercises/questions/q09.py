@@ -142,6 +142,7 @@ SAME = "every rank returns the time of the slowest"
 FASTER = 0.5  # a call on the other ranks takes so much of what it takes on the slowest
 FIRST, STRAY, LUCKY = 10.0, 30.0, 0.25  # times what a call takes: the first, one later, and some
 FEW, MOST, SMALL = 12, 50, 64  # calls; bytes of a message that only agrees on a number
+MEETINGS = ("barrier", "monitored_barrier", "broadcast", "allgather")
 LEAST, LARGEST = 0.82, 1.25  # of what a call took: the mean of two ranks is below, a mean with a stray above
 OF_WHAT = "Is that the time of one call, in seconds, or the sum of all, or the first, or in milliseconds?"
 
@@ -158,6 +159,7 @@ def seconds_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             "slowest": slow,
             "seconds": seconds * rng.uniform(0.9, 1.1),
             "stray": rng.randint(6, 9),
+            "late": rng.choice([rank for rank in range(ranks) if rank != slow]),
         }
         for size, slow, seconds in zip(sizes, slowest, took, strict=True)
     ]
@@ -188,24 +190,31 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     top = max(usual)
     shortest = abs(max(values) / lucky - 1) < 0.1 and max(values) < LEAST * top if lucky else False
     calls = min(len(each["calls"]) for each in ranks)
+    waited = all(took > 0 for each in ranks for _, took in each["calls"])
+    near = all(LEAST * min(usual) < value < LARGEST * top for value in values)
+    together = not near or all(each["met"] >= len(each["calls"]) / 2 for each in ranks)
     seen = f"a call took {1e3 * top:.1f} ms on the slowest rank, it returned {1e3 * max(values):.1f} ms"
     if calls < FEW:
         seen = f"it made {calls} calls"
         hint = "That is too few to tell a stray one from the rest. Make 15 or so."
-    elif any(took == 0 for each in ranks for _, took in each["calls"]):
+    elif not waited:
         seen = "there were calls that nobody waited for"
         hint = "Such a call comes back before it is done. What tells you that it is?"
     elif max(values) > 5 * top:
         hint = OF_WHAT
+    elif abs(max(values) / (sum(usual) or 1) - 1) < 0.1:
+        hint = "That is the sum over the ranks, who call at the same time. Which operation takes the largest?"
     elif max(values) >= LARGEST * top:
-        hint = "One call was much longer than all others. Which kind of middle is not moved by it?"
+        hint = "One call was much longer than all others. Which kind of middle is not moved by it? "
+        hint += "Or does your clock run while a rank waits for a rank that comes late?"
+    elif not together:
+        seen = "between two calls the ranks do not meet"
+        hint = "Who is early waits for the others inside of the call, and its clock runs. Who begins when?"
     elif shortest:
         hint = "That is the shortest of all calls, a lucky one. What does a call take as a rule?"
     else:
         hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
-    waited = all(took > 0 for each in ranks for _, took in each["calls"])
-    near = all(LEAST * min(usual) < value < LARGEST * top for value in values)
-    yield Finding(TYPICAL, calls >= FEW and waited and near and not shortest, seen, hint)
+    yield Finding(TYPICAL, calls >= FEW and waited and near and together and not shortest, seen, hint)
     apart = max(values) > min(values)
     if apart:
         hint = "Each returns its own. Which operation leaves the largest of all on every rank?"
@@ -224,6 +233,7 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
     """The answer, where each all_reduce takes a known time; the bytes of each and the seconds it took."""
     seconds = plan["seconds"] * (1 if dist.get_rank() == plan["slowest"] else FASTER)
     calls: list[list[float]] = []
+    met: set[int] = set()  # by how many calls were made before
     pending: dict[int, tuple[Any, float, float, list[float]]] = {}
 
     def wanted(place: int) -> float:
@@ -237,7 +247,9 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
         begun, work = perf_counter(), real(self, given, *args, **named)
         tensors = [given] if isinstance(given, torch.Tensor) else given
         size = sum(each.nbytes for each in tensors)
-        if size > SMALL:
+        if size <= SMALL:
+            met.add(len(calls))
+        else:
             calls.append([size, 0.0])
             pending[id(work)] = work, begun, begun + wanted(len(calls) - 1), calls[-1]
             if work is None:  # torch has waited already
@@ -255,6 +267,12 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
         finish(self)
         return result
 
+    def meet(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        met.add(len(calls))
+        if dist.get_rank() == plan["late"]:  # it has something else to do before
+            sleep(plan["seconds"])
+        return real(self, *args, **named)
+
     def is_completed(real: Callable[..., bool], self: Any) -> bool:
         if id(self) in pending and perf_counter() < pending[id(self)][2]:
             return False
@@ -267,9 +285,12 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(method(start, dist.ProcessGroup, "allreduce"))
         stack.enter_context(method(is_completed, dist.Work, "is_completed"))
+        for name in filter(partial(hasattr, dist.ProcessGroup), MEETINGS):
+            stack.enter_context(method(meet, dist.ProcessGroup, name))
         for name in ("wait", "synchronize", "get_future"):
             stack.enter_context(method(end, dist.Work, name))
-        return {"value": number(answer(plan["size"])), "calls": calls}
+        value = number(answer(plan["size"]))
+    return {"value": value, "calls": calls, "met": len(met - {0, len(calls)})}
 
 
 # --- 09.3 -------------------------------------------------------------------------------------------------

@@ -313,9 +313,9 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
 
 
 def _loaded(answer: Any, kind: int, values: int, paths: dict[str, str]) -> dict[str, Any]:
-    found = {}
+    found, model = {}, _Net(kind, values)  # one model gets them all
     for what, path in paths.items():
-        model, error = _Net(kind, values), ""
+        error = ""
         try:
             answer(Path(path), model)
         except Exception as raised:

@@ -27,6 +27,8 @@ ALONE = "started alone, it is rank 0 of 1"
 def parser(*more: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
+    if more == ("--local-rank",):  # as new launchers write it, and as old ones did
+        more = ("--local-rank", "--local_rank")
     if more:
         parser.add_argument(*more, type=int, default=0)
     return parser
@@ -130,6 +132,13 @@ def with_ranks(args, local_rank=None):
     return args
 
 
+@wrong("08.1", TOLD, ALONE, hint="Hyphen or underscore?")
+def hyphen_alone(argv):
+    known = parser()
+    known.add_argument("--local-rank", type=int)
+    return with_ranks(known.parse_args(argv))
+
+
 @wrong("08.1", ALONE, hint="Nodes may differ")
 def counts_gpus(argv):
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 1
@@ -166,7 +175,7 @@ def asks_for_epochs(argv):
 
 @wrong("08.1", TOLD, ALONE, hint="argparse ends a program")
 def the_first_argument_goes(argv):
-    if argv and argv[0].startswith("--local-rank"):
+    if argv and argv[0].startswith("--local"):
         argv = argv[1:]
     return with_ranks(parser().parse_args(argv))
 
@@ -539,7 +548,7 @@ def asks_torch_who_launched_it(argv):
 def sets_what_nobody_has_set(argv):
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
-    args = parser().parse_args([each for each in argv if not each.startswith("--local-rank=")])
+    args = parser().parse_args([each for each in argv if not each.startswith("--local")])
     return with_ranks(args)
 
 

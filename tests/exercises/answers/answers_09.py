@@ -250,6 +250,34 @@ def prints_it(size):
     print(slowest(statistics.median(calls_of(torch.zeros(size // 4)))))
 
 
+@wrong("09.2", BYTES, hint="Who begins when?")
+def whoever_comes_first(size):
+    tensor, took = torch.zeros(size // 4), []
+    for _ in range(18):
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        took.append(time.perf_counter() - begin)
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="waits for a rank that comes late")
+def with_the_waiting(size):
+    tensor, took = torch.zeros(size // 4), []
+    for _ in range(18):
+        begin = time.perf_counter()
+        dist.barrier()
+        dist.all_reduce(tensor)
+        took.append(time.perf_counter() - begin)
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="the sum over the ranks")
+def of_all_ranks_together(size):
+    value = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
+    dist.all_reduce(value)
+    return value.item()
+
+
 @wrong("09.2", BYTES, hint="nobody waited for")
 def nobody_waits(size):
     tensor, took = torch.zeros(size // 4), []

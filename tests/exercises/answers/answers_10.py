@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 import tempfile
@@ -46,7 +47,7 @@ def strips_letters(weights):
 
 @wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
 def if_the_first_has_it(weights):
-    if next(iter(weights)).startswith("module."):
+    if next(iter(weights), "").startswith("module."):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
@@ -461,7 +462,7 @@ def loads_in_the_loop(path, model):
 @wrong("10.3", CODE, hint="the model has other weights than the file")
 def into_another_model(path, model):
     found = torch.load(path, map_location="cpu")
-    model = type(model)()
+    model = copy.deepcopy(model)
     model.load_state_dict(stripped(found.get("model", found)))
 
 
