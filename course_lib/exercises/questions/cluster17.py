@@ -15,6 +15,7 @@ from typing import Any
 
 SECONDS = 15.0  # that a job file may take on the stand-ins
 NAMES = ("sbatch", "srun", "scontrol", "hostname", "torchrun", "python", "python3", "sleep")
+NAMES += ("module", "ml", "conda", "nvidia-smi")  # they do nothing here
 
 # One program under all of their names, run by Python without its site: it starts in milliseconds.
 STAND_IN = r"""
@@ -135,7 +136,7 @@ elif name.startswith("python"):
         note("torchrun", words[2:])
     else:
         note("python", words)
-elif name != "sleep":  # here nothing takes its time
+elif name not in ("sleep", "module", "ml", "conda", "nvidia-smi"):  # here nothing takes its time
     sys.exit(name + ": not on this cluster")
 """
 

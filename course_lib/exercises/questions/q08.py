@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import itertools
+import json
 import os
 import random
-import tempfile
-from collections.abc import Iterator
+import select
+import signal
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,11 +19,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from ..asking import Ask, Finding, Refused, far, in_group, question, reason, told
+from ..drawn import folder, machine, network, seeds, tensor, with_two_numbers
+from ..written import written
 
-RANKS = 3  # an answer that divides by 2 must not pass
 CLOSE = 1e-9  # the tensors are float64
 
 # --- 08.1 -------------------------------------------------------------------------------------------------
@@ -36,29 +42,46 @@ IN_VAIN = {
     "KeyError": "A variable is not there where nobody launched the script. What must hold then?",
     "": "It has to return whatever the launcher is, or is not.",
 }
+Launched = tuple[dict[str, int], dict[str, str]]  # what is right, the environment
 
 
 @question("08.1", "arguments(argv)", {TOLD: 1, OLD: 1, ALONE: 1})
 def arguments(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks_here, node = rng.randint(3, 6), rng.randint(1, 3)
-    launched = {"local_rank": rng.randint(1, ranks_here - 1), "world_size": ranks_here * 4}
-    launched["rank"] = node * ranks_here + launched["local_rank"]
-    environment = {name.upper(): str(value) for name, value in launched.items()}
-    environment |= {"LOCAL_WORLD_SIZE": str(ranks_here), "GROUP_RANK": str(node)}
+    here, more = rng.randint(3, 6), rng.randint(1, 2)
+    # the nodes before have other numbers of ranks: no number follows from another one
+    before = 2 * here + more
+    size = before + here + rng.choice([each for each in range(1, 6) if each + more != here])
+    local_rank = rng.randint(1, here - 1)
+    inner = _launched(before + local_rank, local_rank, size, here, 2)
     epochs = rng.randint(2, 9)
-    words = [f"--epochs={epochs}"]
+    words = rng.choice([[f"--epochs={epochs}"], ["--epochs", str(epochs)]])
+    passed = [f"--local-rank={local_rank}"]
+    alone = {"rank": 0, "local_rank": 0, "world_size": 1}, {}
     cases = [
-        (TOLD, launched, environment, words),
-        (OLD, launched, environment, [f"--local-rank={launched['local_rank']}", *words]),
-        (ALONE, {"rank": 0, "local_rank": 0, "world_size": 1}, {}, words),
+        (TOLD, inner, words),
+        (TOLD, _launched(before, 0, size, here, 2), words),
+        (TOLD, _launched(0, 0, size, here, 0), words),
+        (OLD, inner, passed + words),
+        (OLD, inner, words + passed),
+        (OLD, inner, [f"--local_rank={local_rank}", *words]),
+        (ALONE, alone, words),
+        (ALONE, alone, []),
     ]
-    (found,) = ask(_parsed, [case[2:] for case in cases])
-    for (what, right, _, argv), got in zip(cases, found, strict=True):
+    (found,) = ask(_parsed, [(environment, argv) for _, (_, environment), argv in cases], here)
+    for (what, (right, _), argv), got in zip(cases, found, strict=True):
         if isinstance(got, str):
             hint = next(hint for words, hint in IN_VAIN.items() if words in got)
             yield Finding(what, False, f"with the arguments {' '.join(argv)} {got}", hint)
         else:
-            yield _known(what, got, right | {"epochs": epochs})
+            yield _known(what, got, right | {"epochs": epochs if argv else 1})
+
+
+def _launched(rank: int, local_rank: int, size: int, here: int, node: int) -> Launched:
+    right = {"rank": rank, "local_rank": local_rank, "world_size": size}
+    more = {"local_world_size": here, "group_rank": node, "group_world_size": 4}
+    environment = {name.upper(): str(value) for name, value in (right | more).items()}
+    environment |= {"ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": "none"}
+    return right, environment | {"MASTER_ADDR": "node-0", "MASTER_PORT": "29400"}
 
 
 def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
@@ -76,19 +99,22 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
     elif "local_rank" in wrong and got["local_rank"] == right["rank"]:
         hint = "That is its number among all processes of all nodes, not among those of its own."
     else:
-        hint = "Which of torchrun's environment variables says this?"
+        hint = "Which of torchrun's environment variables says this? (Nodes may differ in their ranks.)"
     seen = f"args.{wrong[0]} is {got[wrong[0]]!r}, and should be {right[wrong[0]]!r}"
     return Finding(what, False, seen, hint)
 
 
-def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]]) -> list[dict[str, Any] | str]:
+def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: int) -> list[Any]:
     found: list[dict[str, Any] | str] = []
-    for environment, argv in cases:
-        for name in [each for each in os.environ if each.endswith(OF_LAUNCHERS)]:
-            del os.environ[name]
-        os.environ.update(environment)
+    same: dict[str, list[str]] = {}
+    for environment, words in cases:
+        argv = same.setdefault(" ".join(words), words)  # the very same list, in another environment
+        for name in list(os.environ):
+            if name.endswith(OF_LAUNCHERS) or name.startswith("TORCHELASTIC"):
+                del os.environ[name]
         try:
-            args = answer(argv)
+            with machine(gpus, environment):
+                args = answer(argv)
         except (Exception, SystemExit) as error:
             found.append(f"it raised {reason(error)}")
             continue
@@ -107,79 +133,118 @@ ON_GPU = "on a GPU, device_ids names that GPU"
 
 @question("08.2", "wrap(model, device)", {TAKES: 1, MEAN: 1, ON_GPU: 1})
 def wrap(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seeds, gpu = [rng.randrange(2**31) for _ in range(RANKS)], rng.randint(1, 7)
-    held = ask(_wrapped, seeds, nprocs=RANKS)
-    is_ddp = all(each["kind"] == "DistributedDataParallel" for each in held)
-    if any("raised" in each["kind"] for each in held):
+    yield from with_two_numbers(rng, partial(_of_wrapping, ask, rng))
+
+
+def _of_wrapping(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    kind, *values = seeds(rng, 1 + ranks)
+    gpus = rng.sample([0, rng.randint(1, 7)], 2)
+    held = ask(_wrapped, kind, values, gpus, nprocs=ranks)
+    wrong = [each["kind"] for each in held if each["kind"]]
+    if any("raised" in each for each in wrong):
         hint = "Read the last line of the error of a CPU model, in the lesson: what must device_ids be?"
     else:
         hint = "Whoever trains on calls what comes back, and it has to average."
-    yield Finding(TAKES, is_ddp, f"on the CPU: {held[0]['kind']}", hint)
-    mean = torch.stack([_samples(seed).sum(0).expand(3, 4) for seed in seeds]).mean(0)
+    yield Finding(TAKES, not wrong, f"on the CPU: {(wrong or [''])[0]}", hint)
+    mean = [
+        sum(each) / ranks for each in zip(*(_gradient(kind, values, i) for i in range(ranks)), strict=True)
+    ]
     off = max(far(each["gradient"], mean) for each in held)
     lacking = any(each["gradient"] is None for each in held)
     seen = "there were no gradients" if lacking else f"a gradient is {off:.3g} away from the mean"
-    if is_ddp:
+    trouble = [each["trouble"] for each in held if each["trouble"]]
+    if trouble:
+        seen, hint = f"a step with it {trouble[0]}", "It takes the same inputs as the model."
+    elif not wrong:
         hint = "Is it the given model that is wrapped, as it is?"
     else:
         hint = "First it has to be a DDP that can be called; then look at this again."
-    yield Finding(MEAN, off < CLOSE, seen, hint)
-    (asked,) = ask(_on_gpu, gpu)
+    yield Finding(MEAN, off < CLOSE, f"{ranks} ranks: {seen}", hint)
+    for place, gpu in enumerate(gpus):
+        yield _of_a_gpu(gpu, held[0]["asked"][place])
+
+
+def _of_a_gpu(gpu: int, asked: dict[str, Any]) -> Finding:
     trouble, ids, output = asked["trouble"], asked["device_ids"], asked["output_device"]
     seen = f"for cuda:{gpu} {trouble or f'DDP was given device_ids={ids}, output_device={output}'}"
     if trouble:
         hint = "Here the device is a GPU (none is needed for this check). DDP is called all the same."
     elif ids is None:
-        hint = "None is for the CPU. On a GPU DDP has to be told which one is this rank's."
+        hint = "None is for the CPU. On a GPU DDP has to be told which one is this rank's. (0 is one, too.)"
     elif ids == [0]:
         hint = "All ranks of the node would name the same GPU. Which one is this rank's own?"
     else:
         hint = "One process, one GPU: the one that `device` is."
-    yield Finding(ON_GPU, ids == [gpu] and output in (None, gpu), seen, hint)
+    return Finding(ON_GPU, ids == [gpu] and output in (None, gpu), seen, hint)
 
 
-def _network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(4, 3).double()
+def _gradient(kind: int, values: list[int], rank: int) -> list[float]:
+    """Of one rank; DDP gives all of them the weights of rank 0."""
+    model = network(kind, values[0])
+    _loss(model, values[rank]).backward()
+    return _gradients(model)
 
 
-def _samples(seed: int) -> torch.Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def _loss(model: Callable[[torch.Tensor], torch.Tensor], seed: int) -> torch.Tensor:
+    return model(tensor(seed, (5, 4))).square().sum()
+
+
+def _gradients(model: nn.Module) -> list[float]:
+    kept = [each for each in model.parameters() if each.requires_grad]
+    return torch.cat([each.grad.flatten() for each in kept]).tolist()
 
 
 @in_group
-def _wrapped(answer: Any, seeds: list[int]) -> dict[str, Any]:
-    model, kind = _network(), ""
+def _wrapped(answer: Any, kind: int, values: list[int], gpus: list[int]) -> dict[str, Any]:
+    seed = values[dist.get_rank()]
+    model, found = network(kind, seed), {"kind": "", "trouble": "", "gradient": None}
     try:
-        ddp = answer(model, torch.device("cpu"))
-        kind = told(None) if ddp is None else type(ddp).__name__
-        if callable(ddp):
-            ddp(_samples(seeds[dist.get_rank()])).sum().backward()
+        with machine(gpus=8):  # there are GPUs; this model is on the CPU all the same
+            ddp = answer(model, torch.device("cpu"))
+        if not isinstance(ddp, DistributedDataParallel):
+            found["kind"] = told(None) if ddp is None else type(ddp).__name__
     except Exception as error:
-        kind = kind or f"it raised {reason(error)}"
-    return {"kind": kind, "gradient": model.weight.grad}
+        ddp, found["kind"] = None, f"it raised {reason(error)}"
+    if callable(ddp):
+        try:
+            _loss(ddp, seed).backward()
+            found["gradient"] = _gradients(model)
+        except Exception as error:
+            found["trouble"] = f"raised {reason(error)}"
+        if all(each.grad is None for each in model.parameters()):
+            found["trouble"] = ""  # another model was trained
+    return found | {"asked": [_on_gpu(answer, kind, gpu) for gpu in gpus]}
 
 
-def _on_gpu(answer: Any, gpu: int) -> dict[str, Any]:
+def _on_gpu(answer: Any, kind: int, gpu: int) -> dict[str, Any]:
     """What an answer would ask of DDP on a GPU: nothing here touches one."""
     asked = {"trouble": "DistributedDataParallel was not called", "device_ids": None, "output_device": None}
+    device, current = torch.device("cuda", gpu), [0]
 
     def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *_: Any, **__: Any):
         nn.Module.__init__(self)
+        self.module = module
         ids = None if device_ids is None else [_index(each) for each in device_ids]
         asked.update(trouble="", device_ids=ids, output_device=_index(output_device))
 
     def same(self: Any, *_: Any, **__: Any) -> Any:
         return self
 
+    model, fake = network(kind, 0), FakeTensorMode()
+    for layer in model.modules():  # its weights say that they are on the GPU
+        for name, each in list(layer.named_parameters(recurse=False)):
+            there = FakeTensor(fake, torch.empty(each.shape, device="meta"), device)
+            setattr(layer, name, nn.Parameter(there, each.requires_grad))
+    elsewhere = 3 if gpu != 3 else 5  # a rank's number need not be its GPU's
     with (
+        machine(8, {"LOCAL_RANK": str(elsewhere), "RANK": str(gpu + 8)}),
         mock.patch.object(DistributedDataParallel, "__init__", init),
         mock.patch.multiple(nn.Module, to=same, cuda=same),
-        mock.patch.object(torch.cuda, "set_device"),
-        mock.patch.dict(os.environ, {"LOCAL_RANK": str(gpu), "RANK": str(gpu + 8)}),
+        mock.patch.object(torch.cuda, "set_device", side_effect=lambda each: current.append(_index(each))),
+        mock.patch.object(torch.cuda, "current_device", side_effect=lambda: current[-1]),
     ):
         try:
-            answer(_network(), torch.device("cuda", gpu))
+            answer(model, device)
         except Exception as error:
             asked["trouble"] = f"it raised {reason(error)}"
     return asked
@@ -202,7 +267,9 @@ GOES_ON = "a second start goes on after the last epoch that was completed"
 SAME = "and ends with the weights of a training that nobody disturbed"
 ONE = "rank 0 alone writes"
 WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
-EPOCHS, NEVER = 5, -1
+NEVER = -2
+START_SECONDS = 8.0  # that a start may take which is to be killed
+Notes = list[dict[str, Any]]  # one at the beginning of each epoch of a start, one at its end
 
 
 @question(
@@ -212,125 +279,251 @@ EPOCHS, NEVER = 5, -1
     rests={SAME: GOES_ON, WHOLE: GOES_ON},
 )
 def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seed, killed = rng.randrange(2**31), rng.randint(2, EPOCHS - 2)
-    with tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True) as folder:
-        path = f"{folder}/checkpoint.pt"
-        first = ask(_trained, seed, path, killed, nprocs=RANKS)
-        if all(each["epochs"] == [] for each in first):
+    kind, data, *values = seeds(rng, 5)
+    epochs = rng.randint(5, 7)
+    killed = rng.randint(2, epochs - 2)
+    broken = rng.choice([epoch for epoch in range(1, epochs - 1) if epoch != killed])
+    plan = {"kind": kind, "data": data, "values": values, "epochs": epochs}
+    with folder() as place:
+        neighbour = place / "notes.txt"
+        neighbour.write_text("of another training")
+        plan |= {"path": f"{place}/checkpoint.pt", "other": f"{place}/another.pt"}
+        ranks = rng.randint(2, 4)
+        first = ask(_killed, plan, killed, broken, nprocs=ranks)
+        if all(_epochs(each["first"]) == [] and each["end"] == "done" for each in first):
             raise Refused("train never called run_epoch(epoch)")
-        second = ask(_trained, seed, path, nprocs=RANKS)
-        goes_on = _goes_on(first, second, killed)
-        yield goes_on
-        undisturbed = _undisturbed(seed)
-        off = max(far(each["weights"], undisturbed) for each in second)
-        hint = "The weights have come back. What else remembers the steps before? (It has a momentum.)"
-        if goes_on.ok and far(second[0]["before"][0], first[0]["before"][-1]) > CLOSE:
-            hint = "The second start began with other weights than the first one had when it last saved."
-        yield Finding(SAME, off < CLOSE, f"a weight is {off:.3g} away", hint)
-        saves = [a["saves"] + b["saves"] for a, b in zip(first, second, strict=True)]
-        if saves[0]:
-            hint = "All ranks hold the same weights. How many copies of them are needed in one file?"
-        else:
-            hint = "After each epoch, torch.save on one of the ranks."
-        one = saves[0] > 0 and not any(saves[1:])
-        yield Finding(ONE, one, f"calls of torch.save by rank: {saves}", hint)
-        path = f"{folder}/another.pt"
-        ask(_trained, seed, path, NEVER, killed)
-        (again,) = ask(_started_again, seed, path)
-        seen = f"killed while it saved after epoch {killed - 1}: the next start "
-        seen += again if isinstance(again, str) else f"ran the epochs {again}"
-        hint = "Half a file stood under the name of the whole one. When may it get that name?"
-        yield Finding(WHOLE, again[:1] == [killed - 1], seen, hint)
+        second = ask(_second, plan, nprocs=ranks)
+        stays = neighbour.is_file() and neighbour.read_text() == "of another training"
+    goes_on = _goes_on(first, second, killed, epochs)
+    yield goes_on
+    undisturbed = _undisturbed(plan)
+    off = max(far(each["second"][-1]["state"], undisturbed) for each in second)
+    hint = "The weights have come back. What else remembers the steps before? (It has a momentum, say.)"
+    if goes_on.ok and far(second[0]["second"][0]["state"], first[0]["first"][-1]["state"]) > CLOSE:
+        hint = (
+            "The second start began with other weights or buffers than the first one had when it last saved."
+        )
+    yield Finding(SAME, off < CLOSE, f"a weight is {off:.3g} away", hint)
+    wrote = [sum(note["wrote"] for note in _all_notes(*each)) for each in zip(first, second, strict=True)]
+    if wrote[0]:
+        hint = "All ranks hold the same weights. How many copies of them are needed in one file?"
+    else:
+        hint = "After each epoch, torch.save on one of the ranks."
+    one = wrote[0] > 0 and not any(wrote[1:])
+    yield Finding(ONE, one, f"files that were opened for writing, by rank: {wrote}", hint)
+    yield _of_a_broken_write(first[0], broken, stays)
 
 
-def _goes_on(first: list[dict[str, Any]], second: list[dict[str, Any]], killed: int) -> Finding:
-    done, epochs = first[0]["epochs"], second[0]["epochs"]
+def _all_notes(first: dict[str, Any], second: dict[str, Any]) -> Notes:
+    """The last ones of each start: they count all that was written before."""
+    return [notes[-1] for notes in (first["first"], first["other"], second["second"]) if notes]
+
+
+def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
+    done, again = _epochs(first[0]["first"]), _epochs(second[0]["second"])
     in_order = done == list(range(killed + 1))
-    ok = in_order and all(each["epochs"] == list(range(killed, EPOCHS)) for each in second)
-    seen = f"killed in epoch {killed}; the second start ran the epochs {epochs}"
+    ok = in_order and all(_epochs(each["second"]) == list(range(killed, epochs)) for each in second)
+    seen = f"killed in epoch {killed}; the second start ran the epochs {again}"
     hints = {
         0: "It began anew. What does a start look for, before its first epoch?",
         killed - 1: "The last epoch that was done is done again. Which one comes after it?",
         killed + 1: "The epoch in which it was killed was never completed, and now it is left out.",
     }
+    stale = _stale(first[0]["first"], second[0]["second"])
     if not in_order:
+        seen = f"the first start ran the epochs {done}; {first[0]['end']}"
         hint = "The first start must run the epochs 0, 1, 2, … in order."
+    elif stale:
+        ok, seen = (
+            False,
+            f"when the epoch after epoch {stale[0]} began, the checkpoint was still an older one",
+        )
+        hint = "A kill there costs more than one epoch. How often has it to be written, and when?"
+    elif ok and (more := second[0]["third"]):
+        ok, seen = False, f"all was done; one start more: {more}"
+        hint = "A training that is complete has nothing left to do."
     else:
-        hint = hints.get(epochs[0] if epochs else NEVER, "Which number has to be in the checkpoint for this?")
+        hint = hints.get(again[0] if again else NEVER, "Which number has to be in the checkpoint for this?")
     return Finding(GOES_ON, ok, seen, hint)
 
 
-class _Killed(BaseException):
-    """What no answer catches by mistake."""
+def _epochs(notes: Notes) -> list[int]:
+    return [note["epoch"] for note in notes if note["epoch"] is not None]
 
 
-def _model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.utils.skip_init(nn.Linear, 3, 2, dtype=torch.float64)  # also in the kernel: no seed of it
-    generator = torch.Generator().manual_seed(seed)
-    for each in model.parameters():
-        nn.init.normal_(each, generator=generator)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def _stale(first: Notes, second: Notes) -> list[int]:
+    """Epochs after which the file was what it was before, if the first start left one at all."""
+    if all(note["file"] is None for note in first):
+        return []
+    pairs = [*itertools.pairwise(first), *itertools.pairwise(second)]
+    return [one["epoch"] for one, other in pairs if one["file"] == other["file"]]
 
 
-def _epoch(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, epoch: int) -> None:
-    generator = torch.Generator().manual_seed(seed + epoch)
-    for _ in range(3):
-        x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Finding:
+    again, end = first["again"], first["again's end"]
+    seen = f"killed while it saved after epoch {broken}: the next start "
+    seen += f"ran the epochs {_epochs(again)}" if end == "done" else f"{end}"
+    hint = "Half a file stood under the name of the whole one. When may it get that name?"
+    files = [note["file"] for note in first["first"] if note["file"]]
+    over = any(one[0] == other[0] for one, other in itertools.pairwise(files))
+    ok = end == "done" and _epochs(again)[:1] == [broken]
+    if ok and over:
+        seen = "after each epoch the same file was written over; a kill between two bytes leaves half of it"
+    elif ok and not stays:
+        seen, hint = "a file beside it, notes.txt, is gone or has changed", "It was not yours."
+    elif not _epochs(first["other"]):
+        seen, hint = f"another start {first['other end']}", "A training that begins: what is there to find?"
+    return Finding(WHOLE, ok and not over and stays, seen, hint)
+
+
+def _begun(kind: int, values: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = network(kind, values)
+    model.body.inner_layers.tied_.offset.fill_(0.5)  # no state_dict has it
+    trained = [each for each in model.parameters() if each.requires_grad]
+    groups = [{"params": trained[:2]}, {"params": trained[2:], "weight_decay": 0.01}]
+    return model, torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+
+def _epoch(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    for turn in range(3):
+        x = tensor(seed + turn, (8, 4))
         optimizer.zero_grad()
         (model(x) - x[:, :2]).square().mean().backward()
         optimizer.step()
+    for group in optimizer.param_groups:  # what the steps leave behind is not the momentum alone
+        group["lr"] *= 0.8
 
 
-def _weights(model: nn.Module) -> list[float]:
-    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+def _state(model: nn.Module) -> list[float]:
+    return torch.cat([each.detach().double().flatten() for each in model.state_dict().values()]).tolist()
 
 
-def _undisturbed(seed: int) -> list[float]:
-    model, optimizer = _model(seed)
-    for epoch in range(EPOCHS):
-        _epoch(model, optimizer, seed, epoch)
-    return _weights(model)
+def _undisturbed(plan: dict[str, Any]) -> list[float]:
+    model, optimizer = _begun(plan["kind"], plan["values"][0])
+    for epoch in range(plan["epochs"]):
+        _epoch(model, optimizer, plan["data"] + 10 * epoch)
+    return _state(model)
 
 
-def _started_again(answer: Any, seed: int, path: str) -> list[int] | str:
-    """The epochs of a start, or what it raised: it may find a broken checkpoint."""
+def _start(
+    answer: Any,
+    plan: dict[str, Any],
+    path: str,
+    values: int,
+    note: Callable[[dict[str, Any]], Any],
+    kill_in: int = NEVER,
+    break_after: int = NEVER,
+) -> None:
+    """One start of the training: killed in an epoch, or when it writes after an epoch, or not at all."""
+    model, optimizer = _begun(plan["kind"], values)
+    with written() as files:
+
+        def tell(epoch: int | None) -> None:
+            wrote = len(files.inside(os.path.dirname(path))) + files.saves
+            note({"epoch": epoch, "state": _state(model), "file": _print_of(path), "wrote": wrote})
+
+        def run_epoch(epoch: int) -> None:
+            tell(int(epoch))
+            dist.barrier()  # as DDP would: no rank is done with an epoch before all have begun it
+            if epoch in (kill_in, break_after + 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if epoch == break_after:
+                _kill_at(sum(each.nbytes for each in model.state_dict().values()))
+            _epoch(model, optimizer, plan["data"] + 10 * int(epoch))
+
+        answer(model, optimizer, run_epoch, plan["epochs"], path)
+        tell(None)
+
+
+def _kill_at(size: int) -> None:
+    """The system ends this process from now on when a file of its grows beyond so many bytes."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def _print_of(path: str) -> list[int] | None:
+    """Which file has this name, and what is in it."""
     try:
-        return _trained(answer, seed, path)["epochs"]
-    except Exception as error:
-        return f"raised {reason(error)}"
+        return [os.stat(path).st_ino, zlib.crc32(Path(path).read_bytes())]
+    except OSError:
+        return None
+
+
+def _killed(answer: Any, plan: dict[str, Any], kill_in: int, break_after: int) -> dict[str, Any]:
+    """Two starts that are killed, in processes of their own; then one rank starts again after the second."""
+    values = plan["values"][0]
+    first, end = _in_a_fork(partial(_start, answer, plan, plan["path"], values, kill_in=kill_in), "first")
+    start = partial(_start, answer, plan, plan["other"], values, break_after=break_after)
+    other, others_end = _in_a_fork(start, "other")
+    found = {"first": first, "end": end, "other": other, "other end": others_end}
+    if os.environ["RANK"] != "0":
+        return found
+    os.environ["WORLD_SIZE"] = "1"  # it may find a broken file, and then nobody waits for it
+    start = partial(_start, answer, plan, plan["other"], plan["values"][1])
+    again, agains_end = _in_a_fork(start, "again")
+    return found | {"again": again, "again's end": agains_end}
 
 
 @in_group
-def _trained(answer: Any, seed: int, path: str, kill_in: int = NEVER, kill_at: int = NEVER) -> dict[str, Any]:
-    """One start of the training: killed in an epoch, while it saves for the n-th time, or not at all."""
-    model, optimizer = _model(seed)
-    epochs: list[int] = []
-    before: list[list[float]] = []  # the weights at the beginning of each epoch
-    saves, real_save = 0, torch.save
+def _second(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
+    """A start after the first one, which was killed; and one more, when all is done."""
+    notes: Notes = []
+    _start(answer, plan, plan["path"], plan["values"][1], notes.append)
+    dist.barrier()  # rank 0 may still be writing
+    third: Notes = []
+    try:
+        _start(answer, plan, plan["path"], plan["values"][2], third.append)
+        more = f"it ran the epochs {_epochs(third)}" if _epochs(third) else ""
+    except Exception as error:
+        more = f"it raised {reason(error)}"
+    return {"second": notes, "third": more}
 
-    def run_epoch(epoch: int) -> None:
-        dist.barrier()  # as DDP would: no rank is done with an epoch before all have begun it
-        before.append(_weights(model))
-        epochs.append(int(epoch))
-        if epoch == kill_in:
-            raise _Killed
-        _epoch(model, optimizer, seed, int(epoch))
 
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:  # named as torch.save names them
-        nonlocal saves
-        saves += 1
-        if saves != kill_at:
-            real_save(obj, f, *args, **kwargs)
-            return
-        real_save(obj, buffer := io.BytesIO())
-        half = buffer.getvalue()[: buffer.getbuffer().nbytes // 2]
-        if hasattr(f, "write"):
-            f.write(half)
-            f.flush()
-        else:
-            Path(f).write_bytes(half)
-        raise _Killed
+def _in_a_fork(start: Callable[[Callable[[dict[str, Any]], Any]], None], name: str) -> tuple[Notes, str]:
+    """What a start noted in a process of its own, which has a group of its own, and how it ended."""
+    coming, going = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _of_its_own(start, name, partial(_send, going))
+    os.close(going)
+    notes, until, text = [], time.monotonic() + START_SECONDS, b""
+    while select.select([coming], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not (more := os.read(coming, 1 << 16)):
+            break
+        text += more
+    os.close(coming)
+    late = time.monotonic() >= until
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for line in text.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            notes.append(json.loads(line))
+    if notes and "end" in notes[-1]:
+        return notes[:-1], notes[-1]["end"]
+    return notes, "was not done in time" if late else "was killed"
 
-    with mock.patch.object(torch, "save", save), contextlib.suppress(_Killed):
-        answer(model, optimizer, run_epoch, EPOCHS, path)
-    return {"epochs": epochs, "before": before, "weights": _weights(model), "saves": saves}
+
+def _send(pipe: int, told: dict[str, Any]) -> None:
+    text = json.dumps(told).encode() + b"\n"
+    while text:
+        text = text[os.write(pipe, text) :]
+
+
+def _of_its_own(start: Callable[..., None], name: str, send: Callable[[dict[str, Any]], None]) -> None:
+    """In a fork; it never returns."""
+    try:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)  # what a log takes would count for the file that is to break
+        os.dup2(silent, 2)
+        store, rank, count = next(dist.rendezvous("env://"))
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(f"course/{name}", store), rank=rank, world_size=count
+        )
+        start(send)
+        send({"end": "done"})
+    except BaseException as error:
+        send({"end": f"raised {reason(error)}"})
+    finally:
+        os._exit(0)

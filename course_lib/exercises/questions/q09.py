@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-import time
-from collections.abc import Iterator
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter, sleep  # an answer may put others into the module
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import BackendConfig
 
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
-
-RANKS = 3
 
 # --- 09.1 -------------------------------------------------------------------------------------------------
 
@@ -30,27 +33,27 @@ Case = tuple[str, Cluster, str, str]  # property, cluster, backend, reason
 
 
 def _clusters(rng: random.Random) -> list[Case]:
-    """Clusters of each kind, drawn; every network is among them where it matters."""
+    """Clusters of every kind, with every network, and numbers that lie side by side."""
+    few, many = rng.randint(2, 4), rng.randint(5, 8)
+    own = [(1, 1), (few, few), (many, few), (many, many - 1), (many, 1)]  # GPUs, ranks
+    shared = [(1, 2), (1, many), (few, few + 1), (few, 2 * few), (few, many + few)]
+    none = [(0, 1), (0, many)]
     cases: list[Case] = []
-
-    def add(what: str, tensors: str, gpus: int, ranks: int, network: str, backend: str, why: str) -> None:
-        cluster = {"tensors": tensors, "gpus_per_node": gpus, "ranks_per_node": ranks, "network": network}
-        cases.append((what, cluster, backend, why))
-
     for network in (*NETWORKS, NO_IP):
-        gpus = rng.choice((2, 4, 8))
-        add(OWN, "gpu", gpus, gpus, network, "nccl", "own GPU")
-        if network != NO_IP:  # both, where gloo has no network, would need a third backend: not asked
-            add(BOTH, "cpu and gpu", gpus, gpus, network, "cpu:gloo,cuda:nccl", "both")
-    fewer = rng.choice((4, 6, 8))
-    add(OWN, "gpu", fewer, rng.randint(2, fewer - 1), "ethernet", "nccl", "own GPU")
-    for network in NETWORKS:
-        gpus = rng.randint(1, 4)
-        add(SHARED, "gpu", gpus, gpus + rng.randint(1, 4), network, "gloo", "shared GPU")
-    add(SHARED, "cpu and gpu", 1, rng.randint(2, 4), "none", "gloo", "shared GPU")
-    for network, gpus in zip(NETWORKS, rng.sample((0, 2, 8), 3), strict=True):
-        add(CPU, "cpu", gpus, rng.randint(2, 8), network, "gloo", "CPU over IP")
-    add(CPU, "cpu", 0, rng.randint(2, 8), NO_IP, "mpi", "no IP")
+        has_ip = network != NO_IP
+
+        def add(what: str, tensors: str, places: list[tuple[int, int]], *right: str) -> None:
+            for gpus, ranks in places:
+                cluster = {"tensors": tensors, "gpus_per_node": gpus, "ranks_per_node": ranks}
+                cases.append((what, cluster | {"network": network}, *right))  # noqa: B023
+
+        add(OWN, "gpu", own, "nccl", "own GPU")
+        right = ("gloo", "CPU over IP") if has_ip else ("mpi", "no IP")
+        add(CPU, "cpu", own + shared + none, *right)
+        if has_ip:  # where gloo has no network, these would need a third backend: not asked
+            add(BOTH, "cpu and gpu", own, "cpu:gloo,cuda:nccl", "both")
+            for tensors in ("gpu", "cpu and gpu"):
+                add(SHARED, tensors, shared, "gloo", "shared GPU")
     rng.shuffle(cases)
     return cases
 
@@ -68,7 +71,7 @@ def choose(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     backends, reasons = [], []
     for (what, cluster, backend, why), (got, because) in zip(cases, found, strict=True):
         seen = f"for {_words(cluster)} it says {got!r}"
-        if got != backend:
+        if not _is_same(got, backend, cluster["tensors"]):
             backends.append(Finding(what, False, seen, _of_backend(what, cluster, got)))
         elif because != why:
             reasons.append(Finding(WHY, False, f"{seen} because of {because!r}", _of_reason(why, because)))
@@ -78,6 +81,19 @@ def choose(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         hint = "A reason for the wrong backend is none: that comes first."
         reasons = [Finding(WHY, False, backends[0].seen, hint)]
     yield reasons[0] if reasons else Finding(WHY, True)
+
+
+def _is_same(got: str | None, backend: str, tensors: str) -> bool:
+    """As init_process_group reads it: in any order, in capitals too, for the devices that matter."""
+    if got is None or got.lower() == backend:
+        return got is not None
+    try:
+        carriers = BackendConfig(dist.Backend(got)).get_device_backend_map()
+    except Exception:
+        return False
+    wanted = BackendConfig(dist.Backend(backend)).get_device_backend_map()
+    devices = {"cpu": {"cpu"}, "gpu": {"cuda"}}.get(tensors, {"cpu", "cuda"})
+    return ":" in got and carriers == {device: wanted.get(device) for device in devices}
 
 
 def _words(cluster: Cluster) -> str:
@@ -92,6 +108,8 @@ def _of_backend(what: str, cluster: Cluster, got: str | None) -> str:
         return "Each rank has a GPU of its own here. Does the network change who moves GPU memory best?"
     if what == SHARED:
         return "Count: there are more ranks than GPUs. Which backend refuses that?"
+    if what == BOTH and ":" in got:
+        return "Each kind of tensors needs a carrier. Which backend moves GPU memory, which one the rest?"
     if what == BOTH:
         return "Two kinds of tensors: a name can give each its own carrier, device:backend, with a comma."
     if cluster["network"] == NO_IP:
@@ -110,7 +128,7 @@ def _of_reason(why: str, because: str | None) -> str:
 def _chosen(answer: Any, clusters: list[Cluster]) -> list[list[str | None]]:
     found = []
     for cluster in clusters:
-        value = answer(**cluster)
+        value = answer(*cluster.values())
         pair = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
         found.append([each if isinstance(each, str) else None for each in pair])
     return found
@@ -121,103 +139,210 @@ def _chosen(answer: Any, clusters: list[Cluster]) -> list[list[str | None]]:
 BYTES = "the message has the bytes that were asked for"
 TYPICAL = "neither the first call nor a stray one counts"
 SAME = "every rank returns the time of the slowest"
-SHORT, LONG = 0.01, 1.5  # seconds of a call on rank 0, and of a stray one: the first, the 7th, the 19th, …
-STRAY, EVERY = 6, 12
-SLOWEST = SHORT * RANKS
-MUCH = 0.1  # a call takes SLOWEST on the slowest rank, and a mean with a stray one in it is more
-SMALL = 64  # bytes of a message that only agrees on a number
+FASTER = 0.5  # a call on the other ranks takes so much of what it takes on the slowest
+FIRST, STRAY, LUCKY = 10.0, 30.0, 0.25  # times what a call takes: the first, one later, and some
+FEW, MOST, SMALL = 12, 50, 64  # calls; bytes of a message that only agrees on a number
+MEETINGS = ("barrier", "monitored_barrier", "broadcast", "allgather")
+LEAST, LARGEST = 0.82, 1.25  # of what a call took: the mean of two ranks is below, a mean with a stray above
 OF_WHAT = "Is that the time of one call, in seconds, or the sum of all, or the first, or in milliseconds?"
 
 
 @question("09.2", "seconds_of(size)", {BYTES: 1, TYPICAL: 1, SAME: 1}, rests={SAME: TYPICAL})
 def seconds_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    size = 8 * rng.randrange(150, 1500)
-    ranks = ask(_measured, size, nprocs=RANKS)
-    if not any(each["sent"] for each in ranks):
-        raise Refused("there was no all_reduce to be seen; call it as dist.all_reduce(...)")
+    """Two sizes, whose slowest ranks are not the same one."""
+    ranks = rng.randint(2, 4)
+    sizes, slowest = rng.sample(range(150, 1500), 2), rng.sample(range(ranks), 2)
+    took = rng.sample([0.036, 0.02], 2)
+    plans = [
+        {
+            "size": 8 * size,
+            "slowest": slow,
+            "seconds": seconds * rng.uniform(0.9, 1.1),
+            "stray": rng.randint(6, 9),
+            "late": rng.choice([rank for rank in range(ranks) if rank != slow]),
+        }
+        for size, slow, seconds in zip(sizes, slowest, took, strict=True)
+    ]
+    found = ask(_measured, plans, nprocs=ranks)
+    for place, plan in enumerate(plans):
+        yield from _of_a_size(plan["size"], [each[place] for each in found])
+
+
+def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
+    if not any(each["calls"] for each in ranks):
+        raise Refused("there was no all_reduce to be seen; call dist.all_reduce(...)")
     values = [each["value"] for each in ranks]
     for rank, value in enumerate(values):
         if isinstance(value, str):
             raise Refused(f"seconds_of must return a number of seconds; rank {rank} returned {value}")
-    largest = max(max(each["sent"], default=0) for each in ranks)
+    sent = Counter(message for each in ranks for message, _ in each["calls"])
+    largest = max(sent)
     if largest in (4 * size, 8 * size):
         hint = "A size in bytes is no number of elements. How many bytes has each element?"
     else:
         hint = "Make a tensor whose elements, times the bytes of each, are the size."
     seen = f"{size} bytes were asked for, the largest message has {largest}"
-    yield Finding(BYTES, largest == size, seen, hint)
-    calls = min(sum(message > SMALL for message in each["sent"]) for each in ranks)
-    enough = calls > STRAY + 1
-    seen = f"a call took {1e3 * SLOWEST:.0f} ms on the slowest rank, it returned {1e3 * max(values):.0f} ms"
-    if not enough:
+    if largest == size != sent.most_common(1)[0][0]:
+        seen = f"{size} bytes were asked for; most messages have {sent.most_common(1)[0][0]}"
+    yield Finding(BYTES, largest == sent.most_common(1)[0][0] == size, seen, hint)
+    usual = [statistics.median([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks]
+    lucky = max(min([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks)
+    top = max(usual)
+    shortest = abs(max(values) / lucky - 1) < 0.1 and max(values) < LEAST * top if lucky else False
+    calls = min(len(each["calls"]) for each in ranks)
+    waited = all(took > 0 for each in ranks for _, took in each["calls"])
+    near = all(LEAST * min(usual) < value < LARGEST * top for value in values)
+    together = not near or all(each["met"] >= len(each["calls"]) / 2 for each in ranks)
+    seen = f"a call took {1e3 * top:.1f} ms on the slowest rank, it returned {1e3 * max(values):.1f} ms"
+    if calls < FEW:
         seen = f"it made {calls} calls"
         hint = "That is too few to tell a stray one from the rest. Make 15 or so."
-    elif max(values) > LONG:
+    elif not waited:
+        seen = "there were calls that nobody waited for"
+        hint = "Such a call comes back before it is done. What tells you that it is?"
+    elif max(values) > 5 * top:
         hint = OF_WHAT
-    elif max(values) >= MUCH:
-        hint = "One call was much longer than all others. Which kind of middle is not moved by it?"
+    elif abs(max(values) / (sum(usual) or 1) - 1) < 0.1:
+        hint = "That is the sum over the ranks, who call at the same time. Which operation takes the largest?"
+    elif max(values) >= LARGEST * top:
+        hint = "One call was much longer than all others. Which kind of middle is not moved by it? "
+        hint += "Or does your clock run while a rank waits for a rank that comes late?"
+    elif not together:
+        seen = "between two calls the ranks do not meet"
+        hint = "Who is early waits for the others inside of the call, and its clock runs. Who begins when?"
+    elif shortest:
+        hint = "That is the shortest of all calls, a lucky one. What does a call take as a rule?"
     else:
         hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
-    yield Finding(TYPICAL, enough and all(SHORT / 2 < value < MUCH for value in values), seen, hint)
+    yield Finding(TYPICAL, calls >= FEW and waited and near and together and not shortest, seen, hint)
     apart = max(values) > min(values)
     if apart:
         hint = "Each returns its own. Which operation leaves the largest of all on every rank?"
     else:
-        hint = f"They agree, on something else than the slowest rank's {1e3 * SLOWEST:.0f} ms."
+        hint = f"They agree, on something else than the slowest rank's {1e3 * top:.0f} ms."
     seen = f"the ranks return {', '.join(f'{1e3 * value:.1f}' for value in values)} ms"
-    yield Finding(SAME, not apart and values[0] > 0.95 * SLOWEST, seen, hint)
+    yield Finding(SAME, not apart and values[0] > LEAST * top, seen, hint)
 
 
 @in_group
-def _measured(answer: Any, size: int) -> dict[str, Any]:
-    """The answer, with an all_reduce that takes known times; and the bytes of each of its messages."""
-    real, sent = dist.all_reduce, []
+def _measured(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_timed(answer, plan) for plan in plans]
 
-    def slow(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        before = sum(message > SMALL for message in sent)
-        sent.append(tensor.nbytes)
-        work = real(tensor, *args, **kwargs)
-        if tensor.nbytes > SMALL:
-            stray = before == 0 or before % EVERY == STRAY
-            wanted = LONG if stray else SHORT * (1 + dist.get_rank())
-            time.sleep(max(0.0, wanted - (time.perf_counter() - begun)))
+
+def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
+    """The answer, where each all_reduce takes a known time; the bytes of each and the seconds it took."""
+    seconds = plan["seconds"] * (1 if dist.get_rank() == plan["slowest"] else FASTER)
+    calls: list[list[float]] = []
+    met: set[int] = set()  # by how many calls were made before
+    pending: dict[int, tuple[Any, float, float, list[float]]] = {}
+
+    def wanted(place: int) -> float:
+        if place == 0:
+            return FIRST * seconds
+        if place == plan["stray"] or (place > MOST and place % 10 == 0):
+            return STRAY * seconds
+        return LUCKY * seconds if place % 9 == 4 else seconds
+
+    def start(real: Callable[..., Any], self: Any, given: Any, *args: Any, **named: Any) -> Any:
+        begun, work = perf_counter(), real(self, given, *args, **named)
+        tensors = [given] if isinstance(given, torch.Tensor) else given
+        size = sum(each.nbytes for each in tensors)
+        if size <= SMALL:
+            met.add(len(calls))
+        else:
+            calls.append([size, 0.0])
+            pending[id(work)] = work, begun, begun + wanted(len(calls) - 1), calls[-1]
+            if work is None:  # torch has waited already
+                finish(work)
         return work
 
-    with mock.patch.object(dist, "all_reduce", slow):
-        return {"value": number(answer(size)), "sent": sent}
+    def finish(work: Any) -> None:
+        if id(work) in pending:
+            _, begun, until, call = pending.pop(id(work))
+            sleep(max(0.0, until - perf_counter()))
+            call[1] = perf_counter() - begun
+
+    def end(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        result = real(self, *args, **named)
+        finish(self)
+        return result
+
+    def meet(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        met.add(len(calls))
+        if dist.get_rank() == plan["late"]:  # it has something else to do before
+            sleep(plan["seconds"])
+        return real(self, *args, **named)
+
+    def is_completed(real: Callable[..., bool], self: Any) -> bool:
+        if id(self) in pending and perf_counter() < pending[id(self)][2]:
+            return False
+        return end(real, self) if real(self) else False
+
+    def method(call: Callable[..., Any], of: type, name: str) -> Any:
+        bound = partial(call, getattr(of, name))
+        return mock.patch.object(of, name, lambda self, *args, **named: bound(self, *args, **named))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(method(start, dist.ProcessGroup, "allreduce"))
+        stack.enter_context(method(is_completed, dist.Work, "is_completed"))
+        for name in filter(partial(hasattr, dist.ProcessGroup), MEETINGS):
+            stack.enter_context(method(meet, dist.ProcessGroup, name))
+        for name in ("wait", "synchronize", "get_future"):
+            stack.enter_context(method(end, dist.Work, name))
+        value = number(answer(plan["size"]))
+    return {"value": value, "calls": calls, "met": len(met - {0, len(calls)})}
 
 
 # --- 09.3 -------------------------------------------------------------------------------------------------
 
 ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
-NEAR, WORLD_SIZES = 0.15, (3, 3, 4, 6, 8, 16)  # the small ones tell its factor from 2
+NEAR, WORLD_SIZES = 0.15, (2, 3, 4, 8, 16)  # the small ones tell its factor from 2
+# How far the sizes reach, in α/β, where a message costs twice α; whether the last time is too long, as the
+# first one is. Near α/β no single time tells α or β; where sizes reach far, plain squares forget α.
+RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1))
+TIMES, WOBBLE, AT_THE_ENDS = 40, 0.05, 0.085
 ALGORITHM = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
 HALF = "It is half of it. The data moves twice: once to be added up, once to be handed out."
+HOP = (
+    "That is the delay of a single step of the ring, or the like. α is what the whole call costs at no bytes."
+)
+FIRST_TIME = "That is the time of the smallest message. Its bytes have cost something, too."
 ONES = torch.ones(len(WORLD_SIZES), dtype=torch.float64)
 
 
 @question("09.3", "line(sizes, seconds, world_size)", {ALPHA: 1, BUS: 1})
 def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    sizes = [4**k for k in range(3, 14)]
     world_sizes = rng.sample(WORLD_SIZES, len(WORLD_SIZES))
-    factors = 2 - 2 / torch.tensor(world_sizes, dtype=torch.float64)
+    ranks = torch.tensor(world_sizes, dtype=torch.float64)
+    factors = 2 - 2 / ranks
     truths, tasks = [], []
-    for world_size, factor in zip(world_sizes, factors.tolist(), strict=True):
+    for world_size, factor, (most, sign) in zip(world_sizes, factors.tolist(), RANGES, strict=True):
         alpha, bus = rng.uniform(2e-5, 2e-4), rng.uniform(0.5e9, 5e9)
-        times = [(alpha + size / bus * factor) * rng.uniform(0.93, 1.07) for size in sizes]
+        bend = alpha * bus / factor
+        sizes = [8 * round(bend / 16 * (2 * most) ** (i / (TIMES - 1))) for i in range(TIMES)]
+        off = [rng.uniform(-WOBBLE, WOBBLE) for _ in sizes]
+        off[0], off[-1] = AT_THE_ENDS, sign * AT_THE_ENDS
+        times = [(alpha + size / bus * factor) * (1 + each) for size, each in zip(sizes, off, strict=True)]
         truths.append((alpha, bus))
         tasks.append((sizes, times, world_size))
     (found,) = ask(_lines, tasks)
     alphas, buses = torch.tensor(truths, dtype=torch.float64).T
     got_alphas, got_buses = torch.tensor(found, dtype=torch.float64).T
+    firsts = torch.tensor([times[0] for _, times, _ in tasks], dtype=torch.float64)
     ratios = got_alphas / alphas
+    steps = (2 * (ranks - 1), ranks - 1, ranks)
     if far(got_alphas * buses / factors, ONES) < NEAR:
         hint = "That is β. Which of the two does your fit return first?"
+    elif far(got_alphas / firsts, ONES) < 0.02:
+        hint = FIRST_TIME
+    elif any(far(ratios * each, ONES) < NEAR for each in steps):
+        hint = HOP
     elif all(1e2 < abs(ratio) < 1e10 for ratio in ratios):
         hint = "In which unit? Seconds are asked for."
-    else:
+    elif any(abs(ratio - 1) > 1 for ratio in ratios[2:]):
         hint = "Being off by a twentieth should count as much in a small message as in a large one."
+    else:
+        hint = "Each time is off by several percent. So no two of them tell it: all have to count."
     worst = _worst(ratios)
     seen = f"a message of no bytes takes {1e6 * alphas[worst]:.0f} µs"
     seen += f", and α came out as {1e6 * got_alphas[worst]:.0f} µs"

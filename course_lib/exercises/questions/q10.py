@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ..asking import Ask, Finding, Refused, in_group, number, question, reason, told
+from ..drawn import folder, network, seeds, tensor
+from ..written import written
 
-RANKS = 3
-SLOW_SECONDS = 0.7  # that rank 0's disk takes
+SLOW_SECONDS = 0.6  # that rank 0's disk takes
+PATIENCE = 3.0  # seconds that a rank waits in a collective when the disk is full
 LIMIT = 100_000  # bytes that fit on the disk that is full
 
 # --- 10.1 -------------------------------------------------------------------------------------------------
@@ -37,112 +39,195 @@ OF_NAMES = {
 @question("10.1", "without_prefix(weights)", {OUTER: 1, INNER: 1, PLAIN: 1})
 def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     # all begin with a letter of "module": str.lstrip would take it off
-    a, b, c = (f"{rng.choice(['dense', 'embed', 'outer', 'lower'])}{rng.randrange(100)}" for _ in range(3))
-    names = {
-        OUTER: [f"{a}.weight", f"{a}.bias", f"{b}.0.weight"],
-        INNER: [f"submodule.{a}.weight", f"{b}.module.bias", f"module.{c}.weight"],
-        PLAIN: [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],
-    }
-    wanted = {what: {name: rng.random() for name in mine} for what, mine in names.items()}
-    given = {
-        what: {f"{'' if what == PLAIN else 'module.'}{name}": value for name, value in mine.items()}
-        for what, mine in wanted.items()
-    }
+    words = [f"{rng.choice(['dense', 'embed', 'outer', 'lower'])}{rng.randrange(100)}" for _ in range(3)]
+    a, b, c = words
+    wrapped = [
+        (OUTER, [f"{a}.weight", f"{a}.bias", f"{b}.0.weight"]),
+        (OUTER, [c]),
+        (OUTER, []),  # a model without parameters
+        (INNER, [f"submodule.{a}.weight", f"{b}.module.bias", f"module.{c}.weight"]),
+        (INNER, [f"{a}.module.module.{b}", f"{c}module.bias"]),
+    ]
+    plain = [
+        [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],  # the first alone has it, …
+        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, …
+        [f"module.{a}.weight", f"module.{a}.bias", f"{c}.bias", f"module.{b}.bias"],
+        [f"modules.{a}", f"module_{b}.bias", "module"],
+        [f"sub.module.{a}", f"{b}.module.weight"],
+    ]
+    wanted = [(what, {name: rng.random() for name in names}) for what, names in wrapped]
+    given = [{f"module.{name}": value for name, value in mine.items()} for _, mine in wanted]
+    for names in plain:
+        given.append({name: rng.random() for name in names})
+        wanted.append((PLAIN, given[-1]))
     (kept,) = ask(_stripped, given)
-    for what, right in wanted.items():
-        after = kept[what]
+    for before, (what, right), after in zip(given, wanted, kept, strict=True):
         lost = [place for place, name in enumerate(right) if name not in after]
         if lost:
             now = list(after)[lost[0]] if len(after) == len(right) else "not there"
-            seen = f"{list(given[what])[lost[0]]} became {now}"
+            seen = f"{list(before)[lost[0]]} became {now}"
+        elif not before:
+            seen = f"of no names at all it made {list(after)}"
         else:
             seen = "the tensors have changed places, or others came along"
         yield Finding(what, after == right, seen, OF_NAMES[what])
 
 
-def _stripped(answer: Any, given: dict[str, dict[str, float]]) -> dict[str, dict[str, float | str]]:
-    found = {}
-    for what, names in given.items():
-        after = answer({name: torch.tensor(value, dtype=torch.float64) for name, value in names.items()})
+def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float | str]]:
+    found = []
+    for names in given:
+        weights = OrderedDict((name, torch.tensor(each, dtype=torch.float64)) for name, each in names.items())
+        after = answer(weights)
         if not isinstance(after, dict):
             raise Refused(f"without_prefix must return a dict from names to tensors, not {told(after)}")
-        found[what] = {str(name): number(value) for name, value in after.items()}
+        found.append({str(name): number(value) for name, value in after.items()})
     return found
 
 
 # --- 10.2 -------------------------------------------------------------------------------------------------
 
-ONE = "afterwards the file holds rank 0's state, and rank 0 alone has written"
-WAITS = "no rank returns before the file is there"
+ONE = "rank 0 alone writes its state, and no rank returns before the file is there"
 FULL = "when the disk is full in the middle of a write, the file of before is whole"
+HEARD = "and every rank raises an error then: none returns, none waits in vain"
 
 
-@question("10.2", "save_once(state, path)", {ONE: 1, WAITS: 1, FULL: 1}, rests={WAITS: ONE, FULL: ONE})
+@question("10.2", "save_once(state, path)", {ONE: 1, FULL: 1, HEARD: 1}, rests={FULL: ONE, HEARD: ONE})
 def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    old, new = rng.randrange(1000), rng.randrange(1000, 2000)
+    """Three calls of the same ranks: over an old file, onto a full disk, and where no file is."""
+    old, new, last = rng.sample(range(0, 10_000, 10), 3)
+    ranks = rng.randint(2, 4)
 
     def shown(state: int | None) -> str:
         known = {old: "the state of before", new: "the new state", None: "nothing that can be loaded"}
-        return known.get(state, "the state of another rank")
+        return known.get(state, "the state of another rank, or of another call")
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/checkpoint.pt"
+    with folder() as place:
+        neighbour, path, other = place / "notes.txt", place / "checkpoint.pt", place / "other.pt"
+        neighbour.write_text("of somebody else")
         torch.save({"number": old}, path)
-        ranks = ask(_saved, new, path, nprocs=RANKS)
-        (last,) = ask(_left, path)
+        found = ask(_saved, new, last, str(path), str(other), nprocs=ranks)
+        ((left, another),) = ask(_left, [str(path), str(other)])
+        stays = neighbour.is_file() and neighbour.read_text() == "of somebody else"
+    yield _of_a_save([each["first"] for each in found], new, shown)
+    if found[0]["third"]:
+        yield _of_a_save([each["third"] for each in found], last, shown)
+    gone = Finding(ONE, False, "a file beside it, notes.txt, is gone or has changed", "It was not yours.")
+    is_right = another == last or not found[0]["third"]
+    wrong = Finding(ONE, is_right, f"the last file holds {shown(another)}", "Whose is it?")
+    yield wrong if stays else gone
+    hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
+    yield Finding(FULL, left == new, f"it holds {shown(left)}", hint)
+    over = found[0]["first"]["over"]
+    seen = f"the file of before {over}, and then the new one came: a kill in between leaves no whole file"
+    yield Finding(FULL, not over, seen, "Is there a way to swap in one step?")
+    yield _of_the_error([each["second"] for each in found])
+
+
+def _of_a_save(ranks: list[dict[str, Any]], right: int, shown: Any) -> Finding:
     writers = [rank for rank, each in enumerate(ranks) if each["wrote"]]
+    early = [rank for rank, each in enumerate(ranks) if each["found"] != right]
+    trouble = [each["error"] for each in ranks if each["error"]]
+    if trouble:
+        return Finding(
+            ONE, False, f"nothing is wrong with the disk, and it raised {trouble[0]}", "What is new?"
+        )
     if not writers:
-        seen, hint = "nobody has saved anything", "torch.save writes. Who calls it?"
-    elif writers != [0]:
+        return Finding(ONE, False, "nobody has saved anything", "torch.save writes. Who calls it?")
+    if writers != [0]:
         seen = f"the ranks that wrote: {', '.join(map(str, writers))}"
         hint = "All ranks hold the same weights, and there is one file. Who writes it?"
-    else:
-        seen = f"the file holds {shown(last)}"
+        return Finding(ONE, False, seen, hint)
+    if early == list(range(len(ranks))):
+        seen = f"the file holds {shown(ranks[0]['found'])}"
         hint = "What is in the file under the name that was asked for, when all is done?"
-    yield Finding(ONE, last == new and writers == [0], seen, hint)
-    early = [rank for rank, each in enumerate(ranks) if each["found"] != new]
+        return Finding(ONE, False, seen, hint)
     seen = f"rank {early[0]} came back and found {shown(ranks[early[0]]['found'])}" if early else ""
     hint = "Which collective lets nobody go on before all have come? And where has it to stand?"
-    yield Finding(WAITS, not early, seen, hint)
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/checkpoint.pt"
-        torch.save({"number": old}, path)
-        ask(_saved_on_a_full_disk, path)
-        (left,) = ask(_left, path)
-    hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
-    yield Finding(FULL, left == old, f"it holds {shown(left)}", hint)
+    return Finding(ONE, not early, seen, hint)
 
 
-def _left(_: Any, path: str) -> int | None:
-    """The number in a file, in a rank of its own: the kernel does not load what an answer has saved."""
+def _of_the_error(ranks: list[dict[str, Any]]) -> Finding:
+    for rank, each in enumerate(ranks):
+        seen = ""
+        if not each["error"]:
+            seen = f"rank {rank} returned as if all were well"
+            hint = "Rank 0 knows that it failed. Who tells the others, and what do they do then?"
+        elif each["late"]:
+            seen = f"rank {rank} waited until its patience was at an end ({each['error']})"
+            hint = "Rank 0 has left. What does it have to do on its way out, so that nobody waits for it?"
+        if seen:
+            return Finding(HEARD, False, seen, hint)
+    return Finding(HEARD, True)
+
+
+def _left(_: Any, paths: list[str]) -> list[int | None]:
+    """The numbers in files, in a rank of their own: the kernel does not load what an answer has saved."""
+    return [_number_in(path) for path in paths]
+
+
+def _number_in(path: str) -> int | None:
     with contextlib.suppress(Exception):
         return int(torch.load(path, weights_only=True)["number"])
     return None
 
 
 @in_group
-def _saved(answer: Any, new: int, path: str) -> dict[str, Any]:
-    rank, save, wrote = dist.get_rank(), torch.save, []
+def _saved(answer: Any, new: int, last: int, path: str, other: str) -> dict[str, Any]:
+    found = {"first": _one_save(answer, new, path)}
+    dist.barrier()
+    group = dist.distributed_c10d._get_default_group()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), group)
+    with _a_full_disk():
+        begun = time.monotonic()
+        error = _raised(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
+    found["second"] = {"error": error, "late": time.monotonic() - begun > PATIENCE - 0.5}
+    if not _all_came(found["second"]["late"]):  # after a collective that was given up, the group is broken
+        return found | {"third": None}
+    return found | {"third": _one_save(answer, last, other)}
 
-    def slow_save(*args: Any, **kwargs: Any) -> None:
-        wrote.append(True)
-        time.sleep(SLOW_SECONDS if rank == 0 else 0)
-        save(*args, **kwargs)
 
-    with mock.patch.object(torch, "save", slow_save):
-        answer({"number": new + rank}, Path(path))
-    return {"wrote": bool(wrote), "found": _left(answer, path)}
+def _all_came(late: bool) -> bool:
+    """Whether no rank has given up a collective; by the store, which nothing has broken."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"course/late/{dist.get_rank()}", str(late))
+    words = [store.get(f"course/late/{rank}") for rank in range(dist.get_world_size())]
+    return b"True" not in words
 
 
-@in_group
-def _saved_on_a_full_disk(answer: Any, path: str) -> None:
+def _one_save(answer: Any, state: int, path: str) -> dict[str, Any]:
+    rank = dist.get_rank()
+    with written(lambda: time.sleep(SLOW_SECONDS if rank == 0 else 0)) as files:
+        error = _raised(answer, {"number": state + rank}, path)
+        found = _number_in(path)
+    name, over = os.path.realpath(path), ""
+    if name in files.opened:
+        over = "was opened for writing"
+    elif name in files.gone:
+        over = "was taken away"
+    return {
+        "wrote": bool(files.saves or files.inside(Path(path).parent)),
+        "found": found,
+        "error": error,
+        "over": over,
+    }
+
+
+def _raised(answer: Any, state: dict[str, Any], path: str) -> str:
+    try:
+        answer(state, Path(path))
+    except (Exception, SystemExit) as error:
+        return reason(error)
+    return ""
+
+
+@contextlib.contextmanager
+def _a_full_disk() -> Iterator[None]:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     try:
-        with contextlib.suppress(Exception):  # that it fails is right
-            answer({"number": -1, "weights": torch.zeros(LIMIT)}, Path(path))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -152,20 +237,25 @@ def _saved_on_a_full_disk(answer: Any, path: str) -> None:
 BARE = "a state_dict alone is loaded"
 TRAINING = "so is that in a training's checkpoint, with the prefix of DDP"
 ELSEWHERE = "so is one that was saved on a GPU which is not here"
-CODE = "a file that carries code is refused with an error, and nothing of it runs"
+CODE = "a file that carries code, or fits another model, is refused with an error; nothing of it runs"
+OTHER = "of another model"
 OF_LOADS = {
     BARE: "Here the file is the dict of weights itself. What does the model get?",
     TRAINING: "Here the weights are a part of a larger dict, and their names begin with module.",
     ELSEWHERE: "The tensors of this file remember a GPU. What tells the load where to put them instead?",
 }
-SHAPES = {"submodule.weight": (4, 3), "submodule.bias": (4,), "head.weight": (2, 4), "head.bias": (2,)}
+BUFFERS = " (A model has more than parameters, and a layer may be called module.)"
 
 
 class _Net(nn.Module):
-    def __init__(self) -> None:
+    """With layers whose names have the prefix in them."""
+
+    def __init__(self, kind: int, values: int) -> None:
         super().__init__()
-        self.submodule = nn.Linear(3, 4)
-        self.head = nn.Linear(4, 2)
+        self.module, self.submodule = nn.Linear(2, 2).double(), network(kind, values)
+        with torch.no_grad():
+            self.module.weight.copy_(tensor(values, (2, 2)))
+            self.module.bias.copy_(tensor(values + 1, (2,)))
 
 
 class _Code:
@@ -178,48 +268,57 @@ class _Code:
 
 @question("10.3", "load_any(path, model)", {BARE: 1, TRAINING: 1, ELSEWHERE: 1, CODE: 1})
 def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seeds = {what: rng.randrange(2**31) for what in OF_LOADS}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {what: f"{folder}/{i}.pt" for i, what in enumerate((*seeds, CODE))}
-        ask(_written, seeds, paths, f"{folder}/it ran")
-        (loaded,) = ask(_loaded, paths)
-        ran = Path(folder, "it ran").exists()
-    for what, seed in seeds.items():
-        right = {name: tensor.tolist() for name, tensor in _weights(seed).items()}
+    kind, other, *values = seeds(rng, 2 + len(OF_LOADS))
+    numbers = dict(zip(OF_LOADS, values, strict=True))
+    with folder() as place:
+        paths = {what: f"{place}/{i}.pt" for i, what in enumerate((*OF_LOADS, CODE, OTHER))}
+        ask(_written, kind, other, numbers, paths, f"{place}/it ran")
+        (loaded,) = ask(_loaded, kind, numbers[BARE] // 2, paths)
+        ran = (place / "it ran").exists()
+    for what, seed in numbers.items():
+        right = _state(_Net(kind, seed))
         state, error = loaded[what]["state"], loaded[what]["error"]
         seen = error or "the model has other weights than the file"
-        yield Finding(what, state == right and not error, seen, OF_LOADS[what])
+        hint = OF_LOADS[what] + BUFFERS * (not error)
+        yield Finding(what, state == right and not error, seen, hint)
+    hint = "Nobody must take an unloaded model for a loaded one: let it be heard."
     if ran:
         seen = "the file made a folder when it was loaded"
         hint = "Which argument makes a load read only data?"
     else:
         seen = "no error was raised"
-        hint = "Nobody must take an unloaded model for a loaded one: let it be heard."
     yield Finding(CODE, not ran and loaded[CODE]["error"] != "", seen, hint)
+    seen = "no error was raised for a file whose names are those of another model"
+    yield Finding(CODE, loaded[OTHER]["error"] != "", seen, hint)
 
 
-def _weights(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+def _state(model: nn.Module) -> dict[str, Any]:
+    return {name: each.tolist() for name, each in model.state_dict().items()}
 
 
-def _written(_: Any, seeds: dict[str, int], paths: dict[str, str], folder: str) -> None:
+def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict[str, str], ran: str) -> None:
     """The files, in a rank of their own: it labels whatever it saves from then on."""
-    torch.save(_weights(seeds[BARE]), paths[BARE])
-    prefixed = {f"module.{name}": value for name, value in _weights(seeds[TRAINING]).items()}
+    states = {what: _Net(kind, seed).state_dict() for what, seed in numbers.items()}
+    torch.save(states[BARE], paths[BARE])
+    prefixed = {f"module.{name}": value for name, value in states[TRAINING].items()}
     torch.save({"model": prefixed, "epoch": 3, "optimizer": {"lr": 0.1}}, paths[TRAINING])
-    torch.save({"model": _weights(0), "best": _Code(folder)}, paths[CODE])
-    torch.serialization.register_package(0, lambda storage: "cuda:63", lambda storage, label: None)
-    torch.save({"model": _weights(seeds[ELSEWHERE])}, paths[ELSEWHERE])
+    torch.save({"model": states[BARE], "best": _Code(ran)}, paths[CODE])
+    strange = {f"encoder.{name}": value for name, value in states[BARE].items()}
+    torch.save({"model": strange, "epoch": 3}, paths[OTHER])
+    gpus = random.Random(other)
+    torch.serialization.register_package(
+        0, lambda storage: f"cuda:{gpus.randint(40, 99)}", lambda storage, label: None
+    )
+    torch.save({"model": states[ELSEWHERE]}, paths[ELSEWHERE])
 
 
-def _loaded(answer: Any, paths: dict[str, str]) -> dict[str, Any]:
-    found = {}
+def _loaded(answer: Any, kind: int, values: int, paths: dict[str, str]) -> dict[str, Any]:
+    found, model = {}, _Net(kind, values)  # one model gets them all
     for what, path in paths.items():
-        model, error = _Net(), ""
+        error = ""
         try:
             answer(Path(path), model)
         except Exception as raised:
             error = reason(raised)
-        found[what] = {"state": model.state_dict(), "error": error}
+        found[what] = {"state": _state(model), "error": error}
     return found

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..asking import Ask, Finding, Refused, far, in_group, number, question, told
+from ..traffic import traffic
 from .cluster17 import gpus_of_a_node, minutes, orders, run_body
 
 # --- 17.1 -------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def _of_the_orders(case: Told, text: str) -> Finding:
         ASKS,
         (not text.startswith("#!"), "the first line is no #! line", "sbatch takes scripts: of which shell?"),
         (
-            nodes != str(case["nodes"]),
+            nodes not in (str(case["nodes"]), f"{case['nodes']}-{case['nodes']}"),
             f"{case['nodes']} nodes {say} {nodes}",
             "One option of sbatch is the number of nodes. Orders stand above the first command.",
         ),
@@ -272,7 +273,8 @@ CABLE = "a node sends no more over the cable than one rank of each node would, i
 @question("17.2", "two_levels(tensor, per_node)", {SUM: 1, CABLE: 2}, rests={CABLE: SUM})
 def two_levels(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     """The same ranks are nodes of two, and of three: what is kept of one call must not serve the other."""
-    found = [*_on(ask, rng, 6, rng.sample([2, 3], 2)), *_on(ask, rng, 4, [2])]
+    ends = rng.sample([1, 4], 2)  # a node for each rank, and one node for all
+    found = [*_on(ask, rng, 6, rng.sample([2, 3], 2)), *_on(ask, rng, 4, [2, *ends])]
     yield from found
 
 
@@ -282,6 +284,11 @@ def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterat
     for call, (per_node, seed, shape) in enumerate(calls):
         nodes, size = ranks // per_node, 8 * math.prod(shape)
         each = [_numbers(seed, rank, shape) for rank in range(ranks)]
+        unwaited = [name for rank in held for name in rank[call]["unwaited"]]
+        if unwaited:
+            seen = f"nobody waited for {unwaited[0]}"
+            hint = "Such a call comes back before it is done. What tells you that it is?"
+            yield Finding(SUM, False, seen, hint)
         gaps = [far(rank[call]["held"], torch.stack(each).sum(0)) for rank in held]
         wrong = gaps.index(max(gaps))
         got, mates = held[wrong][call]["held"], each[wrong // per_node * per_node :][:per_node]
@@ -290,6 +297,10 @@ def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterat
             hint = "That is the sum of its node. How do the nodes come together?"
         elif far(got, each[wrong]) == 0:
             hint = "It holds what it began with. Who tells the ranks that are not the first of their node?"
+        elif call and per_node in (1, ranks):
+            hint = (
+                "One rank on each node, or one node for all: what is there to do in each of the two levels?"
+            )
         elif call:
             hint = "The first call is right, and one for other nodes is not. What does it find of the first?"
         seen = f"{nodes} nodes with {per_node} ranks each: rank {wrong} is off by up to {max(gaps):g}"
@@ -316,14 +327,22 @@ def _numbers(seed: int, rank: int, shape: list[int]) -> torch.Tensor:
 def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
     cable = _watch_the_cable()
     found = []
-    for per_node, seed, shape in calls:
-        tensor = _numbers(seed, dist.get_rank(), shape)
-        cable |= {"per_node": per_node, "sent": 0.0}
-        answer(tensor, per_node)
-        if list(tensor.shape) != shape:
-            raise Refused(f"two_levels changes the tensor in place; its shape is now {tuple(tensor.shape)}")
-        found.append({"held": tensor.clone(), "sent": cable["sent"]})
-    return found
+    with traffic() as seen:
+        for per_node, seed, shape in calls:
+            tensor = _numbers(seed, dist.get_rank(), shape)
+            cable |= {"per_node": per_node, "sent": 0.0}
+            answer(tensor, per_node)
+            if list(tensor.shape) != shape:
+                raise Refused(
+                    f"two_levels changes the tensor in place; its shape is now {tuple(tensor.shape)}"
+                )
+            found.append({"held": tensor.clone(), "sent": cable["sent"]})
+    if sum(name not in UNCOUNTED for name, _ in seen.calls) > cable["calls"]:
+        raise Refused("not every call went through torch.distributed's own functions; use those")
+    return [each | {"unwaited": seen.unwaited} for each in found]
+
+
+UNCOUNTED = ("recv", "barrier")  # they send nothing
 
 
 # How torch's own functions call a process group. Not every torch has all of them.
@@ -340,17 +359,26 @@ COLLECTIVES = {
 
 
 def _watch_the_cable() -> Told:
-    """Count from now on the bytes that this rank sends to other nodes, which have `per_node` ranks."""
-    cable: Told = {"per_node": 1, "sent": 0.0}
-    group = dist.ProcessGroup
+    """Count from now on the bytes that this rank sends to other nodes, which have `per_node` ranks.
+
+    What it puts into the store may go to any of them.
+    """
+    cable: Told = {"per_node": 1, "sent": 0.0, "calls": 0}
+    group, put = dist.ProcessGroup, dist.Store.set
 
     def noted(real: Any, name: str) -> Any:
         def call(self: Any, *args: Any, **named: Any) -> Any:
             cable["sent"] += _crossing(self, name, cable["per_node"], args)
+            cable["calls"] += 1
             return real(self, *args, **named)
 
         return call
 
+    def stored(self: Any, key: str, value: Any) -> None:
+        cable["sent"] += len(value)
+        put(self, key, value)
+
+    dist.Store.set = stored
     for name, attributes in (COLLECTIVES | {"send": ("send",)}).items():
         for attribute in filter(partial(hasattr, group), attributes):
             setattr(group, attribute, noted(getattr(group, attribute), name))
@@ -389,12 +417,14 @@ def _bytes(given: Any) -> int:
 NODES = "with the ranks of a node side by side, each node sends over one edge of the ring"
 ORDER = "in any other order, an edge counts for the node that it leaves"
 NOTHING = "every node is in the answer, and one that sends nothing has 0"
+NODE_NAMES = ["n1", "n11"]  # one stands in the other
+MORE_NAMES = ["n2", "n21", "a", "b"]
 
 
 @question("17.3", "cable(places, size)", {NODES: 1, ORDER: 1, NOTHING: 1}, rests={ORDER: NODES})
 def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     drawn = [(what, _places(rng, what)) for what in (NODES, ORDER, NOTHING) for _ in "ab"]
-    drawn.append((NODES, rng.sample("abcdef", 2)))  # two ranks: the next one is also the one before
+    drawn.append((NODES, rng.sample(NODE_NAMES, 2)))  # two ranks: the next one is also the one before
     cases = [(what, places, rng.randint(10**11, 10**12)) for what, places in drawn]  # beyond float32
     (found,) = ask(_sent_over, [case[1:] for case in cases])
     for (what, places, size), (got, again) in zip(cases, found, strict=True):
@@ -417,7 +447,8 @@ def _same(got: Any, right: float) -> bool:
 
 
 def _places(rng: random.Random, what: str) -> list[str]:
-    names = rng.sample("abcdef", rng.randint(2, 4))
+    names = NODE_NAMES + rng.sample(MORE_NAMES, rng.randint(0, 2))
+    rng.shuffle(names)
     if what == NOTHING:
         return [names[0]] * rng.randint(3, 6)
     places = block = [name for name in names for _ in range(rng.randint(3, 5))]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
+import functools
 import os
 import pickle
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import nn, save
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.exercises.answers import right, wrong
@@ -22,6 +27,8 @@ ALONE = "started alone, it is rank 0 of 1"
 def parser(*more: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
+    if more == ("--local-rank",):  # as new launchers write it, and as old ones did
+        more = ("--local-rank", "--local_rank")
     if more:
         parser.add_argument(*more, type=int, default=0)
     return parser
@@ -119,6 +126,60 @@ def asks_the_group(argv):
     return args
 
 
+def with_ranks(args, local_rank=None):
+    args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+    args.local_rank = number("LOCAL_RANK", 0) if local_rank is None else local_rank
+    return args
+
+
+@wrong("08.1", TOLD, ALONE, hint="Hyphen or underscore?")
+def hyphen_alone(argv):
+    known = parser()
+    known.add_argument("--local-rank", type=int)
+    return with_ranks(known.parse_args(argv))
+
+
+@wrong("08.1", ALONE, hint="Nodes may differ")
+def counts_gpus(argv):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 1
+    return with_ranks(parser("--local-rank").parse_args(argv), number("RANK", 0) % gpus)
+
+
+@wrong("08.1", ALONE, hint="Nodes may differ")
+def as_if_all_nodes_were_alike(argv):
+    local_rank = number("RANK", 0) % number("LOCAL_WORLD_SIZE", 1)
+    return with_ranks(parser("--local-rank").parse_args(argv), local_rank)
+
+
+@wrong("08.1", ALONE, hint="args.world_size is")
+def nodes_times_ranks(argv):
+    args = with_ranks(parser("--local-rank").parse_args(argv))
+    args.world_size = number("GROUP_WORLD_SIZE", 1) * number("LOCAL_WORLD_SIZE", 1)
+    return args
+
+
+@wrong("08.1", OLD, ALONE, hint="args.world_size is 1")
+def rank_0_is_alone(argv):
+    args = with_ranks(parser("--local-rank").parse_args(argv))
+    args.world_size = args.world_size if args.rank else 1
+    return args
+
+
+@wrong("08.1", TOLD, OLD, hint="argparse ends a program")
+def asks_for_epochs(argv):
+    known = argparse.ArgumentParser()
+    known.add_argument("--epochs", type=int, required=True)
+    known.add_argument("--local-rank", type=int)
+    return with_ranks(known.parse_args(argv))
+
+
+@wrong("08.1", TOLD, ALONE, hint="argparse ends a program")
+def the_first_argument_goes(argv):
+    if argv and argv[0].startswith("--local"):
+        argv = argv[1:]
+    return with_ranks(parser().parse_args(argv))
+
+
 TAKES = "on the CPU it gives a DistributedDataParallel"
 MEAN = "whose gradients are the mean over all ranks"
 ON_GPU = "on a GPU, device_ids names that GPU"
@@ -172,6 +233,34 @@ def a_model_of_its_own(model, device):
 @wrong("08.2", TAKES, MEAN, hint="DDP is called all the same")
 def by_its_name(model, device):
     return DDP(model, device_ids=None if device == torch.device("cpu") else [device.number])
+
+
+@wrong("08.2", TAKES, MEAN, hint="the one that `device` is")
+def by_local_rank(model, device):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if device.type == "cuda":
+        torch.cuda.set_device(local_rank)
+    return DDP(model, [local_rank] if device.type == "cuda" else None)
+
+
+@wrong("08.2", TAKES, MEAN, hint="0 is one, too")
+def no_ids_for_gpu_0(model, device):
+    return DDP(model, device_ids=[device.index] if device.index else None)
+
+
+@wrong("08.2", ON_GPU, hint="what must device_ids be?")
+def by_what_the_machine_has(model, device):
+    return DDP(model, device_ids=[device.index or 0] if torch.cuda.is_available() else None)
+
+
+@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that is wrapped")
+def a_copy_of_it(model, device):
+    return DDP(copy.deepcopy(model), device_ids=[device.index] if device.type == "cuda" else None)
+
+
+@wrong("08.2", TAKES, MEAN, hint="would name the same GPU")
+def the_current_one(model, device):
+    return DDP(model, device_ids=[torch.cuda.current_device()] if device.type == "cuda" else None)
 
 
 GOES_ON = "a second start goes on after the last epoch that was completed"
@@ -303,6 +392,116 @@ def expects_a_checkpoint(model, optimizer, run_epoch, epochs, path):
         run_epoch(epoch)
 
 
+@wrong("08.3", ONE, hint="How often has it to be written")
+def every_second_epoch(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if epoch % 2 or epoch == epochs - 1:
+            keep(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", ONE, hint="What does a start look for")
+def at_the_very_end(model, optimizer, run_epoch, epochs, path):
+    """It saves when it is interrupted; a kill lets nothing of it run."""
+    epoch = restore(model, optimizer, path) - 1
+    try:
+        for epoch in range(epoch + 1, epochs):  # noqa: B020
+            run_epoch(epoch)
+    finally:
+        keep(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", ONE, hint="How often has it to be written")
+def before_each_epoch(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(restore(model, optimizer, path), epochs):
+        keep(whole(model, optimizer, epoch - 1), path)
+        run_epoch(epoch)
+
+
+@wrong("08.3", GOES_ON, ONE, WHOLE, hint="other weights or buffers")
+def parameters_alone(model, optimizer, run_epoch, epochs, path):
+    """Batch norm has numbers that are no parameters."""
+    begin = 0
+    if os.path.exists(path):
+        state = torch.load(path)
+        nn.utils.vector_to_parameters(state["model"], model.parameters())
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["epoch"] + 1
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+        keep(whole(model, optimizer, epoch) | {"model": vector}, path)
+
+
+@wrong("08.3", GOES_ON, ONE, WHOLE, hint="What else remembers the steps before")
+def the_momentum_alone(model, optimizer, run_epoch, epochs, path):
+    """The learning rate had changed, too."""
+    begin = 0
+    if os.path.exists(path):
+        state = torch.load(path)
+        model.load_state_dict(state["model"])
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+        begin = state["epoch"] + 1
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", ONE, hint="nothing left to do")
+def once_more_when_complete(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path) % epochs
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+def anew_where_it_is_broken(model, optimizer, run_epoch, epochs, path):
+    begin = 0
+    with contextlib.suppress(Exception):
+        begin = restore(model, optimizer, path)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            torch.save(whole(model, optimizer, epoch), path)
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+def copied_from_elsewhere(model, optimizer, run_epoch, epochs, path):
+    """The copy is no single step."""
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            with tempfile.TemporaryDirectory() as folder:
+                torch.save(whole(model, optimizer, epoch), f"{folder}/new.pt")
+                shutil.copy(f"{folder}/new.pt", path)
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="It was not yours")
+def tidies_the_folder(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch), path)
+        if dist.get_rank() == 0:
+            for each in Path(path).parent.glob("*.[!p]*"):
+                each.unlink()
+
+
+@wrong("08.3", hint="cross-device")
+def renamed_from_elsewhere(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                torch.save(whole(model, optimizer, epoch), file)
+            try:
+                os.replace(file.name, path)
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+        dist.barrier()
+
+
 # --- right, in another style ---
 
 
@@ -328,6 +527,31 @@ def by_defaults(argv):
     return args
 
 
+@functools.cache
+def variable(name: str, default: int) -> int:
+    return int(os.getenv(name) or default)
+
+
+@right("08.1")
+def asks_torch_who_launched_it(argv):
+    variable.cache_clear()
+    known = parser("--local_rank", "--local-rank")
+    args = known.parse_args(argv)
+    launched = torch.distributed.is_torchelastic_launched()
+    args.rank = variable("RANK", 0) if launched else 0
+    args.world_size = variable("WORLD_SIZE", 1) if launched else 1
+    args.local_rank = variable("LOCAL_RANK", 0) if launched else 0
+    return args
+
+
+@right("08.1")
+def sets_what_nobody_has_set(argv):
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, value)
+    args = parser().parse_args([each for each in argv if not each.startswith("--local")])
+    return with_ranks(args)
+
+
 @right("08.2")
 def in_two_branches(model, device):
     if device.type == "cpu":
@@ -335,12 +559,26 @@ def in_two_branches(model, device):
     return DDP(model.to(device), device_ids=[device], output_device=device)
 
 
+class Wrapped(DDP):
+    """As people do it to reach the model's own methods."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+
 @right("08.2")
-def by_local_rank(model, device):
-    local_rank = int(os.environ["LOCAL_RANK"])
-    if device.type == "cuda":
-        torch.cuda.set_device(local_rank)
-    return DDP(model, [local_rank] if device.type == "cuda" else None)
+def of_a_class_of_its_own(model, device):
+    return Wrapped(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+@right("08.2")
+def by_where_the_weights_are(model, device):
+    there = {each.device for each in model.parameters() if each.is_cuda}
+    torch.cuda.set_device(device) if there and torch.cuda.is_available() else None
+    return DDP(model, device_ids=[torch.cuda.current_device()] if there else None, bucket_cap_mb=1)
 
 
 @right("08.3")
@@ -384,3 +622,40 @@ def as_bytes(model, optimizer, run_epoch, epochs, path):
         torch.save(whole(model, optimizer, epoch), buffer)
         Path(path + "~").write_bytes(pickle.dumps(buffer.getvalue()))
         os.replace(path + "~", path)
+
+
+@right("08.3")
+def pickled(model, optimizer, run_epoch, epochs, path):
+    begin = 0
+    if Path(path).exists():
+        with open(path, "rb") as file:
+            state = pickle.load(file)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["epoch"] + 1
+    dist.barrier()
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            with tempfile.NamedTemporaryFile(dir=Path(path).parent, delete=False) as file:
+                pickle.dump(whole(model, optimizer, epoch), file)
+            os.replace(file.name, path)
+
+
+@right("08.3")
+def by_the_imported_save(model, optimizer, run_epoch, epochs, path):
+    """And the weights go back one by one."""
+    begin = 0
+    if os.path.exists(path):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.no_grad():
+            for name, each in model.state_dict(keep_vars=True).items():
+                each.copy_(state["model"][name])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["epoch"] + 1
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            save(whole(model, optimizer, epoch), path + ".part")
+            os.rename(path + ".part", path)
+        dist.barrier()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import all_reduce
 
 from tests.exercises.answers import right, wrong
 
@@ -98,6 +99,42 @@ def no_reason(tensors, gpus_per_node, ranks_per_node, network):
 @wrong("09.1", hint="raised KeyError")
 def a_table_with_holes(tensors, gpus_per_node, ranks_per_node, network):
     return {"cpu": ("gloo", "CPU over IP")}[tensors]
+
+
+@wrong("09.1", OWN, SHARED, CPU, hint="Which backend moves GPU memory")
+def the_carriers_are_swapped(tensors, gpus_per_node, ranks_per_node, network):
+    backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+    return "cpu:nccl,cuda:gloo" if why == "both" else backend, why
+
+
+@wrong("09.1", OWN, CPU, BOTH, hint="there are more ranks than GPUs")
+def counts_in_halves(tensors, gpus_per_node, ranks_per_node, network):
+    half = ranks_per_node // 2 if gpus_per_node < ranks_per_node < 2 * gpus_per_node else ranks_per_node
+    return by_the_book(tensors, gpus_per_node, half, network)
+
+
+@wrong("09.1", SHARED, CPU, hint="Does the network change")
+def one_gpu_is_shared(tensors, gpus_per_node, ranks_per_node, network):
+    return by_the_book(tensors, gpus_per_node if gpus_per_node > 1 else 0, ranks_per_node, network)
+
+
+@wrong("09.1", OWN, SHARED, BOTH, hint="a PyTorch built by yourself")
+def mpi_without_gpus_alone(tensors, gpus_per_node, ranks_per_node, network):
+    if tensors == "cpu" and gpus_per_node:
+        return "gloo", "CPU over IP"
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
+@right("09.1")
+def in_the_other_order(tensors, gpus_per_node, ranks_per_node, network):
+    backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+    names = {"both": "cuda:nccl,cpu:gloo", "own GPU": "NCCL", "CPU over IP": "cpu:gloo"}
+    return names.get(why, backend), why
+
+
+@right("09.1")
+def of_torchs_own_class(tensors, gpus, ranks, network):
+    return dist.Backend(by_the_book(tensors, gpus, ranks, network)[0]), reason(tensors, gpus, ranks, network)
 
 
 @right("09.1")
@@ -213,6 +250,112 @@ def prints_it(size):
     print(slowest(statistics.median(calls_of(torch.zeros(size // 4)))))
 
 
+@wrong("09.2", BYTES, hint="Who begins when?")
+def whoever_comes_first(size):
+    tensor, took = torch.zeros(size // 4), []
+    for _ in range(18):
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        took.append(time.perf_counter() - begin)
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="waits for a rank that comes late")
+def with_the_waiting(size):
+    tensor, took = torch.zeros(size // 4), []
+    for _ in range(18):
+        begin = time.perf_counter()
+        dist.barrier()
+        dist.all_reduce(tensor)
+        took.append(time.perf_counter() - begin)
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="the sum over the ranks")
+def of_all_ranks_together(size):
+    value = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
+    dist.all_reduce(value)
+    return value.item()
+
+
+@wrong("09.2", BYTES, hint="nobody waited for")
+def nobody_waits(size):
+    tensor, took = torch.zeros(size // 4), []
+    for _ in range(18):
+        begin = time.perf_counter()
+        dist.all_reduce(tensor, async_op=True)
+        took.append(time.perf_counter() - begin)
+    dist.barrier()
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="where does it stop")
+def the_clock_stops_before_the_wait(size):
+    tensor, took = torch.zeros(size // 4), []
+    for _ in range(18):
+        dist.barrier()
+        begin = time.perf_counter()
+        work = dist.all_reduce(tensor, async_op=True)
+        took.append(time.perf_counter() - begin)
+        work.wait()
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="where does it stop")
+def the_processors_time(size):
+    took = []
+    for _ in range(18):
+        begin = time.process_time()
+        dist.all_reduce(torch.zeros(size // 4))
+        took.append(time.process_time() - begin)
+    return slowest(statistics.median(took[3:]))
+
+
+@wrong("09.2", BYTES, hint="a lucky one")
+def the_shortest(size):
+    return slowest(min(calls_of(torch.zeros(size // 4), 50)))
+
+
+@wrong("09.2", BYTES, hint="shorter than any call")
+def a_number_known_by_heart(size):
+    calls_of(torch.zeros(size // 4))
+    return 1e-3
+
+
+@wrong("09.2", BYTES, TYPICAL, hint="They agree, on something else")
+def the_time_of_rank_1(size):
+    tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
+    dist.broadcast(tensor, src=1)
+    return tensor.item()
+
+
+@right("09.2")
+def the_mean_without_the_slowest(size):
+    tensor, took = torch.zeros(size, dtype=torch.int8), []
+    for _ in range(20):
+        dist.barrier()
+        begin = time.monotonic_ns()
+        all_reduce(tensor)
+        took.append((time.monotonic_ns() - begin) / 1e9)
+    return slowest(statistics.mean(sorted(took[1:])[:-1]))
+
+
+@right("09.2")
+def waits_for_it_itself(size):
+    tensor, took = torch.zeros(size // 2, dtype=torch.bfloat16), []
+    for turn in range(25):
+        dist.barrier()
+        begin = time.time()
+        work = dist.all_reduce(tensor, async_op=True)
+        while turn % 2 and not work.is_completed():
+            time.sleep(1e-4)
+        work.wait()
+        took.append(time.time() - begin)
+    of_all = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, torch.tensor([statistics.median(took[5:])], dtype=torch.float64))
+    return max(of_all)
+
+
 @right("09.2")
 def with_bytes_and_quantiles(size):
     took = calls_of(torch.empty(size, dtype=torch.uint8), 30)
@@ -304,14 +447,36 @@ def divides_lists(sizes, seconds, world_size):
     return seconds[0], sizes / seconds
 
 
-@right("09.3")
+@wrong("09.3", hint="Its bytes have cost something")
 def by_the_ends(sizes, seconds, world_size):
-    alpha = statistics.median(seconds[:4])
-    bus = statistics.median(
-        size / (took - alpha) * factor(world_size)
-        for size, took in zip(sizes[-3:], seconds[-3:], strict=True)
-    )
-    return alpha, bus
+    return seconds[0], sizes[-1] / seconds[-1] * factor(world_size)
+
+
+@wrong("09.3", hint="no two of them tell it")
+def through_two_points(sizes, seconds, world_size):
+    beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+    return seconds[0] - beta * sizes[0], factor(world_size) / beta
+
+
+@wrong("09.3", BUS, hint="a single step of the ring")
+def for_each_hop(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return alpha / (2 * (world_size - 1)), factor(world_size) / beta
+
+
+@wrong("09.3", ALPHA, hint="with the factor for this many ranks")
+def a_factor_by_heart(sizes, seconds, world_size):
+    alpha, beta = fitted(sizes, seconds)
+    return alpha, 1.5 / beta
+
+
+@right("09.3")
+def again_with_the_fitted_times(sizes, seconds, world_size):
+    times = np.array(seconds)
+    for _ in range(3):
+        beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / times)
+        times = alpha + beta * np.array(sizes)
+    return {"alpha": alpha, "bus": factor(world_size) / beta}.values()
 
 
 @right("09.3")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import shutil
 import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import nn, save
 
 from tests.exercises.answers import right, wrong
 
@@ -45,7 +47,7 @@ def strips_letters(weights):
 
 @wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
 def if_the_first_has_it(weights):
-    if next(iter(weights)).startswith("module."):
+    if next(iter(weights), "").startswith("module."):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
@@ -73,6 +75,34 @@ def mixes_them_up(weights):
     return dict(zip(names, reversed(list(weights.values())), strict=True))
 
 
+@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+def if_the_last_has_it(weights):
+    if "".join(list(weights)[-1:]).startswith("module."):
+        return {name.removeprefix("module."): value for name, value in weights.items()}
+    return weights
+
+
+@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+def without_the_dot(weights):
+    if all(name.startswith("module") for name in weights):
+        return {name[len("module.") :]: value for name, value in weights.items()}
+    return weights
+
+
+@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+def if_most_have_it(weights):
+    having = sum(name.startswith("module.") for name in weights)
+    if having > len(weights) / 2:
+        return {name.removeprefix("module."): value for name, value in weights.items()}
+    return weights
+
+
+@wrong("10.1", hint="StopIteration")
+def asks_the_first_of_none(weights):
+    next(iter(weights))
+    return in_place(weights)
+
+
 @right("10.1")
 def in_place(weights):
     if all(name.startswith("module.") for name in weights):
@@ -88,9 +118,53 @@ def by_partition(weights):
     return {rest: weights[name] for name, (_, _, rest) in parts.items()}
 
 
-ONE = "afterwards the file holds rank 0's state, and rank 0 alone has written"
-WAITS = "no rank returns before the file is there"
+ONE = "rank 0 alone writes its state, and no rank returns before the file is there"
 FULL = "when the disk is full in the middle of a write, the file of before is whole"
+HEARD = "and every rank raises an error then: none returns, none waits in vain"
+
+
+def written_whole(state, path) -> str:
+    """On rank 0, beside the target; what went wrong."""
+    if dist.get_rank():
+        return ""
+    part = path.with_name(path.name + ".part")
+    try:
+        torch.save(state, part)
+        os.replace(part, path)
+    except Exception as error:
+        return str(error) or "it failed"
+    return ""
+
+
+def all_hear(fault: str) -> None:
+    told = [fault]
+    dist.broadcast_object_list(told, src=0)
+    if told[0]:
+        raise RuntimeError(told[0])
+
+
+@wrong("10.2", ONE, FULL, hint="on its way out")
+def as_in_the_lesson(state, path):
+    if dist.get_rank() == 0:
+        torch.save(state, path.with_suffix(".part"))
+        os.replace(path.with_suffix(".part"), path)
+    dist.barrier()
+
+
+@wrong("10.2", ONE, FULL, hint="Who tells the others")
+def the_others_go_on(state, path):
+    try:
+        if fault := written_whole(state, path):
+            raise RuntimeError(fault)
+    finally:
+        dist.barrier()
+
+
+@wrong("10.2", ONE, FULL, hint="as if all were well")
+def says_so_and_goes_on(state, path):
+    if fault := written_whole(state, path):
+        print("not saved:", fault)
+    dist.all_reduce(torch.zeros(1))
 
 
 @wrong("10.2", hint="Who writes it?")
@@ -99,28 +173,89 @@ def everybody(state, path):
     dist.barrier()
 
 
-@wrong("10.2", ONE, FULL, hint="lets nobody go on")
-def nobody_waits(state, path):
+@wrong("10.2", hint="Who writes it?")
+def everybody_by_another_name(state, path):
+    part = path.with_name(f"{path.name}.{dist.get_rank()}")
+    save(state, part)
+    dist.barrier()
     if dist.get_rank() == 0:
-        part = f"{path}.part"
-        torch.save(state, part)
         os.replace(part, path)
-
-
-@wrong("10.2", ONE, WAITS, hint="Is there another name")
-def over_the_old_one(state, path):
-    if dist.get_rank() == 0:
-        torch.save(state, path)
     dist.barrier()
 
 
-@wrong("10.2", ONE, FULL, hint="where has it to stand")
+@wrong("10.2", hint="lets nobody go on")
+def nobody_waits(state, path):
+    if fault := written_whole(state, path):
+        raise RuntimeError(fault)
+
+
+@wrong("10.2", hint="lets nobody go on")
+def waits_once(state, path):
+    """The groups of the first call serve the second, too, it thinks."""
+    fault = written_whole(state, path)
+    if not os.environ.get("ALL_HERE"):
+        all_hear(fault)
+    os.environ["ALL_HERE"] = "1"
+
+
+@wrong("10.2", hint="lets nobody go on")
+def waits_for_a_file(state, path):
+    """Yesterday's was there already."""
+    fault = written_whole(state, path)
+    while not fault and not path.exists():
+        pass
+    if fault:
+        raise RuntimeError(fault)
+
+
+@wrong("10.2", ONE, HEARD, hint="Is there another name")
+def over_the_old_one(state, path):
+    fault = ""
+    if dist.get_rank() == 0:
+        try:
+            torch.save(state, path)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
+
+
+@wrong("10.2", ONE, HEARD, hint="swap in one step")
+def copies_it_over(state, path):
+    part, fault = path.with_name("new.pt"), ""
+    if dist.get_rank() == 0:
+        try:
+            torch.save(state, part)
+            shutil.copyfile(part, path)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
+
+
+@wrong("10.2", ONE, HEARD, hint="swap in one step")
+def removes_the_old_one_then(state, path):
+    part, fault = path.with_name("new.pt"), ""
+    if dist.get_rank() == 0:
+        try:
+            torch.save(state, part)
+            path.unlink(missing_ok=True)
+            part.rename(path)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
+
+
+@wrong("10.2", ONE, HEARD, hint="Is there another name")
+def removes_the_old_one_first(state, path):
+    if dist.get_rank() == 0:
+        path.unlink(missing_ok=True)
+    all_hear(written_whole(state, path))
+
+
+@wrong("10.2", hint="where has it to stand")
 def waits_before(state, path):
     dist.barrier()
-    if dist.get_rank() == 0:
-        part = f"{path}.part"
-        torch.save(state, part)
-        os.replace(part, path)
+    if fault := written_whole(state, path):
+        raise RuntimeError(fault)
 
 
 @wrong("10.2", hint="under the name that was asked for")
@@ -128,6 +263,28 @@ def never_renamed(state, path):
     if dist.get_rank() == 0:
         torch.save(state, f"{path}.part")
     dist.barrier()
+
+
+@wrong("10.2", hint="cross-device")
+def from_another_disk(state, path):
+    fault = ""
+    if dist.get_rank() == 0:
+        with tempfile.TemporaryDirectory() as there:
+            torch.save(state, f"{there}/new.pt")
+            try:
+                os.replace(f"{there}/new.pt", path)
+            except OSError as error:
+                fault = str(error)
+    all_hear(fault)
+
+
+@wrong("10.2", hint="It was not yours")
+def tidies_up(state, path):
+    fault = written_whole(state, path)
+    if dist.get_rank() == 0:
+        for each in path.parent.glob("*.txt"):
+            each.unlink()
+    all_hear(fault)
 
 
 @wrong("10.2", hint="Who writes it?")
@@ -138,30 +295,23 @@ def the_last_rank(state, path):
     dist.barrier()
 
 
-@wrong("10.2", ONE, WAITS, hint="Is there another name")
-def removes_the_old_one_first(state, path):
-    if dist.get_rank() == 0:
-        path.unlink(missing_ok=True)
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        part.rename(path)
-    dist.barrier()
-
-
-@wrong("10.2", ONE, WAITS, hint="Is there another name")
+@wrong("10.2", ONE, HEARD, hint="Is there another name")
 def renames_the_wrong_way(state, path):
+    fault = ""
     if dist.get_rank() == 0:
-        os.replace(path, f"{path}.old")
-        torch.save(state, path)
-    dist.barrier()
+        try:
+            if path.exists():
+                os.replace(path, f"{path}.old")
+            torch.save(state, path)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
 
 
 @wrong("10.2", hint="never called barrier")
 def barrier_on_rank_0(state, path):
     if dist.get_rank() == 0:
-        part = f"{path}.part"
-        torch.save(state, part)
-        os.replace(part, path)
+        written_whole(state, path)
         dist.barrier()
 
 
@@ -171,34 +321,42 @@ def writes_nothing(state, path):
 
 
 @right("10.2")
-def broadcasts(state, path):
-    done = [None]
+def into_an_open_file(state, path):
+    fault = ""
     if dist.get_rank() == 0:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, path)
-        done = ["saved"]
-    dist.broadcast_object_list(done, src=0)
+        try:
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except Exception as error:
+            fault = repr(error)
+    faults = [None] * dist.get_world_size()
+    dist.all_gather_object(faults, fault)
+    if any(faults):
+        raise OSError(faults[0])
 
 
 @right("10.2")
-def says_so_and_goes_on(state, path):
-    try:
-        if dist.get_rank() == 0:
-            torch.save(state, path.with_suffix(".new"))
+def by_the_imported_save_and_a_number(state, path):
+    done, trouble = torch.zeros(1), None
+    if dist.get_rank() == 0:
+        try:
+            save(state, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
-    except (OSError, RuntimeError) as error:
-        print("not saved:", error)
-    finally:
-        dist.all_reduce(torch.zeros(1))
+            done += 1
+        except (OSError, RuntimeError) as error:
+            trouble = error
+    dist.broadcast(done, 0)
+    if not done:
+        raise trouble or RuntimeError("rank 0 could not save")
 
 
 BARE = "a state_dict alone is loaded"
 TRAINING = "so is that in a training's checkpoint, with the prefix of DDP"
 ELSEWHERE = "so is one that was saved on a GPU which is not here"
-CODE = "a file that carries code is refused with an error, and nothing of it runs"
+CODE = "a file that carries code, or fits another model, is refused with an error; nothing of it runs"
 
 
 def stripped(weights: Any) -> Any:
@@ -251,7 +409,7 @@ def swallows_the_error(path, model):
         model.load_state_dict(stripped(found.get("model", found)))
 
 
-@wrong("10.3", BARE, ELSEWHERE, CODE, hint="the model has other weights than the file")
+@wrong("10.3", BARE, ELSEWHERE, hint="the model has other weights than the file")
 def not_so_strict(path, model):
     found = torch.load(path, map_location="cpu")
     model.load_state_dict(found.get("model", found), strict=False)
@@ -266,6 +424,34 @@ def tries_the_other_way_then(path, model):
     model.load_state_dict(stripped(found.get("model", found)))
 
 
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="of another model")
+def not_strict_with_the_right_names(path, model):
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(stripped(found.get("model", found)), strict=False)
+
+
+@wrong("10.3", CODE, hint="more than parameters")
+def parameters_alone(path, model):
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    found = stripped(found.get("model", found))
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            each.copy_(found[name])
+
+
+@wrong("10.3", TRAINING, CODE, hint="may be called module")
+def each_name_by_itself(path, model):
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    found = found.get("model", found)
+    model.load_state_dict({name.removeprefix("module."): each for name, each in found.items()})
+
+
+@wrong("10.3", BARE, TRAINING, CODE, hint="What tells the load where to put them")
+def from_the_gpu_of_the_lesson(path, model):
+    found = torch.load(path, map_location={"cuda:7": "cpu"}, weights_only=True)
+    model.load_state_dict(stripped(found.get("model", found)))
+
+
 @wrong("10.3", CODE, hint="What does the model get?")
 def loads_in_the_loop(path, model):
     found = torch.load(path, map_location="cpu")
@@ -276,7 +462,7 @@ def loads_in_the_loop(path, model):
 @wrong("10.3", CODE, hint="the model has other weights than the file")
 def into_another_model(path, model):
     found = torch.load(path, map_location="cpu")
-    model = type(model)()
+    model = copy.deepcopy(model)
     model.load_state_dict(stripped(found.get("model", found)))
 
 

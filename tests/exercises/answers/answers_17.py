@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from tests.exercises.answers import right, wrong
 
@@ -137,6 +138,41 @@ def an_id_drawn_on_each_node(script, nodes, gpus, minutes):
 @wrong("17.1", hint="nothing (None)")
 def prints_it(script, nodes, gpus, minutes):
     print(orders(nodes, gpus, minutes))
+
+
+@wrong("17.1", ASKS, STARTS, hint="The nodes are others in each job")
+def cuts_the_list_by_hand(script, nodes, gpus, minutes):
+    """Right where the names are not shortened: gpu01,gpu02."""
+    head = "head=${SLURM_JOB_NODELIST%%,*}\n"
+    return orders(nodes, gpus, minutes) + head + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="are they counted on a node")
+def the_gpus_of_a_node_for_all(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes).replace("--gpus-per-node=", "--gpus=")
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="sbatch takes scripts")
+def indented(script, nodes, gpus, minutes):
+    """As a text in triple quotes is, inside of a function."""
+    text = orders(nodes, gpus, minutes, 1).replace("#", "    #")
+    return "\n" + text + HEAD + PORT + f"srun --ntasks-per-node=1 {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@right("17.1")
+def as_on_a_real_cluster(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, f"{minutes // 60:02}:{minutes % 60:02}:00").replace(
+        f"--nodes={nodes}", f"--nodes={nodes}-{nodes}"
+    )
+    text += "set -euo pipefail\nmodule purge\nmodule load cuda\nconda activate torch\nnvidia-smi\n"
+    return text + HEAD + PORT + f"srun --cpu-bind=none {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@right("17.1")
+def a_script_for_each_node(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes) + HEAD + PORT + "export head port\ncat > node.sh << 'EOF'\n"
+    return text + f"exec {agents(nodes, gpus)} {C10D} {script}\nEOF\nexec srun bash node.sh\n"
 
 
 @right("17.1")
@@ -281,6 +317,62 @@ def in_float32(tensor, per_node):
         dist.all_reduce(total, group=heads)
     dist.broadcast(total, head, group=mine)
     tensor.copy_(total)
+
+
+@wrong("17.2", hint="torch.distributed's own functions")
+def by_the_functional_ones(tensor, per_node):
+    """One level, by calls that few know."""
+    tensor.copy_(functional.all_reduce(tensor, "sum", dist.group.WORLD))
+
+
+@wrong("17.2", hint="torch.distributed's own functions")
+def by_the_backend(tensor, per_node):
+    dist.group.WORLD._get_backend(tensor.device).allreduce([tensor]).wait()
+
+
+@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+def through_the_store(tensor, per_node):
+    """The heads leave their sums in the store; each reads those of all."""
+    mine, _ = groups(per_node)
+    head, store = dist.get_rank() // per_node * per_node, dist.distributed_c10d._get_default_store()
+    CALLS.append(per_node)
+    dist.all_reduce(tensor, group=mine)
+    if dist.get_rank() == head:
+        store.set(f"{len(CALLS)}/{head}", tensor.numpy().tobytes())
+    total = torch.zeros_like(tensor)
+    for each in range(0, dist.get_world_size(), per_node):
+        found = bytearray(store.get(f"{len(CALLS)}/{each}"))
+        total += torch.frombuffer(found, dtype=tensor.dtype).view(tensor.shape)
+    tensor.copy_(total)
+
+
+CALLS = []
+
+
+@wrong("17.2", hint="comes back before it is done")
+def nobody_waits(tensor, per_node):
+    mine, heads = groups(per_node)
+    head = dist.get_rank() // per_node * per_node
+    dist.reduce(tensor, head, group=mine)
+    if dist.get_rank() == head:
+        dist.all_reduce(tensor, group=heads)
+    dist.broadcast(tensor, head, group=mine, async_op=True)
+    dist.barrier()
+
+
+@right("17.2")
+def one_group_at_a_time(tensor, per_node):
+    """Each waits for what it has started."""
+    world = dist.get_world_size()
+    for first in range(0, world, per_node):
+        group = dist.new_group(list(range(first, first + per_node)))
+        if first <= dist.get_rank() < first + per_node:
+            mine, head = group, first
+    heads = dist.new_group(list(range(0, world, per_node)))
+    dist.reduce(tensor, head, group=mine, async_op=True).wait()
+    if heads != dist.GroupMember.NON_GROUP_MEMBER:
+        dist.all_reduce(tensor, group=heads, async_op=True).wait()
+    dist.broadcast(tensor, head, group=mine, async_op=True).wait()
 
 
 @right("17.2")
@@ -429,6 +521,52 @@ def uses_up_the_list(places, size):
 @wrong("17.3", hint="a dict, bytes by node")
 def a_list(places, size):
     return [of_an_edge(places, size)] * len(places)
+
+
+@wrong("17.3", NOTHING, hint="ring")
+def as_letters(places, size):
+    """It looks for one name behind another in a text."""
+    text = "".join([*places, places[0]])
+    return {
+        node: of_an_edge(places, size) * sum(text.count(node + other) for other in {*places} - {node})
+        for node in places
+    }
+
+
+@wrong("17.3", NODES, NOTHING, hint="That is one edge")
+def two_ends_at_most(places, size):
+    """A node's ranks lie side by side, it thinks."""
+    last = {node: rank for rank, node in enumerate(places)}
+    n = len(places)
+    return {node: of_an_edge(places, size) * (places[(rank + 1) % n] != node) for node, rank in last.items()}
+
+
+@wrong("17.3", NOTHING, hint="How many steps are there")
+def a_step_too_many(places, size):
+    sent = dict.fromkeys(places, 0.0)
+    for one, _ in edges(places):
+        sent[one] += 2 * size
+    return sent
+
+
+@right("17.3")
+def with_a_deque(places, size):
+    from collections import Counter, deque
+    from fractions import Fraction
+
+    after = deque(places)
+    after.rotate(-1)
+    leaving = Counter(one for one, other in zip(places, after, strict=True) if one != other)
+    return {node: Fraction(2 * (len(places) - 1) * size, len(places)) * leaving[node] for node in places}
+
+
+@right("17.3")
+def from_the_last_one(places, size):
+    sent = {}
+    for rank in reversed(range(len(places))):
+        over = places[rank] != places[rank + 1 - len(places)]
+        sent[places[rank]] = sent.get(places[rank], 0) + over * 2 * size * (len(places) - 1) / len(places)
+    return sent
 
 
 @right("17.3")

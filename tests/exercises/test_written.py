@@ -1,0 +1,56 @@
+"""What is written is known, whichever way it was done."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import save
+
+from course_lib.exercises.written import written
+
+WAYS: dict[str, tuple[Callable[[Path], object], int]] = {
+    "torch.save": (lambda path: save({"a": 1}, path), 1),
+    "into a file": (lambda path: save({"a": 1}, path.open("wb")), 1),
+    "the old format": (lambda path: save({"a": 1}, path, _use_new_zipfile_serialization=False), 1),
+    "pickle": (lambda path: pickle.dump(1, open(path, "wb")), 0),
+    "bytes": (lambda path: path.write_bytes(b"1"), 0),
+    "the system": (lambda path: os.write(os.open(path, os.O_WRONLY | os.O_CREAT), b"1"), 0),
+    "a copy": (lambda path: shutil.copy(path.parent / "there", path), 0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_is_seen_alike(way: str, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("1")
+    write, saves = WAYS[way]
+    with written() as found:
+        write(tmp_path / "here")
+        (tmp_path / "there").read_bytes()
+        assert found.inside(tmp_path) == [os.path.realpath(tmp_path / "here")]
+    assert (found.saves, found.gone) == (saves, [])
+
+
+def test_what_was_removed_and_renamed_is_seen(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in "abc"]
+    for each in names:
+        each.write_text("1")
+    with written() as found:
+        names[0].unlink()
+        names[1].replace(names[0])
+        os.rename(names[2], names[1])
+    names[0].unlink()
+    assert found.gone == [os.path.realpath(each) for each in names]
+    assert found.opened == []
+
+
+def test_a_disk_can_be_slow(tmp_path: Path) -> None:
+    there = []
+    with written(lambda: there.append((tmp_path / "here").exists())):
+        torch.save({"a": 1}, tmp_path / "here")
+    assert there == [True]
