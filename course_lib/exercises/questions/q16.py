@@ -98,6 +98,10 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         else:
             yield _of_silence(seen, held, truth)
             yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
+    unwaited = [name for rank in found for name in rank[0]["unwaited"]]
+    seen = f"{', '.join(unwaited[:1])} was started, and your call returned before it was done"
+    hint = "What is started with async_op is done when somebody has waited for it."
+    yield Finding(LOSS, not unwaited, seen, hint)
     sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
     hint = "Something as large as the gradients travels besides. What has to be known of the others?"
     if sent > 0.9 * NUMBERS * passes:
@@ -283,6 +287,7 @@ def _accumulated(
         with nullcontext() if found else traffic() as travelled:
             returned = number(answer(ddp, pieces))
         sent = found[0]["sent"] if found else travelled.came()
+        unwaited = found[0]["unwaited"] if found else travelled.unwaited
         gradients = [each.grad for each in model.parameters()]
         whole = None
         if not any(each is None for each in gradients):
@@ -294,6 +299,7 @@ def _accumulated(
         }
         changed = [word for word, holds in still.items() if not holds]
         found.append({"gradient": whole, "returned": returned, "sent": sent, "changed": changed})
+        found[-1]["unwaited"] = unwaited
         found[-1]["places"] = max(kept, default=0)
     return found
 
@@ -326,7 +332,8 @@ OTHERS = "another seed, epoch, step or rank draws others"
 MASK = 4  # the id of [MASK]; those below are special
 FIRST = 5  # the first id that is not special
 SENTENCES, LENGTH, FEW = 60, 50, 8
-SIZES = (1, 10, 100, 1000, 10**4, 10**5, 10**6, 16, 32, 64, 256, 1024, 4096, 2**16)
+SIZES = (1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**9, 16, 32, 64, 256, 1024, 4096, 2**16, 2**20, 2**32)
+SIZES += (17, 31, 37, 97, 101, 997, 1009, 7919, 9973, 10007, 100003, 104729, 1000003, 1299709, 10**9 + 7)
 Place = tuple[int, int, int, int]  # seed, epoch, step, rank
 
 
@@ -498,8 +505,12 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for ranks in rng.sample(range(2, 6), 2):
         width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
+        # Once in tens, and once more than the half of ten above: other ways to a tenth are right in one alone
+        in_tens = not calls
+        steps = range(5, 11)  # of an epoch; with any number of epochs some of them fit
+        fitting = [each for each in steps if (each * epochs % 10 == 0 if in_tens else each * epochs % 10 > 5)]
         # With a rest, which is padded, and a short last batch
-        samples = ranks * batch_size * rng.randint(4, 7) + 1 + rng.randrange(ranks - 1)
+        samples = ranks * batch_size * (rng.choice(fitting) - 1) + 1 + rng.randrange(ranks - 1)
         a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
         calls.append((width, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
     (all_found,) = ask(_prepared, calls)
