@@ -76,6 +76,10 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     plans += [_with_silence(rng, _plan(rng, ranks), everywhere) for everywhere in (False, True)]
     calls = [(rng.randrange(2**31), plan) for plan in plans]
     found = ask(_accumulated, weights, calls, nprocs=ranks)
+    unwaited = [name for rank in found for name in rank[0]["unwaited"]]
+    seen = f"{', '.join(unwaited[:1])} was started, and your call returned before it was done"
+    hint = "What is started with async_op is done when somebody has waited for it."
+    yield Finding(LOSS, not unwaited, seen, hint)
     before = torch.zeros(NUMBERS, dtype=torch.float64)
     for call, (seed, plan) in enumerate(calls):
         sums, losses = _sums(weights, seed, plan)
@@ -98,10 +102,6 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         else:
             yield _of_silence(seen, held, truth)
             yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
-    unwaited = [name for rank in found for name in rank[0]["unwaited"]]
-    seen = f"{', '.join(unwaited[:1])} was started, and your call returned before it was done"
-    hint = "What is started with async_op is done when somebody has waited for it."
-    yield Finding(LOSS, not unwaited, seen, hint)
     sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
     hint = "Something as large as the gradients travels besides. What has to be known of the others?"
     if sent > 0.9 * NUMBERS * passes:
@@ -478,6 +478,7 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
 # --- 16.3 -------------------------------------------------------------------------------------------------
 
 DECAY = "AdamW's weight decay is 0.01 for matrices, and 0 for vectors and single numbers"
+PYTORCHS = "torch.optim.AdamW"
 RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
 
 
@@ -535,12 +536,15 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _rate(lr: float, step: int, steps: int) -> float:
-    rising = 1 + steps // 10
+    return _line(lr, step, steps, 1 + steps // 10)
+
+
+def _line(lr: float, step: int, steps: int, rising: int) -> float:
     return lr * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 
 
 def _of_decay(found: dict[str, Any]) -> Finding:
-    if found["kind"] != "AdamW":
+    if found["kind"] != PYTORCHS:
         return Finding(
             DECAY, False, f"the optimizer is {found['kind']}", "torch.optim has the one that is asked for."
         )
@@ -573,8 +577,15 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     def line(steps: int) -> list[float]:
         return [_rate(lr, step, max(steps, 1)) for step in range(len(rates))]
 
+    n = len(rates)
+    warm_ups = {n // 10, math.ceil(n / 10), round(n / 10), 1 + round(n / 10), 1 + math.ceil(n / 10)}
+    others = ([_line(lr, step, n, w) for step in range(n)] for w in warm_ups - {0, 1 + n // 10})
     return nearest(
         rates,
+        *(
+            (each, "The steps are right. How many of them does the text give to the warm-up?")
+            for each in others
+        ),
         (line(whole), "Counted are the steps that one rank would make alone. How long is a rank's loader?"),
         (line(once), "Those are the steps of one epoch."),
         (line(floor), "The rest makes a step, too: a sampler pads, and a loader's last batch may be short."),
@@ -615,7 +626,8 @@ def _of_one_training(answer: Any, width: int, arguments: list[Any], steps: int, 
     model, optimizer, schedule = begin()
     of = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
     decays = [(name, each.ndim, of.get(id(each))) for name, each in model.named_parameters()]
-    seen = {"kind": type(optimizer).__name__, "decays": decays, "rates": go_on(optimizer, schedule, steps)}
+    kind = PYTORCHS if isinstance(optimizer, torch.optim.AdamW) else type(optimizer).__name__
+    seen = {"kind": kind, "decays": decays, "rates": go_on(optimizer, schedule, steps)}
     _, optimizer, schedule = begin()
     first = go_on(optimizer, schedule, stop)
     file = io.BytesIO()
