@@ -106,7 +106,11 @@ def test_the_blank_has_none(number: str) -> None:
 
 
 def named(cases: list[Any]) -> list[Any]:
-    return [pytest.param(*case, id=f"{case[0]} {case[1].__name__}") for case in cases]
+    return [pytest.param(*case, id=f"{case[0]} {name_of(case[1])}") for case in cases]
+
+
+def name_of(answer: Any) -> str:
+    return getattr(answer, "__name__", type(answer).__name__)  # a partial has none
 
 
 @pytest.mark.parametrize(("number", "answer", "hold", "hint"), named(WRONG))
@@ -159,10 +163,10 @@ def test_no_draw_hides_what_is_wrong_or_blames_what_is_right(number: str) -> Non
 
     drawn = launch(draw, nprocs=len(cases), device="cpu", dashboard=False).results
     for (answer, hold, hint), found in zip(cases, drawn, strict=True):
-        assert found or hold == set(), f"{answer.__name__} could not be judged"
+        assert found or hold == set(), f"{name_of(answer)} could not be judged"
         for seed, holding, feedback in found:
-            assert set(holding) == hold, f"{answer.__name__}, seed {seed}: {feedback}"
-            assert hint in feedback, f"{answer.__name__}, seed {seed}: {feedback}"
+            assert set(holding) == hold, f"{name_of(answer)}, seed {seed}: {feedback}"
+            assert hint in feedback, f"{name_of(answer)}, seed {seed}: {feedback}"
 
 
 def leaks_nothing(feedback: Feedback) -> bool:

@@ -576,6 +576,35 @@ def test_a_function_may_mention_cudnn() -> None:
     ]
 
 
+def test_a_function_may_be_cached_or_dispatched() -> None:
+    @functools.cache
+    def fibonacci(n: int) -> int:
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    @functools.singledispatch
+    def kind(value: Any) -> str:
+        return "something"
+
+    @kind.register
+    def _(value: int) -> str:
+        return "a number"
+
+    class Tells:
+        @functools.cached_property
+        def twice(self) -> list[str]:
+            return [kind(2), kind("2")]
+
+    fibonacci(30)
+    assert kind(3) == "a number"  # it remembers that
+
+    def told() -> Any:
+        return fibonacci(20), Tells().twice
+
+    assert quiet_launch(told, nprocs=1).results == [(6765, ["a number", "something"])]
+    assert quiet_launch(fibonacci, 10, nprocs=1).results == [55]
+    assert quiet_launch(kind, 10, nprocs=1).results == ["a number"]
+
+
 def test_a_notebook_that_was_emptied_by_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPython's `%reset` takes away the __spec__ of __main__, which multiprocessing asks for."""
     emptied = types.ModuleType("__main__")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -12,9 +13,21 @@ import torch
 from torch import nn
 
 from ..asking import Ask, Finding, Refused, a_module, far, question, reason, told
+from ..drawn import LAYOUTS, seeds, tensor
 
 FAR = torch.device("meta")  # another device, on every machine
-CLOSE = 1e-5
+KINDS = (
+    "float64",
+    "float32",
+    "float16",
+    "int64",
+    "int32",
+    "int16",
+    "uint8",
+    "bool",
+    "complex64",
+    "complex128",
+)
 
 
 def _tensor_of(call: Callable[..., Any], *args: Any) -> Any:
@@ -38,7 +51,8 @@ OWN = "what is written into one side is never seen on the other"
 THERE = "it arrives on the device that was asked for"
 
 ARRAYS = np.ndarray | torch.Tensor
-FLIPPED = "a flipped array"
+FLIPPED = "a flipped array"  # so begin the names of those that PyTorch cannot take as they lie
+FIXED = "an array that cannot be written"
 
 
 @question("01.1", "fresh(data, device)", {EXACT: 1, KEPT: 1, OWN: 1, THERE: 1})
@@ -51,8 +65,8 @@ def fresh(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for (given, data), made in zip(_cases(seed).items(), found, strict=True):
         yield _kept(given, data, made)
         yield _own(given, data, made.get("shared", ""))
-        if given != FLIPPED:
-            yield _there(given, made["far"])
+        if not given.startswith(FLIPPED):
+            yield _there(given, made["to"], made["far"])
             whole = whole and "instead" not in made
     yield Finding(OWN, whole, "not everything became a tensor", "Once the values arrive, look at this again.")
 
@@ -61,37 +75,49 @@ def _kept(given: str, data: Any, made: dict[str, Any]) -> Finding:
     what = KEPT if isinstance(data, ARRAYS) else EXACT
     if "instead" in made:
         hint = "It must be a tensor, whatever comes in: a number, a list, an array, a tensor."
-        if given == FLIPPED:
+        if given.startswith(FLIPPED):
             hint = "A flipped array runs backwards through its memory; a tensor cannot. What straightens it?"
         return Finding(what, False, f"{given}: {made['instead']}", hint)
-    dtype, should = made["dtype"], _dtype(data)
-    if dtype == should:
-        hint = "The type is right, the numbers are not. Were they of another type on the way?"
-        return Finding(what, made["values"] == _values(data), f"{given} became {made['values']!s:.60}", hint)
-    hint = "Which ways of making a tensor look at the type of what they are given?"
-    if what == EXACT and (dtype, should) == ("float32", "float64"):
-        hint = "A Python float has 64 bits. Who keeps them: PyTorch's default, or NumPy's?"
-    return Finding(what, False, f"{given} became {dtype}, and should be {should}", hint)
+    dtype, should, shape = made["dtype"], _dtype(data), list(np.shape(data))
+    if dtype != should:
+        hint = "Which ways of making a tensor look at the type of what they are given?"
+        if what == EXACT and (dtype, should) == ("float32", "float64"):
+            hint = "A Python float has 64 bits. Who keeps them: PyTorch's default, or NumPy's?"
+        return Finding(what, False, f"{given} became {dtype}, and should be {should}", hint)
+    if made["shape"] != shape:
+        seen = f"{given} has the shape {shape}, and its tensor {made['shape']}"
+        return Finding(what, False, seen, "The type is right, the shape is not. A single number has none.")
+    hint = "The type is right, the numbers are not. Were they of another type on the way?"
+    right = _values(data)
+    return Finding(what, made["values"] == right, f"{given} became {made['values']!s:.60}", hint)
 
 
 def _own(given: str, data: Any, shared: str) -> Finding:
     hint = "A new tensor for each call: is one kept between calls?"
-    if isinstance(data, torch.Tensor):
+    if shared.startswith("it was"):
+        hint = "What comes in is only read. Who may still need it as it was?"
+    elif shared.startswith("a second call"):
+        hint = "What comes in may change between two calls. What is kept between them?"
+    elif isinstance(data, torch.Tensor):
         hint = "A tensor that is on the device already is handed back as it is. How do you ask for a copy?"
     elif isinstance(data, np.ndarray):
         hint = "An array and its tensor can be two names for one memory. Which ways of converting copy?"
     return Finding(OWN, not shared, f"{given}: {shared}", hint)
 
 
-def _there(given: str, where: str) -> Finding:
+def _there(given: str, device: str, where: str) -> Finding:
     hint = "The second argument says where. What sends a tensor somewhere?"
     if " " in where:  # no device's name
         hint = "Once it becomes a tensor at all, look at this again."
-    return Finding(THERE, where == str(FAR), f"{given} was to go to {str(FAR)!r}: {where}", hint)
+    return Finding(THERE, where == str(FAR), f"{given} was to go to {device}: {where}", hint)
 
 
 def _values(data: Any) -> Any:
-    return data.tolist() if isinstance(data, ARRAYS) else data
+    """Plain numbers, of complex ones both parts."""
+    if isinstance(data, ARRAYS):
+        data = torch.from_numpy(np.array(data)) if isinstance(data, np.ndarray) else data.detach()
+        return (torch.view_as_real(data) if data.is_complex() else data).tolist()
+    return data
 
 
 def _dtype(data: Any) -> str:
@@ -100,62 +126,100 @@ def _dtype(data: Any) -> str:
 
 
 def _cases(seed: int) -> dict[str, Any]:
-    """What to convert, and how it is called."""
+    """What to convert, and how it is called: of every kind the first one is the plainest."""
     rng = random.Random(seed)
     big, fraction = 2**53 + 2 * rng.randrange(2**20) + 1, rng.randrange(1, 1000) / 1000 + 1e-7
-    small = [rng.randrange(200) for _ in range(6)]
-    floats = np.array([rng.random() for _ in range(6)])
-    return {
+    many = iter(seeds(rng, 40))
+
+    def a(dtype: torch.dtype, *shape: int, layout: str = "plain") -> torch.Tensor:
+        return tensor(next(many), shape, dtype, layout)
+
+    cases = {
         f"the number {big}": big,
         f"the number {fraction!r}": fraction,
+        f"the number {-big}": -big,
+        "the number True": True,
         f"the list [3, {big}]": [3, big],
         f"the list [0.5, {fraction!r}]": [0.5, fraction],
+        f"the list [1, {fraction!r}]": [1, fraction],
         "the list [True, False]": [True, False],
         f"the list [[1, 2], [3, {big}]]": [[1, 2], [3, big]],
-        "a float64 array": floats.copy(),
-        "a float32 array": floats.astype(np.float32),
-        "an int64 array with a large number": np.array([1, big]),
-        "a uint8 array": np.array(small, dtype=np.uint8),
-        "a bool array": np.array([True, False, True]),
-        "every second column of an array": floats.reshape(2, 3)[:, ::2],
-        "a float64 tensor": torch.from_numpy(floats.copy()),
-        "a float16 tensor": torch.tensor(small, dtype=torch.float16),
-        "an int64 tensor": torch.tensor([1, big]),
-        "a row of a tensor": torch.from_numpy(floats.reshape(2, 3).copy())[0],
-        "a tensor with gradients": torch.tensor([1.5, small[0] + 0.25], requires_grad=True),
-        FLIPPED: floats.copy()[::-1],
+        f"the list [[[{fraction!r}], [2.0]]]": [[[fraction], [2.0]]],
     }
+    kinds = {each: getattr(torch, each) for each in KINDS}
+    for kind, dtype in kinds.items():
+        cases[f"a {kind} array"] = a(dtype, 5).numpy()
+        cases[f"a {kind} tensor"] = a(dtype, 5)
+    cases["a bfloat16 tensor"] = a(torch.bfloat16, 5)  # NumPy has no such type
+    some = iter(rng.sample(KINDS, 6))
+    for layout in LAYOUTS[1:]:
+        words = f"two-dimensional, {layout!r} in memory"
+        cases[f"an array, {words}"] = a(kinds[next(some)], 3, 4, layout=layout).numpy()
+        cases[f"a tensor, {words}"] = a(kinds[next(some)], 3, 4, layout=layout)
+    floats = a(torch.float64, 3, 4).numpy()
+    cases["every second column of an array"] = floats[:, ::2]
+    cases["a row of a tensor"] = a(torch.float64, 3, 4)[1]
+    cases["an array of one number, without dimensions"] = a(torch.float64).numpy()
+    cases["a tensor of one number, without dimensions"] = a(torch.int64)
+    cases["an empty array"] = a(torch.int64, 0).numpy()
+    cases["an empty tensor of the shape [2, 0]"] = a(torch.float16, 2, 0)
+    cases["a tensor with gradients"] = a(torch.float64, 3).requires_grad_()
+    cases["a parameter"] = nn.Parameter(a(torch.float32, 2, 2))
+    cases["a tensor that was computed from one with gradients"] = a(torch.float64, 3).requires_grad_() * 2
+    cases[FIXED] = a(torch.float64, 4).numpy()
+    cases[FIXED].flags.writeable = False
+    cases[FLIPPED] = a(torch.float64, 6).numpy()[::-1]
+    cases[f"{FLIPPED}, two-dimensional, along its second axis"] = a(torch.int32, 2, 3).numpy()[:, ::-1]
+    return cases
 
 
 def _fresh(answer: Any, seed: int) -> list[dict[str, Any]]:
     found = []
     again = _cases(seed)  # the first ones are written into
-    for given, data in _cases(seed).items():
-        made = _tensor_of(answer, data, torch.device("cpu"))
-        seen = {"instead": made} if isinstance(made, str) else _looked_at(answer, data, made)
-        found.append(seen | {"far": _device(_tensor_of(answer, again[given], FAR))})
+    for place, (given, data) in enumerate(_cases(seed).items()):
+        here, far_away = (torch.device("cpu"), FAR) if place % 2 else ("cpu", str(FAR))
+        needs = getattr(data, "requires_grad", None)
+        before = _values(data)
+        made = _tensor_of(answer, data, here)
+        as_it_was = _values(data) == before and getattr(data, "requires_grad", None) == needs
+        seen = {"instead": made} if isinstance(made, str) else _looked_at(answer, data, made, here)
+        if not as_it_was:
+            seen["shared"] = "it was changed by your call"
+        seen |= {"to": repr(far_away), "far": _device(_tensor_of(answer, again[given], far_away))}
+        found.append(seen)
     return found
 
 
-def _looked_at(answer: Any, data: Any, made: torch.Tensor) -> dict[str, Any]:
-    seen = {"dtype": _dtype(made)}
+def _looked_at(answer: Any, data: Any, made: torch.Tensor, here: Any) -> dict[str, Any]:
+    seen = {"dtype": _dtype(made), "shape": list(made.shape)}
     if made.device.type != "cpu":
         return seen | {"values": f"a tensor on {made.device}"}
-    return seen | {"values": made.tolist(), "shared": _shared(answer, data, made)}
+    return seen | {"values": _values(made), "shared": _shared(answer, data, made, here)}
 
 
 @torch.no_grad()
-def _shared(answer: Any, data: Any, made: torch.Tensor) -> str:
-    before = _values(data)
-    made.detach().bitwise_not_() if made.dtype == torch.bool else made.detach().add_(1)
+def _shared(answer: Any, data: Any, made: torch.Tensor, here: Any) -> str:
+    before, first = _values(data), _values(made)
+    _write(made.detach())
     if _values(data) != before:
         return "what was written into the tensor is seen in it"
-    if isinstance(data, ARRAYS):
-        now = made.tolist()
-        data[...] = 0
-        return "" if made.tolist() == now else "what is written into it is seen in the tensor"
-    same = answer(data, torch.device("cpu")).data_ptr() == made.data_ptr()
-    return "two calls gave the same tensor" if same else ""
+    now = _values(made)
+    if isinstance(data, torch.Tensor):
+        _write(data.detach())
+    elif isinstance(data, np.ndarray) and data.flags.writeable:
+        data[...] = np.logical_not(data) if data.dtype == bool else 0
+    if _values(made) != now:
+        return "what is written into it is seen in the tensor"
+    second = _tensor_of(answer, data, here)
+    if isinstance(second, str):
+        return f"a second call: {second}"
+    if _values(data) != before and _values(second) == first:
+        return "a second call, after something was written into it, gives what it held before"
+    return "two calls gave the same tensor" * (second.numel() > 0 and second.data_ptr() == made.data_ptr())
+
+
+def _write(values: torch.Tensor) -> None:
+    values.logical_not_() if values.dtype == torch.bool else values.zero_()
 
 
 # --- 01.2 -------------------------------------------------------------------------------------------------
@@ -163,18 +227,28 @@ def _shared(answer: Any, data: Any, made: torch.Tensor) -> str:
 RIGHT = "forward(x) is (x - mean) / std, for each column"
 MOVES = "after .to(device), nothing of it is left behind"
 SAVED = "mean and std are saved with the model, and no optimizer trains them"
+CLOSE = 1e-12  # of float64
 
 
 @question("01.2", "Standardize", {RIGHT: 1, MOVES: 1, SAVED: 1}, takes=a_module)
 def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seed = rng.randrange(2**31)
-    found = ask(_standardized, seed)[0]
-    mean, std, x = _columns(seed)
+    cases = [(seed, columns) for seed, columns in zip(seeds(rng, 2), rng.sample(range(2, 9), 2), strict=True)]
+    for case, found in zip(cases, ask(_standardized, cases)[0], strict=True):
+        yield from _of_one(case, found)
+
+
+def _of_one(case: tuple[int, int], found: dict[str, Any]) -> Iterator[Finding]:
+    mean, std, x = _columns(*case)
     out, difference = found["out"], far(found["out"], (x - mean) / std)
     seen = out if isinstance(out, str) else f"largest difference to (x - mean) / std: {difference:.2g}"
+    hint = "forward needs the mean and the std that __init__ was given, as they were given."
     if found["shape"] not in (None, list(x.shape)):
         seen = f"it returned a tensor of shape {found['shape']}"
-    hint = "forward needs the mean and the std that __init__ was given, as they were given."
+    elif CLOSE <= difference < 1e-5:
+        hint = "The first digits are right. Which type had they on the way?"
+    elif far(found["out"], found["of_another"]) < CLOSE:
+        seen = "two models were made, of other numbers; the first one answers as the second"
+        hint = "What belongs to one model, and what to all of its class?"
     yield Finding(RIGHT, difference < CLOSE, seen, hint)
 
     if found["left"]:
@@ -185,9 +259,9 @@ def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         hint = "On which device are the tensors that meet in forward?"
     yield Finding(MOVES, not found["left"] and found["far"] == str(FAR), seen, hint)
 
-    restored = far(found["restored"], out) < CLOSE
+    restored = far(found["restored"], out) < CLOSE < far(found["of_another"], out)
     if found["trained"]:
-        seen = f"model.parameters() gives {found['trained']} of them to the optimizer"
+        seen = f"after one step of an optimizer that has all of model.parameters(): {found['trained']}"
         hint = "Trained: a parameter. Not trained, but part of the model: there is a second kind."
     else:
         seen = f"saved: {', '.join(found['saved']) or 'nothing'}; loaded into a new model: "
@@ -196,45 +270,72 @@ def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(SAVED, restored and not found["trained"], seen, hint)
 
 
-def _columns(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _columns(seed: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, std, and what is to be standardised."""
-    generator = torch.Generator().manual_seed(seed)
-    mean, std = torch.randn(5, generator=generator), torch.rand(5, generator=generator) + 0.5
-    return mean, std, torch.randn(7, 5, generator=generator)
+    mean, std, x = (tensor(seed + i, shape) for i, shape in enumerate([(columns,), (columns,), (7, columns)]))
+    return mean, std.abs() + 0.5, x
 
 
-def _standardized(answer: Any, seed: int) -> dict[str, Any]:
-    mean, std, x = _columns(seed)
-    model = answer(mean.clone(), std.clone())
-    out = _tensor_of(model, x.clone())
-    other = answer(torch.zeros(5), torch.ones(5))
-    moved = answer(mean.clone(), std.clone()).to(FAR)
-    return {
-        "out": out,
-        "shape": getattr(out, "shape", None),
-        "saved": list(model.state_dict()),
-        "trained": len(list(model.parameters())),
-        "restored": _tensor_of(_restored, model, other, x.clone()),
-        "left": sorted(_left("", moved)),
-        "far": _device(_tensor_of(moved, x.to(FAR))),
-    }
+def _standardized(answer: Any, cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    return [_of_a_model(answer, *case) for case in cases]
+
+
+def _of_a_model(answer: Any, seed: int, columns: int) -> dict[str, Any]:
+    """What it is as a layer of a larger model, whose methods are not the layer's own."""
+    mean, std, x = _columns(seed, columns)
+
+    def whole(*given: torch.Tensor) -> nn.Module:
+        return nn.Sequential(nn.Identity(), answer(*(each.clone() for each in given)))
+
+    model, other = whole(mean, std), whole(mean - 3, std * 2)
+    found = {"out": _tensor_of(model, x.clone()), "of_another": _tensor_of(other, x.clone())}
+    found["shape"] = getattr(found["out"], "shape", None)
+    found["saved"] = [name.removeprefix("1.") for name in model.state_dict()]
+    found["restored"] = _tensor_of(_restored, model, other, x.clone())
+    moved = whole(mean, std).to(FAR)
+    found["left"] = sorted(each.removeprefix("1.") for each in _left("", moved, deep=True))
+    found["far"] = _device(_tensor_of(moved, x.to(FAR)))
+    return found | {"trained": _trained(whole(mean, std), x)}
 
 
 def _restored(model: nn.Module, other: nn.Module, x: torch.Tensor) -> Any:
-    other.load_state_dict(model.state_dict())
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
     return other(x)
 
 
-def _left(name: str, thing: torch.Tensor | nn.Module) -> list[str]:
-    """Names of the tensors in it that are not on `FAR`: parameters, buffers, plain attributes."""
+def _trained(model: nn.Module, x: torch.Tensor) -> str:
+    """What an optimizer did to it, in words."""
+    before, extra = _tensor_of(model, x.clone()), nn.Parameter(torch.ones(()))
+    if isinstance(before, str):
+        return ""
+    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1, weight_decay=0.1)
+    (before * extra).square().sum().backward()
+    optimizer.step()
+    after = _tensor_of(model, x.clone())
+    return "" if far(after, before.detach()) == 0 else "its outputs for the same inputs are others"
+
+
+def _left(name: str, thing: torch.Tensor | nn.Module, deep: bool = False, device: Any = FAR) -> list[str]:
+    """Names of the tensors in it that are not on the device: parameters, buffers, plain attributes.
+
+    If ``deep``, also those in lists, tuples and dicts that are plain attributes.
+    """
     if isinstance(thing, torch.Tensor):
-        return [] if thing.device == FAR else [name]
+        return [] if thing.device == device else [name]
     left = []
     for path, module in thing.named_modules():
-        for key, value in (vars(module) | module._parameters | module._buffers).items():
-            if isinstance(value, torch.Tensor):
-                left += _left(".".join(filter(None, (name, path, key))), value)
-    return left
+        known = {"_parameters", "_buffers", "_modules"}
+        plain = {key: value for key, value in vars(module).items() if key not in known}
+        for key, value in (plain | module._parameters | module._buffers).items():
+            place = ".".join(filter(None, (name, path, key)))
+            inner = [value]
+            if deep and isinstance(value, list | tuple | dict):
+                inner = value.values() if isinstance(value, dict) else value
+            left += [place for each in inner if isinstance(each, torch.Tensor) and each.device != device]
+    return list(dict.fromkeys(left))
 
 
 # --- 01.3 -------------------------------------------------------------------------------------------------
@@ -247,61 +348,136 @@ LOOK = {
     INSIDE: "A model has no device of its own; its tensors have. What lists them, with names?",
     PLAIN: "What no list of a module has, is in its vars(). A model has modules in it: go through all.",
 }
+HERE, NEXT = torch.device("cpu"), torch.device("cuda:1")
+Things = dict[str, Any]
 
 
 @question("01.3", "left_behind(device, **things)", {AMONG: 1, INSIDE: 1, PLAIN: 1})
 def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seed = rng.randrange(2**31)
     found = ask(_left_behind, seed)[0]
-    if all(got == told(None) for got in found):
+    if all(each["got"] == told(None) for each in found):
         raise Refused("left_behind must return a list of names; it returned nothing (None)")
-    for (what, given, things), got in zip(_things(seed), found, strict=True):
-        right = sorted(each for name, thing in things.items() for each in _left(name, thing))
+    for (what, given, device, things), each in zip(_things(seed), found, strict=True):
+        got = each["got"]
+        right = sorted(left for name, thing in things.items() for left in _left(name, thing, device=device))
         hint = LOOK[what]
         if isinstance(got, list) and set(got) == set(right):
             hint = "The names are right, and not in the order of the alphabet, each of them once."
-        yield Finding(what, got == right, f"{given}: it returned {got}, and should return {right}", hint)
+        elif device != FAR and isinstance(got, list):
+            hint = "Left behind is what is on another device than the one that is given, whichever that is."
+        seen = f"{given}, and the device is {device}: it returned {got}, and should return {right}"
+        yield Finding(what, got == right, seen, hint)
+        hint = "A search only reads. Which dict of a module did you write into?"
+        seen = f"{given}: after your call the model has other parameters, buffers or attributes"
+        yield Finding(what, each["as_it_was"], seen, hint)
+
+
+class _OnAGpu(torch.Tensor):
+    """For what asks on which device it is."""
+
+    device = torch.device("cuda:0")
+
+
+class _OnTheNext(torch.Tensor):
+    device = torch.device("cuda:1")
+
+
+def _on_a_gpu(second: bool) -> torch.Tensor:
+    return torch.ones(2, 2).as_subclass(_OnTheNext if second else _OnAGpu)
 
 
 def _layer(device: Any = FAR, **plain: torch.Tensor) -> nn.Module:
-    layer = nn.Sequential(OrderedDict(linear=nn.Linear(3, 3), norm=nn.BatchNorm1d(3))).to(device)
-    for name, tensor in plain.items():
-        setattr(layer, name, tensor)
+    """Its linear layer has no bias, its norm no weights, and one of its buffers is not saved."""
+    norm, linear = nn.BatchNorm1d(3, affine=False), nn.Linear(3, 3, bias=False)
+    layer = nn.Sequential(OrderedDict(linear=linear.requires_grad_(False), _norm=norm))
+    layer.register_buffer("table_", torch.ones(2), persistent=False)
+    layer.to(device)
+    for name, value in plain.items():
+        setattr(layer, name, value)
     return layer
 
 
-def _things(seed: int) -> list[tuple[str, str, dict[str, Any]]]:
+def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
     """Property, in words, the arguments."""
     rng = random.Random(seed)
     names = rng.sample(["images", "labels", "weight", "mask", "targets", "tokens"], 4)
     gone = rng.sample(names, 2)
-    own = rng.choice(["scale", "mean", "offset", "table"])
-    tensors = {name: torch.ones(2, device="cpu" if name in gone else FAR) for name in names}
-    whole = nn.Sequential(_layer("cpu"), nn.Linear(3, 2))
-    buffer = _layer()
-    buffer.norm.running_mean = torch.zeros(3)
+    own, hidden = rng.choice(["scale", "mean", "offset", "table"]), rng.choice(["_cache", "_shift"])
+    tensors = {name: torch.ones(2, device=HERE if name in gone else FAR) for name in names}
+    gpus = {name: _on_a_gpu(name in gone) for name in names}
+    shared_out = nn.Linear(2, 2, bias=False)
+    shared_out.weight = nn.Parameter(_on_a_gpu(second=True))
+    shared_out.register_buffer("table_", _on_a_gpu(second=False))
+    part = nn.ModuleDict({"part": nn.Tanh()})
+    setattr(part["part"], own, _on_a_gpu(second=False))
+    setattr(part["part"], hidden, _on_a_gpu(second=True))
+    whole = nn.Sequential(_layer(HERE), nn.Linear(3, 2))
+    buffer, table = _layer(), _layer()
+    buffer._norm.running_mean = torch.zeros(3)
+    table.table_ = torch.ones(2)
+    frozen = nn.Sequential(_layer(), nn.Sequential(nn.Linear(3, 2).to(FAR)))
+    frozen[1][0].bias = nn.Parameter(torch.ones(2), requires_grad=False)
     deep = nn.Sequential(nn.Linear(3, 3).to(FAR), nn.Sequential(nn.ReLU(), _layer(**{own: torch.ones(3)})))
+    many = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
+    both = {hidden: torch.ones(3), own: torch.ones((), dtype=torch.int64)}
     x = {"x": torch.ones(2, device=FAR)}
+    inside: list[tuple[str, Things]] = [
+        ("a model that was never moved", {"model": whole, **x}),
+        ("a model with one layer left behind", {"model": nn.Sequential(_layer(), nn.Linear(3, 2))}),
+        ("a model with one buffer left behind", {"net": buffer}),
+        ("a model with one buffer left behind that is not saved", {"net": table}),
+        ("a model with one frozen parameter left behind", {"net": frozen}),
+        ("a model that has moved", {"model": _layer(), **x}),
+        ("two models, and one of eleven layers", {"student": many, "teacher": nn.Linear(2, 1)}),
+    ]
+    plain: list[tuple[str, Things]] = [
+        ("a model with a plain attribute", {"model": _layer(**{own: torch.ones(3)}), **x}),
+        ("a plain attribute deep in a model", {"model": deep}),
+        ("plain attributes, one with an underscore", {"model": nn.Sequential(_layer(**both))}),
+        ("a plain attribute that is there", {"model": _layer(**{own: torch.ones(3, device=FAR)})}),
+    ]
+    stays = {"model": nn.Sequential(_layer(HERE, **{own: torch.ones(2, device=FAR)}))}
     return [
-        (AMONG, f"tensors {', '.join(names)}", tensors),
-        (AMONG, "tensors that have all moved", {name: torch.ones(2, device=FAR) for name in names}),
-        (INSIDE, "a model that was never moved", {"model": whole, **x}),
-        (INSIDE, "a model with one layer left behind", {"model": nn.Sequential(_layer(), nn.Linear(3, 2))}),
-        (INSIDE, "a model with one buffer left behind", {"net": buffer}),
-        (INSIDE, "a model that has moved", {"model": _layer(), **x}),
-        (PLAIN, "a model with a plain attribute", {"model": _layer(**{own: torch.ones(3)}), **x}),
-        (PLAIN, "a plain attribute deep in a model", {"model": deep}),
-        (PLAIN, "a plain attribute that is there", {"model": _layer(**{own: torch.ones(3, device=FAR)})}),
+        (AMONG, f"tensors {', '.join(names)}", FAR, tensors),
+        (AMONG, "tensors that have all moved", FAR, {name: torch.ones(2, device=FAR) for name in names}),
+        (AMONG, f"tensors, of which {' and '.join(gone)} have moved to {FAR}", HERE, _swapped(tensors)),
+        (AMONG, f"tensors on two GPUs: {', '.join(names)}", NEXT, gpus),
+        (AMONG, "nothing at all", FAR, {}),
+        *((INSIDE, words, FAR, things) for words, things in inside),
+        (INSIDE, "a model on two GPUs", NEXT, {"net": shared_out}),
+        (INSIDE, "a model with one layer that has moved", HERE, {"net": nn.Sequential(whole, _layer())}),
+        *((PLAIN, words, FAR, things) for words, things in plain),
+        (PLAIN, "plain attributes on two GPUs", NEXT, {"model": part}),
+        (PLAIN, "a model whose plain attribute has moved", HERE, stays),
     ]
 
 
-def _left_behind(answer: Any, seed: int) -> list[list[str] | str]:
-    return [_names(answer, things) for _, _, things in _things(seed)]
+def _swapped(tensors: Things) -> Things:
+    return {
+        name: torch.ones(2, device=FAR if each.device == HERE else HERE) for name, each in tensors.items()
+    }
 
 
-def _names(answer: Any, things: dict[str, Any]) -> list[str] | str:
+def _left_behind(answer: Any, seed: int) -> list[dict[str, Any]]:
+    found = []
+    for _, _, device, things in _things(seed):
+        before = _held(things)
+        got = _names(answer, device, things)
+        found.append({"got": got, "as_it_was": _held(things) == before})
+    return found
+
+
+def _held(things: Things) -> list[Any]:
+    """What the modules in it hold, by name and place in memory."""
+    modules = [each for thing in things.values() if isinstance(thing, nn.Module) for each in thing.modules()]
+    kept = [part for each in modules for part in (vars(each), each._parameters, each._buffers)]
+    return [[(name, id(value)) for name, value in part.items()] for part in kept]
+
+
+def _names(answer: Any, device: torch.device, things: Things) -> list[str] | str:
     try:
-        got = answer(FAR, **things)
+        got = answer(device, **things)
     except Exception as error:
         return reason(error)
     if not isinstance(got, list | tuple | set | dict):

@@ -6,123 +6,247 @@ import operator
 import random
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any
+from itertools import chain, groupby
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from ..asking import Ask, Finding, Refused, far, nearest, number, question, the_number
+from ..drawn import everything, network, seeds, tensor
 
 CLOSE = 1e-5  # answers may count in float32
+DATASET = "Divided by the size of the whole dataset, and the loader gives only a part of it."
+
+
+class _Orders(Sampler):
+    """A part of a dataset, each time in another order: as a loader that shuffles, but known beforehand."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.passes = order, 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        turn = self.passes % len(self.order)
+        self.passes += 1
+        return iter(self.order[turn:] + self.order[:turn])
 
 
 # --- 02.1 -------------------------------------------------------------------------------------------------
 
-EQUAL, UNEVEN = "right where all batches have the same size", "right where the last batch is smaller"
+EQUAL, UNEVEN = "right where all batches have the same size", "right where batches have different sizes"
 TOO_SMALL = "A sum of means over a number of samples: it is too small by about the batch size."
 ALIKE = "Each batch counts alike here. Should a batch of 2 count as much as one of 8?"
 DIVIDED = "The sum over the samples is right. By what should it be divided?"
+LAST = "Any batch may be smaller than the others, not the last one alone."
 
 
 @question("02.1", "mean_loss(losses, sizes)", {EQUAL: 1, UNEVEN: 1})
 def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    losses = [round(rng.uniform(0.2, 3), 2) for _ in range(3)]
-    losses.append(round(rng.uniform(3.5, 5), 2))  # what the last one counts has to show
-    cases = {EQUAL: [8, 8, 8, 8], UNEVEN: [8, 8, 8, rng.randint(1, 3)]}
-    found = ask(_mean_losses, losses, list(cases.values()))[0]
-    for (what, sizes), value in zip(cases.items(), found, strict=True):
-        total, count = sum(map(operator.mul, losses, sizes)), sum(sizes)
+    full = rng.randint(6, 9)
+    small, many = rng.randint(1, 3), rng.sample(range(1, 40), rng.randint(5, 7))
+    cases = [(EQUAL, [full] * 4), (EQUAL, [rng.randint(2, 5)] * rng.randint(5, 7))]
+    cases += [(UNEVEN, [full] * 3 + [small]), (UNEVEN, [small] + [full] * rng.randint(2, 4))]
+    cases += [(UNEVEN, many), (UNEVEN, [full])]
+    losses = []
+    for _, sizes in cases:  # of the last ones the first and the last have to show what they count
+        ends = [round(rng.uniform(3.5, 5), 2) for _ in range(2)]
+        between = [round(rng.uniform(0.2, 3), 2) for _ in sizes[2:]]
+        losses.append([round(ends[0] / 10, 2), *between, ends[1]][-len(sizes) :])
+    found = ask(_mean_losses, [(each, sizes) for each, (_, sizes) in zip(losses, cases, strict=True)])[0]
+    for (what, sizes), each, value in zip(cases, losses, found, strict=True):
+        total, count = sum(map(operator.mul, each, sizes)), sum(sizes)
         right = total / count
-        seen = f"mean losses {losses} of batches of {sizes}: {value:.4f}, and it is {right:.4f} per sample"
+        seen = f"mean losses {each} of batches of {sizes}: {value:.4f}, and it is {right:.4f} per sample"
         hint = nearest(
             value,
-            (sum(losses) / count, TOO_SMALL),
-            (sum(losses) / len(losses), ALIKE),
-            *((total / by, DIVIDED) for by in (1, len(sizes), sizes[0] * len(sizes))),
+            (sum(each) / count, TOO_SMALL),
+            (sum(each) / len(each), ALIKE),
+            *(
+                (total / by, DIVIDED)
+                for by in (1, len(sizes), sizes[0] * len(sizes), max(sizes) * len(sizes))
+            ),
+            ((sum(each[:-1]) * sizes[0] + each[-1] * sizes[-1]) / count, LAST),
             otherwise="A batch's mean times its size is the sum over its samples.",
             within=CLOSE,
         )
         yield Finding(what, far(value, right) < CLOSE, seen, hint)
 
 
-def _mean_losses(answer: Any, losses: list[float], cases: list[list[int]]) -> list[float]:
-    return [the_number(answer(list(losses), sizes), "mean_loss must return a number") for sizes in cases]
+def _mean_losses(answer: Any, cases: list[tuple[list[float], list[int]]]) -> list[float]:
+    asked = "mean_loss must return a number"
+    return [the_number(answer(list(losses), list(sizes)), asked) for losses, sizes in cases]
 
 
 # --- 02.2 -------------------------------------------------------------------------------------------------
 
 COUNTS, QUIET, GRAPHLESS, BACK = (
-    "counts right, whatever the sizes of the batches",
+    "counts right, whatever the loader gives",
     "the model is in evaluation mode meanwhile",
-    "no graph is kept",
-    "the model is in training mode again afterwards",
+    "no graph is built",
+    "afterwards the model is as it was, and every module in its own mode",
 )
 
 
-class Watched(nn.Module):
-    """Says of each call in which modes it came; its answers are in its input."""
+class _Scores(nn.Module):
+    """Scores of each class, all of them negative; notes of each call, also of a copy's, how it came."""
 
-    def __init__(self) -> None:
+    calls: ClassVar[list[tuple[list[str], bool]]] = []
+
+    def __init__(self, classes: int) -> None:
         super().__init__()
+        mix = nn.Linear(classes, classes, bias=False)
+        norm, drop = nn.BatchNorm1d(classes), nn.Dropout(0.0)
+        self.body = nn.Sequential(OrderedDict(mix=mix, norm=norm, last=nn.Sequential(drop)))
         self.scale = nn.Parameter(torch.ones(1))
-        self.modes: list[tuple[bool, bool]] = []
+        with torch.no_grad():  # class i is where input i - 1 is
+            mix.weight.copy_(torch.eye(classes).roll(1, 0))
+        mix.requires_grad_(False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output = x * self.scale
-        self.modes.append((self.training, output.requires_grad))
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.body(x) * self.scale
+        training = [name or "model" for name, each in self.named_modules() if each.training]
+        self.calls.append((training, output.requires_grad))
         return output
 
 
 @question("02.2", "evaluate(model, loader)", {COUNTS: 1, QUIET: 1, GRAPHLESS: 1, BACK: 1})
 def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    sizes = [5, 5, rng.randint(1, 3)]
-    labels = [[rng.randrange(4) for _ in range(size)] for size in sizes]
-    guesses = [[y if rng.random() < 0.6 else (y + 1) % 4 for y in batch] for batch in labels]
-    guesses[-1] = [(y + 1) % 4 for y in labels[-1]]  # the small batch is all wrong: it must not count as much
-    value, modes, training, graph = ask(_evaluated, guesses, labels)[0]
-    hits = [sum(map(operator.eq, *batch)) for batch in zip(guesses, labels, strict=True)]
-    right = sum(hits) / sum(sizes)
-    seen = f"{sum(hits)} of {sum(sizes)} are right, {right:.4f}; it returned {value:.4f}"
-    of_batches = sum(map(operator.truediv, hits, sizes)) / len(sizes)
+    cases = [_an_evaluation(rng, classes) for classes in rng.sample(range(4, 8), 2)]
+    cases[0]["mode"], cases[1]["mode"] = True, False
+    all_found = ask(_evaluated, cases)[0]
+    if not all(found["calls"] for found in all_found):
+        raise Refused("evaluate never called the model")
+    for case, found in zip(cases, all_found, strict=True):
+        yield _of_counts(case, found)
+        training = [each for each, _ in found["calls"] if each]
+        quiet, graphless = not training, not any(graph for _, graph in found["calls"])
+        seen, hint = "the model was called in training mode", "Dropout is active so. What ends it?"
+        if training and "model" not in training[0]:
+            seen = f"the model was called, and {training[0][0]} in it was in training mode"
+            hint = "Each module has a mode of its own. What sets that of all of them?"
+        yield Finding(QUIET, quiet, seen, hint)
+        seen = "the model's output has requires_grad == True"
+        yield Finding(GRAPHLESS, graphless, seen, "Which context builds no graph?")
+        seen, hint = "it was called in training mode, so there was nothing to go back from", "See above."
+        if quiet:
+            seen, hint = _of_the_way_back(found)
+        yield Finding(BACK, quiet and not seen, seen, hint)
+
+
+def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
+    """Labels and guesses in the order in which they come first, and of more samples, which never come.
+
+    The last, small batch is all wrong: it must not count as much. In another order hardly a guess is right.
+    """
+    size = rng.randint(5, 8)
+    full, rest = size * rng.randint(2, 3), rng.randint(1, 3)
+    others = rng.choice(
+        [each for each in range(4, 10) if each != size - rest]
+    )  # no whole batch with the rest
+    labels = [place % classes for place in range(full + rest + others)]
+    wrong = [*rng.sample(range(full), rng.randint(2, full // 3)), *range(full, full + rest)]
+    guesses = [(y + 2) % classes if place in wrong else y for place, y in enumerate(labels)]
+    case = {"labels": labels, "guesses": guesses, "classes": classes, "size": size, "count": full + rest}
+    return case | {"seed": rng.randrange(2**31)}
+
+
+def _of_counts(case: dict[str, Any], found: dict[str, Any]) -> Finding:
+    value, count, size = found["value"], case["count"], case["size"]
+    hits = list(map(operator.eq, case["guesses"], case["labels"]))[:count]
+    right = sum(hits) / count
+    seen = f"{sum(hits)} of {count} are right, {right:.4f}; it returned {value:.4f}"
+    batches = [hits[start : start + size] for start in range(0, count, size)]
+    otherwise = "Count what is right, count what was judged, divide at the end."
+    if found["passes"] > 1:
+        seen += f"; the loader was gone through {found['passes']} times"
+        otherwise = "A loader may give another order each time. Which label belongs to which guess?"
     hint = nearest(
         value,
-        (of_batches, "That is the mean of the batches' accuracies. The last batch is smaller."),
+        (
+            sum(sum(each) / len(each) for each in batches) / len(batches),
+            "That is the mean of the batches' accuracies. The last batch is smaller.",
+        ),
         (sum(hits), "That is how many are right. Of how many?"),
+        (sum(hits) / len(case["labels"]), DATASET),
         (100 * right, "That is in percent, and was asked for as a number between 0 and 1."),
-        otherwise="Count what is right, count what was judged, divide at the end.",
+        otherwise=otherwise,
         within=CLOSE,
     )
-    yield Finding(COUNTS, far(value, right) < CLOSE, seen, hint)
-    if not modes:
-        return
-    quiet = not any(mode for mode, _ in modes)
-    seen = "the model was called with model.training == True"
-    yield Finding(QUIET, quiet, seen, "Dropout is active so. What ends it?")
-    graphless = not any(graph for _, graph in modes)
-    seen = "the model's output has requires_grad == True"
-    yield Finding(GRAPHLESS, graphless, seen, "Which context builds no graph?")
-    if not quiet:
-        seen, hint = "it was called in training mode, so there was nothing to go back from", "See above."
-    elif not training:
-        seen, hint = "model.training is False when it returns", "The training goes on after it."
-    else:
+    return Finding(COUNTS, far(value, right) < CLOSE, seen, hint)
+
+
+def _of_the_way_back(found: dict[str, Any]) -> tuple[str, str]:
+    """What is not as it was, in words, and a hint."""
+    modes, graphs, numbers = found["modes"], found["graphs"], found["numbers"]
+    if "model" in modes:
+        now, before = modes["model"], not modes["model"]
+        hint = (
+            "The training goes on after it." if before else "Is it always a training that goes on after it?"
+        )
+        return f"model.training was {before} before, and is {now} when it returns", hint
+    if modes:
+        name, now = next(iter(modes.items()))
+        hint = "Somebody had left it so on purpose. Which mode had each module, before there was one for all?"
+        return f"model.{name}.training was {not now} before, and is {now} when it returns", hint
+    if not found["records"]:
         seen = "what the model computes after it returns builds no graph"
+        return seen, "The training goes on after it. For how long are graphs switched off?"
+    if graphs:
+        name, now = next(iter(graphs.items()))
         hint = "The training goes on after it. For how long are graphs switched off?"
-    yield Finding(BACK, quiet and training and graph, seen, hint)
+        if now:
+            hint = "That one was frozen before. Who switches graphs off without a look at the parameters?"
+        return f"{name}.requires_grad was {not now} before, and is {now} when it returns", hint
+    if numbers:
+        return f"{numbers[0]} holds other numbers than before", "An evaluation measures, and changes nothing."
+    return "", ""
 
 
-def _evaluated(answer: Any, guesses: list[list[int]], labels: list[list[int]]) -> tuple[Any, ...]:
-    """The accuracy, the modes of each call; afterwards the mode, and whether a call builds a graph."""
-    model = Watched().train()
-    images = nn.functional.one_hot(torch.tensor(list(chain(*guesses))), 4).float()
-    data = TensorDataset(images, torch.tensor(list(chain(*labels))))
-    value = answer(model, DataLoader(data, batch_size=len(labels[0])))
-    value = the_number(value, "evaluate must return a number")
-    return value, list(model.modes), model.training, model(images).requires_grad
+def _evaluated(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_of_one_evaluation(answer, case) for case in cases]
+
+
+def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """The accuracy, how each call came; and what is not as it was before."""
+    classes, count, total = case["classes"], case["count"], len(case["labels"])
+    dice = torch.Generator().manual_seed(case["seed"])
+    guesses, labels = (torch.tensor(case[each]) for each in ("guesses", "labels"))
+    images = -1.5 - 3 * torch.rand(total, classes, generator=dice)
+    images[torch.arange(total), (guesses - 1) % classes] = -0.9 + torch.rand(total, generator=dice) / 2
+    places = torch.randperm(total, generator=dice)  # in the dataset
+    data = TensorDataset(images[places.argsort()], labels[places.argsort()])
+    orders = _Orders(places[:count].tolist())
+    model = _Scores(classes).train(case["mode"])
+    model.body.norm.eval()  # as somebody left it
+    for each in model.parameters():
+        each.grad = torch.ones_like(each) if each.requires_grad else None
+    before = _state(model)
+    model.calls.clear()
+    value = answer(model, DataLoader(data, batch_size=case["size"], sampler=orders))
+    value, calls = the_number(value, "evaluate must return a number"), list(model.calls)
+    changed = [
+        {name: now[name] for name in now if now[name] != was[name]}
+        for was, now in zip(before, _state(model), strict=True)
+    ]
+    modes, graphs, numbers = changed
+    records = torch.is_grad_enabled() and (bool(graphs) or model(images).requires_grad)
+    found = {"value": value, "calls": calls, "passes": orders.passes, "records": records}
+    return found | {"modes": modes, "graphs": graphs, "numbers": list(numbers)}
+
+
+def _state(model: nn.Module) -> tuple[dict[str, Any], ...]:
+    """By name: modes, which parameters are trained, all numbers and gradients."""
+    held = {name: each.tolist() for name, each in everything(model).items()}
+    held |= {f"{name}.grad": getattr(each.grad, "tolist", str)() for name, each in model.named_parameters()}
+    modes = {name or "model": each.training for name, each in model.named_modules()}
+    return modes, {name: each.requires_grad for name, each in model.named_parameters()}, held
 
 
 # --- 02.3 -------------------------------------------------------------------------------------------------
@@ -133,115 +257,197 @@ CLEARED, MODE, WEIGHED, RELEASED = (
     "the loss is the mean over all samples",
     "the graphs of the steps are not kept",
 )
+FEATURES, CLASSES = 4, 3
+Epoch = dict[str, Any]
 
 
 @question("02.3", "train_epoch(model, loader, optimizer)", {CLEARED: 1, MODE: 1, WEIGHED: 1, RELEASED: 1})
 def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seed = rng.randrange(2**31)
-    got = ask(_trained, seed)[0]
-    if not got["modes"]:
+    form = {"kind": rng.randrange(1000), "values": rng.randrange(2**31)}
+    form["rates"] = [round(rate, 3) for rate in (rng.uniform(0.05, 0.1), rng.uniform(0.15, 0.25))]
+    epochs = []
+    for seed, size in zip(seeds(rng, 2), rng.sample(range(5, 9), 2), strict=True):
+        count = size * rng.randint(2, 3) + rng.randint(2, 3)
+        epochs.append({"seed": seed, "size": size, "count": count, "all": count + rng.randint(5, 9)})
+    found = ask(_trained, form, epochs)[0]
+    if not found[0]["modes"]:
         raise Refused("train_epoch never called the model")
-    start, loader = _batches(seed)
-    off = far(got["weights"], _weights(seed))
-    seen = f"after four steps the weights are up to {off:.4f} away from those of such a training"
-    hint = nearest(
-        got["weights"],
-        (start, "They have not moved at all. Who changes the weights?"),
-        (_weights(seed, clear=False), "backward() adds to what .grad holds. What holds it before?"),
-        otherwise="One step for each batch: from the gradient of its mean loss, and of no other's.",
-        within=CLOSE,
-    )
-    yield Finding(CLEARED, off < CLOSE, seen, hint)
-    seen = "the model was called with model.training == False"
-    hint = "evaluate() was called before. Who says that training goes on?"
-    yield Finding(MODE, all(got["modes"]), seen, hint)
-    if isinstance(got["value"], str):
-        hint = "It must return the mean loss of the epoch, a number."
-        for what in (WEIGHED, RELEASED):
-            yield Finding(what, False, f"it returned {got['value']}", hint)
-        return
-    yield _weighed(got["value"], got["outputs"], [y for _, y in loader])
-    seen = "what it returned is a tensor that holds a graph"
-    if got["kept"]:
-        seen = f"while the last batch was computed, the graphs of {got['kept']} before it were still there"
-    hint = "A loss that is added up as a tensor keeps its graph. What makes a number of it?"
-    yield Finding(RELEASED, not got["kept"] and not got["holds a graph"], seen, hint)
+    came = [_batches_of(*each) for each in zip(epochs, found, strict=True)]
+    right = _weights(form, came)
+    for call, (epoch, each, batches) in enumerate(zip(epochs, found, came, strict=True)):
+        so_far = came[: call + 1]
+        off = far(each["weights"], right[call])
+        steps = len(batches) if not call else f"{len(batches)} more"
+        seen = f"after {steps} steps the weights are up to {off:.4f} away from those of such a training"
+        hint = nearest(
+            each["weights"],
+            (_weights(form, [])[-1], "They have not moved at all. Who changes the weights?"),
+            (
+                _weights(form, so_far, clear=False)[-1],
+                "backward() adds to what .grad holds. What holds it before?",
+            ),
+            (_weights(form, so_far, reduction="sum")[-1], "Each step follows the sum over its batch."),
+            (
+                _weights(form, so_far, soft=True)[-1],
+                "cross_entropy takes scores, and makes shares of them itself.",
+            ),
+            otherwise="One step for each batch: from the gradient of its mean loss, and of no other's."
+            if not call
+            else "The first epoch is right. What was given once more, and what does it still know?",
+            within=CLOSE,
+        )
+        yield Finding(CLEARED, off < CLOSE, seen, hint)
+        seen = "the model, or a module in it, was called with training == False"
+        hint = "evaluate() was called before. Who says that training goes on?"
+        yield Finding(MODE, all(each["modes"]), seen, hint)
+        if isinstance(each["value"], str):
+            hint = "It must return the mean loss of the epoch, a number."
+            for what in (WEIGHED, RELEASED):
+                yield Finding(what, False, f"it returned {each['value']}", hint)
+            return
+        yield _weighed(epoch, each, batches)
+        seen = "what it returned is a tensor that holds a graph"
+        if each["kept"]:
+            seen = f"while a batch was computed, the graphs of {each['kept']} before it were still there"
+        hint = "A loss that is added up as a tensor keeps its graph. What makes a number of it?"
+        yield Finding(RELEASED, not each["kept"] and not each["holds a graph"], seen, hint)
+        if off >= CLOSE:
+            return
 
 
-def _weighed(value: float, outputs: list[Any], labels: list[torch.Tensor]) -> Finding:
+def _samples(epoch: Epoch) -> tuple[Tensor, Tensor, list[int]]:
+    """Inputs and labels of a dataset; the places of those that come, in their first order."""
+    dice = torch.Generator().manual_seed(epoch["seed"])
+    inputs = tensor(epoch["seed"], (epoch["all"], FEATURES), torch.float32)
+    labels = torch.randint(0, CLASSES, (epoch["all"],), generator=dice)
+    return inputs, labels, torch.randperm(epoch["all"], generator=dice)[: epoch["count"]].tolist()
+
+
+def _loader(epoch: Epoch) -> DataLoader:
+    inputs, labels, order = _samples(epoch)
+    return DataLoader(TensorDataset(inputs, labels), batch_size=epoch["size"], sampler=_Orders(order))
+
+
+def _batches_of(epoch: Epoch, found: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    """Those that the model was trained with, if they are an epoch's, in any order; else the epoch's."""
+    inputs, labels, order = _samples(epoch)
+    place = {tuple(row): i for i, row in enumerate(inputs.tolist())}
+    batches = [order[start : start + epoch["size"]] for start in range(0, len(order), epoch["size"])]
+    given = [[place.get(tuple(row)) for row in each] for each in _first_calls(found, "inputs")]
+    seen = given[: len(batches)]
+    if list(map(len, seen)) == list(map(len, batches)) and set(chain(*seen)) == set(order):
+        batches = seen
+    return [(inputs[each], labels[each]) for each in batches]
+
+
+def _first_calls(found: dict[str, Any], what: str) -> list[Any]:
+    """What was noted of the model's calls; of several with the same batch in a row of the first."""
+    noted = zip(found["inputs"], found[what], strict=True)
+    return [next(calls)[1] for _, calls in groupby(noted, key=operator.itemgetter(0))]
+
+
+def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Tensor]]) -> Finding:
     """Of the model's own outputs: steps that are wrong make no second fault of the mean."""
+    value, calls = found["value"], len(found["inputs"])
+    outputs = _first_calls(found, "outputs")[: len(batches)]
+    labels = [y for _, y in batches]
     if [len(output) for output in outputs] != [len(y) for y in labels]:
-        seen = f"it called the model {len(outputs)} times, and there are {len(labels)} batches"
+        seen = f"it called the model {calls} times, and there are {len(labels)} batches"
         return Finding(WEIGHED, False, seen, "Where does the loop end?")
     means = [cross_entropy(torch.tensor(o), y).item() for o, y in zip(outputs, labels, strict=True)]
-    right = sum(mean * len(y) for mean, y in zip(means, labels, strict=True)) / sum(map(len, labels))
-    even = sum(means) / len(means), "As in question 02.1: the last batch is smaller."
-    hint = nearest(value, even, otherwise="As in question 02.1: what is divided by what?", within=CLOSE)
+    total = sum(mean * len(y) for mean, y in zip(means, labels, strict=True))
+    right = total / epoch["count"]
     seen = f"it returned {value:.4f}, and the mean over all samples is {right:.4f}"
+    otherwise = "As in question 02.1: what is divided by what?"
+    if calls > len(labels):
+        seen += f"; it called the model {calls} times, for {len(labels)} batches"
+        otherwise = (
+            "Asked for is the loss with which each batch was trained. One call gives the loss and the step."
+        )
+    hint = nearest(
+        value,
+        (sum(means) / len(means), "As in question 02.1: the last batch is smaller."),
+        (total / epoch["all"], DATASET),
+        otherwise=otherwise,
+        within=CLOSE,
+    )
     return Finding(WEIGHED, far(value, right) < CLOSE, seen, hint)
 
 
-def _batches(seed: int) -> tuple[torch.Tensor, DataLoader]:
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(3, generator=generator)
-    images = torch.randn(27, 3, generator=generator)
-    labels = torch.randint(0, 2, (27,), generator=generator)
-    return start, DataLoader(TensorDataset(images, labels), batch_size=8)  # of 8, 8, 8 and 3
-
-
-class Token:
+class _Token:
     """Lives as long as the graph that holds it."""
 
 
-class Scorer(nn.Module):
-    """Two classes, three weights; notes in which mode it is called, and how many old graphs are kept."""
+class _Watched(nn.Module):
+    """Notes of its calls in which mode they came and with what, and how many old graphs are kept."""
 
-    def __init__(self, start: torch.Tensor) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.weight = nn.Parameter(start.clone())
-        self.modes: list[bool] = []
-        self.outputs: list[torch.Tensor] = []
-        self.graphs: list[weakref.ref[Token]] = []
+        self.net = net
+        self.noted: dict[str, list[Any]] = {"modes": [], "inputs": [], "outputs": []}
+        self.graphs: list[weakref.ref[_Token]] = []
         self.kept = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         old = self.graphs[:-1]  # the last may be in use
         if any(each() for each in old):
             time.sleep(0.05)  # the thread that looks where a rank stands may hold a frame for a moment
         self.kept = max(self.kept, sum(each() is not None for each in old))
-        self.modes.append(self.training)
-        score = x @ self.weight
-        if score.grad_fn is not None:
-            token = Token()
-            score.grad_fn.metadata["token"] = token
+        scores = self.net(x)
+        if scores.grad_fn is not None:
+            token = _Token()
+            scores.grad_fn.metadata["token"] = token
             self.graphs.append(weakref.ref(token))
-        output = torch.stack([score, -score], dim=1)
-        self.outputs.append(output.detach().clone())
-        return output
+        modes = all(each.training for each in self.modules())
+        for what, value in (("modes", modes), ("inputs", x.tolist()), ("outputs", scores.tolist())):
+            self.noted[what].append(value)
+        return scores
 
 
-def _trained(answer: Any, seed: int) -> dict[str, Any]:
-    start, loader = _batches(seed)
-    model = Scorer(start).eval()  # as an evaluation may have left it
-    value = answer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
-    return {
-        "weights": model.weight,
-        "modes": model.modes,
-        "outputs": model.outputs,
-        "value": number(value),
-        "holds a graph": isinstance(value, torch.Tensor) and value.requires_grad,
-        "kept": model.kept,
-    }
+def _training(form: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model with a frozen layer, and an optimizer that remembers, with two learning rates."""
+    net = network(form["kind"], form["values"], FEATURES, CLASSES, norm=False).float()
+    net.drop.p = 0.0
+    head = list(net.head.parameters())
+    others = [each for name, each in net.named_parameters() if not name.startswith("head.")]
+    groups = [{"params": part, "lr": rate} for part, rate in zip((head, others), form["rates"], strict=True)]
+    return net, torch.optim.SGD(groups, momentum=0.9)
 
 
-def _weights(seed: int, clear: bool = True) -> torch.Tensor:
-    """What such a training makes of the weights."""
-    start, loader = _batches(seed)
-    model = Scorer(start)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        if clear:
-            optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return model.weight
+def _flat(net: nn.Module) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in net.parameters()])
+
+
+def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[dict[str, Any]]:
+    """Two epochs of one training."""
+    net, optimizer = _training(form)
+    model, found = _Watched(net), []
+    for epoch in epochs:
+        model.eval()  # as an evaluation may have left it
+        model.noted = {what: [] for what in model.noted}
+        value = answer(model, _loader(epoch), optimizer)
+        found.append({**model.noted, "weights": _flat(net), "value": number(value), "kept": model.kept})
+        found[-1]["holds a graph"] = isinstance(value, Tensor) and value.requires_grad
+    return found
+
+
+def _weights(
+    form: dict[str, Any],
+    epochs: list[list[tuple[Tensor, Tensor]]],
+    clear: bool = True,
+    soft: bool = False,
+    reduction: str = "mean",
+) -> list[Tensor]:
+    """What such a training makes of the weights, after each epoch; without one, those it starts with."""
+    net, optimizer = _training(form)
+    found = []
+    net.train()
+    for batches in epochs:
+        for x, y in batches:
+            if clear:
+                optimizer.zero_grad()
+            scores = net(x).softmax(1) if soft else net(x)
+            cross_entropy(scores, y, reduction=reduction).backward()
+            optimizer.step()
+        found.append(_flat(net))
+    return found or [_flat(net)]

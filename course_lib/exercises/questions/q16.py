@@ -76,6 +76,10 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     plans += [_with_silence(rng, _plan(rng, ranks), everywhere) for everywhere in (False, True)]
     calls = [(rng.randrange(2**31), plan) for plan in plans]
     found = ask(_accumulated, weights, calls, nprocs=ranks)
+    unwaited = [name for rank in found for name in rank[0]["unwaited"]]
+    seen = f"{', '.join(unwaited[:1])} was started, and your call returned before it was done"
+    hint = "What is started with async_op is done when somebody has waited for it."
+    yield Finding(LOSS, not unwaited, seen, hint)
     before = torch.zeros(NUMBERS, dtype=torch.float64)
     for call, (seed, plan) in enumerate(calls):
         sums, losses = _sums(weights, seed, plan)
@@ -283,6 +287,7 @@ def _accumulated(
         with nullcontext() if found else traffic() as travelled:
             returned = number(answer(ddp, pieces))
         sent = found[0]["sent"] if found else travelled.came()
+        unwaited = found[0]["unwaited"] if found else travelled.unwaited
         gradients = [each.grad for each in model.parameters()]
         whole = None
         if not any(each is None for each in gradients):
@@ -294,6 +299,7 @@ def _accumulated(
         }
         changed = [word for word, holds in still.items() if not holds]
         found.append({"gradient": whole, "returned": returned, "sent": sent, "changed": changed})
+        found[-1]["unwaited"] = unwaited
         found[-1]["places"] = max(kept, default=0)
     return found
 
@@ -326,7 +332,8 @@ OTHERS = "another seed, epoch, step or rank draws others"
 MASK = 4  # the id of [MASK]; those below are special
 FIRST = 5  # the first id that is not special
 SENTENCES, LENGTH, FEW = 60, 50, 8
-SIZES = (1, 10, 100, 1000, 10**4, 10**5, 10**6, 16, 32, 64, 256, 1024, 4096, 2**16)
+SIZES = (1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**9, 16, 32, 64, 256, 1024, 4096, 2**16, 2**20, 2**32)
+SIZES += (17, 31, 37, 97, 101, 997, 1009, 7919, 9973, 10007, 100003, 104729, 1000003, 1299709, 10**9 + 7)
 Place = tuple[int, int, int, int]  # seed, epoch, step, rank
 
 
@@ -471,6 +478,7 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
 # --- 16.3 -------------------------------------------------------------------------------------------------
 
 DECAY = "AdamW's weight decay is 0.01 for matrices, and 0 for vectors and single numbers"
+PYTORCHS = "torch.optim.AdamW"
 RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
 
 
@@ -498,8 +506,12 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for ranks in rng.sample(range(2, 6), 2):
         width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
+        # Once in tens, and once more than the half of ten above: other ways to a tenth are right in one alone
+        in_tens = not calls
+        steps = range(5, 11)  # of an epoch; with any number of epochs some of them fit
+        fitting = [each for each in steps if (each * epochs % 10 == 0 if in_tens else each * epochs % 10 > 5)]
         # With a rest, which is padded, and a short last batch
-        samples = ranks * batch_size * rng.randint(4, 7) + 1 + rng.randrange(ranks - 1)
+        samples = ranks * batch_size * (rng.choice(fitting) - 1) + 1 + rng.randrange(ranks - 1)
         a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
         calls.append((width, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
     (all_found,) = ask(_prepared, calls)
@@ -524,12 +536,15 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _rate(lr: float, step: int, steps: int) -> float:
-    rising = 1 + steps // 10
+    return _line(lr, step, steps, 1 + steps // 10)
+
+
+def _line(lr: float, step: int, steps: int, rising: int) -> float:
     return lr * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 
 
 def _of_decay(found: dict[str, Any]) -> Finding:
-    if found["kind"] != "AdamW":
+    if found["kind"] != PYTORCHS:
         return Finding(
             DECAY, False, f"the optimizer is {found['kind']}", "torch.optim has the one that is asked for."
         )
@@ -562,8 +577,15 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     def line(steps: int) -> list[float]:
         return [_rate(lr, step, max(steps, 1)) for step in range(len(rates))]
 
+    n = len(rates)
+    warm_ups = {n // 10, math.ceil(n / 10), round(n / 10), 1 + round(n / 10), 1 + math.ceil(n / 10)}
+    others = ([_line(lr, step, n, w) for step in range(n)] for w in warm_ups - {0, 1 + n // 10})
     return nearest(
         rates,
+        *(
+            (each, "The steps are right. How many of them does the text give to the warm-up?")
+            for each in others
+        ),
         (line(whole), "Counted are the steps that one rank would make alone. How long is a rank's loader?"),
         (line(once), "Those are the steps of one epoch."),
         (line(floor), "The rest makes a step, too: a sampler pads, and a loader's last batch may be short."),
@@ -604,7 +626,8 @@ def _of_one_training(answer: Any, width: int, arguments: list[Any], steps: int, 
     model, optimizer, schedule = begin()
     of = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
     decays = [(name, each.ndim, of.get(id(each))) for name, each in model.named_parameters()]
-    seen = {"kind": type(optimizer).__name__, "decays": decays, "rates": go_on(optimizer, schedule, steps)}
+    kind = PYTORCHS if isinstance(optimizer, torch.optim.AdamW) else type(optimizer).__name__
+    seen = {"kind": kind, "decays": decays, "rates": go_on(optimizer, schedule, steps)}
     _, optimizer, schedule = begin()
     first = go_on(optimizer, schedule, stop)
     file = io.BytesIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,76 @@ def not_flipped(data, device):
     if isinstance(data, np.ndarray):
         return torch.tensor(data, device=device)
     return solved(data, device)
+
+
+@wrong("01.1", EXACT, OWN, THERE, hint="the shape is not")
+def made_contiguous(data, device):
+    """That gives an array without dimensions one."""
+    if isinstance(data, np.ndarray):
+        return torch.tensor(np.ascontiguousarray(data), device=device)
+    return solved(data, device)
+
+
+@wrong("01.1", EXACT, KEPT, THERE, hint="Who may still need it as it was?")
+def takes_the_gradients_away(data, device):
+    if isinstance(data, torch.Tensor) and data.is_leaf:
+        data = data.requires_grad_(False)
+    return solved(data, device)
+
+
+@wrong("01.1", KEPT, OWN, THERE, hint="Which ways of making a tensor look at the type")
+def by_the_first_of_a_list(data, device):
+    if isinstance(data, list):
+        flat = data
+        while isinstance(flat, list):
+            flat = flat[0]
+        kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
+        return torch.tensor(data, dtype=kinds[type(flat)], device=device)
+    return solved(data, device)
+
+
+@wrong("01.1", EXACT, OWN, THERE, hint="Which ways of making a tensor look at the type")
+def by_a_table_of_types(data, device):
+    made = solved(data, device)
+    known = (torch.float64, torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
+    return made if made.dtype in known else made.to(torch.float32)
+
+
+@wrong("01.1", EXACT, hint="whatever comes in")
+def through_numpy(data, device):
+    """It has no bfloat16."""
+    if isinstance(data, torch.Tensor):
+        data = data.detach().numpy()
+    return torch.tensor(np.array(data), device=device)
+
+
+KEPT_TENSORS = {}
+
+
+@wrong("01.1", EXACT, KEPT, THERE, hint="What is kept between them?")
+def kept_by_its_place(data, device):
+    if not isinstance(data, np.ndarray) or data.ndim < 2:
+        return solved(data, device)
+    key = id(data), str(device)
+    if key not in KEPT_TENSORS:
+        KEPT_TENSORS[key] = data, solved(data, device)
+    return KEPT_TENSORS[key][1].clone()
+
+
+@wrong("01.1", EXACT, KEPT, OWN, hint="What sends a tensor somewhere?")
+def knows_cuda_alone(data, device):
+    made = solved(data, "cpu")
+    return made.cuda() if str(device).startswith("cuda") else made
+
+
+@functools.lru_cache
+def of_a_number(data, device):
+    return torch.from_numpy(np.array(data)).to(device)
+
+
+@wrong("01.1", EXACT, KEPT, THERE, hint="is one kept between calls?")
+def cached_numbers(data, device):
+    return of_a_number(data, device) if isinstance(data, int) and data > 1 else solved(data, device)
 
 
 @wrong("01.1", hint="whatever comes in")
@@ -162,7 +233,7 @@ class Numbers(Base):
         self.both = mean.tolist(), std.tolist()
 
     def forward(self, x):
-        mean, std = map(torch.tensor, self.both)
+        mean, std = (torch.tensor(each, dtype=x.dtype) for each in self.both)
         return (x - mean) / std
 
 
@@ -183,6 +254,55 @@ class InAList(Base):
     def keep(self, mean, std):
         self.mean, self.std = mean, std
         self.all = [mean, std]
+
+
+@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+class HasItsOwnTo(Base):
+    """Nobody calls it where the layer is a part of a model."""
+
+    def keep(self, mean, std):
+        self.mean, self.std = mean, std
+
+    def to(self, *where):
+        self.mean, self.std = self.mean.to(*where), self.std.to(*where)
+        return super().to(*where)
+
+    def state_dict(self, *given, prefix="", **named):
+        state = super().state_dict(*given, prefix=prefix, **named)
+        state |= {prefix + "mean": self.mean, prefix + "std": self.std}
+        return state
+
+    def load_state_dict(self, state, **how):
+        self.mean, self.std = state["mean"], state["std"]
+
+
+@wrong("01.2", hint="and what to all of its class?")
+class OfTheClass(Base):
+    def keep(self, mean, std):
+        type(self).mean, type(self).std = mean, std
+
+
+@wrong("01.2", MOVES, SAVED, hint="Which type had they on the way?")
+class InFloat32(Base):
+    def keep(self, mean, std):
+        super().keep(mean.float(), std.float())
+
+
+@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+class SendsThoseInATuple(Base):
+    def keep(self, mean, std):
+        self.both = mean, std
+
+    def forward(self, x):
+        mean, std = (each.to(x.device) for each in self.both)
+        return (x - mean) / std
+
+
+@wrong("01.2", RIGHT, MOVES, hint="there is a second kind")
+class OneIsTrained(Base):
+    def keep(self, mean, std):
+        self.register_buffer("mean", mean)
+        self.std = nn.Parameter(std)
 
 
 @wrong("01.2", hint="failed")
@@ -256,7 +376,7 @@ def those_that_moved(device, **things):
     return [name for name in every if name not in search(device, things, inside, plain)]
 
 
-@wrong("01.3", PLAIN, hint="not in the order of the alphabet")
+@wrong("01.3", hint="not in the order of the alphabet")
 def backwards(device, **things):
     return search(device, things, inside, plain)[::-1]
 
@@ -281,6 +401,73 @@ def a_number(device, **things):
     return len(search(device, things, inside, plain))
 
 
+@wrong("01.3", AMONG, hint="and the device is cuda:1")
+def by_the_kind_of_device(device, **things):
+    names = []
+    for name, thing in things.items():
+        if torch.is_tensor(thing):
+            names += [name] * (thing.device != device)
+            continue
+        for prefix, module in thing.named_modules():
+            held = {**module._parameters, **module._buffers, **module.__dict__}
+            for key, value in held.items():
+                if torch.is_tensor(value) and value.device.type != torch.device(device).type:
+                    names.append(".".join(filter(None, [name, prefix, key])))
+    names.sort()
+    return names
+
+
+@wrong("01.3", AMONG, PLAIN, hint="What lists them, with names?")
+def by_what_is_saved(device, **things):
+    return search(device, things, lambda name, model: of_state(name, model), plain)
+
+
+def of_state(name: str, model: nn.Module) -> dict[str, Any]:
+    return {f"{name}.{key}": value for key, value in model.state_dict(keep_vars=True).items()}
+
+
+@wrong("01.3", AMONG, PLAIN, hint="What lists them, with names?")
+def those_that_are_trained(device, **things):
+    return search(device, things, lambda name, model: trained_alone(name, model), plain)
+
+
+def trained_alone(name: str, model: nn.Module) -> dict[str, Any]:
+    held = inside(name, model)
+    return {
+        key: value for key, value in held.items() if value.requires_grad or "_norm" in key or "table" in key
+    }
+
+
+@wrong("01.3", AMONG, INSIDE, hint="should return ['model.0._")
+def without_underscores(device, **things):
+    return search(device, things, inside, public)
+
+
+def public(name: str, model: nn.Module) -> dict[str, Any]:
+    return {key: each for key, each in plain(name, model).items() if "._" not in key.removeprefix(name)}
+
+
+@wrong("01.3", hint="on another device than the one that is given")
+def all_that_is_on_the_cpu(device, **things):
+    every = search(None, things, inside, plain)
+    return [name for name in every if name not in search(torch.device("cpu"), things, inside, plain)]
+
+
+@wrong("01.3", AMONG, hint="Which dict of a module did you write into?")
+def gathers_in_the_module(device, **things):
+    names = []
+    for name, thing in things.items():
+        for path, module in thing.named_modules() if isinstance(thing, nn.Module) else []:
+            held = module._buffers
+            held.update(module._parameters)
+            held = held | vars(module)
+            found = [key for key, each in held.items() if torch.is_tensor(each) and each.device != device]
+            names += [".".join(filter(None, [name, path, key])) for key in found]
+        if torch.is_tensor(thing) and thing.device != device:
+            names.append(name)
+    return sorted(names)
+
+
 # --- right, in another style ---
 
 
@@ -296,13 +483,13 @@ def by_hand(data, device):
     if isinstance(data, torch.Tensor):
         source = data.detach()
     elif isinstance(data, np.ndarray):
-        source = torch.from_numpy(np.ascontiguousarray(data))
+        source = torch.from_numpy(np.ascontiguousarray(data)).view(data.shape)
     else:
-        flat = data
-        while isinstance(flat, list):
-            flat = flat[0]
-        kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
-        source = torch.tensor(data, dtype=kinds[type(flat)])
+        flat = [data]
+        while isinstance(flat[0], list):
+            flat = [each for part in flat for each in part]
+        whole = torch.bool if isinstance(flat[0], bool) else torch.int64
+        source = torch.tensor(data, dtype=torch.float64 if float in map(type, flat) else whole)
     made = torch.empty(source.shape, dtype=source.dtype, device=device)
     return made.copy_(source)
 
@@ -311,6 +498,61 @@ def by_hand(data, device):
 def by_deepcopy(data, device):
     data = data.detach() if isinstance(data, torch.Tensor) else torch.as_tensor(np.array(data))
     return copy.deepcopy(data).to(device)
+
+
+@right("01.1")
+@functools.singledispatch
+def by_its_class(data, device):
+    return torch.tensor(np.array(data)).to(device)
+
+
+@by_its_class.register
+def _(data: torch.Tensor, device):
+    return torch.empty_like(data, requires_grad=False, device=device).copy_(data.detach())
+
+
+class Fresh:
+    """A tensor that still belongs to the graph shares no memory, either."""
+
+    @functools.cached_property
+    def kinds(self):
+        return {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+    def __call__(self, data, device):
+        if isinstance(data, torch.Tensor):
+            return data.clone().to(device)
+        kind = self.kinds.get(type(data))
+        return torch.tensor(data if kind else np.array(data), dtype=kind, device=device)
+
+
+right("01.1")(Fresh())
+right("01.1")(functools.partial(solved))
+
+
+@right("01.2")
+class Frozen(Base):
+    """They are not trained, and are saved and moved."""
+
+    def keep(self, mean, std):
+        self.mean, self.std = (nn.Parameter(each, requires_grad=False) for each in (mean, std))
+
+
+@right("01.2")
+class MovesByItself(Base):
+    """What a module does to its tensors goes through `_apply`."""
+
+    def keep(self, mean, std):
+        self.mean, self.std = mean, std
+
+    def _apply(self, fn, recurse=True):
+        self.mean, self.std = fn(self.mean), fn(self.std)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "both"] = torch.stack([self.mean, self.std])
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.mean, self.std = state[prefix + "both"]
 
 
 @right("01.2")
@@ -346,16 +588,21 @@ def by_three_lists(device, **things):
 
 
 @right("01.3")
-def by_its_state(device, **things):
-    names = []
+def by_getattr(device, **things):
+    names = set()
     for name, thing in things.items():
-        if torch.is_tensor(thing):
-            names += [name] * (thing.device != device)
-            continue
-        for prefix, module in thing.named_modules():
-            held = {**module._parameters, **module._buffers, **module.__dict__}
-            for key, value in held.items():
-                if torch.is_tensor(value) and value.device.type != torch.device(device).type:
-                    names.append(".".join(filter(None, [name, prefix, key])))
-    names.sort()
-    return names
+        parts = dict(thing.named_modules(prefix=name)) if hasattr(thing, "named_modules") else {}
+        if not parts and thing.device != device:
+            names.add(name)
+        for path, part in parts.items():
+            for key in [*part._parameters, *part._buffers, *vars(part)]:
+                value = getattr(part, key)
+                if isinstance(value, torch.Tensor) and str(value.device) != str(device):
+                    names.add(f"{path}.{key}")
+    return sorted(names)
+
+
+@right("01.3")
+@functools.cache
+def with_a_cache(device, **things):
+    return search(device, things, inside, plain)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,30 @@ def as_if_all_were_full(losses, sizes):
     return the_sum(losses, sizes) / (len(sizes) * sizes[0])
 
 
+@wrong("02.1", EQUAL, hint="not the last one alone")
+def with_a_small_last_one(losses, sizes):
+    return (sum(losses[:-1]) * sizes[0] + losses[-1] * sizes[-1]) / sum(sizes)
+
+
+@wrong("02.1", EQUAL, hint="By what should it be divided?")
+def over_the_largest(losses, sizes):
+    return the_sum(losses, sizes) / (max(sizes) * len(sizes))
+
+
+@wrong("02.1", hint="A batch's mean times its size")
+def of_four_batches(losses, sizes):
+    return sum(losses[i % len(losses)] * sizes[i % len(sizes)] for i in range(4)) / sum(sizes)
+
+
+EPOCHS: list[tuple[float, int]] = [(1.0, 1)]
+
+
+@wrong("02.1", hint="A batch's mean times its size")
+def adds_up_all_calls(losses, sizes):
+    EPOCHS.append((the_sum(losses, sizes), sum(sizes)))
+    return sum(total for total, _ in EPOCHS) / sum(count for _, count in EPOCHS)
+
+
 @wrong("02.1", hint="it returned nothing (None)")
 def prints_it(losses, sizes):
     print(the_sum(losses, sizes) / sum(sizes))
@@ -59,75 +86,185 @@ def divides_by_zero(losses, sizes):
     return losses[0] / 0
 
 
-RIGHT, QUIET = "counts right, whatever the sizes of the batches", "the model is in evaluation mode meanwhile"
-GRAPHLESS, BACK = "no graph is kept", "the model is in training mode again afterwards"
+RIGHT, QUIET = "counts right, whatever the loader gives", "the model is in evaluation mode meanwhile"
+GRAPHLESS, BACK = "no graph is built", "afterwards the model is as it was, and every module in its own mode"
+
+
+@contextlib.contextmanager
+def quiet(model) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    yield
+    for module, mode in modes:
+        module.training = mode
+
+
+def hits(model, loader) -> tuple[int, int]:
+    """And of how many."""
+    found = [((model(x).argmax(1) == y).sum().item(), len(y)) for x, y in loader]
+    return sum(right for right, _ in found), sum(count for _, count in found)
+
+
+def share(model, loader):
+    right, count = hits(model, loader)
+    return right / count
+
+
+@torch.no_grad()
+def solved(model, loader):
+    with quiet(model):
+        return share(model, loader)
 
 
 @wrong("02.2", RIGHT, GRAPHLESS, hint="nothing to go back from")
 @torch.no_grad()
 def never_in_eval(model, loader):
-    right = sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    return right / sum(len(y) for _, y in loader)
+    return share(model, loader)
 
 
 @wrong("02.2", RIGHT, QUIET, BACK, hint="Which context builds no graph?")
 def with_graphs(model, loader):
-    model.eval()
-    right = sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    model.train()
-    return right / sum(len(y) for _, y in loader)
+    with quiet(model):
+        return share(model, loader)
 
 
 @wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="The training goes on after it")
 @torch.no_grad()
 def left_in_eval(model, loader):
     model.eval()
-    right = sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    return right / sum(len(y) for _, y in loader)
+    return share(model, loader)
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Somebody had left it so on purpose")
+@torch.no_grad()
+def all_in_training_afterwards(model, loader):
+    """The lesson's cell, and one line."""
+    model.eval()
+    right = seen = 0
+    for x, y in loader:
+        right += (model(x).argmax(1) == y).sum().item()
+        seen += len(x)
+    model.train()
+    return right / seen
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode had each module")
+@torch.inference_mode()
+def one_mode_for_all(model, loader):
+    was = model.training
+    model.train(False)
+    found = share(model, loader)
+    model.train(was)
+    return found
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Is it always a training that goes on after it?")
+@torch.no_grad()
+def the_modes_of_its_parts(model, loader):
+    modes = [(part, part.training) for part in model.modules() if part is not model]
+    model.eval()
+    found = share(model, loader)
+    for part, mode in modes:
+        part.training = mode
+    model.training = True
+    return found
+
+
+@wrong("02.2", RIGHT, GRAPHLESS, hint="What sets that of all of them?")
+@torch.no_grad()
+def an_attribute(model, loader):
+    was, model.training = model.training, False
+    found = share(model, loader)
+    model.training = was
+    return found
 
 
 @wrong("02.2", QUIET, GRAPHLESS, BACK, hint="the mean of the batches' accuracies")
 @torch.no_grad()
 def mean_of_accuracies(model, loader):
-    model.eval()
-    each = [(model(x).argmax(1) == y).float().mean().item() for x, y in loader]
-    model.train()
+    with quiet(model):
+        each = [(model(x).argmax(1) == y).float().mean().item() for x, y in loader]
     return sum(each) / len(each)
 
 
 @wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Of how many?")
 @torch.no_grad()
 def how_many(model, loader):
-    model.eval()
-    right = sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    model.train()
-    return right
+    with quiet(model):
+        return hits(model, loader)[0]
 
 
 @wrong("02.2", hint="it returned tensor(")
 @torch.no_grad()
 def each_on_its_own(model, loader):
-    model.eval()
-    right = torch.cat([model(x).argmax(1) == y for x, y in loader])
-    model.train()
-    return right
+    with quiet(model):
+        return torch.cat([model(x).argmax(1) == y for x, y in loader])
 
 
 @wrong("02.2", QUIET, GRAPHLESS, BACK, hint="in percent")
 def in_percent(model, loader):
-    return 100 * whole_set(model, loader)
+    return 100 * solved(model, loader)
+
+
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="gives only a part of it")
+@torch.no_grad()
+def of_the_whole_dataset(model, loader):
+    with quiet(model):
+        return hits(model, loader)[0] / len(loader.dataset)
+
+
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Which label belongs to which guess?")
+@torch.no_grad()
+def whole_set(model, loader):
+    with quiet(model):
+        guesses = torch.cat([model(x).argmax(1) for x, _ in loader])
+    return (guesses.numpy() == torch.cat([y for _, y in loader]).numpy()).mean()
+
+
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Count what is right")
+@torch.no_grad()
+def those_above_zero(model, loader):
+    with quiet(model):
+        pairs = [(model(x).gather(1, y[:, None]) > 0, y) for x, y in loader]
+    return sum(above.sum().item() for above, _ in pairs) / sum(len(y) for _, y in pairs)
+
+
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Count what is right")
+@torch.no_grad()
+def the_largest_in_size(model, loader):
+    with quiet(model):
+        return share(lambda x: model(x).abs(), loader)
 
 
 @wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="For how long are graphs switched off?")
 def never_switched_on_again(model, loader):
     torch.set_grad_enabled(False)
-    return whole_set(model, loader)
+    return solved(model, loader)
 
 
 @wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="For how long are graphs switched off?")
 def frozen_for_good(model, loader):
     model.requires_grad_(False)
-    return whole_set(model, loader)
+    return solved(model, loader)
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="That one was frozen before")
+def frozen_for_a_while(model, loader):
+    model.requires_grad_(False)
+    found = solved(model, loader)
+    model.requires_grad_(True)
+    return found
+
+
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="An evaluation measures")
+def clears_the_gradients(model, loader):
+    model.zero_grad()
+    return solved(model, loader)
+
+
+@wrong("02.2", hint="never called the model")
+def from_the_labels(model, loader):
+    return sum((y == 0).sum().item() for _, y in loader) / 10
 
 
 CLEARED, MODE = "each step follows the gradient of its own batch alone", "the model is in training mode"
@@ -195,7 +332,7 @@ def keeps_the_graphs(model, loader, optimizer):
 
 @wrong("02.3", CLEARED, MODE, RELEASED, hint="what is divided by what?")
 def over_the_number_of_batches(model, loader, optimizer):
-    return epoch()(model, loader, optimizer) * len(loader.dataset) / len(loader)
+    return epoch()(model, loader, optimizer) * len(loader.sampler) / len(loader)
 
 
 @wrong("02.3", MODE, RELEASED, hint="Where does the loop end?")
@@ -204,17 +341,82 @@ def returns_in_the_loop(model, loader, optimizer):
         return epoch()(model, [batch], optimizer)
 
 
-@wrong("02.3", MODE, WEIGHED, RELEASED, hint="One step for each batch")
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="follows the sum over its batch")
 def steps_along_the_sum(model, loader, optimizer):
-    total = 0
+    total = count = 0
     model.train()
     for x, y in loader:
         loss = F.cross_entropy(model(x), y, reduction="sum")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += loss.item()
+        total, count = total + loss.item(), count + len(y)
+    return total / count
+
+
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="What was given once more")
+def with_an_optimizer_of_its_own(model, loader, optimizer):
+    groups = [{"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups]
+    return epoch()(model, loader, torch.optim.SGD(groups, momentum=0.9))
+
+
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="of its mean loss, and of no other's")
+def with_one_learning_rate(model, loader, optimizer):
+    optimizer = torch.optim.SGD(model.parameters(), lr=optimizer.param_groups[0]["lr"])
+    return epoch()(model, loader, optimizer)
+
+
+@wrong("02.3", MODE, RELEASED, hint="makes shares of them itself")
+def softmax_twice(model, loader, optimizer):
+    def shares(x):
+        return model(x).softmax(1)
+
+    shares.train = model.train
+    return epoch()(shares, loader, optimizer)
+
+
+@wrong("02.3", CLEARED, RELEASED, WEIGHED, hint="Who says that training goes on?")
+def an_attribute_of_the_model(model, loader, optimizer):
+    model.training = True
+    return epoch(mode=False)(model, loader, optimizer)
+
+
+@wrong("02.3", CLEARED, MODE, RELEASED, hint="gives only a part of it")
+def over_the_whole_dataset(model, loader, optimizer):
+    total = 0.0
+    model.train()
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(y)
     return total / len(loader.dataset)
+
+
+@wrong("02.3", CLEARED, MODE, RELEASED, hint="One call gives the loss and the step")
+def measures_afterwards(model, loader, optimizer):
+    epoch()(model, loader, optimizer)
+    with torch.no_grad():
+        pairs = [(F.cross_entropy(model(x), y).item(), len(y)) for x, y in loader]
+    return sum(loss * size for loss, size in pairs) / sum(size for _, size in pairs)
+
+
+@wrong("02.3", CLEARED, MODE, RELEASED, hint="what is divided by what?")
+def goes_on_with_the_count(model, loader, optimizer):
+    loss = epoch()(model, loader, optimizer)
+    SEEN.append(loss)
+    return sum(SEEN) if len(SEEN) % 2 == 0 else loss
+
+
+SEEN: list[float] = []
+
+
+@wrong("02.3", MODE, RELEASED, hint="of its mean loss, and of no other's")
+def the_whole_at_once(model, loader, optimizer):
+    parts = list(loader)
+    batch = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    return epoch()(model, [batch], optimizer)
 
 
 @wrong("02.3", CLEARED, MODE, hint="It must return the mean loss")
@@ -241,23 +443,53 @@ def by_tensors(losses, sizes):
     return (losses * sizes).sum() / sizes.sum()
 
 
+@functools.cache
+def plus(a, b):
+    return a + b
+
+
+@right("02.1")
+def by_a_cached_sum(losses, sizes):
+    total = functools.reduce(plus, map(float.__mul__, losses, map(float, sizes)))
+    return total / functools.reduce(plus, sizes)
+
+
+@right("02.2")
+def by_a_copy(model, loader):
+    return share(copy.deepcopy(model).eval().requires_grad_(False), loader)
+
+
 @right("02.2")
 @torch.inference_mode()
-def with_a_tensor(model, loader):
-    was = model.training
+def by_numpy_and_the_sampler(model, loader):
+    modes = {name: module.training for name, module in model.named_modules()}
     model.train(False)
-    right = sum((model(x).max(1).indices == y).sum() for x, y in loader)
-    model.train(was)
-    return right / len(loader.dataset)
+    found = [(model(x).max(1).indices == y).numpy() for x, y in loader]
+    for name, mode in modes.items():
+        model.get_submodule(name).training = mode
+    return np.concatenate(found).mean()
 
 
 @right("02.2")
-def whole_set(model, loader):
-    model.eval()
-    with torch.no_grad():
-        guesses = torch.cat([model(x).argmax(1) for x, _ in loader])
-    model.train()
-    return (guesses.numpy() == torch.cat([y for _, y in loader]).numpy()).mean()
+def counts_in_a_second_pass(model, loader):
+    """The order does not matter to a count."""
+    with torch.set_grad_enabled(False), quiet(model):
+        right = sum((model.forward(x).argmax(-1) == y).sum() for x, y in loader)
+    return right / sum(len(y) for _, y in loader)
+
+
+class Evaluation:
+    """Called as a function."""
+
+    @functools.cached_property
+    def what(self):
+        return solved
+
+    def __call__(self, model, loader):
+        return self.what(model, loader)
+
+
+right("02.2")(Evaluation())
 
 
 @right("02.3")
@@ -270,7 +502,7 @@ def clears_at_the_end(model, loader, optimizer):
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         total += loss.detach() * x.size(0)
-    return total / len(loader.dataset)
+    return total / len(loader.sampler)
 
 
 @right("02.3")
@@ -300,4 +532,22 @@ def by_a_closure(model, loader, optimizer):
             return loss
 
         total += optimizer.step(closure).item() * len(y)
-    return total / len(loader.dataset)
+    return total / sum(len(y) for _, y in loader)
+
+
+@right("02.3")
+def with_a_second_look(model, loader, optimizer):
+    """The loss of the same weights, by a call of its own."""
+    model.train()
+    losses, sizes = [], []
+    for x, y in list(loader):
+        with torch.no_grad():
+            losses.append(F.cross_entropy(model(x), y, reduction="sum"))
+        sizes.append(y.numel())
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y, reduction="sum") / len(y)).backward()
+        optimizer.step()
+    return torch.stack(losses).sum().item() / sum(sizes)
+
+
+right("02.3")(functools.partial(epoch()))

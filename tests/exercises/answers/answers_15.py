@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import queue
 import threading
+import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -181,6 +184,79 @@ class InEqualBlocks(Base):
         each = -(-len(self.files) // readers)
         for file in self.files[number * each : (number + 1) * each]:
             yield from self.read(file)
+
+
+@wrong("15.1", hint="Are all agreed on the files' order")
+class FromASet(Base):
+    """Its order is another on each machine."""
+
+    def __iter__(self):
+        number, readers = self.reader()
+        for file in list(set(self.files))[number::readers]:
+            yield from self.read(file)
+
+
+@wrong("15.1", ONCE, LAZY, hint="Deal them out one by one")
+class ByTheName(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        for file in self.files:
+            if zlib.crc32(file.encode()) % readers == number:
+                yield from self.read(file)
+
+
+@wrong("15.1", hint="Some are for nobody")
+class LooksAtTheFirst(Base):
+    """Whether there is one at all."""
+
+    def __iter__(self):
+        number, readers = self.reader()
+        for file in self.files[number::readers]:
+            samples = iter(self.read(file))
+            if next(samples, None) is not None:
+                yield from samples
+
+
+@wrong("15.1", ONCE, OPENED, hint="What hands a sample on as soon as it is there?")
+class OneInAdvance(Base):
+    def __iter__(self):
+        number, readers = self.reader()
+        for file in self.files[number::readers]:
+            samples = iter(self.read(file))
+            following = next(samples)
+            for sample in samples:
+                yield following
+                following = sample
+            yield following
+
+
+@right("15.1")
+class AnotherReaderEachEpoch(Base):
+    epoch = -1
+
+    def __iter__(self):
+        self.epoch += 1
+        number, readers = self.reader()
+        mine = self.files[(number + self.epoch) % readers :: readers]
+        return itertools.chain.from_iterable(map(self.read, mine))
+
+
+@right("15.1")
+@dataclasses.dataclass
+class AsADataclass(IterableDataset):
+    files: list
+    read: object
+    rank: int
+    world_size: int
+
+    @functools.cached_property
+    def of_the_rank(self):
+        return sorted(self.files)[self.rank :: self.world_size]
+
+    def __iter__(self):
+        info = get_worker_info()
+        part = slice(info.id, None, info.num_workers) if info else slice(None)
+        return (sample for file in self.of_the_rank[part] for sample in self.read(file))
 
 
 @right("15.1")
@@ -365,6 +441,56 @@ def ks_in_order(batches, ks, size):
     return shares(counts, ks)
 
 
+@wrong("15.2", hint="somebody has waited for it")
+def waits_for_nobody(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    dist.all_reduce(counts, async_op=True)
+    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=False)}
+
+
+@wrong("15.2", hint="are right")
+def on_rank_0_alone(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    dist.reduce(counts, 0)
+    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=False)}
+
+
+@wrong("15.2", EXACT, PADDING, hint="What is enough?")
+def gathers_the_counts(batches, ks, size):
+    counts = hits_of(batches, ks, size)
+    every = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, counts)
+    return shares(sum(every), ks)
+
+
+@right("15.2")
+def by_its_name_and_waited_for(batches, ks, size):
+    from torch.distributed import all_reduce
+
+    counts = hits_of(batches, ks, size)
+    all_reduce(counts, async_op=True).wait()
+    return shares(counts, ks)
+
+
+class TopK:
+    @functools.lru_cache  # noqa: B019
+    def whole(self, size, ranks):
+        return -(-size // ranks)
+
+    def __call__(self, batches, ks, size):
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        mine = self.whole(size - rank, ranks)
+        scores, labels = (torch.cat(each)[:mine] for each in zip(*batches, strict=True))
+        order = scores.argsort(dim=1, descending=True)
+        place = (order == labels[:, None]).int().argmax(1)
+        counts = torch.tensor([(place < k).sum() for k in ks])
+        dist.all_reduce(counts)
+        return {k: int(count) / size for k, count in zip(ks, counts, strict=True)}
+
+
+right("15.2")(TopK())
+
+
 @right("15.2")
 def without_the_last(batches, ks, size):
     """Where there is a rest, the ranks from the rest on have a repeated picture, as their last."""
@@ -497,7 +623,7 @@ def by_thread(batches, waiting, stop=None, tells=True, heeds=True):
         try:
             while True:
                 item = waiting.get()
-                if isinstance(item, tuple) and item[0] is END:
+                if isinstance(item, tuple) and item[:1] == (END,):
                     if item[1]:
                         raise item[1]
                     return
@@ -546,6 +672,38 @@ def ends_at_none(batches, ahead):
         if batch is None:
             return
         yield batch
+
+
+@wrong("15.3", AHEAD, STOPS, hint="By what does the taker tell one from the end, or from an error?")
+def takes_a_batch_for_an_error(batches, ahead):
+    for batch in by_thread(batches, queue.Queue(ahead), threading.Event()):
+        if isinstance(batch, Exception):
+            raise batch
+        yield batch
+
+
+@wrong("15.3", AHEAD, STOPS, hint="By what does the taker tell one from the end, or from an error?")
+def ends_at_an_empty_one(batches, ahead):
+    for batch in by_thread(batches, queue.Queue(ahead), threading.Event()):
+        if not isinstance(batch, torch.Tensor) and batch == ():
+            return
+        yield batch
+
+
+@wrong("15.3", ORDER, hint="what makes the maker wait")
+def one_less_in_the_queue(batches, ahead):
+    """The one in the thread's hand counts, too; but a queue with room for 0 has no bound."""
+    return by_thread(batches, queue.Queue(ahead - 1), threading.Event())
+
+
+@wrong("15.3", ORDER, hint="what makes the maker wait")
+def one_more_in_the_queue(batches, ahead):
+    return by_thread(batches, queue.Queue(ahead + 1), threading.Event())
+
+
+@right("15.3")
+def the_hand_of_the_thread_counts(batches, ahead):
+    return by_thread(batches, queue.Queue(max(1, ahead - 1)), threading.Event())
 
 
 @wrong("15.3", AHEAD, STOPS, hint="another one")

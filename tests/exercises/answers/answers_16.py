@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import nullcontext
 
@@ -166,6 +167,50 @@ def writes_into_the_labels(ddp, pieces):
 @wrong("16.1", GRADIENT, ONCE, hint="The first digits are right")
 def loss_in_float32(ddp, pieces):
     return torch.tensor(right_but(ddp, pieces) / 3).item() * 3
+
+
+@wrong("16.1", GRADIENT, SILENT, ONCE, hint="somebody has waited for it")
+def a_loss_for_the_log_that_nobody_waits_for(ddp, pieces):
+    loss = right_but(ddp, pieces)
+    dist.all_reduce(torch.tensor(loss), async_op=True)
+    return loss
+
+
+@wrong("16.1", hint="By what is each token's loss divided?")
+def padding_has_no_loss(ddp, pieces):
+    """Word 0 is a word here."""
+    return right_but(ddp, [(ids, labels.masked_fill(labels == 0, -100)) for ids, labels in pieces])
+
+
+@wrong("16.1", hint="ranks")
+def synchronises_every_third(ddp, pieces):
+    tokens = max(of_all_ranks(asked(pieces)), 1)
+    total = torch.zeros((), dtype=torch.float64)
+    ddp.zero_grad()
+    for i, piece in enumerate(pieces, start=1):
+        with nullcontext() if i % 3 == 0 else ddp.no_sync():
+            loss = summed(ddp, piece)
+            (loss * dist.get_world_size() / tokens).backward()
+        total += loss.detach()
+    return of_all_ranks(total) / tokens
+
+
+class ByTokens:
+    @functools.cached_property
+    def ranks(self):
+        return dist.get_world_size()
+
+    def __call__(self, ddp, pieces):
+        from torch.distributed import all_reduce
+
+        work = all_reduce(count := asked(pieces), async_op=True)
+        ddp.zero_grad(set_to_none=False)
+        work.wait()
+        tokens = max(1, int(count))
+        return by_pieces(ddp, pieces, lambda _: tokens / self.ranks, clear=False) / tokens
+
+
+right("16.1")(ByTokens())
 
 
 @right("16.1")
@@ -344,6 +389,53 @@ def returns_the_inputs_alone(ids, seed, epoch, step, rank):
     return with_dice(ids, dice(1))[0]
 
 
+@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
+def by_prime_numbers(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(seed + 7919 * epoch + 104729 * step + 1299709 * rank))
+
+
+@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
+def by_other_primes(ids, seed, epoch, step, rank):
+    return with_dice(ids, dice(((seed * 1_000_003 + epoch) * 10_007 + step) * 31 + rank))
+
+
+@wrong("16.2", hint="independently of the others")
+def the_same_places_of_each_sentence(ids, seed, epoch, step, rank):
+    columns = torch.rand(ids.shape[1], generator=dice(hash((seed, epoch, step, rank)))) < 0.15
+    chosen = columns.expand(ids.shape) & (ids > 4)
+    return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
+
+
+@wrong("16.2", hint="everywhere else it is what it was")
+def eighty_ten_ten(ids, seed, epoch, step, rank):
+    """As BERT's."""
+    own = dice(hash((seed, epoch, step, rank)))
+    inputs, labels = with_dice(ids, own)
+    other = torch.rand(ids.shape, generator=own)
+    return torch.where((labels != -100) & (other > 0.8), ids, inputs), labels
+
+
+@right("16.2")
+def by_a_digest(ids, seed, epoch, step, rank):
+    import hashlib
+
+    text = f"{seed} {epoch} {step} {rank}".encode()
+    return with_dice(ids, dice(int.from_bytes(hashlib.sha256(text).digest()[:7])))
+
+
+@functools.cache
+def dice_of(*place):
+    """One for each place; its state is put back."""
+    made = dice(hash(place))
+    return made, made.get_state()
+
+
+@right("16.2")
+def with_kept_dice(ids, seed, epoch, step, rank):
+    made, state = dice_of(seed, epoch, step, rank)
+    return with_dice(ids, made.set_state(state))
+
+
 @right("16.2")
 def by_pythons_own_dice(ids, seed, epoch, step, rank):
     import random
@@ -430,6 +522,76 @@ def steps_of_one_rank_alone(model, lr, epochs, samples, batch_size, ranks):
 def leaves_out_the_rest(model, lr, epochs, samples, batch_size, ranks):
     optimizer = by_shape(model, lr)
     return optimizer, linear(optimizer, samples // (ranks * batch_size) * epochs)
+
+
+def with_a_warm_up(model, lr, n, w):
+    optimizer = by_shape(model, lr)
+    line = [min((s + 1) / w, (n - s) / (n - w + 1)) for s in range(n)] + [0.0]
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: line[s])
+
+
+@wrong("16.3", DECAY, hint="does the text give to the warm-up?")
+def a_tenth_rounded_up(model, lr, epochs, samples, batch_size, ranks):
+    n = steps_of(epochs, samples, batch_size, ranks)
+    return with_a_warm_up(model, lr, n, math.ceil(n / 10))
+
+
+@wrong("16.3", DECAY, hint="does the text give to the warm-up?")
+def a_tenth_rounded(model, lr, epochs, samples, batch_size, ranks):
+    n = steps_of(epochs, samples, batch_size, ranks)
+    return with_a_warm_up(model, lr, n, 1 + round(n / 10))
+
+
+@wrong("16.3", DECAY, hint="does the text give to the warm-up?")
+def a_tenth(model, lr, epochs, samples, batch_size, ranks):
+    n = steps_of(epochs, samples, batch_size, ranks)
+    return with_a_warm_up(model, lr, n, max(1, n // 10))
+
+
+class AdamW(torch.optim.Adam):
+    """It has the name alone: its decay goes through the gradient."""
+
+
+@wrong("16.3", RATES, hint="has the one that is asked for")
+def with_a_name(model, lr, epochs, samples, batch_size, ranks):
+    optimizer = by_shape(model, lr, AdamW)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", RATES, hint="is in no group")
+def without_the_norms(model, lr, epochs, samples, batch_size, ranks):
+    held = [
+        p
+        for part in model.modules()
+        if not isinstance(part, torch.nn.LayerNorm)
+        for p in part.parameters(False)
+    ]
+    held = list(dict.fromkeys(held))
+    parts = [[p for p in held if (p.ndim > 1) == many] for many in (True, False)]
+    groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, (0.01, 0.0), strict=True)]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+class MyAdamW(torch.optim.AdamW):
+    """One with another default."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr, weight_decay=0.01)
+
+
+@right("16.3")
+def by_a_class_of_its_own(model, lr, epochs, samples, batch_size, ranks):
+    few = [p for p in model.parameters() if p.ndim < 2]
+    many = [p for p in model.parameters() if p.ndim >= 2]
+    optimizer = MyAdamW([{"params": few, "weight_decay": 0.0}, {"params": many}], lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@right("16.3")
+def in_two_lines(model, lr, epochs, samples, batch_size, ranks):
+    n = steps_of(epochs, samples, batch_size, ranks)
+    return with_a_warm_up(model, lr, n, 1 + n // 10)
 
 
 @wrong("16.3", DECAY, hint="steps of one epoch")
