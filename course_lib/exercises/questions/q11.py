@@ -29,6 +29,7 @@ from ..traffic import traffic
 CLOSE = 1e-9  # the tensors are float64
 NEAR = 1e-7  # a share of the samples may have been computed in float32
 INPUTS, CLASSES = 9, 5
+UNWAITED = "With async_op the numbers arrive later. Who says that they are there?"
 
 
 def _network(seed: int, frozen: bool = False) -> nn.Module:
@@ -80,6 +81,12 @@ def _of_accumulation(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Findi
     for call, (seed, lengths) in enumerate(calls):
         yield _of_gradients([each[call]["gradient"] for each in found], weights, seed, lengths, before, call)
         before = _all_samples(weights, seed, lengths)
+    for each in (each for rank in found for each in rank):
+        seen = f"{each['unwaited']} was started, and nobody waited for its end"
+        yield Finding(GRADIENT, not each["unwaited"], seen, UNWAITED)
+        seen = "the model goes forward in evaluation mode"
+        hint = "These passes are the training. Which mode is it in, before your call?"
+        yield Finding(GRADIENT, each["trains"], seen, hint)
     sent = max(each["sent"] for rank in found for each in rank)
     if sent > 0.9 * NUMBERS * min(len(each[0]) for _, each in calls):
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
@@ -202,6 +209,7 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 
     def forward_begins(_: nn.Module, inputs: Any) -> None:
         noted["at_once"] = max(noted["at_once"], len(inputs[0]))
+        noted["trains"] = noted["trains"] and model.training
 
     def forward_ends(_: nn.Module, __: Any, output: Tensor) -> None:
         if output.requires_grad:
@@ -217,12 +225,12 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
     ddp, found = DistributedDataParallel(model), []
     for seed, lengths in calls:
         pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
-        noted.update(at_once=0, open=0, now=0)
+        noted.update(at_once=0, open=0, now=0, trains=True)
         with traffic() as travelled:
             answer(ddp, pieces)
         gradients = [each.grad for each in model.parameters()]
         whole = None if any(each is None for each in gradients) else _flat(gradients)
-        found.append({"gradient": whole, "sent": travelled.came(), **noted})
+        found.append({"gradient": whole, "sent": travelled.came(), "unwaited": travelled.unwaited, **noted})
         found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
     return found
 
@@ -268,6 +276,8 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         seen = f"{ranks} ranks, the norm of their mean is {CALLS[call]} × the limit: "
         seen += f"rank {rank}'s weights are off by up to {gaps[rank]:.2g}"
         yield Finding(STEP, max(gaps) < CLOSE, seen, hint)
+        unwaited = next((each[call]["unwaited"] for each in found if each[call]["unwaited"]), [])
+        yield Finding(STEP, not unwaited, f"{unwaited} was started, and nobody waited for its end", UNWAITED)
         norm = _mean(calls[call]["seed"], ranks).norm().item()
         values = [each[call]["returned"] for each in found]
         wrong = [each for each in values if far(each, norm) > NEAR * norm or isinstance(each, str)]
@@ -387,8 +397,10 @@ def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict
         if call["kind"] and rank == broken:
             gradient[call["place"]] = float(call["kind"])
         _give(model, gradient)
-        returned = answer(model, optimizer, call["limit"])
+        with traffic() as travelled:
+            returned = answer(model, optimizer, call["limit"])
         found.append({"returned": number(returned), "weights": _flat(model.parameters())})
+        found[-1]["unwaited"] = travelled.unwaited
     return found
 
 
