@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
 from ..drawn import apart, restarted, with_two_numbers
-from ..traffic import traffic
+from ..traffic import unwaited
 
 CLOSE = 1e-6  # answers may count in float32
 
@@ -391,13 +391,13 @@ def _returned(what: str, found: list[dict[str, Any]], right: list[int], hint: st
     gaps = [far(value, truth) for value in values]
     rank = gaps.index(max(gaps))
     seen = f"{len(values)} ranks; {sum(right)} of {len(right)} are right, which is {truth:.4f}; rank {rank}"
-    unwaited, training = (any(each[name] for each in found) for name in ("unwaited", "training"))
-    if unwaited:
+    pending, training = (any(each[name] for each in found) for name in ("unwaited", "training"))
+    if pending:
         hint = UNWAITED
     elif training:
         hint = "The model was in training mode while it judged: chance had a say in what it saw."
     return Finding(
-        what, max(gaps) < CLOSE and not unwaited and not training, f"{seen}{values[rank]:.4f}", hint
+        what, max(gaps) < CLOSE and not pending and not training, f"{seen}{values[rank]:.4f}", hint
     )
 
 
@@ -487,8 +487,8 @@ def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         data = _Samples(torch.cat([indices[:, None].float(), logits], dim=1), call["labels"])
         JUDGED.clear()
         TRAINING.clear()
-        with apart(call["seed"] + dist.get_rank()), traffic() as travelled:
+        with apart(call["seed"] + dist.get_rank()), unwaited() as pending:
             value = number(answer(_Judge(), data))
         of_model = {"judged": list(JUDGED), "training": any(TRAINING)}
-        found.append({"value": value, "unwaited": travelled.unwaited, **of_model})
+        found.append({"value": value, "unwaited": pending, **of_model})
     return found

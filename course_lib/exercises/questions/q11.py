@@ -24,7 +24,7 @@ from ..asking import (
     question,
 )
 from ..drawn import with_two_numbers
-from ..traffic import traffic
+from ..traffic import traffic, unwaited
 
 CLOSE = 1e-9  # the tensors are float64
 NEAR = 1e-7  # a share of the samples may have been computed in float32
@@ -276,8 +276,8 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         seen = f"{ranks} ranks, the norm of their mean is {CALLS[call]} × the limit: "
         seen += f"rank {rank}'s weights are off by up to {gaps[rank]:.2g}"
         yield Finding(STEP, max(gaps) < CLOSE, seen, hint)
-        unwaited = next((each[call]["unwaited"] for each in found if each[call]["unwaited"]), [])
-        yield Finding(STEP, not unwaited, f"{unwaited} was started, and nobody waited for its end", UNWAITED)
+        pending = next((each[call]["unwaited"] for each in found if each[call]["unwaited"]), [])
+        yield Finding(STEP, not pending, f"{pending} was started, and nobody waited for its end", UNWAITED)
         norm = _mean(calls[call]["seed"], ranks).norm().item()
         values = [each[call]["returned"] for each in found]
         wrong = [each for each in values if far(each, norm) > NEAR * norm or isinstance(each, str)]
@@ -397,10 +397,10 @@ def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict
         if call["kind"] and rank == broken:
             gradient[call["place"]] = float(call["kind"])
         _give(model, gradient)
-        with traffic() as travelled:
+        with unwaited() as pending:
             returned = answer(model, optimizer, call["limit"])
         found.append({"returned": number(returned), "weights": _flat(model.parameters())})
-        found[-1]["unwaited"] = travelled.unwaited
+        found[-1]["unwaited"] = pending
     return found
 
 

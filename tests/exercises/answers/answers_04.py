@@ -277,12 +277,6 @@ def over_no_backend(rank, world_size, port):
     dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=world_size)
 
 
-@wrong("04.3", LOCAL, hint="is in no group after it")
-def leaves_again(rank, world_size, port):
-    all_at_once(rank, world_size, port)
-    dist.destroy_process_group()
-
-
 @wrong("04.3", hint="EADDRINUSE")
 def opens_a_store_of_its_own(rank, world_size, port):
     os.environ["LOCAL_RANK"] = str(rank)
