@@ -13,9 +13,13 @@ import random
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -180,3 +184,27 @@ def machine(gpus: int, environment: dict[str, str] | None = None, cores: int = 7
         mock.patch("torch.accelerator.device_count", return_value=gpus),
     ):
         yield
+
+
+@contextlib.contextmanager
+def apart(seed: int) -> Iterator[None]:
+    """As in a process of its own: with its own dice, and its own hash of a text.
+
+    Ranks are forked from one process, and would have these in common by chance.
+    """
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    with mock.patch("builtins.hash", partial(_hash, hash, seed)):
+        yield
+
+
+def _hash(plain: Callable[[Any], int], seed: int, value: Any) -> int:
+    parts = value if isinstance(value, tuple) else (value,)
+    return plain((seed, value)) if any(isinstance(each, str | bytes) for each in parts) else plain(value)
+
+
+def restarted(answer: Any, times: int) -> list[Any]:
+    """An answer so many times, each as a new process would have it: it remembers no call of another one."""
+    kept = cloudpickle.dumps(answer)
+    return [cloudpickle.loads(kept) for _ in range(times)]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from course_lib.exercises.asking import Finding
 from course_lib.exercises.drawn import (
     LAYOUTS,
+    apart,
     everything,
     folder,
     machine,
     network,
+    restarted,
     seeds,
     tensor,
     with_two_numbers,
@@ -107,3 +110,27 @@ def test_a_machine_has_the_gpus_and_cores_that_it_says() -> None:
     with machine(gpus=0):
         assert not torch.cuda.is_available()
     assert (os.cpu_count(), torch.cuda.is_available()) == before
+
+
+def test_processes_apart_share_neither_dice_nor_the_hash_of_a_text() -> None:
+    def shown() -> list[object]:
+        return [torch.rand(()).item(), random.random(), np.random.rand(), hash("a"), hash(("a", 1))]
+
+    found = []
+    for seed in (1, 2, 1):
+        with apart(seed):
+            found.append(shown())
+            assert hash((3, 4)) == (3, 4).__hash__(), "numbers have one hash everywhere"
+    assert found[0] == found[2]
+    assert all(one != other for one, other in zip(*found[:2], strict=True))
+
+
+def test_what_is_restarted_remembers_nothing() -> None:
+    seen: list[int] = []
+
+    def remembers(value: int) -> list[int]:
+        seen.append(value)
+        return seen
+
+    first, second = restarted(remembers, 2)
+    assert (first(1), first(2), second(3)) == ([1, 2], [1, 2], [3])

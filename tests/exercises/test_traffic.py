@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import all_reduce
 
-from course_lib.exercises.traffic import traffic
+from course_lib.exercises.traffic import traffic, waits
 from tests.support.cells import quiet_launch
 
 
@@ -46,6 +46,11 @@ def watched() -> dict[str, Any]:
         pending.append(dist.all_reduce(tensor, async_op=True))
     seen["never waited for"] = [found.unwaited]
     pending.pop().wait()
+    with waits() as works:
+        dist.all_reduce(tensor, async_op=True).wait()
+        pending.append(dist.broadcast(tensor, 0, async_op=True))
+    seen["without the profiler"] = [name for name, _ in works.values()]
+    pending.pop().wait()
     return seen
 
 
@@ -59,3 +64,4 @@ def test_each_way_is_seen_alike() -> None:
         assert seen["the store"] == [[("barrier", 0)], [], 0, 0, True]
         assert seen["nothing"] == [[], [], 0, 0]
         assert seen["never waited for"] == [["allreduce"]]
+        assert seen["without the profiler"] == ["broadcast"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ..asking import REST, Ask, Finding, Refused, far, nearest, question, the_number, told
+from ..asking import REST, Ask, Finding, Refused, far, nearest, question, reason, the_number, told
+from ..drawn import everything, network
 
 CLOSE = 1e-5  # an answer may go through float32
 
@@ -33,14 +36,9 @@ EVEN, LAST, FEWER = (
 
 @question("03.1", "chunk_sizes(batch_size, devices)", {EVEN: 1, LAST: 1, FEWER: 1})
 def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    devices, size = rng.randint(3, 6), rng.randint(5, 12)
-    cases = {
-        EVEN: (devices * size, devices),
-        LAST: (devices * size - 2, devices),  # all get size, the last one two less
-        FEWER: rng.choice([(9, 4), (5, 4), (10, 6), (16, 7), (3, 5), (2, 4)]),
-    }
-    found = ask(_sizes, list(cases.values()))[0]
-    for (what, (batch_size, count)), sizes in zip(cases.items(), found, strict=True):
+    cases = _batches(rng)
+    found = ask(_sizes, [case for _, case in cases])[0]
+    for (what, (batch_size, count)), sizes in zip(cases, found, strict=True):
         right = _chunks(batch_size, count)
         if sum(sizes) != batch_size:
             hint = f"These are {sum(sizes)} samples, and there are {batch_size}."
@@ -56,14 +54,29 @@ def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(what, sizes == right, seen, hint)
 
 
+def _batches(rng: random.Random) -> list[tuple[str, tuple[int, int]]]:
+    """Of each kind several: with a rest of 1 and a large one, with one device, with less than one each."""
+    devices, size = rng.randint(3, 6), rng.randint(7, 12)
+    alone, many = rng.randint(2, 99), rng.randint(12, 40)
+    cases = [(EVEN, case) for case in ((devices * size, devices), (alone, 1), (many, many))]
+    cases.append((EVEN, (many * 100, many)))
+    # all get size, and the last one less
+    lasts = [(devices * size - 2, devices), (2 * size + 1, 2), (devices * size - devices + 1, devices)]
+    cases += [(LAST, case) for case in (*lasts, (many * 100 - many // 2, many))]
+    # nothing is left for the last device; for several, and less for one before; one sample each, or none
+    fewer = [(9, 4), (5, 4), (16, 7), rng.choice([(10, 6), (3, 5), (2, 4)]), (many - 1, many), (1, devices)]
+    return cases + [(FEWER, case) for case in fewer]
+
+
 def _sizes(answer: Any, cases: list[list[int]]) -> list[list[int]]:
     return [_whole(answer(batch_size, devices)) for batch_size, devices in cases]
 
 
 def _whole(value: Any) -> list[int]:
     with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
-        sizes = [int(size) for size in value]
-        if not isinstance(value, str) and sizes == [float(size) for size in value]:
+        given = list(value)
+        sizes = [int(size) for size in given]
+        if not isinstance(value, str | dict) and sizes == [float(size) for size in given]:
             return sizes
     raise Refused(f"chunk_sizes must return a list of whole numbers; it returned {told(value)}")
 
@@ -80,24 +93,33 @@ TOO_SMALL = "A sum of means over a number of samples: it is too small by about t
 
 @question("03.2", "batch_loss(losses, batch_size)", {ALIKE: 1, UNEVEN: 1, BACK: 1})
 def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    devices, size = rng.randint(3, 5), rng.randint(4, 8)
-    fewer = rng.randint(2, min(devices, size) - 1)  # with as many as there are devices, all are alike again
-    alike, uneven = devices * size, devices * size - fewer
+    cases = [*_gathered(rng, rng.randint(3, 5)), *_gathered(rng, rng.randint(8, 12)), *_gathered(rng, 2)]
+    cases.append((ALIKE, [round(rng.uniform(1, 2), 2)], rng.randint(2, 9)))  # one device
+    asked = [(losses, batch_size, place % 3 == 2) for place, (_, losses, batch_size) in enumerate(cases)]
+    found = ask(_losses, asked)[0]
+    for (what, losses, batch_size), got in zip(cases, found, strict=True):
+        yield _counted(what, got["value"], losses, batch_size)
+        yield _of_shares(got["gradient"], _chunks(batch_size, len(losses)))
+
+
+def _gathered(rng: random.Random, devices: int) -> list[tuple[str, list[float], int]]:
+    """The losses of so many chunks, for a batch whose chunks are alike, and for one whose last is smaller."""
+    size = rng.randint(4, 8)
+    fewer = rng.randint(2, min(devices, size) - 1) if devices > 2 else 1
     middle = [round(rng.uniform(1, 2), 2) for _ in range(devices - 2)]
     losses = [round(rng.uniform(0.2, 0.8), 2), *middle, round(rng.uniform(3, 5), 2)]  # sizes show, and order
-    of_alike, of_uneven = ask(_losses, losses, [alike, uneven])[0]
-    yield _counted(ALIKE, of_alike["value"], losses, alike)
-    yield _counted(UNEVEN, of_uneven["value"], losses, uneven)
-    sizes, gradient = _chunks(uneven, devices), of_uneven["gradient"]
+    return [(ALIKE, losses, devices * size), (UNEVEN, losses, devices * size - fewer)]
+
+
+def _of_shares(gradient: list[float] | None, sizes: list[int]) -> Finding:
     if gradient is None:
         hint = "Something in between has made a plain number of a tensor, or a new tensor of it."
-        yield Finding(BACK, False, "no gradient arrives at the losses", hint)
-        return
-    shares = [count / uneven for count in sizes]
+        return Finding(BACK, False, "no gradient arrives at the losses", hint)
+    shares = [count / sum(sizes) for count in sizes]
     got, right = (", ".join(f"{each:.3f}" for each in all_of) for all_of in (gradient, shares))
     seen = f"for chunks of {sizes} the losses get the gradients {got}, and the shares are {right}"
     hint = "The gradient of each loss is the weight with which it counts."
-    yield Finding(BACK, far(gradient, shares) < CLOSE, seen, hint)
+    return Finding(BACK, far(gradient, shares) < CLOSE, seen, hint)
 
 
 def _counted(what: str, value: float, losses: list[float], batch_size: int) -> Finding:
@@ -118,10 +140,11 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
     return Finding(what, far(value, right) < CLOSE, seen, hint)
 
 
-def _losses(answer: Any, losses: list[float], batch_sizes: list[int]) -> list[dict[str, Any]]:
+def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> list[dict[str, Any]]:
     found = []
-    for batch_size in batch_sizes:
-        given = torch.tensor(losses, dtype=torch.float64, requires_grad=True)
+    for losses, batch_size, short in cases:
+        dtype = torch.float32 if short else torch.float64
+        given = torch.tensor(losses, dtype=dtype, requires_grad=True)
         loss = answer(given * 1, batch_size)  # as gathered ones are: a result, no leaf
         value = the_number(loss, "batch_loss must return one number, as a tensor")
         found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
@@ -143,59 +166,117 @@ CHUNKS, VALUE, GRADIENTS = (
     "the loss is the one of the whole batch",
     "backward() leaves the gradients of the whole batch in the model",
 )
-SHAPES = [(12, 3), (10, 4), (9, 4)]  # even; the last chunk smaller; fewer chunks than devices
-CALLS: list[tuple[threading.Thread, torch.Tensor]] = []  # of whatever copy of the model
+INPUTS, CLASSES = 6, 4
+PATIENCE = 4.0  # seconds: how long a replica waits for the others to begin
 
 
-class _Noting(nn.Sequential):
-    """A small network that notes its calls."""
+@dataclass
+class _Called:
+    """A call of whatever copy of the model."""
+
+    replica: nn.Module
+    thread: threading.Thread
+    x: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass
+class _Calls:
+    """What copies of the model note while an answer works."""
+
+    noted: list[_Called] = field(default_factory=list)
+    caller: threading.Thread | None = None
+    meeting: threading.Barrier | None = None
+    in_a_row: bool = False  # a replica waited, and not all came; then nobody waits any more
+    patience: float = PATIENCE
+
+
+CALLS = _Calls()
+
+
+class _Noting(nn.Module):
+    """Notes its calls, and holds a thread up until all chunks are under way."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        CALLS.append((threading.current_thread(), x.detach().clone()))
-        return super().forward(x)
+        thread = threading.current_thread()
+        CALLS.noted.append(_Called(self, thread, x.detach().clone(), self.net.first.weight))
+        if CALLS.meeting and not CALLS.in_a_row and thread is not CALLS.caller:
+            try:
+                CALLS.meeting.wait()
+            except threading.BrokenBarrierError:
+                CALLS.in_a_row, CALLS.patience = True, PATIENCE / 10  # in tests an answer is asked again
+        return self.net(x)
 
 
 @dataclass
 class _Batch:
-    """A batch over devices, by its seed, and what one device has for it."""
+    """A batch over devices, as it was drawn, and what one device has for it."""
 
-    seed: int
-    words: str
+    given: dict[str, int]
     samples: list[list[float]]
     sizes: list[int]
     means: list[float]  # of each chunk
     loss: float
     gradient: torch.Tensor
 
+    def __str__(self) -> str:
+        devices = self.given["devices"]
+        return f"{len(self.samples)} samples over {devices} device{'s' * (devices > 1)}"
+
 
 @question("03.3", "parallel_loss(model, x, y, devices)", {CHUNKS: 1, VALUE: 1, GRADIENTS: 2})
 def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    batches = [_batch(rng, *shape) for shape in SHAPES]
-    found = ask(_parallel, [right.seed for right in batches], SHAPES)[0]
+    few, many, size = rng.randint(2, 4), rng.randint(4, 5), rng.randint(3, 5)
+    even, uneven = (few * size, few), (many * size - 2, many)
+    fewer = rng.choice([((many - 1) * 3, many), (5, 4)])
+    one, two = rng.sample(range(2**31), 2)
+    shapes = [(one, even), (two, uneven), (two, fewer), (one, (2, 3)), (one, (size, 1))]
+    batches = [_batch(rng, kind, *shape) for kind, shape in shapes]
+    found, elsewhere = ask(_parallel, [right.given for right in batches])[0]
     for right, got in zip(batches, found, strict=True):
         loss = _of_value(got["loss"], right)
-        yield _of_calls(got["calls"], got["threads"], right)
+        yield _of_calls(got, right)
         yield loss
         yield _of_gradient(got["gradient"], right, loss.ok)
+    yield _of_devices(**elsewhere)
 
 
-def _of_calls(calls: list[Any], threads: int, right: _Batch) -> Finding:
+def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
+    calls, chunks = got["calls"], len(right.sizes)
     sizes = sorted(map(len, calls), reverse=True)
-    seen = f"{right.words}: calls with {sizes} samples, and the chunks are {right.sizes}"
+    seen = f"{right}: calls with {sizes} samples, and the chunks are {right.sizes}"
     if not sizes:
         hint = "The model was never called, nor a replica of it."
-    elif set(sizes) == {len(right.samples)}:
+    elif chunks > 1 and set(sizes) == {len(right.samples)}:
         hint = "All samples went through at once. Which move cuts the batch?"
     elif sizes != right.sizes:
         hint = "Cut the batch as chunk does; there are as many replicas as there are chunks."
     elif sorted(str(each) for call in calls for each in call) != sorted(map(str, right.samples)):
-        seen, hint = f"{right.words}: some samples came twice, others never", "Which chunk is whose?"
-    elif threads != len(right.sizes):
-        seen = f"{right.words}: {len(right.sizes)} calls, in {threads} threads of their own"
+        seen, hint = f"{right}: some samples came twice, others never", "Which chunk is whose?"
+    elif chunks > 1 and got["threads"] != chunks:
+        seen = f"{right}: {chunks} calls, in {got['threads']} threads of their own"
         hint = "One after the other is right, and not parallel. Which move has the threads?"
+    elif got["replicas"] != chunks:
+        seen = f"{right}: {chunks} calls, of {got['replicas']} module{'s' * (got['replicas'] > 1)}"
+        hint = "A module that several threads call at once is no replica. Which move makes them?"
+    elif got["in_a_row"]:
+        seen = f"{right}: one thread began when another one had ended"
+        hint = "You wait for a thread before the next one starts. When do you have to wait?"
     else:
         return Finding(CHUNKS, True)
     return Finding(CHUNKS, False, seen, hint)
+
+
+def _of_devices(places: list[list[str]], raised: str) -> Finding:
+    """Where the chunks were, and the weights, on devices of two kinds."""
+    seen = "for the devices cpu, meta, meta the chunks were on " + ", ".join(chunk for chunk, _ in places)
+    seen += ", and the weights on " + ", ".join(weight for _, weight in places) + raised
+    hint = "A chunk and its replica have to meet on their device. Which moves take them there?"
+    return Finding(CHUNKS, sorted(places) == [["cpu"] * 2, ["meta"] * 2, ["meta"] * 2], seen, hint)
 
 
 def _of_value(loss: float, right: _Batch) -> Finding:
@@ -208,59 +289,97 @@ def _of_value(loss: float, right: _Batch) -> Finding:
         otherwise="Does each output meet its own target, and does each sample count once?",
         within=CLOSE,
     )
-    seen = f"{right.words}: {loss:.5f}, and one device has {right.loss:.5f}"
+    seen = f"{right}: {loss:.5f}, and one device has {right.loss:.5f}"
     return Finding(VALUE, far(loss, right.loss) < CLOSE, seen, hint)
 
 
 def _of_gradient(gradient: list[float] | None, right: _Batch, right_loss: bool) -> Finding:
     if gradient is None:
-        seen = f"{right.words}: after backward() the model's parameters have no gradient"
+        seen = f"{right}: after backward() the model's parameters have no gradient"
         hint = "The way back is cut. Which copy, or which plain number, does not know its origin?"
         return Finding(GRADIENTS, False, seen, hint)
     norm = torch.tensor(gradient).norm()
-    seen = f"{right.words}: a gradient of norm {norm:.5f}, and one device has {right.gradient.norm():.5f}"
+    seen = f"{right}: a gradient of norm {norm:.5f}, and one device has {right.gradient.norm():.5f}"
     hint = "The loss is right, and part of the way back is missing. Does each replica have one?"
     return Finding(GRADIENTS, far(gradient, right.gradient) < CLOSE, seen, hint if right_loss else REST)
 
 
-def _drawn(seed: int, batch_size: int) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4, bias=False)).double()
-        x, y = torch.randn(batch_size, 6, dtype=torch.float64), torch.randint(4, [batch_size])
+def _inputs(values: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    dice = torch.Generator().manual_seed(values)
+    x = torch.randn(batch_size, INPUTS, generator=dice, dtype=torch.float64)
     x[-1] *= 20  # the last chunk is another one than the rest
-    return model, x, y
+    return x, torch.randint(CLASSES, [batch_size], generator=dice)
 
 
-def _batch(rng: random.Random, batch_size: int, devices: int) -> _Batch:
+def _net(kind: int, values: int) -> nn.Module:
+    return network(kind, values, INPUTS, CLASSES, norm=False)
+
+
+def _batch(rng: random.Random, kind: int, batch_size: int, devices: int) -> _Batch:
     """Draw one with which a loss that is counted wrong shows."""
     sizes = _chunks(batch_size, devices)
     while True:
-        seed = rng.randrange(2**31)
-        model, x, y = _drawn(seed, batch_size)
+        values = rng.randrange(2**31)
+        model, (x, y) = _net(kind, values), _inputs(values, batch_size)
         chunks = zip(x.split(sizes), y.split(sizes), strict=True)
         means = [cross_entropy(model(a), b).item() for a, b in chunks]
         loss = cross_entropy(model(x), y)
         if len(set(sizes)) == 1 or abs(sum(means) / len(means) - loss) > 0.05:
             break
-    gradient = torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
-    words = f"{batch_size} samples over {devices} devices"
-    return _Batch(seed, words, x.tolist(), sizes, means, loss.item(), gradient)
+    loss.backward()
+    given = {"kind": kind, "values": values, "batch_size": batch_size, "devices": devices}
+    return _Batch(given, x.tolist(), sizes, means, loss.item(), _gradient(model))
 
 
-def _parallel(answer: Any, seeds: list[int], shapes: list[list[int]]) -> list[dict[str, Any]]:
-    found = []
-    for seed, (batch_size, devices) in zip(seeds, shapes, strict=True):
-        layers, x, y = _drawn(seed, batch_size)
-        model = _Noting(*layers)
-        CALLS.clear()
-        loss = answer(model, x, y, [torch.device("cpu")] * devices)
-        calls = list(CALLS)
-        threads = {thread for thread, _ in calls} - {threading.current_thread()}
+def _gradient(model: nn.Module) -> torch.Tensor:
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Of each batch what came of it; a model of one kind is one model, whose weights have changed."""
+    found, models = [], {}
+    CALLS.in_a_row = False
+    for batch in batches:
+        net, (x, y) = _net(batch["kind"], batch["values"]), _inputs(batch["values"], batch["batch_size"])
+        model = models.setdefault(batch["kind"], _Noting(copy.deepcopy(net)))
+        with torch.no_grad():
+            for mine, new in zip(everything(model.net).values(), everything(net).values(), strict=True):
+                mine.copy_(new)
+        model.zero_grad()
+        devices = [torch.device("cpu")] * batch["devices"]
+        chunks = len(x.chunk(len(devices)))
+        CALLS.noted, CALLS.meeting = [], threading.Barrier(chunks, timeout=CALLS.patience)
+        CALLS.caller = threading.current_thread()
+        loss = answer(model, x, y, devices)
+        calls, in_a_row = CALLS.noted, CALLS.in_a_row
+        threads = {call.thread for call in calls} - {CALLS.caller}
         value, gradient = the_number(loss, "parallel_loss must return one number, as a tensor"), None
         if _went_back(loss) and any(p.grad is not None for p in model.parameters()):
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-            gradient = torch.cat([part.flatten() for part in parts])
-        of_calls = {"calls": [samples for _, samples in calls], "threads": len(threads)}
+            gradient = _gradient(model)
+        of_calls = {"calls": [call.x for call in calls], "threads": len(threads), "in_a_row": in_a_row}
+        of_calls["replicas"] = len({id(call.replica) for call in calls})
         found.append({"loss": value, "gradient": gradient, **of_calls})
-    return found
+    return found, _elsewhere(answer, batches[0])
+
+
+def _elsewhere(answer: Any, batch: dict[str, int]) -> dict[str, Any]:
+    """Where the replicas and their chunks are, on three devices of which two have no data.
+
+    From there nothing comes back: an answer fails in the end, and one that waits for ever is left alone.
+    """
+    CALLS.noted, CALLS.meeting, raised = [], None, []
+    model, given = _Noting(_net(batch["kind"], batch["values"])), _inputs(batch["values"], 9)
+
+    def work() -> None:
+        try:
+            answer(model, *given, [torch.device(name) for name in ("cpu", "meta", "meta")])
+        except Exception as error:
+            raised.append(f" (it raised {reason(error)})")
+
+    with mock.patch("threading.excepthook"):
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+    places = [[call.x.device.type, call.weight.device.type] for call in CALLS.noted]
+    return {"places": places, "raised": "".join(raised)}

@@ -9,15 +9,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from ..asking import Ask, Finding, Refused, question, told
+from ..drawn import machine
 
-RANKS = 3  # an answer that knows of 2 must not pass
-Row = tuple[int, ...]  # rank, node, local rank
+Row = tuple[int, ...]
+COLUMNS = ("rank", "node", "local_rank")  # of a row
 
 # --- 04.1 -------------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ class _Table:
 
 @question("04.1", "rank_table(nodes, ranks_per_node)", {COUNT: 1, ORDER: 1, WHERE: 2})
 def rank_table(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    cases = [(2, 4), (rng.randint(3, 5), rng.choice([2, 6, 7])), (1, 3), (4, 1)]
+    cases = [(2, 4), (rng.randint(3, 5), rng.choice([2, 6, 7])), (1, 3), (4, 1), (rng.randint(11, 13), 9)]
     found = ask(_tables, cases)[0]
     tables = [_Table(*case, list(map(tuple, rows))) for case, rows in zip(cases, found, strict=True)]
 
@@ -97,80 +97,128 @@ def _tables(answer: Any, cases: list[tuple[int, int]]) -> list[list[Row]]:
 
 def _rows(table: Any) -> list[Row]:
     with contextlib.suppress(TypeError, ValueError):
-        rows = [row.values() if isinstance(row, dict) else row for row in table]
-        return [(int(rank), int(node), int(local_rank)) for rank, node, local_rank in rows]
-    raise Refused(f"rank_table returns a list of rows (rank, node, local_rank); it returned {told(table)}")
+        return [_row(row) for row in table]
+    asked = "rank_table returns a list of rows (rank, node, local_rank), of whole numbers"
+    raise Refused(f"{asked}; it returned {told(table)}")
+
+
+def _row(row: Any) -> Row:
+    if isinstance(row, dict):  # by its names, where they are these
+        row = [row.get(name, value) for name, value in zip(COLUMNS, row.values(), strict=True)]
+    rank, node, local_rank = row
+    whole = int(rank), int(node), int(local_rank)
+    if whole != (rank, node, local_rank):  # halves, or texts
+        raise ValueError("no whole numbers")
+    return whole
 
 
 # --- 04.2 -------------------------------------------------------------------------------------------------
 
-NO_GPU = "without a GPU: the CPU, and gloo"
-OWN = "a GPU for each rank of a node: its own, and nccl"
-SHARED = "more ranks than GPUs on a node: they share them, over gloo"
-Case = tuple[int, int, int]  # GPUs of a node, ranks of a node, a rank; there are two nodes
+OWN = "a GPU for each rank of every node: its own, and nccl"
+TURNS = "fewer GPUs than ranks on a node: they are taken in turn; none at all: the CPU"
+ONE = "all ranks take the same backend: gloo, if a single node has too few GPUs"
 
 
-@question("04.2", "my_place(gpus)", {NO_GPU: 1, OWN: 1, SHARED: 1})
+@dataclass
+class _World:
+    """By node: its GPUs and its ranks."""
+
+    gpus: list[int]
+    ranks: list[int]
+
+    def __post_init__(self) -> None:
+        nodes = [(node, local) for node, count in enumerate(self.ranks) for local in range(count)]
+        self.places = [(rank, *place) for rank, place in enumerate(nodes)]
+        self.enough = all(gpus >= ranks for gpus, ranks in zip(self.gpus, self.ranks, strict=True))
+        self.backend = "nccl" if self.enough else "gloo"
+
+    def __str__(self) -> str:
+        return f"nodes with {self.gpus} GPUs and {self.ranks} ranks"
+
+    def device(self, node: int, local: int) -> str:
+        return f"cuda:{local % self.gpus[node]}" if self.gpus[node] else "cpu"
+
+
+@question("04.2", "my_place(gpus, ranks)", {OWN: 1, TURNS: 1, ONE: 1})
 def device_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    each = rng.choice([4, 6])
-    few = each // 2
-    cases: dict[str, list[Case]] = {
-        NO_GPU: [(0, each, rank) for rank in (0, 2 * each - 1)],
-        OWN: [(each, each, rank) for rank in (1, each - 1, each, 2 * each - 1)] + [(8, 3, 4)],
-        SHARED: [(few, each, rank) for rank in (0, few, each - 1, each + few, 2 * each - 1)] + [(1, 2, 3)],
-    }
-    found = ask(_places, list(cases.values()))[0]
-    for (what, asked), places in zip(cases.items(), found, strict=True):
-        pairs = zip(asked, places, strict=True)
-        wrong = [(case, place) for case, place in pairs if place != _right_place(*case)]
-        yield _misplaced(what, *wrong[0]) if wrong else Finding(what, True)
+    worlds = _worlds(rng)
+    found = ask(_places, [[each.gpus, each.ranks] for each in worlds])[0]
+    for world, answered in zip(worlds, found, strict=True):
+        for (rank, node, local), place in zip(world.places, answered, strict=True):
+            if isinstance(place, str):
+                asked = "my_place returns a device and a backend, as in (device, 'gloo')"
+                raise Refused(f"{asked}; it returned {place}")
+            device, backend = place
+            right = world.device(node, local)
+            seen = f"{world}: rank {rank}, local rank {local} of node {node}: "
+            hint = _of_device(world, (rank, node, local), device)
+            yield Finding(
+                OWN if world.enough else TURNS, device == right, f"{seen}{device}, should be {right}", hint
+            )
+            hint = _of_backend(world, node, sum(other[1] == backend for other in answered))
+            seen += f"{backend}, should be {world.backend}"
+            yield Finding(OWN if world.enough else ONE, backend == world.backend, seen, hint)
 
 
-def _misplaced(what: str, case: Case, place: list[str] | str) -> Finding:
-    if isinstance(place, str):
-        raise Refused(f"my_place returns a device and a backend, as in (device, 'gloo'); it was {place}")
-    (gpus, ranks, rank), (device, backend) = case, _right_place(*case)
-    local = rank % ranks
-    if what == NO_GPU:
-        hint = "Where there is no GPU, no rank can have one. Which backend works for CPU tensors?"
-    elif rank != local and place[0] in (f"cuda:{rank}", f"cuda:{rank % gpus}") and place[0] != device:
-        hint = "A node numbers its GPUs from 0. Which number counts on this node alone?"
-    elif place[0] == f"cuda:{local}" != device:
-        hint = "There is no such GPU on this node. How do you come back to the first one?"
-    elif place[0] != device:
-        hint = "Which number tells the ranks of one node apart?"
-    elif backend == "gloo":
-        hint = "NCCL refuses two ranks on one GPU. What goes over gloo then?"
-    elif gpus != ranks:
-        hint = "Each rank of this node has a GPU of its own, and some are left over."
-    else:
-        hint = "Compare the GPUs of a node with the ranks of that node, not with those of all nodes."
-    seen = f"rank {rank}, local rank {local} of {ranks}, a node with {gpus} GPUs: "
-    seen += f"{place[0]} and {place[1]}; it should be {device} and {backend}"
-    return Finding(what, False, seen, hint)
+def _worlds(rng: random.Random) -> list[_World]:
+    """Nodes that are alike, and nodes that are not: no rank follows from a node's size alone."""
+    each, few = rng.choice([4, 6]), rng.choice([2, 3])
+    short = rng.randrange(3)  # which of three nodes
+    ranks = rng.choice([[2, 3, 4], [2, 4, 3], [3, 2, 4], [3, 4, 2], [4, 3, 2]])  # not 4, 2, 3: that fits
+    uneven = [count + rng.randint(0, 2) for count in ranks]
+    lacking = [2 * count if node != short else count - 1 for node, count in enumerate(ranks)]  # enough in sum
+    without = [count if node != short else 0 for node, count in enumerate(ranks)]
+    return [
+        *(_World([each] * 2, [each] * 2), _World([8, 4], [3, 4]), _World([4, 8], [3, 7])),
+        *(_World(uneven, ranks), _World([4], [3])),
+        *(_World([few] * 2, [each + 1] * 2), _World([0] * 2, [each] * 2), _World([1], [3])),
+        *(_World(lacking, ranks), _World(without, ranks)),
+    ]
 
 
-def _right_place(gpus: int, ranks: int, rank: int) -> list[str]:
+def _of_device(world: _World, place: Row, got: str) -> str:
+    rank, node, local = place
+    gpus = world.gpus[node]
     if gpus == 0:
-        return ["cpu", "gloo"]
-    return [f"cuda:{rank % ranks % gpus}", "nccl" if ranks <= gpus else "gloo"]
+        return "Where there is no GPU, no rank can have one."
+    if rank != local and got in (f"cuda:{rank}", f"cuda:{rank % gpus}"):
+        return "A node numbers its GPUs from 0. Which number counts on this node alone?"
+    if got == f"cuda:{local}":
+        return "There is no such GPU on this node. How do you come back to the first one?"
+    if got == "cpu" or got in [f"cuda:{local % other}" for other in world.gpus if other]:
+        return "That goes by another node's GPUs. On which node is this rank?"
+    return "Which number tells the ranks of one node apart?"
 
 
-def _places(answer: Any, groups: list[list[Case]]) -> list[list[list[str] | str]]:
-    return [[_place(answer, *case) for case in cases] for cases in groups]
+def _of_backend(world: _World, node: int, of_one_mind: int) -> str:
+    gpus, ranks = world.gpus[node], world.ranks[node]
+    if world.enough:
+        if world.gpus != world.ranks:
+            return "Each rank has a GPU of its own, and some are left over."
+        return "Compare the GPUs of a node with the ranks of that node, not with those of all nodes."
+    if gpus >= ranks and of_one_mind < len(world.places):
+        return "This node has enough GPUs, another one has not. What happens if the ranks do not agree?"
+    if sum(world.gpus) >= sum(world.ranks):
+        return "A GPU on another node is of no use to a rank. Which nodes have enough for their own?"
+    if gpus == 0:
+        return "Which backend works for CPU tensors?"
+    return "NCCL refuses two ranks on one GPU. What goes over gloo then?"
 
 
-def _place(answer: Any, gpus: int, ranks: int, rank: int) -> list[str] | str:
-    """Where an answer puts a rank of two nodes; nothing is run on a GPU."""
-    names = {"RANK": rank, "GROUP_RANK": rank // ranks, "LOCAL_RANK": rank % ranks}
-    names |= {"WORLD_SIZE": 2 * ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_WORLD_SIZE": 2}
-    with (
-        mock.patch.dict(os.environ, {name: str(value) for name, value in names.items()}),
-        mock.patch("torch.cuda.device_count", return_value=gpus),
-        mock.patch("torch.cuda.is_available", return_value=gpus > 0),
-        mock.patch("torch.cuda.set_device"),
-    ):
-        value = answer(gpus)
+def _places(answer: Any, worlds: list[list[list[int]]]) -> list[list[list[str] | str]]:
+    return [[_place(answer, world, *place) for place in world.places] for world in map(_of, worlds)]
+
+
+def _of(lists: list[list[int]]) -> _World:
+    return _World(*lists)
+
+
+def _place(answer: Any, world: _World, rank: int, node: int, local: int) -> list[str] | str:
+    """Where an answer puts a rank; nothing is run on a GPU."""
+    names = {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local, "GROUP_WORLD_SIZE": len(world.ranks)}
+    names |= {"WORLD_SIZE": sum(world.ranks), "LOCAL_WORLD_SIZE": world.ranks[node]}
+    with machine(world.gpus[node], {name: str(value) for name, value in names.items()}):
+        value = answer(list(world.gpus), list(world.ranks))
     if not (isinstance(value, tuple | list) and len(value) == 2):
         return told(value)
     device, backend = value
@@ -178,6 +226,8 @@ def _place(answer: Any, gpus: int, ranks: int, rank: int) -> list[str] | str:
         device = torch.device(device)
         if device.type == "cuda" and device.index is None:
             device = "cuda (which?)"
+        elif device.type == "cpu":
+            device = "cpu"  # also cpu:0
     return [str(device), str(backend).lower()]
 
 
@@ -191,19 +241,34 @@ OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_
 
 @question("04.3", "join(rank, world_size, port)", {MET: 1, CALLED: 1, LOCAL: 1})
 def join(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    # as mp.spawn would call it; the process that is launched third is not rank 2 here
-    turn = rng.randrange(1, RANKS)
-    held = ask(_joined, turn, nprocs=RANKS)
-    ranks = [(process + turn) % RANKS for process in range(RANKS)]
-    sizes, own, local = ([each[name] for each in held] for name in ("size", "rank", "local"))
-    bad = next((process for process, size in enumerate(sizes) if size != RANKS), 0)
+    # as two mp.spawn would call it, at the same time; the process that is launched third is not rank 2 here
+    sizes = rng.choice([(2, 3), (3, 2), (2, 4), (4, 2)])
+    called = []
+    for group, size in enumerate(sizes):
+        turn = rng.randrange(1, size)
+        called += [(group, (turn + member) % size, size) for member in range(size)]
+    held = ask(_joined, called, nprocs=sum(sizes))
+    for group in (0, 1):
+        pairs = zip(held, called, strict=True)
+        yield from _of_joining([(each, rank) for each, (own, rank, _) in pairs if own == group])
+
+
+def _of_joining(held: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
+    """What the processes of one group hold, and by which ranks they were called."""
+    count, ranks = len(held), [rank for _, rank in held]
+    sizes, own, local, sums = ([each[name] for each, _ in held] for name in ("size", "rank", "local", "sum"))
+    bad = next((process for process, size in enumerate(sizes) if size != count), 0)
+    right = sum(range(1, count + 1))
     if sizes[bad] is None:
         seen = f"the process that was called with rank {ranks[bad]} is in no group after it"
         hint = "Setting the environment is one half. Which call joins the group?"
-    else:
-        seen = f"{RANKS} processes; one of them is in a group of {sizes[bad]}"
+    elif sizes[bad] != count:
+        seen = f"{count} processes; one of them is in a group of {sizes[bad]}"
         hint = "How many are in the group is known: it comes as an argument."
-    yield Finding(MET, sizes[bad] == RANKS, seen, hint)
+    else:
+        seen = f"the sum over {count} ranks is {sums} on them, and it should be {right}"
+        hint = "They are a group in name alone. Over which backend do they talk?"
+    yield Finding(MET, sizes == [count] * count and sums == [right] * count, seen, hint)
     seen = f"called with the ranks {ranks}, the processes are {own} in their group"
     hint = "Where does a process learn which rank it is: from whoever calls it, or from what was set before?"
     yield Finding(CALLED, own == ranks, seen, hint)
@@ -212,13 +277,23 @@ def join(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(LOCAL, local == list(map(str, ranks)), seen, hint)
 
 
-def _joined(answer: Any, turn: int) -> dict[str, Any]:
+def _joined(answer: Any, called: list[tuple[int, int, int]]) -> dict[str, Any]:
     """Called as mp.spawn would, in a process that no launcher has told anything."""
-    rank, port = (int(os.environ["RANK"]) + turn) % RANKS, int(os.environ["MASTER_PORT"])
+    process, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    group, rank, world_size = called[process]
+    if process == 0:
+        second = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store.set("course/port", str(second.port))
+    if group:
+        port = int(store.get("course/port"))
     for name in (*OF_A_LAUNCHER, "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
-    answer(rank, RANKS, port)
+    answer(rank, world_size, port)
     size, own = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (None, None)
-    if size == RANKS:
-        dist.all_reduce(torch.ones(1))  # none ends before all are in
-    return {"size": size, "rank": own, "local": os.environ.get("LOCAL_RANK")}
+    total = torch.tensor(rank + 1)
+    if size == world_size:
+        dist.all_reduce(total)
+    store.set(f"course/ends/{process}", "here")
+    store.wait([f"course/ends/{each}" for each in range(len(called))])  # none ends before all are in
+    return {"size": size, "rank": own, "local": os.environ.get("LOCAL_RANK"), "sum": total.item()}

@@ -8,16 +8,17 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
+from ..drawn import apart, restarted, with_two_numbers
 
-RANKS = 3  # an answer that counts on 2 must not pass
 CLOSE = 1e-6  # answers may count in float32
 
 
@@ -31,7 +32,8 @@ def _shared_out(count: int, ranks: list[list[int]], done: str) -> tuple[list[int
     twice = sorted(index for index, n in times.items() if n > 1)
     missing = sorted(set(range(count)) - set(times))
     several, none = (f"{len(each)} ({_some(each)})" if each else "0" for each in (twice, missing))
-    return twice, missing, f"of {count} samples {several} are {done} more than once, {none} by nobody"
+    words = f"{len(ranks)} ranks, {count} samples: {several} are {done} more than once, {none} by nobody"
+    return twice, missing, words
 
 
 # --- 07.1 -------------------------------------------------------------------------------------------------
@@ -39,54 +41,98 @@ def _shared_out(count: int, ranks: list[list[int]], done: str) -> tuple[list[int
 EQUAL = "all ranks get equally many samples"
 ONCE = "no sample is drawn twice, and fewer are left out than there are ranks"
 ORDER = "every epoch and every seed has its own order, the same one each time it is asked for"
+PROCESSES = 4  # a rank is another process the second time it is asked
+Call = tuple[int, int, int, int, int]  # samples, ranks, epoch, seed; which process is rank 0
 
 
 @question("07.1", "shard(count, rank, world_size, epoch, seed)", {EQUAL: 1, ONCE: 1, ORDER: 1})
 def shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    seed, epoch = rng.randrange(1000), rng.randrange(20)
-    uneven = RANKS * rng.randint(8, 14) + rng.randint(1, RANKS - 1)
-    even = RANKS * rng.randint(8, 14)
-    calls = [(uneven, epoch, seed), (even, epoch, seed), (uneven, epoch + 1, seed)]
-    calls += [(uneven, epoch, seed), (uneven, epoch, seed + 5000)]
-    ranks = ask(_shards, calls, nprocs=RANKS)
-    first, second, later, again, other = ([rank[call] for rank in ranks] for call in range(len(calls)))
+    one, other = rng.sample(range(2, 7), 2)
+    uneven, even = ([ranks * rng.randint(20, 28) for ranks in (one, other)] for _ in range(2))
+    uneven = [count + rng.randint(1, ranks - 1) for count, ranks in zip(uneven, (one, other), strict=True)]
+    epochs, seeds = (0, 1, rng.randint(7, 20)), (0, rng.randint(5000, 9000))
+    main: Call = (uneven[0], one, epochs[2], seeds[1], 0)
+    calls: list[Call] = [main, (even[0], *main[1:])]
+    calls += [(count, other, epochs[2], seeds[1], 0) for count in (uneven[1], even[1])]
+    calls += [(uneven[1], 1, epochs[1], seeds[1], 0), (*main[:4], 1)]  # one rank alone; the same again
+    calls += [(uneven[0], one, epoch, seed, 0) for epoch in epochs for seed in seeds]
+    processes = ask(_shards, calls, rng.randrange(2**31), nprocs=PROCESSES)
+    shards = {
+        call: [
+            each[place][str(rank)]
+            for rank in range(call[1])
+            for each in processes
+            if str(rank) in each[place]
+        ]
+        for place, call in enumerate(calls)
+    }
+    for call, came in shards.items():
+        yield _of_lengths(call, came)
+        yield _drawn_once(call[0], came)
+    found = _of_order(main, shards, epochs, seeds)
+    yield Finding(ORDER, not found, *(found or ("", "")))
 
-    lengths = [list(map(len, each)) for each in (first, second)]
-    equal = all(len(set(each)) == 1 for each in lengths) and min(map(min, lengths)) > 0
-    seen = f"of {uneven} and of {even} samples the ranks get {lengths[0]} and {lengths[1]}"
+
+def _of_lengths(call: Call, shards: list[list[int]]) -> Finding:
+    lengths = [len(each) for each in shards]
+    seen = f"of {call[0]} samples the {call[1]} ranks get {lengths}"
     hint = "One sample too many on one rank, and it makes a step alone. To which length can the order be cut?"
-    if not any(map(any, lengths)):
+    if not any(lengths):
         hint = "Nothing comes back: what must the function return?"
-    yield Finding(EQUAL, equal, seen, hint)
+    return Finding(EQUAL, len(set(lengths)) == 1 and lengths[0] > 0, seen, hint)
 
-    drawn = _drawn_once(uneven, first)
-    yield drawn if not drawn.ok else _drawn_once(even, second)
 
-    shuffled = all(each != sorted(each) for each in first)
+def _of_order(
+    main: Call, shards: dict[Call, list[list[int]]], epochs: tuple[int, ...], seeds: tuple[int, ...]
+) -> tuple[str, str] | None:
+    """What is wrong with the orders, and a hint."""
+    first, again = shards[main], shards[*main[:4], 1]
     seen = f"rank 0 draws {_some(first[0]) or 'nothing'}"
     if not any(first):
-        hint = "Nothing is drawn yet."
-    elif first != again:
-        seen += f", and for the same epoch and seed, asked again, {_some(again[0])}"
-        hint = "The dice are others each time. How are they made to start at a place of your choice?"
-    elif not shuffled:
-        hint = "They come in the order of the data set. Who shuffles?"
-    elif first == later:
-        seen += ", and the same in the next epoch"
-        hint = "The epoch changes nothing. On what does the order depend?"
-    else:
-        seen += ", with another seed too"
-        hint = "The seed changes nothing. On what does the order depend?"
-    yield Finding(ORDER, shuffled and first == again and first not in (later, other), seen, hint)
+        return seen, "Nothing is drawn yet."
+    if first != again:
+        rank = next(rank for rank, pair in enumerate(zip(first, again, strict=True)) if pair[0] != pair[1])
+        seen = f"rank {rank} draws {_some(first[rank])}; asked again for the same epoch and seed, in another"
+        return (
+            f"{seen} process, {_some(again[rank])}",
+            "The dice are others each time. How are they made to start at a place of your choice?",
+        )
+    for call, came in shards.items():
+        if any(each == sorted(each) for each in came):
+            return f"a rank draws {_some(came[0])}", "They come in the order of the data set. Who shuffles?"
+        if any(map(_regular, came)):
+            seen = f"a rank draws {_some(came[0])} (epoch {call[2]}, seed {call[3]})"
+            return seen, "That is the order of the data set, turned round. Who shuffles?"
+    by = {(epoch, seed): shards[*main[:2], epoch, seed, 0] for epoch in epochs for seed in seeds}
+    alike = [pair for pair in itertools.combinations(by, 2) if sum(map(operator.eq, *pair)) == 1]
+    for one, other in alike:
+        same = "epoch" if one[1] == other[1] else "seed"
+        seen = f"for the epochs and seeds {one} and {other} rank 0 draws {_some(by[one][0])} and"
+        seen += f" {_some(by[other][0])}"
+        if by[one] == by[other]:
+            return seen, f"The {same} changes nothing there. On what does the order depend?"
+        if all(set(a) == set(b) for a, b in zip(by[one], by[other], strict=True)):
+            hint = (
+                "Each rank keeps its samples, in another order. Which comes first: shuffling or sharing out?"
+            )
+            return seen, hint
+    return None
+
+
+def _regular(indices: list[int]) -> bool:
+    """Does the same difference lie between most of the neighbours?"""
+    steps = Counter(b - a for a, b in itertools.pairwise(indices))
+    return max(steps.values()) >= len(indices) / 2
 
 
 def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
+    ranks = len(shards)
     twice, missing, seen = _shared_out(count, shards, "drawn")
     if not any(shards):
         hint = "Nothing is drawn. What does each rank take of the order?"
     elif twice and all(each == shards[0] for each in shards):
         hint = "All ranks draw the same. Where does the rank come in?"
-    elif len(twice) + count % RANKS == RANKS and not missing:
+    elif len(twice) + count % ranks == ranks and not missing:
         hint = "That is padding. Here the rest must be left out instead."
     elif twice and missing and not _follow(*shards[:2]):
         hint = "The ranks deal from different packs of cards. What must they have in common?"
@@ -94,7 +140,7 @@ def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
         hint = "Two ranks take the same part of the order. How far apart do two samples of one rank lie?"
     else:
         hint = "More is left out than has to be. What is the largest number that can be divided?"
-    return Finding(ONCE, not twice and len(missing) <= count % RANKS, seen, hint)
+    return Finding(ONCE, not twice and len(missing) <= count % ranks, seen, hint)
 
 
 def _follow(one: list[int], other: list[int]) -> bool:
@@ -103,21 +149,25 @@ def _follow(one: list[int], other: list[int]) -> bool:
     return 2 * len(pairs & set(itertools.pairwise(other))) > len(pairs)
 
 
-def _shards(answer: Any, calls: list[tuple[int, int, int]]) -> list[list[int]]:
-    rank = int(os.environ["RANK"])
-    torch.manual_seed(1000 + rank)  # the ranks share nothing but what they are given
-    random.seed(1000 + rank)
-    found = []
-    for count, epoch, seed in calls:
-        given = answer(count, rank, RANKS, epoch, seed)
-        try:
-            indices = [operator.index(index) for index in given]
-        except TypeError:
-            raise Refused(f"shard(…) returns a list of indices; it returned {told(given)}") from None
-        if outside := [index for index in indices if not 0 <= index < count]:
-            raise Refused(f"of {count} samples rank {rank} draws {_some(outside)}; there are 0 … {count - 1}")
-        found.append(indices)
+def _shards(answer: Any, calls: list[Call], seed: int) -> list[dict[int, list[int]]]:
+    """Of each call what this process draws, by the ranks that it is."""
+    process, found = int(os.environ["RANK"]), []
+    with apart(seed + process):  # the ranks share nothing but what they are given
+        for count, ranks, epoch, dice, first in calls:
+            mine = [rank for rank in range(ranks) if (rank + first) % PROCESSES == process]
+            found.append({rank: _shard(answer, count, rank, ranks, epoch, dice) for rank in mine})
     return found
+
+
+def _shard(answer: Any, count: int, rank: int, *place: int) -> list[int]:
+    given = answer(count, rank, *place)
+    try:
+        indices = [operator.index(index) for index in given]
+    except TypeError:
+        raise Refused(f"shard(…) returns a list of indices; it returned {told(given)}") from None
+    if outside := [index for index in indices if not 0 <= index < count]:
+        raise Refused(f"of {count} samples rank {rank} draws {_some(outside)}; there are 0 … {count - 1}")
+    return indices
 
 
 # --- 07.2 -------------------------------------------------------------------------------------------------
@@ -130,47 +180,41 @@ EPOCHS = 4
 
 @question("07.2", "batches(data, batch_size, epochs)", {ALL: 1, ORDERS: 1, RESUMED: 1})
 def batches(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    count = RANKS * rng.randint(9, 14) + rng.randint(1, RANKS - 1)
-    values = rng.sample(range(100, 1000), count)
-    size, stop = rng.randint(2, 4), rng.randint(1, 2)
-    ranks = ask(_batches, values, size, stop, nprocs=RANKS)
-    for rank, each in enumerate(ranks):
-        if isinstance(each, str):
-            raise Refused(f"on rank {rank} {each}")
-    whole, rest = ([dict(each[i]) for each in ranks] for i in range(2))  # by rank, by epoch: its values
-    came = [sorted(each) for each in whole]
-    if came != [list(range(EPOCHS))] * RANKS:
+    yield from with_two_numbers(rng, partial(_of_batches, ask, rng))
+
+
+def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    size, stop = rng.randint(3, 4), rng.randint(1, 2)
+    each = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]  # the last batch is short
+    uneven, even = each[0] * ranks - rng.randint(1, ranks - 1), each[1] * ranks
+    data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
+    calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2)]
+    found = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
+    for rank, of_rank in enumerate(found):
+        if isinstance(of_rank, str):
+            raise Refused(f"with {ranks} ranks, on rank {rank} {of_rank}")
+    whole, rest, second = ([dict(rank[call]["drawn"]) for rank in found] for call in range(3))
+    came = [sorted(of_rank) for of_rank in whole]
+    if came != [list(range(EPOCHS))] * ranks:
         raise Refused(f"epochs was range({EPOCHS}); your batches came with the epochs {came}, by rank")
 
-    wrong = [epoch for epoch in range(EPOCHS) if not _complete([each[epoch] for each in whole], values)]
-    epoch = (wrong or [0])[0]
-    shards = [each[epoch] for each in whole]
-    lengths = list(map(len, shards))
-    missing = len(set(values).difference(*shards))
-    seen = f"epoch {epoch}, {count} samples: the ranks read {lengths}, and {missing} are read by nobody"
-    if not missing and min(lengths) == count:
-        hint = "Each rank reads everything. Who tells the loader that there are other ranks?"
-    elif len(set(lengths)) > 1:
-        hint = (
-            "The ranks make different numbers of steps, and one would wait for ever. What fills the shards?"
-        )
-    elif missing < RANKS and sum(lengths) < count:
-        hint = "The rest is left out. Here it must be read, too: a few samples twice."
-    elif epoch:
-        hint = "Epoch 0 is complete, and a later one is not. Do all ranks know which epoch it is?"
-    elif all(set(each) <= set(shards[0]) for each in shards):
-        hint = "All ranks read the same part. Where does the rank come in?"
-    else:
-        hint = "The shards do not fit together. What must be the same on all ranks?"
-    yield Finding(ALL, not wrong, seen, hint)
+    yield _of_epochs(whole, data[0], size)
+    if all(sorted(of_rank) == [0, 1] for of_rank in second):
+        yield _of_epochs(second, data[1], size)
+    for rank, of_rank in enumerate(found):
+        read, kept = of_rank[0]["read"], sum(map(len, whole[rank].values()))
+        seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
+        hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before him?"
+        yield Finding(ALL, read <= 1.5 * kept, seen, hint)
 
     orders = list(whole[0].values())  # rank 0 has no padding
-    plain = all(each == sorted(each, key=values.index) for each in orders)
+    places = [[data[0].index(value) for value in order] for order in orders]
+    plain = all(order == sorted(order) or _regular(order) for order in places)
     own = not plain and all(a != b for a, b in itertools.combinations(orders, 2))
     seen = f"rank 0 reads {_some(whole[0][0])} in epoch 0, and {_some(whole[0][1])} in epoch 1"
     if plain:
         hint = "Nothing is shuffled. Who has to do it?"
-    elif all(order == each[0] for each in whole for order in each.values()):
+    elif all(order == of_rank[0] for of_rank in whole for order in of_rank.values()):
         hint = "The order of every epoch is that of the first. Who tells the sampler which epoch it is?"
     else:
         hint = "Two epochs have the same order. Is the sampler told of each one, before the loader begins?"
@@ -189,23 +233,67 @@ def batches(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(RESUMED, own and resumed, seen, hint)
 
 
+def _of_epochs(found: list[dict[int, list[int]]], values: list[int], size: int) -> Finding:
+    """Whether each epoch is complete: by rank, by epoch, what was read."""
+    ranks, count = len(found), len(values)
+    wrong = [epoch for epoch in found[0] if not _complete([each[epoch] for each in found], values)]
+    epoch = (wrong or [0])[0]
+    shards = [each[epoch] for each in found]
+    lengths = list(map(len, shards))
+    missing = len(set(values).difference(*shards))
+    seen = f"epoch {epoch}, {count} samples: the ranks read {lengths}, and {missing} are read by nobody"
+    if not missing and min(lengths) == count:
+        hint = "Each rank reads everything. Who tells the loader that there are other ranks?"
+    elif len(set(lengths)) > 1:
+        hint = (
+            "The ranks make different numbers of steps, and one would wait for ever. What fills the shards?"
+        )
+    elif missing < ranks and sum(lengths) < count:
+        hint = "The rest is left out. Here it must be read, too: a few samples twice."
+    elif missing and sum(lengths) < count and lengths[0] % size == 0:
+        hint = "Each rank's last, short batch is left out. Two things have an option for that; whose is it?"
+    elif epoch:
+        hint = "Epoch 0 is complete, and a later one is not. Do all ranks know which epoch it is?"
+    elif not missing:
+        hint = "That is more padding than is needed. How many samples are missing to the next multiple?"
+    elif all(set(each) <= set(shards[0]) for each in shards):
+        hint = "All ranks read the same part. Where does the rank come in?"
+    else:
+        hint = "The shards do not fit together. What must be the same on all ranks?"
+    return Finding(ALL, not wrong, seen, hint)
+
+
 def _complete(shards: list[list[int]], values: list[int]) -> bool:
     drawn = list(itertools.chain(*shards))
     even = len(set(map(len, shards))) == 1
-    return even and set(drawn) == set(values) and len(drawn) < len(values) + RANKS
+    return even and set(drawn) == set(values) and len(drawn) < len(values) + len(shards)
+
+
+class _Noting(TensorDataset):
+    """It counts the samples that are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        self.read += sample[0].numel()
+        return sample
 
 
 @in_group
-def _batches(answer: Any, values: list[int], batch_size: int, stop: int) -> Any:
-    """What is drawn from the first epoch on, and from a later one, as pairs; or in words what is no batch."""
+def _batches(answer: Any, calls: list[tuple[list[int], int, int]], batch_size: int, seed: int) -> Any:
+    """Of each call what is drawn, by epoch, and how much is read; or in words what is no batch."""
     found = []
-    for start in (0, stop):
-        torch.manual_seed(dist.get_rank() + 10 * (start + 1))  # nothing in common but what is given
-        given = answer(TensorDataset(torch.tensor(values)), batch_size, range(start, EPOCHS))
-        try:
-            found.append(list(_read(given, batch_size).items()))
-        except Refused as reason:
-            return str(reason)  # the judge says on which rank
+    for place, each in enumerate(restarted(answer, len(calls))):
+        values, start, stop = calls[place]
+        data = _Noting(torch.tensor(values))
+        with apart(seed + 10 * place + dist.get_rank()):  # nothing in common but what is given
+            given = each(data, batch_size, range(start, stop))
+            try:
+                drawn = list(_read(given, batch_size).items())
+            except Refused as reason:
+                return str(reason)  # the judge says on which rank
+        found.append({"drawn": drawn, "read": data.read})
     return found
 
 
@@ -224,7 +312,11 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
             raise Refused(f"a batch is what the loader gives; one was {told(batch)}")
         if batch.numel() > batch_size:
             raise Refused(f"batch_size was {batch_size}, and a batch has {batch.numel()} samples")
-        drawn.setdefault(epoch, []).extend(batch.flatten().tolist())
+        if len(drawn.setdefault(epoch, [])) % batch_size:
+            raise Refused(
+                f"batch_size was {batch_size}, and a batch before the epoch's last has fewer samples"
+            )
+        drawn[epoch].extend(batch.flatten().tolist())
     return drawn
 
 
@@ -233,55 +325,74 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
 SHARED = "the ranks share the work: every sample is judged once"
 EXACT = "every rank returns the accuracy of the whole set"
 FEW = "also where there are fewer samples than ranks"
-CLASSES = 4
+JUDGED: list[int] = []  # by this rank, with whatever copy of the model
+TRAINING: list[bool] = []
 
 
 @question("07.3", "accuracy(model, data)", {SHARED: 1, EXACT: 2, FEW: 1})
 def accuracy(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    right = _rights(rng)
-    count, truth = len(right), sum(right) / len(right)
-    values, judged = _asked(ask, rng, right)
-    twice, missing, seen = _shared_out(count, judged, "judged")
-    shares = list(map(len, judged))
-    if len(missing) == count:
-        hint = "The model is not called. What does it say to the samples?"
-    elif len(twice) == count:
-        hint = "Each rank does all the work. What is this rank's part of it?"
-    elif max(shares) == sum(shares):
-        hint = "One rank works, and the others watch. What is each rank's part?"
-    elif twice and not missing:
-        hint = "That is padding. In a validation no rank waits for another's step, so no shard needs filling."
-    elif missing and not twice:
-        hint = "The rest is left out. It belongs to the set, too."
-    else:
-        hint = "The shards overlap and have holes. What must the ranks have in common?"
-    once = not twice and not missing and max(shares) < count
-    yield Finding(SHARED, once, f"{seen}; the ranks judge {shares}", hint)
-    hint = _of_accuracy(values, truth, [[right[i] for i in each if i in range(count)] for each in judged])
-    yield _returned(EXACT, values, right, hint)
-    few = rng.sample([0, 1], 2)
-    values, _ = _asked(ask, rng, few)
-    yield _returned(FEW, values, few, "A rank may have nothing to judge. What does it add to the sums then?")
+    yield from with_two_numbers(rng, partial(_of_sets, ask, rng))
+    ranks = rng.randint(3, 5)
+    few = rng.sample([0, 1, *rng.choices([0, 1], k=ranks - 3)], ranks - 1)
+    (found,) = _asked(ask, rng, [few], ranks)
+    hint = "A rank may have nothing to judge. What does it add to the sums then?"
+    yield _returned(FEW, found, few, hint)
 
 
-def _asked(ask: Ask, rng: random.Random, right: list[int]) -> tuple[list[float], list[list[int]]]:
-    """Of each rank what it returned, and the samples that it judged."""
-    labels = [rng.randrange(CLASSES) for _ in right]
-    said = [(label + 1 - ok) % CLASSES for label, ok in zip(labels, right, strict=True)]  # or the next class
-    ranks = ask(_judged, labels, said, rng.randrange(2**31), nprocs=RANKS)
-    values, judged = ([each[name] for each in ranks] for name in ("value", "judged"))
-    for rank, value in enumerate(values):
-        if isinstance(value, str):
-            raise Refused(f"accuracy(model, data) returns a number; on rank {rank} it returned {value}")
-    return values, judged
+def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+    """Two sets after each other, in the same ranks."""
+    rights = [_rights(rng, ranks) for _ in range(2)]
+    for right, found in zip(rights, _asked(ask, rng, rights, ranks), strict=True):
+        count, truth = len(right), sum(right) / len(right)
+        values, judged = ([each[name] for each in found] for name in ("value", "judged"))
+        twice, missing, seen = _shared_out(count, judged, "judged")
+        shares = list(map(len, judged))
+        if len(missing) == count:
+            hint = "The model is not called. What does it say to the samples?"
+        elif len(twice) == count:
+            hint = "Each rank does all the work. What is this rank's part of it?"
+        elif max(shares) == sum(shares):
+            hint = "One rank works, and the others watch. What is each rank's part?"
+        elif twice and not missing:
+            hint = "That is padding. Here no rank waits for another's step, so no shard needs filling."
+        elif missing and not twice:
+            hint = "The rest is left out. It belongs to the set, too."
+        else:
+            hint = "The shards overlap and have holes. What must the ranks have in common?"
+        once = not twice and not missing and max(shares) < count
+        yield Finding(SHARED, once, f"{seen}; the ranks judge {shares}", hint)
+        hits = [[right[i] for i in each if i in range(count)] for each in judged]
+        yield _returned(EXACT, found, right, _of_accuracy(values, truth, hits))
 
 
-def _returned(what: str, values: list[float], right: list[int], hint: str) -> Finding:
-    truth = sum(right) / len(right)
+def _asked(ask: Ask, rng: random.Random, rights: list[list[int]], ranks: int) -> list[list[dict[str, Any]]]:
+    """Of each set and each rank what it returned, and the samples that it judged."""
+    calls = []
+    for right in rights:
+        classes = rng.randint(3, 6)
+        labels = [rng.randrange(classes) for _ in right]
+        said = [
+            (label + 1 - ok) % classes for label, ok in zip(labels, right, strict=True)
+        ]  # or the next class
+        calls.append({"classes": classes, "labels": labels, "said": said, "seed": rng.randrange(2**31)})
+        calls[-1]["below"] = len(rights) == 1  # no score is positive; else some are
+    by_rank = ask(_judged, calls, nprocs=ranks)
+    for rank, each in enumerate(by_rank):
+        for value in (call["value"] for call in each):
+            if isinstance(value, str):
+                raise Refused(f"accuracy(model, data) returns a number; on rank {rank} it returned {value}")
+    return [list(each) for each in zip(*by_rank, strict=True)]
+
+
+def _returned(what: str, found: list[dict[str, Any]], right: list[int], hint: str) -> Finding:
+    values, truth = [each["value"] for each in found], sum(right) / len(right)
     gaps = [far(value, truth) for value in values]
     rank = gaps.index(max(gaps))
-    seen = f"{sum(right)} of {len(right)} are right, which is {truth:.4f}; rank {rank} returns "
-    return Finding(what, max(gaps) < CLOSE, f"{seen}{values[rank]:.4f}", hint)
+    seen = f"{len(values)} ranks; {sum(right)} of {len(right)} are right, which is {truth:.4f}; rank {rank}"
+    training = any(each["training"] for each in found)
+    if training:
+        hint = "The model was in training mode while it judged: chance had a say in what it saw."
+    return Finding(what, max(gaps) < CLOSE and not training, f"{seen}{values[rank]:.4f}", hint)
 
 
 def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> str:
@@ -296,13 +407,13 @@ def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> st
         (total, "That is a count. A share is one count divided by another."),
         (judged, "That is a count. A share is one count divided by another."),
         (sum(own), "That adds up shares. Which numbers may be added up over ranks?"),
-        (sum(own) / RANKS, ALIKE),
+        (sum(own) / len(values), ALIKE),
         (share, "It is right for what was judged, which is not each sample once: see above."),
     )
     return nearest(
         values,
         (own, "That is each rank's own. What has to come together, before anything is divided?"),
-        *(([value] * RANKS, hint) for value, hint in of_all),
+        *(([value] * len(values), hint) for value, hint in of_all),
         otherwise="How many are right, and how many are judged: both over all ranks, and only then divided.",
         within=CLOSE,
     )
@@ -311,40 +422,67 @@ def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> st
 ALIKE = "Each rank's share counts alike here, and the shards are not of one size. Divide later."
 
 
-def _rights(rng: random.Random) -> list[int]:
+def _rights(rng: random.Random, ranks: int) -> list[int]:
     """Which samples the model gets right: no other way to count gives the same share."""
     while True:
-        count = RANKS * rng.randint(5, 9) + rng.randint(1, RANKS - 1)
-        right = [0] * RANKS + [int(rng.random() < 0.7) for _ in range(count - RANKS)]
-        truth, size = sum(right) / count, -(-count // RANKS)
-        dealt = [right[rank::RANKS] for rank in range(RANKS)]
-        blocks = [right[rank * size : (rank + 1) * size] for rank in range(RANKS)]
+        count = ranks * rng.randint(5, 9) + rng.randint(1, ranks - 1)
+        right = [0] * ranks + [int(rng.random() < 0.7) for _ in range(count - ranks)]
+        truth, size = sum(right) / count, -(-count // ranks)
+        dealt = [right[rank::ranks] for rank in range(ranks)]
+        blocks = [right[rank * size : (rank + 1) * size] for rank in range(ranks)]
+        if not all(blocks):
+            continue
         own = [[sum(each) / len(each) for each in cut] for cut in (dealt, blocks)]
-        others = [*own[0], *own[1], *(sum(each) / RANKS for each in own)]
-        padded, dropped = size * RANKS, count // RANKS * RANKS
+        others = [*own[0], *own[1], *(sum(each) / ranks for each in own)]
+        padded, dropped = size * ranks, count // ranks * ranks
         told_apart = all(sum(right) * judged % count for judged in (padded, dropped))  # no share of those
         if truth > 0.3 and told_apart and all(abs(each - truth) > 0.002 for each in others):
             return right
 
 
-class _Noting(nn.Module):
+class _Samples(Dataset):
+    """Any data set: nothing is known of it but its length and its samples."""
+
+    def __init__(self, inputs: torch.Tensor, labels: list[int]) -> None:
+        self.samples = list(zip(inputs, torch.tensor(labels), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.samples[operator.index(index)]
+
+
+class _Judge(nn.Module):
     """Its logits stand in the sample; it notes whom it was asked about."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))  # a model has a device, and a mode
-        self.asked: list[int] = []
+        self.drop = nn.Dropout(0.7)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.asked += x[:, 0].long().tolist()
-        return x[:, 1:] * self.scale
+        JUDGED.extend(x[:, 0].long().tolist())
+        TRAINING.append(self.training)
+        return self.drop(x[:, 1:]) * self.scale
 
 
 @in_group
-def _judged(answer: Any, labels: list[int], said: list[int], seed: int) -> dict[str, Any]:
-    indices = torch.arange(len(said))
-    logits = torch.rand(len(said), CLASSES, generator=torch.Generator().manual_seed(seed))
-    logits[indices, said] += 2
-    data = TensorDataset(torch.cat([indices[:, None].float(), logits], dim=1), torch.tensor(labels))
-    model = _Noting()
-    return {"value": number(answer(model, data)), "judged": model.asked}
+def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for call in calls:
+        dice, indices = torch.Generator().manual_seed(call["seed"]), torch.arange(len(call["said"]))
+        logits = torch.randn(len(indices), call["classes"], generator=dice)
+        logits[indices, call["said"]] = logits.amax(1) + 0.1 + torch.rand(len(indices), generator=dice)
+        if call["below"]:
+            logits -= logits.amax() + 1
+        else:
+            logits += 4 * torch.randn(len(indices), 1, generator=dice)
+        data = _Samples(torch.cat([indices[:, None].float(), logits], dim=1), call["labels"])
+        JUDGED.clear()
+        TRAINING.clear()
+        with apart(call["seed"] + dist.get_rank()):
+            value = number(answer(_Judge(), data))
+        of_model = {"judged": list(JUDGED), "training": any(TRAINING)}
+        found.append({"value": value, **of_model})
+    return found

@@ -80,6 +80,10 @@ def _of_accumulation(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Findi
     for call, (seed, lengths) in enumerate(calls):
         yield _of_gradients([each[call]["gradient"] for each in found], weights, seed, lengths, before, call)
         before = _all_samples(weights, seed, lengths)
+    for each in (each for rank in found for each in rank):
+        seen = "the model goes forward in evaluation mode"
+        hint = "These passes are the training. Which mode is it in, before your call?"
+        yield Finding(GRADIENT, each["trains"], seen, hint)
     sent = max(each["sent"] for rank in found for each in rank)
     if sent > 0.9 * NUMBERS * min(len(each[0]) for _, each in calls):
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
@@ -202,6 +206,7 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 
     def forward_begins(_: nn.Module, inputs: Any) -> None:
         noted["at_once"] = max(noted["at_once"], len(inputs[0]))
+        noted["trains"] = noted["trains"] and model.training
 
     def forward_ends(_: nn.Module, __: Any, output: Tensor) -> None:
         if output.requires_grad:
@@ -217,7 +222,7 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
     ddp, found = DistributedDataParallel(model), []
     for seed, lengths in calls:
         pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
-        noted.update(at_once=0, open=0, now=0)
+        noted.update(at_once=0, open=0, now=0, trains=True)
         with traffic() as travelled:
             answer(ddp, pieces)
         gradients = [each.grad for each in model.parameters()]

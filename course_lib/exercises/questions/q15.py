@@ -214,10 +214,6 @@ def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     ]
     found = ask(_judged, cases, nprocs=ranks)
     for i, case in enumerate(cases):
-        unwaited = [name for each in found for name in each[i]["unwaited"]]
-        seen = f"{', '.join(unwaited[:1])} was started, and your call returned before it was done"
-        hint = "What is started with async_op is done when somebody has waited for it."
-        yield Finding(EXACT, not unwaited, seen, hint)
         yield from (_of_one_share(i == 2, case, k, [each[i]["shares"] for each in found]) for k in case["ks"])
         sent, most = max(each[i]["sent"] for each in found), len(case["ks"]) + 1
         seen = f"for {len(case['ks'])} k, {sent} numbers came to a rank"
@@ -320,7 +316,7 @@ def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
         if not isinstance(value, dict):
             raise Refused(f"top_k(…) returns a dict, a share for each k; it returned {told(value)}")
         shares = {str(k): number(value[k]) for k in case["ks"] if k in value}
-        found.append({"shares": shares, "sent": travelled.came(), "unwaited": travelled.unwaited})
+        found.append({"shares": shares, "sent": travelled.came()})
     return found
 
 

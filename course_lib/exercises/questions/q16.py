@@ -76,10 +76,6 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     plans += [_with_silence(rng, _plan(rng, ranks), everywhere) for everywhere in (False, True)]
     calls = [(rng.randrange(2**31), plan) for plan in plans]
     found = ask(_accumulated, weights, calls, nprocs=ranks)
-    unwaited = [name for rank in found for name in rank[0]["unwaited"]]
-    seen = f"{', '.join(unwaited[:1])} was started, and your call returned before it was done"
-    hint = "What is started with async_op is done when somebody has waited for it."
-    yield Finding(LOSS, not unwaited, seen, hint)
     before = torch.zeros(NUMBERS, dtype=torch.float64)
     for call, (seed, plan) in enumerate(calls):
         sums, losses = _sums(weights, seed, plan)
@@ -287,7 +283,6 @@ def _accumulated(
         with nullcontext() if found else traffic() as travelled:
             returned = number(answer(ddp, pieces))
         sent = found[0]["sent"] if found else travelled.came()
-        unwaited = found[0]["unwaited"] if found else travelled.unwaited
         gradients = [each.grad for each in model.parameters()]
         whole = None
         if not any(each is None for each in gradients):
@@ -299,7 +294,6 @@ def _accumulated(
         }
         changed = [word for word, holds in still.items() if not holds]
         found.append({"gradient": whole, "returned": returned, "sent": sent, "changed": changed})
-        found[-1]["unwaited"] = unwaited
         found[-1]["places"] = max(kept, default=0)
     return found
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
+import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
@@ -39,6 +44,25 @@ def the_rest_to_the_last(batch_size, devices):
 def with_empty_ones(batch_size, devices):
     size = -(-batch_size // devices)
     return [max(0, min(size, batch_size - i * size)) for i in range(devices)]
+
+
+@wrong("03.1", EVEN, LAST, hint="These are 6 samples, and there are 5")
+def leaves_out_what_is_empty(batch_size, devices):
+    size = -(-batch_size // devices)
+    sizes = [size] * (devices - 1) + [batch_size - size * (devices - 1)]
+    return [size for size in sizes if size > 0]
+
+
+@wrong("03.1", EVEN, LAST, hint="samples, and there are")
+def one_each_when_few(batch_size, devices):
+    if batch_size < 2 * devices:
+        return [2] * (batch_size // 2) + [1] * (batch_size % 2) if batch_size > devices else [1] * devices
+    return asks_chunk(batch_size, devices)
+
+
+@wrong("03.1", LAST, FEWER, hint="Is there something for each?")
+def one_device_is_forgotten(batch_size, devices):
+    return asks_chunk(batch_size, max(2, devices))
 
 
 @wrong("03.1", EVEN, LAST, hint="no chunk")
@@ -90,6 +114,18 @@ def tensors(batch_size, devices):
 @right("03.1")
 def asks_chunk(batch_size, devices):
     return tuple(len(chunk) for chunk in torch.empty(batch_size).chunk(devices))
+
+
+@right("03.1")
+def yields_them(batch_size, devices):
+    for start in range(0, batch_size, size := math.ceil(batch_size / devices)):
+        yield min(size, batch_size - start)
+
+
+@right("03.1")
+def with_numpy(batch_size, devices):
+    edges = np.append(np.arange(0, batch_size, -(-batch_size // devices)), batch_size)
+    return np.diff(edges)
 
 
 @right("03.1")
@@ -166,6 +202,51 @@ def a_weight_without_gradient(losses, batch_size):
     return (weighted.detach().sum() - losses.detach().sum() + losses.sum()) / batch_size
 
 
+@wrong("03.2", hint="What are the sizes?")
+def the_rest_is_two(losses, batch_size):
+    size = -(-batch_size // len(losses))
+    weights = [size / batch_size] * (len(losses) - 1) + [(size - 2) / batch_size]
+    return (losses * torch.tensor(weights)).sum()
+
+
+@wrong("03.2", ALIKE, hint="count as much as one of")
+def two_chunks_alone(losses, batch_size):
+    size = -(-batch_size // len(losses))
+    return (
+        (losses[0] * size + losses[-1] * (batch_size - size)) / batch_size
+        if len(losses) == 2
+        else losses.mean()
+    )
+
+
+@wrong("03.2", UNEVEN, BACK, hint="nan, and it is")
+def without_the_last(losses, batch_size):
+    size = -(-batch_size // len(losses))
+    last = batch_size - size * (len(losses) - 1)
+    return (losses[:-1].mean() * (batch_size - last) + losses[-1] * last) / batch_size
+
+
+@wrong("03.2", hint="expected both vectors to have same dtype")
+def in_float64_alone(losses, batch_size):
+    return losses @ sizes_of(losses, batch_size).double() / batch_size
+
+
+@wrong("03.2", ALIKE, UNEVEN, hint="or a new tensor of it")
+def no_gradient_when_alike(losses, batch_size):
+    return by_shares(losses.detach() if batch_size % len(losses) == 0 else losses, batch_size)
+
+
+@right("03.2")
+def stacked(losses, batch_size):
+    sizes = chunk_sizes_of(batch_size, len(losses))
+    return torch.stack([loss * n / batch_size for loss, n in zip(losses, sizes, strict=True)]).sum()
+
+
+def chunk_sizes_of(batch_size, devices):
+    size = -(-batch_size // devices)
+    return [min(size, batch_size - start) for start in range(0, batch_size, size)]
+
+
 @right("03.2")
 def by_shares(losses, batch_size):
     return (losses @ sizes_of(losses, batch_size).to(losses.dtype) / batch_size).reshape(1)
@@ -199,20 +280,23 @@ def in_threads(calls):
     return done
 
 
-def outputs_of(model, chunks, detach=False):
-    """Each chunk through a copy of the model whose weights are clones, in threads."""
+def calls_of(model, chunks, devices, detach=False):
+    """Each chunk through a copy of the model whose weights are copies with a way back."""
     calls = []
-    for chunk in chunks:
-        weights = {name: p.detach() if detach else p.clone() for name, p in model.named_parameters()}
-        frame = copy.deepcopy(model)
-        calls.append(
-            lambda frame=frame, weights=weights, chunk=chunk: functional_call(frame, weights, (chunk,))
-        )
-    return in_threads(calls)
+    for chunk, device in zip(chunks, devices, strict=False):
+        weights = {name: p.detach() if detach else p for name, p in model.named_parameters()}
+        weights = {name: p.to(device, copy=True) for name, p in weights.items()}
+        frame = copy.deepcopy(model).to(device)
+        calls.append(partial(functional_call, frame, weights, (chunk.to(device),)))
+    return calls
+
+
+def outputs_of(model, chunks, devices, **how):
+    return [each.to(devices[0]) for each in in_threads(calls_of(model, chunks, devices, **how))]
 
 
 def losses_of(model, x, y, devices, **how):
-    outputs = outputs_of(model, x.chunk(len(devices)), **how)
+    outputs = outputs_of(model, x.chunk(len(devices)), devices, **how)
     targets = y.chunk(len(devices))
     return torch.stack([F.cross_entropy(a, b) for a, b in zip(outputs, targets, strict=True)])
 
@@ -229,7 +313,7 @@ def sum_of_the_losses(model, x, y, devices):
 
 @wrong("03.3", CHUNKS, hint="sum over all samples")
 def sum_over_samples(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)))), y, reduction="sum")
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y, reduction="sum")
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="All samples went through at once")
@@ -249,44 +333,44 @@ def in_a_row(model, x, y, devices):
 
 @wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
 def detached_weights(model, x, y, devices):
-    output = torch.cat(outputs_of(model, x.chunk(len(devices)), detach=True))
+    output = torch.cat(outputs_of(model, x.chunk(len(devices)), devices, detach=True))
     return F.cross_entropy(output.requires_grad_(), y)
 
 
 @wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
 def deep_copies(model, x, y, devices):
     chunks = x.chunk(len(devices))
-    replicas = [copy.deepcopy(model) for _ in chunks]
-    calls = [lambda replica=r, chunk=c: replica(chunk) for r, c in zip(replicas, chunks, strict=True)]
-    return F.cross_entropy(torch.cat(in_threads(calls)), y)
+    replicas = [copy.deepcopy(model).to(device) for _, device in zip(chunks, devices, strict=False)]
+    calls = [lambda r=r, c=c, d=d: r(c.to(d)) for r, c, d in zip(replicas, chunks, devices, strict=False)]
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y)
 
 
 @wrong("03.3", CHUNKS, VALUE, hint="Does each replica have one?")
 def only_replica_0_leads_back(model, x, y, devices):
-    first, *others = outputs_of(model, x.chunk(len(devices)))
+    first, *others = outputs_of(model, x.chunk(len(devices)), devices)
     return F.cross_entropy(torch.cat([first, *(each.detach() for each in others)]), y)
 
 
 @wrong("03.3", CHUNKS, hint="Does each output meet its own target")
 def gathered_in_reverse(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)))[::-1]), y)
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)[::-1]), y)
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="as many replicas as there are chunks")
 def shared_evenly(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.tensor_split(len(devices)))), y)
+    return F.cross_entropy(torch.cat(outputs_of(model, x.tensor_split(len(devices)), devices)), y)
 
 
 @wrong("03.3", hint="samples came twice")
 def the_first_chunk_for_all(model, x, y, devices):
     size = -(-len(x) // len(devices))
     chunks = [x[: len(chunk)] for chunk in x.split(size)]
-    return F.cross_entropy(torch.cat(outputs_of(model, chunks)), y)
+    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices)), y)
 
 
 @wrong("03.3", CHUNKS, hint="does each sample count once?")
 def not_a_number(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)))), y) * float("nan")
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y) * float("nan")
 
 
 @wrong("03.3", hint="must return one number")
@@ -296,7 +380,103 @@ def the_vector(model, x, y, devices):
 
 @wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
 def a_plain_number(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)))), y).item()
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y).item()
+
+
+def threads_of(replicas, chunks):
+    return in_threads([lambda r=r, c=c: r(c) for r, c in zip(replicas, chunks, strict=True)])
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="of 1 module")
+def one_module_in_all_threads(model, x, y, devices):
+    chunks = x.chunk(len(devices))
+    return F.cross_entropy(torch.cat(threads_of([model] * len(chunks), chunks)), y)
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
+def shallow_copies(model, x, y, devices):
+    chunks = [chunk.to(device) for chunk, device in zip(x.chunk(len(devices)), devices, strict=False)]
+    outputs = threads_of([copy.copy(model) for _ in chunks], chunks)
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y)
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
+def moves_nothing(model, x, y, devices):
+    chunks = x.chunk(len(devices))
+    return F.cross_entropy(torch.cat(outputs_of(model, chunks, [x.device] * len(chunks))), y)
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
+def all_to_the_first(model, x, y, devices):
+    chunks = x.chunk(len(devices))
+    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices[:1] * len(chunks))), y)
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="When do you have to wait?")
+def a_thread_after_the_other(model, x, y, devices):
+    outputs = [in_threads([call])[0] for call in calls_of(model, x.chunk(len(devices)), devices)]
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y)
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="Which move has the threads?")
+def a_pool_of_two(model, x, y, devices):
+    calls = calls_of(model, x.chunk(len(devices)), devices)
+    with ThreadPoolExecutor(2) as pool:
+        outputs = list(pool.map(lambda call: call(), calls))
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y)
+
+
+KEPT: dict[int, list] = {}
+
+
+@wrong("03.3", CHUNKS, hint="does each sample count once?")
+def replicas_made_once(model, x, y, devices):
+    weights = KEPT.setdefault(
+        id(model), [{k: p.clone() for k, p in model.named_parameters()} for _ in range(9)]
+    )
+    chunks = x.chunk(len(devices))
+    calls = []
+    for chunk, device, kept in zip(chunks, devices, weights, strict=False):
+        frame, own = copy.deepcopy(model).to(device), {k: w.to(device) for k, w in kept.items()}
+        calls.append(partial(functional_call, frame, own, (chunk.to(device),)))
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y)
+
+
+@wrong("03.3", CHUNKS, hint="does each sample count once?")
+def all_in_training_mode(model, x, y, devices):
+    model.train()
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y)
+
+
+@wrong("03.3", hint="has no attribute")
+def knows_its_layers(model, x, y, devices):
+    weights = [model[0].weight.clone() for _ in devices]
+    return F.cross_entropy(x @ weights[0].T, y)
+
+
+@right("03.3")
+def a_pool_of_threads(model, x, y, devices):
+    calls = calls_of(model, x.chunk(len(devices)), devices)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        outputs = [each.result() for each in [pool.submit(call) for call in calls]]
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
+
+
+@right("03.3")
+def through_a_queue(model, x, y, devices):
+    """One device needs no thread; the threads of several hand over their sums."""
+    if len(devices) == 1:
+        return F.cross_entropy(model(x.to(devices[0])), y.to(devices[0]))
+    done, targets = queue.Queue(), y.chunk(len(devices))
+    calls = calls_of(model, x.chunk(len(devices)), devices)
+
+    def work(call, target):
+        output = call()
+        done.put(F.cross_entropy(output, target.to(output.device), reduction="sum"))
+
+    for pair in zip(calls, targets, strict=True):
+        threading.Thread(target=work, args=pair, daemon=True).start()
+    return sum(done.get().to(devices[0]) for _ in calls) / len(x)
 
 
 @right("03.3")
@@ -308,7 +488,7 @@ def weighted(model, x, y, devices):
 
 @right("03.3")
 def sums_over_the_batch(model, x, y, devices):
-    outputs = outputs_of(model, x.chunk(len(devices)))
+    outputs = outputs_of(model, x.chunk(len(devices)), devices)
     targets = y.chunk(len(devices))
     sums = [F.cross_entropy(a, b, reduction="sum") for a, b in zip(outputs, targets, strict=True)]
     return sum(sums) / len(x)

@@ -60,6 +60,21 @@ def the_example_alone(nodes, ranks_per_node):
     return [(rank, rank // 4, rank % 4) for rank in range(8)]
 
 
+@wrong("04.1", hint="of whole numbers")
+def divides(nodes, ranks_per_node):
+    return [(rank, rank / ranks_per_node, rank % ranks_per_node) for rank in range(nodes * ranks_per_node)]
+
+
+@wrong("04.1", hint="of whole numbers")
+def in_texts(nodes, ranks_per_node):
+    return [[str(each) for each in row] for row in node_by_node(nodes, ranks_per_node)]
+
+
+@wrong("04.1", COUNT, "each row has the rank's node and its place there", hint="In which order")
+def sorted_as_texts(nodes, ranks_per_node):
+    return sorted(node_by_node(nodes, ranks_per_node), key=str)
+
+
 @wrong("04.1", hint="it returned nothing (None)")
 def prints_it(nodes, ranks_per_node):
     for rank in range(nodes * ranks_per_node):
@@ -82,86 +97,106 @@ def nodes_from_one(nodes, ranks_per_node):
     return [(r, r // ranks_per_node + 1, r % ranks_per_node) for r in range(nodes * ranks_per_node)]
 
 
-NO_GPU = "without a GPU: the CPU, and gloo"
-OWN = "a GPU for each rank of a node: its own, and nccl"
-SHARED = "more ranks than GPUs on a node: they share them, over gloo"
+OWN = "a GPU for each rank of every node: its own, and nccl"
+TURNS = "fewer GPUs than ranks on a node: they are taken in turn; none at all: the CPU"
+ONE = "all ranks take the same backend: gloo, if a single node has too few GPUs"
 
 
-def local_rank() -> int:
-    return int(os.environ["LOCAL_RANK"])
+def told(name: str) -> int:
+    return int(os.environ[name])
 
 
-@wrong("04.2", NO_GPU, hint="counts on this node alone")
-def by_the_rank(gpus):
+def backend_of_all(gpus, ranks):
+    return "nccl" if all(have >= need for have, need in zip(gpus, ranks, strict=True)) else "gloo"
+
+
+def device_of(gpus, number):
+    """By this node's GPUs."""
+    here = gpus[told("GROUP_RANK")]
+    return torch.device("cuda", number % here) if here else torch.device("cpu")
+
+
+@wrong("04.2", OWN, TURNS, hint="What happens if the ranks do not agree?")
+def as_in_the_lesson(gpus, ranks):
+    gpus = gpus[told("GROUP_RANK")]
     if gpus == 0:
         return torch.device("cpu"), "gloo"
-    enough = int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
-    return torch.device("cuda", int(os.environ["RANK"])), "nccl" if enough else "gloo"
+    return torch.device("cuda", told("LOCAL_RANK") % gpus), "nccl" if told(
+        "LOCAL_WORLD_SIZE"
+    ) <= gpus else "gloo"
 
 
-@wrong("04.2", NO_GPU, OWN, hint="There is no such GPU on this node")
-def never_in_turn(gpus):
-    if gpus == 0:
-        return torch.device("cpu"), "gloo"
-    enough = int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
-    return torch.device("cuda", local_rank()), "nccl" if enough else "gloo"
+@wrong("04.2", ONE, hint="counts on this node alone")
+def by_the_rank(gpus, ranks):
+    return device_of(gpus, told("RANK")), backend_of_all(gpus, ranks)
 
 
-@wrong("04.2", NO_GPU, OWN, hint="NCCL refuses two ranks on one GPU")
-def always_nccl(gpus):
-    return (torch.device("cuda", local_rank() % gpus), "nccl") if gpus else (torch.device("cpu"), "gloo")
+@wrong("04.2", ONE, hint="counts on this node alone")
+def as_if_nodes_were_alike(gpus, ranks):
+    return device_of(gpus, told("RANK") % told("LOCAL_WORLD_SIZE")), backend_of_all(gpus, ranks)
 
 
-@wrong("04.2", NO_GPU, SHARED, hint="not with those of all nodes")
-def of_all_nodes(gpus):
-    if gpus == 0:
-        return torch.device("cpu"), "gloo"
-    enough = int(os.environ["WORLD_SIZE"]) <= gpus
-    return torch.device("cuda", local_rank() % gpus), "nccl" if enough else "gloo"
+@wrong("04.2", ONE, hint="On which node is this rank?")
+def by_the_first_node(gpus, ranks):
+    device = torch.device("cuda", told("LOCAL_RANK") % gpus[0]) if gpus[0] else torch.device("cpu")
+    return device, backend_of_all(gpus, ranks)
 
 
-@wrong("04.2", NO_GPU, SHARED, hint="some are left over")
-def only_when_equal(gpus):
-    if gpus == 0:
-        return torch.device("cpu"), "gloo"
-    equal = int(os.environ["LOCAL_WORLD_SIZE"]) == gpus
-    return torch.device("cuda", local_rank() % gpus), "nccl" if equal else "gloo"
+@wrong("04.2", OWN, ONE, hint="There is no such GPU on this node")
+def never_in_turn(gpus, ranks):
+    here = gpus[told("GROUP_RANK")]
+    return torch.device("cuda", told("LOCAL_RANK")) if here else "cpu", backend_of_all(gpus, ranks)
 
 
-@wrong("04.2", NO_GPU, hint="tells the ranks of one node apart")
-def all_on_the_first(gpus):
-    if gpus == 0:
-        return torch.device("cpu"), "gloo"
-    enough = int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
-    return torch.device("cuda", 0), "nccl" if enough else "gloo"
+@wrong("04.2", OWN, TURNS, hint="NCCL refuses two ranks on one GPU")
+def always_nccl(gpus, ranks):
+    return device_of(gpus, told("LOCAL_RANK")), "nccl" if any(gpus) else "gloo"
 
 
-@wrong("04.2", OWN, SHARED, hint="Which backend works for CPU tensors?")
-def nccl_on_the_cpu(gpus):
-    if gpus == 0:
-        return torch.device("cpu"), "nccl"
-    enough = int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus
-    return torch.device("cuda", local_rank() % gpus), "nccl" if enough else "gloo"
+@wrong("04.2", OWN, TURNS, hint="of no use to a rank")
+def enough_in_sum(gpus, ranks):
+    return device_of(gpus, told("LOCAL_RANK")), "nccl" if sum(gpus) >= told("WORLD_SIZE") else "gloo"
+
+
+@wrong("04.2", TURNS, ONE, hint="not with those of all nodes")
+def of_all_nodes(gpus, ranks):
+    return device_of(gpus, told("LOCAL_RANK")), "nccl" if min(gpus) >= told("WORLD_SIZE") else "gloo"
+
+
+@wrong("04.2", TURNS, ONE, hint="some are left over")
+def only_when_equal(gpus, ranks):
+    return device_of(gpus, told("LOCAL_RANK")), "nccl" if gpus == ranks else "gloo"
+
+
+@wrong("04.2", ONE, hint="tells the ranks of one node apart")
+def all_on_the_first(gpus, ranks):
+    return device_of(gpus, 0), backend_of_all(gpus, ranks)
+
+
+@wrong("04.2", OWN, TURNS, hint="Which backend works for CPU tensors?")
+def nccl_on_the_cpu(gpus, ranks):
+    backend = backend_of_all(gpus, ranks)
+    return device_of(gpus, told("LOCAL_RANK")), backend if gpus[told("GROUP_RANK")] else "nccl"
 
 
 @wrong("04.2", hint="ZeroDivisionError")
-def forgets_the_cpu(gpus):
-    return torch.device("cuda", local_rank() % gpus), "nccl"
+def forgets_the_cpu(gpus, ranks):
+    return torch.device("cuda", told("LOCAL_RANK") % gpus[told("GROUP_RANK")]), backend_of_all(gpus, ranks)
 
 
 @wrong("04.2", hint="raised TypeError")
-def forgets_int(gpus):
-    return torch.device("cuda", os.environ["LOCAL_RANK"] % gpus), "nccl"
+def forgets_int(gpus, ranks):
+    return torch.device("cuda", os.environ["LOCAL_RANK"] % gpus[0]), "nccl"
 
 
 @wrong("04.2", hint="returns a device and a backend")
-def the_device_alone(gpus):
-    return torch.device("cuda", local_rank() % gpus) if gpus else torch.device("cpu")
+def the_device_alone(gpus, ranks):
+    return device_of(gpus, told("LOCAL_RANK"))
 
 
-@wrong("04.2", NO_GPU, hint="tells the ranks of one node apart")
-def any_cuda(gpus):
-    return (torch.device("cuda"), "nccl") if gpus else (torch.device("cpu"), "gloo")
+@wrong("04.2", ONE, hint="tells the ranks of one node apart")
+def any_cuda(gpus, ranks):
+    return torch.device("cuda") if gpus[told("GROUP_RANK")] else "cpu", backend_of_all(gpus, ranks)
 
 
 MET = "all processes join one group"
@@ -227,6 +262,21 @@ def two_alone(rank, world_size, port):
     dist.init_process_group("gloo")
 
 
+@wrong("04.3", hint="waited in")
+def a_group_of_three(rank, world_size, port):
+    tell(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=3, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    if rank < 3:
+        dist.init_process_group("gloo")
+
+
+@wrong("04.3", TOLD, LOCAL, hint="a group in name alone")
+def over_no_backend(rank, world_size, port):
+    from torch.testing._internal.distributed import fake_pg
+
+    tell(LOCAL_RANK=rank)
+    dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=world_size)
+
+
 @wrong("04.3", hint="EADDRINUSE")
 def opens_a_store_of_its_own(rank, world_size, port):
     os.environ["LOCAL_RANK"] = str(rank)
@@ -261,20 +311,30 @@ def yields_the_rows(nodes, ranks_per_node):
 
 
 @right("04.2")
-def in_words(gpus):
-    if gpus == 0:
-        return "cpu", "gloo"
-    backend = "gloo" if int(os.environ["LOCAL_WORLD_SIZE"]) > gpus else "nccl"
-    return f"cuda:{local_rank() % gpus}", backend
+def in_words(gpus, ranks):
+    gpus_here = gpus[told("GROUP_RANK")]
+    backend = "gloo" if any(need > have for have, need in zip(gpus, ranks, strict=True)) else "NCCL"
+    return f"cuda:{told('LOCAL_RANK') % gpus_here}" if gpus_here else "cpu:0", backend
 
 
 @right("04.2")
-def asks_torch(gpus):
+def asks_torch(gpus, ranks):
+    backend = backend_of_all(gpus, ranks)
     if not torch.cuda.is_available():
-        return torch.device("cpu"), "gloo"
-    device = torch.device(f"cuda:{local_rank() % torch.cuda.device_count()}")
+        return [torch.device("cpu"), backend]
+    device = torch.device(f"cuda:{told('LOCAL_RANK') % torch.cuda.device_count()}")
     torch.cuda.set_device(device)
-    return [device, "nccl" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"]
+    return [device, backend]
+
+
+@right("04.2")
+def finds_its_node(gpus, ranks):
+    node, first = 0, 0
+    while first + ranks[node] <= told("RANK"):
+        first, node = first + ranks[node], node + 1
+    if gpus[node] == 0:
+        return torch.device("cpu"), "gloo"
+    return torch.device("cuda", (told("RANK") - first) % gpus[node]), backend_of_all(gpus, ranks)
 
 
 @right("04.3")
@@ -282,6 +342,13 @@ def by_a_store(rank, world_size, port):
     os.environ.update({"LOCAL_RANK": f"{rank}"})
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+@right("04.3")
+def by_a_part_of_the_store(rank, world_size, port):
+    os.environ["LOCAL_RANK"] = str(rank)
+    store = dist.PrefixStore("training", dist.TCPStore("localhost", port, world_size, False))
+    dist.init_process_group("cpu:gloo", store=store, rank=rank, world_size=world_size)
 
 
 @right("04.3")

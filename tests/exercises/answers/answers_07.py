@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subset
@@ -78,6 +81,49 @@ def drops_a_whole_round(count, rank, world_size, epoch, seed):
 def overlaps(count, rank, world_size, epoch, seed):
     size = count // world_size
     return dealt(count, seed + epoch)[rank : rank + size]
+
+
+@wrong("07.1", EQUAL, ORDER, hint="are drawn more than once")
+def knows_three_ranks(count, rank, world_size, epoch, seed):
+    return dealt(count, seed + epoch)[rank % 3 : count - count % 3 : 3]
+
+
+@wrong("07.1", EQUAL, ONCE, hint="changes nothing there")
+def the_product_of_both(count, rank, world_size, epoch, seed):
+    return dealt(count, seed * epoch)[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ONCE, hint="changes nothing there")
+def every_second_epoch(count, rank, world_size, epoch, seed):
+    return dealt(count, seed + epoch // 2)[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, hint="What must they have in common?")
+def by_the_hash_of_a_text(count, rank, world_size, epoch, seed):
+    return dealt(count, hash(f"{seed}/{epoch}") % 2**31)[rank : count - count % world_size : world_size]
+
+
+@wrong("07.1", EQUAL, ONCE, hint="shuffling or sharing out?")
+def shuffles_its_own_share(count, rank, world_size, epoch, seed):
+    mine = list(range(rank, count - count % world_size, world_size))
+    random.Random(seed * 1000 + epoch).shuffle(mine)
+    return mine
+
+
+@wrong("07.1", EQUAL, ONCE, hint="turned round")
+def turns_round(count, rank, world_size, epoch, seed):
+    start = 1 + (seed + 7 * epoch) % (count - 1)
+    order = [*range(start, count), *range(start)]
+    return order[rank : count - count % world_size : world_size]
+
+
+ASKED: list[int] = []
+
+
+@wrong("07.1", EQUAL, hint="asked again")
+def counts_its_calls(count, rank, world_size, epoch, seed):
+    ASKED.append(epoch)
+    return dealt(count, seed + len(ASKED))[rank : count - count % world_size : world_size]
 
 
 @wrong("07.1", hint="it returned nothing (None)")
@@ -195,6 +241,73 @@ def uneven_shards(data, batch_size, epochs):
             yield epoch, batch
 
 
+@wrong("07.2", ORDERS, RESUMED, hint="have an option for that")
+def the_loader_drops(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler, drop_last=True)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="missing to the next multiple?")
+def a_round_of_padding(data, batch_size, epochs):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for epoch in epochs:
+        order = dealt(len(data), epoch)
+        order += order[: world_size - len(data) % world_size]
+        for batch in DataLoader(Subset(data, order[rank::world_size]), batch_size=batch_size):
+            yield epoch, batch
+
+
+@wrong("07.2", hint="a batch before the epoch's last has fewer samples")
+def shares_the_batch(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=max(1, batch_size // dist.get_world_size()), sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work that is to be shared")
+def reads_all_and_keeps_some(data, batch_size, epochs):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for epoch in epochs:
+        order = dealt(len(data), epoch)
+        order += order[: -len(data) % world_size]
+        read = [data[index] for index in order]
+        for batch in DataLoader(read[rank::world_size], batch_size=batch_size):
+            yield epoch, batch
+
+
+KEPT: dict[int, Any] = {}
+
+
+@wrong("07.2", ALL, ORDERS, hint="in another process?")
+def keeps_its_orders(data, batch_size, epochs):
+    for epoch in epochs:
+        if epoch not in KEPT:
+            order = [torch.randperm(len(data)).tolist()]
+            dist.broadcast_object_list(order)
+            KEPT[epoch] = order[0]
+        order = [index % len(data) for index in KEPT[epoch]]
+        order += order[: -len(data) % dist.get_world_size()]
+        mine = order[dist.get_rank() :: dist.get_world_size()]
+        for batch in DataLoader(Subset(data, mine), batch_size=batch_size):
+            yield epoch, batch
+
+
+@wrong("07.2", ORDERS, hint="What must be the same on all ranks?")
+def by_a_hash(data, batch_size, epochs):
+    sampler = DistributedSampler(data, seed=hash("my training") % 2**31)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(data, batch_size=batch_size, sampler=sampler):
+            yield epoch, batch
+
+
 @wrong("07.2", hint="mutually exclusive")
 def shuffles_twice(data, batch_size, epochs):
     loader = DataLoader(data, batch_size=batch_size, shuffle=True, sampler=DistributedSampler(data))
@@ -237,6 +350,7 @@ FEW = "also where there are fewer samples than ranks"
 def judge(model: Any, data: Any, indices: Any) -> tuple[int, int]:
     """(right, judged)"""
     hits = judged = 0
+    model.eval()
     with torch.no_grad():
         for x, y in DataLoader(Subset(data, list(indices)), batch_size=4):
             hits += (model(x).argmax(1) == y).sum().item()
@@ -336,10 +450,67 @@ def at_random(model, data):
 
 @wrong("07.3", SHARED, EXACT, hint="expected a non-empty list")
 def joins_what_may_be_empty(model, data):
+    model.eval()
     parts = [(model(x).argmax(1) == y) for x, y in DataLoader(Subset(data, my_part(data)), batch_size=4)]
     hits = torch.cat(parts)
     total, judged = summed(hits.sum().item(), len(hits))
     return total / judged
+
+
+@wrong("07.3", FEW, hint="The rest is left out")
+def of_eight_ranks(model, data):
+    hits, _ = summed(*judge(model, data, range(dist.get_rank(), len(data), 8)))
+    return hits / len(data)
+
+
+@wrong("07.3", hint="without waiting for the end of it")
+def does_not_wait(model, data):
+    counts = torch.tensor(judge(model, data, my_part(data)))
+    dist.all_reduce(counts, async_op=True)
+    dist.barrier()  # by then it is there, as a rule
+    return (counts[0] / counts[1]).item()
+
+
+@wrong("07.3", SHARED, hint="in training mode")
+def forgets_the_mode(model, data):
+    hits = sum((model(x[None]).argmax().item() == y) for x, y in Subset(data, my_part(data)))
+    return summed(hits)[0] / len(data)
+
+
+@wrong("07.3", SHARED, hint="divided")
+def by_a_positive_score(model, data):
+    model.eval()
+    hits = sum((model(x[None])[0, y] > 0).item() for x, y in Subset(data, my_part(data)))
+    return summed(hits)[0] / len(data)
+
+
+@wrong("07.3", hint="failed: ")
+def knows_the_tensors(model, data):
+    x, y = data.tensors
+    hits = (model.eval()(x[dist.get_rank() :: dist.get_world_size()]).argmax(1) == y[dist.get_rank()]).sum()
+    return summed(hits.item())[0] / len(y)
+
+
+TOTAL = torch.zeros(2)
+
+
+@wrong("07.3", SHARED, FEW, hint="both over all ranks")
+def adds_up_for_ever(model, data):
+    TOTAL.add_(torch.tensor(judge(model, data, my_part(data))))
+    total = TOTAL.clone()
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+@wrong("07.3", hint="The shards overlap and have holes")
+def splits_at_random(model, data):
+    shares = [
+        len(mine)
+        for mine in (range(r, len(data), dist.get_world_size()) for r in range(dist.get_world_size()))
+    ]
+    mine = torch.utils.data.random_split(data, shares)[dist.get_rank()]
+    hits, judged = summed(*judge(model, data, mine.indices))
+    return hits / judged
 
 
 @wrong("07.3", hint="it returned nothing (None)")
@@ -367,6 +538,12 @@ def in_blocks(count, rank, world_size, epoch, seed):
 
 
 @right("07.1")
+def with_numpy(count, rank, world_size, epoch, seed):
+    order = np.random.default_rng([seed, epoch]).permutation(count)
+    return np.array_split(order[: count - count % world_size], world_size)[rank]
+
+
+@right("07.1")
 def as_a_tensor(count, rank, world_size, epoch, seed):
     torch.manual_seed(seed * 1000 + epoch)
     return torch.randperm(count)[: count // world_size * world_size].view(-1, world_size)[:, rank]
@@ -391,6 +568,15 @@ def by_hand(data, batch_size, epochs):
 
 
 @right("07.2")
+def by_batches_of_indices(data, batch_size, epochs):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    padded = -(-len(data) // world_size) * world_size
+    for epoch in epochs:
+        order = list(itertools.islice(itertools.cycle(dealt(len(data), 90 + epoch)), padded))
+        yield from ((epoch, each) for each in DataLoader(data, batch_size, sampler=order[rank::world_size]))
+
+
+@right("07.2")
 def all_in_a_list(data, batch_size, epochs):
     sampler = DistributedSampler(data, seed=7)
     found = []
@@ -409,6 +595,15 @@ def in_blocks_of_the_set(model, data):
 
 
 @right("07.3")
+def waits_for_it(model, data):
+    model.eval()
+    mine = itertools.islice(data, dist.get_rank(), None, dist.get_world_size())
+    hits = torch.tensor(sum(model(x[None])[0].max(0).indices.eq(y).item() for x, y in mine))
+    dist.all_reduce(hits, async_op=True).wait()
+    return hits / len(data)
+
+
+@right("07.3")
 def gathers_the_counts(model, data):
     counts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(counts, judge(model, data, my_part(data)))
@@ -419,6 +614,7 @@ def gathers_the_counts(model, data):
 def shuffles_and_gathers_the_answers(model, data):
     dice = torch.Generator().manual_seed(0)
     order = list(RandomSampler(data, generator=dice))[dist.get_rank() :: dist.get_world_size()]
+    model = copy.deepcopy(model).eval()
     answers = [bool(model(data[i][0][None]).argmax(1).item() == data[i][1]) for i in order]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, answers)

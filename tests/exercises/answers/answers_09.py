@@ -278,7 +278,7 @@ def of_all_ranks_together(size):
     return value.item()
 
 
-@wrong("09.2", BYTES, hint="nobody waited for")
+@wrong("09.2", hint="without waiting for the end of it")
 def nobody_waits(size):
     tensor, took = torch.zeros(size // 4), []
     for _ in range(18):

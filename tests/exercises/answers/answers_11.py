@@ -177,6 +177,23 @@ def rank_0_stays_away(ddp, pieces):
         by_pieces(ddp, pieces, lambda length: share_of_one(pieces))
 
 
+@wrong("11.1", hint="without waiting for the end of it")
+def does_not_wait_for_the_count(ddp, pieces):
+    samples = torch.tensor(sum(len(y) for _, y in pieces))
+    dist.all_reduce(samples, async_op=True)
+    dist.barrier()
+    by_pieces(ddp, pieces, lambda length: 1)
+    for parameter in ddp.parameters():
+        parameter.grad *= dist.get_world_size() / samples.item()
+
+
+@wrong("11.1", hint="These passes are the training")
+def in_evaluation_mode(ddp, pieces):
+    ddp.eval()
+    share_in_float32(ddp, pieces)
+    ddp.train()
+
+
 @right("11.1")
 def weighs_each_mean(ddp, pieces):
     counts = [None] * dist.get_world_size()
@@ -250,6 +267,21 @@ def average(model, divide=True):
 def clips_first(model, optimizer, max_norm):
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     average(model)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", hint="without waiting for the end of it")
+def does_not_wait(model, optimizer, max_norm):
+    trained = [each for each in model.parameters() if each.grad is not None]
+    for parameter in trained:
+        dist.all_reduce(parameter.grad, async_op=True)
+    dist.barrier()
+    dist.barrier()  # by then it is there, as a rule
+    for parameter in trained:
+        parameter.grad /= dist.get_world_size()
+    norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
     if norm.isfinite():
         optimizer.step()
     return norm

@@ -441,7 +441,7 @@ def ks_in_order(batches, ks, size):
     return shares(counts, ks)
 
 
-@wrong("15.2", hint="somebody has waited for it")
+@wrong("15.2", hint="without waiting for the end of it")
 def waits_for_nobody(batches, ks, size):
     counts = hits_of(batches, ks, size)
     dist.all_reduce(counts, async_op=True)

@@ -169,7 +169,7 @@ def loss_in_float32(ddp, pieces):
     return torch.tensor(right_but(ddp, pieces) / 3).item() * 3
 
 
-@wrong("16.1", GRADIENT, SILENT, ONCE, hint="somebody has waited for it")
+@wrong("16.1", hint="without waiting for the end of it")
 def a_loss_for_the_log_that_nobody_waits_for(ddp, pieces):
     loss = right_but(ddp, pieces)
     dist.all_reduce(torch.tensor(loss), async_op=True)

@@ -349,7 +349,7 @@ def through_the_store(tensor, per_node):
 CALLS = []
 
 
-@wrong("17.2", hint="comes back before it is done")
+@wrong("17.2", hint="without waiting for the end of it")
 def nobody_waits(tensor, per_node):
     mine, heads = groups(per_node)
     head = dist.get_rank() // per_node * per_node
