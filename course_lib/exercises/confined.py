@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 import psutil
 
-from ..launcher.guard import end_families
-
 MOST_BYTES = 1 << 30  # of memory, beyond what the rank begins with: an endless list ends before the machine
 PR_SET_CHILD_SUBREAPER = 36
 ROUNDS = 5  # in which who is ended may have started another
@@ -54,5 +52,7 @@ def _end_who_left() -> None:
                     away.append(child)
         if not away:
             return
+        from ..launcher.guard import end_families  # a rank loads the launcher for this alone
+
         end_families(away)
         time.sleep(0.01)
