@@ -435,10 +435,16 @@ def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
                 f"{changed[0][0]} is another now",
                 "Only what a norm has noted of its batches is asked for.",
             )
+            if changed[0] == [HELD]:
+                seen = f"{HELD} no longer has the model's numbers"
+                hint = (
+                    "The norm has another tensor now. Who holds the one before, as DDP does, cannot know it."
+                )
         yield Finding(ONCE, meetings <= 1 and not changed, seen, hint)
 
 
 SUM = "That is the sum over the ranks."
+HELD = "a buffer that somebody held before"
 
 
 def _of_pooled(
@@ -515,8 +521,8 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "alone" not in call:
             model[0]["stage0"].eval()  # some finetune with frozen norms
         modes = [each.training for each in model.modules()]
-        held = model.state_dict()  # as a checkpoint, or DDP, holds the buffers
-        before = {name: each.clone() for name, each in held.items()}
+        held = dict(model.named_buffers())  # as DDP holds them
+        before = {name: each.clone() for name, each in model.state_dict().items()}
         with traffic() as seen:
             answer(model)
         meetings = len(seen.calls) + seen.stored
@@ -528,10 +534,8 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
         if modes != [each.training for each in model.modules()]:
             changed.append("a module's mode, train or eval,")
-        if any(
-            not torch.equal(each, held[name]) for name, each in model.state_dict().items() if name in held
-        ):
-            changed.append("a tensor that a state_dict() held before")
+        if any(not torch.equal(each, held[name]) for name, each in model.named_buffers() if name in held):
+            changed.append(HELD)
         means, variances = (
             torch.cat([getattr(each, of).detach().flatten() for each in _norms(model)])
             for of in ("running_mean", "running_var")

@@ -387,6 +387,8 @@ def norms(model: nn.Module) -> list[Any]:
 
 def pool(model: nn.Module, found: list[Any], variance: Any) -> None:
     """In one all_reduce; `variance` is given the means over the ranks of variances, squares and means."""
+    if not found:
+        return
     means = torch.cat([each.running_mean for each in found])
     variances = torch.cat([each.running_var for each in found])
     sums = torch.stack([means, variances, means**2])
@@ -543,14 +545,12 @@ def uses_up_the_gradient(x, eps):
     return WritesInto.apply(normed(x, eps, Summed.apply))
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="Only what a norm has noted of its batches")
+@wrong("12.3", MEAN, VARIANCE, hint="Who holds the one before")
 def puts_new_buffers_in(model):
-    before = {name: getattr(each, "num_batches_tracked", None) for name, each in model.named_modules()}
+    held = [(each, each.running_mean, each.running_var) for each in norms(model)]
+    for each, mean, var in held:
+        each.running_mean, each.running_var = mean.clone(), var.clone()
     pool(model, norms(model), lambda variances, squares, mean: variances + squares - mean**2)
-    for name, each in model.named_modules():
-        if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.running_mean is not None:
-            each.running_mean = each.running_mean.clone()
-            each.num_batches_tracked = before[name]
 
 
 @wrong("12.3", hint="ne of rank")
@@ -667,8 +667,8 @@ def one_all_gather(model):
     sizes = [2 * each.num_features for each in found]
     for each, part in zip(found, torch.stack(everyones).split(sizes, dim=1), strict=True):
         means, variances = part.chunk(2, dim=1)
-        each.running_mean = means.mean(0)
-        each.running_var = variances.mean(0) + means.var(0, correction=0)
+        each.running_mean[:] = means.mean(0)
+        each.running_var[:] = variances.mean(0) + means.var(0, correction=0)
 
 
 @right("12.3")
