@@ -202,7 +202,7 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         hint = "Such a call comes back before it is done. What tells you that it is?"
     elif max(values) > 5 * top:
         hint = OF_WHAT
-    elif abs(max(values) / (sum(usual) or 1) - 1) < 0.1:
+    elif abs(max(values) / (sum(usual) or 1) - 1) < 0.07:
         hint = "That is the sum over the ranks, who call at the same time. Which operation takes the largest?"
     elif max(values) >= LARGEST * top:
         hint = "One call was much longer than all others. Which kind of middle is not moved by it? "
@@ -270,7 +270,7 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
     def meet(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
         met.add(len(calls))
         if dist.get_rank() == plan["late"]:  # it has something else to do before
-            sleep(plan["seconds"])
+            sleep(1.2 * plan["seconds"])
         return real(self, *args, **named)
 
     def is_completed(real: Callable[..., bool], self: Any) -> bool:
