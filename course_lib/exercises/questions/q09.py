@@ -112,7 +112,7 @@ def _of_backend(what: str, cluster: Cluster, got: str | None) -> str:
         return "Each kind of tensors needs a carrier. Which backend moves GPU memory, which one the rest?"
     if what == BOTH:
         return "Two kinds of tensors: a name can give each its own carrier, device:backend, with a comma."
-    if cluster["network"] == NO_IP:
+    if cluster["network"] == NO_IP and got != "nccl":
         return "There is no IP on this network. What was the one case for a PyTorch built by yourself?"
     return "The tensors are on the CPU, whatever the machine has besides. Who moves GPU memory alone?"
 
