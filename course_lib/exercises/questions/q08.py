@@ -36,6 +36,7 @@ ALONE = "started alone, it is rank 0 of 1"
 NAMES = ("rank", "local_rank", "world_size", "epochs")
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # and LOCAL_RANK, and what else ends so
 UNKNOWN = "argparse ends a program that is given an argument it does not know. Hyphen or underscore?"
+LACKING = "argparse ends a program that is not given what it insists on. Here no argument was given."
 IN_VAIN = {
     "it returned None": "What parse_args gives has to come back, with three attributes more.",
     "SystemExit: 2": UNKNOWN,
@@ -71,7 +72,8 @@ def arguments(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for (what, (right, _), argv), got in zip(cases, found, strict=True):
         if isinstance(got, str):
             hint = next(hint for words, hint in IN_VAIN.items() if words in got)
-            yield Finding(what, False, f"with the arguments {' '.join(argv)} {got}", hint)
+            hint = hint if argv or hint != UNKNOWN else LACKING
+            yield Finding(what, False, f"with the arguments {' '.join(argv) or '(none)'} {got}", hint)
         else:
             yield _known(what, got, right | {"epochs": epochs if argv else 1})
 

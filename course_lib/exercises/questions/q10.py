@@ -279,7 +279,10 @@ def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         right = _state(_Net(kind, seed))
         state, error = loaded[what]["state"], loaded[what]["error"]
         seen = error or "the model has other weights than the file"
-        hint = OF_LOADS[what] + BUFFERS * (not error)
+        unlike = "loading state_dict" in error
+        hint = OF_LOADS[what] + BUFFERS * (not error or unlike)
+        if what == ELSEWHERE and unlike:
+            hint = "It was read; now the names do not fit." + BUFFERS
         yield Finding(what, state == right and not error, seen, hint)
     hint = "Nobody must take an unloaded model for a loaded one: let it be heard."
     if ran:

@@ -165,11 +165,11 @@ def rank_0_is_alone(argv):
     return args
 
 
-@wrong("08.1", TOLD, OLD, hint="argparse ends a program")
+@wrong("08.1", TOLD, OLD, hint="insists on")
 def asks_for_epochs(argv):
     known = argparse.ArgumentParser()
     known.add_argument("--epochs", type=int, required=True)
-    known.add_argument("--local-rank", type=int)
+    known.add_argument("--local-rank", "--local_rank", type=int)
     return with_ranks(known.parse_args(argv))
 
 

@@ -393,7 +393,7 @@ def forgets_the_prefix(path, model):
     model.load_state_dict(found.get("model", found))
 
 
-@wrong("10.3", BARE, ELSEWHERE, CODE, hint="their names begin with")
+@wrong("10.3", CODE, hint="their names begin with")
 def replaces_in_names(path, model):
     found = torch.load(path, map_location="cpu")
     weights = found.get("model", found)

@@ -533,7 +533,7 @@ def as_letters(places, size):
     }
 
 
-@wrong("17.3", NODES, NOTHING, hint="That is one edge")
+@wrong("17.3", NODES, NOTHING, hint="edge")
 def two_ends_at_most(places, size):
     """A node's ranks lie side by side, it thinks."""
     last = {node: rank for rank, node in enumerate(places)}
