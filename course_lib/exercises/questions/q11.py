@@ -175,7 +175,7 @@ def _of_gradients(
     gaps = [far(each, truth) for each in held]
     rank = gaps.index(max(gaps))
     if any(far(each, held[0]) > NEAR for each in held):
-        hint = "The ranks hold different gradients. Which pass brings them together: does it come, and as the last?"
+        hint = "The ranks hold different gradients. Which pass brings them together? Does it come, and last?"
     elif call and far(held[0], truth + before) < NEAR:
         hint = "The first call is right, and a second one is not. What does it find in .grad?"
     else:
@@ -448,11 +448,6 @@ def _of_scale(arguments: tuple[int, ...], got: float) -> str:
     full, warm = one * size * ranks * pieces, size * ranks * pieces / WARM_UP
     return nearest(
         got,
-        *((full * share, "k is right there. What ends the warm-up, and when?") for share in (warm, 2)),
-        (
-            full * (step + 1) * warm,
-            "k is right there, and the learning rate grows on. What ends the warm-up?",
-        ),
         (RATE, "The learning rate is that of the small batch."),
         (
             one * size,
@@ -465,6 +460,8 @@ def _of_scale(arguments: tuple[int, ...], got: float) -> str:
             "That is the square root. Here k itself is asked for.",
         ),
         (RATE**2 / (one * size * ranks * pieces), "It becomes smaller with a larger batch. Which way round?"),
+        *((full * share, "k is right. What ends the warm-up, and when?") for share in (warm, 2)),
+        (full * (step + 1) * warm, "k is right, and the learning rate grows on. What ends the warm-up?"),
         otherwise="How many times as large as 48 is the batch of one optimizer step? That is k.",
         within=CLOSE,
     )
