@@ -253,10 +253,12 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield _of_calls(got, right)
         yield loss
         yield _of_gradient(got["gradient"], right, loss.ok)
-    yield _of_devices(**elsewhere["mixed"])
+    devices = _of_devices(**elsewhere["mixed"])
+    yield devices
     raised = elsewhere["meta"] or elsewhere["mixed"]["raised"]
-    hint = "The outputs and their targets have to meet. On which device does everybody look for the loss?"
-    yield Finding(VALUE, not raised, f"with replicas on the device meta {raised}", hint)
+    if devices.ok and raised:
+        hint = "The outputs and their targets have to meet. On which device is the loss to be?"
+        yield Finding(VALUE, False, f"with replicas on the device meta {raised}", hint)
 
 
 def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
