@@ -96,7 +96,9 @@ def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [*_gathered(rng, rng.randint(3, 5)), *_gathered(rng, rng.randint(8, 12)), *_gathered(rng, 2)]
     cases.append((ALIKE, [round(rng.uniform(1, 2), 2)], rng.randint(2, 9)))  # one device
     asked = [(losses, batch_size, place % 3 == 2) for place, (_, losses, batch_size) in enumerate(cases)]
-    found = ask(_losses, asked)[0]
+    found, raised = ask(_losses, asked)[0]
+    hint = "What is made of the batch size is on the CPU. Where are the losses?"
+    yield Finding(ALIKE, not raised, f"for losses on the device meta it raised {raised}", hint)
     for (what, losses, batch_size), got in zip(cases, found, strict=True):
         yield _counted(what, got["value"], losses, batch_size)
         yield _of_shares(got["gradient"], _chunks(batch_size, len(losses)))
@@ -140,7 +142,7 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
     return Finding(what, far(value, right) < CLOSE, seen, hint)
 
 
-def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> list[dict[str, Any]]:
+def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[list[dict[str, Any]], str]:
     found = []
     for losses, batch_size, short in cases:
         dtype = torch.float32 if short else torch.float64
@@ -148,7 +150,16 @@ def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> list[dic
         loss = answer(given * 1, batch_size)  # as gathered ones are: a result, no leaf
         value = the_number(loss, "batch_loss must return one number, as a tensor")
         found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
-    return found
+    try:
+        answer(torch.ones(3, device="meta", requires_grad=True) * 1, 8)
+    except Exception as error:
+        return found, reason(error) if _two_places(error) else ""
+    return found, ""
+
+
+def _two_places(error: BaseException) -> bool:
+    """Was it that tensors were on two devices? From meta nothing can be read, which is another error."""
+    return type(error) is RuntimeError and "device" in str(error)
 
 
 def _went_back(loss: Any) -> bool:
@@ -234,7 +245,7 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     even, uneven = (few * size, few), (many * size - 2, many)
     fewer = rng.choice([((many - 1) * 3, many), (5, 4)])
     one, two = rng.sample(range(2**31), 2)
-    shapes = [(one, even), (two, uneven), (two, fewer), (one, (2, 3)), (one, (size, 1))]
+    shapes = [(one, even), (two, uneven), (two, fewer), (two, uneven), (one, (2, 3)), (one, (size, 1))]
     batches = [_batch(rng, kind, *shape) for kind, shape in shapes]
     found, elsewhere = ask(_parallel, [right.given for right in batches])[0]
     for right, got in zip(batches, found, strict=True):
@@ -242,7 +253,12 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield _of_calls(got, right)
         yield loss
         yield _of_gradient(got["gradient"], right, loss.ok)
-    yield _of_devices(**elsewhere)
+    devices = _of_devices(**elsewhere["mixed"])
+    yield devices
+    raised = elsewhere["meta"] or elsewhere["mixed"]["raised"]
+    if devices.ok and raised:
+        hint = "The outputs and their targets have to meet. On which device is the loss to be?"
+        yield Finding(VALUE, False, f"with replicas on the device meta {raised}", hint)
 
 
 def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
@@ -274,7 +290,8 @@ def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
 def _of_devices(places: list[list[str]], raised: str) -> Finding:
     """Where the chunks were, and the weights, on devices of two kinds."""
     seen = "for the devices cpu, meta, meta the chunks were on " + ", ".join(chunk for chunk, _ in places)
-    seen += ", and the weights on " + ", ".join(weight for _, weight in places) + raised
+    seen += ", and the weights on " + ", ".join(weight for _, weight in places)
+    seen += f" ({raised})" * bool(raised)
     hint = "A chunk and its replica have to meet on their device. Which moves take them there?"
     return Finding(CHUNKS, sorted(places) == [["cpu"] * 2, ["meta"] * 2, ["meta"] * 2], seen, hint)
 
@@ -337,17 +354,24 @@ def _gradient(model: nn.Module) -> torch.Tensor:
 
 
 def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Of each batch what came of it; a model of one kind is one model, whose weights have changed."""
-    found, models = [], {}
+    """Of each batch what came of it; a model of one kind is one model, whose weights have changed.
+
+    A batch of the same size is in the same tensors.
+    """
+    found, models, tensors = [], {}, {}
     CALLS.in_a_row = False
     for batch in batches:
-        net, (x, y) = _net(batch["kind"], batch["values"]), _inputs(batch["values"], batch["batch_size"])
+        net, new = _net(batch["kind"], batch["values"]), _inputs(batch["values"], batch["batch_size"])
+        x, y, devices = tensors.setdefault(
+            (batch["batch_size"], batch["devices"]), (*new, [torch.device("cpu")] * batch["devices"])
+        )
+        x.copy_(new[0])
+        y.copy_(new[1])
         model = models.setdefault(batch["kind"], _Noting(copy.deepcopy(net)))
         with torch.no_grad():
             for mine, new in zip(everything(model.net).values(), everything(net).values(), strict=True):
                 mine.copy_(new)
         model.zero_grad()
-        devices = [torch.device("cpu")] * batch["devices"]
         chunks = len(x.chunk(len(devices)))
         CALLS.noted, CALLS.meeting = [], threading.Barrier(chunks, timeout=CALLS.patience)
         CALLS.caller = threading.current_thread()
@@ -364,22 +388,32 @@ def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str
 
 
 def _elsewhere(answer: Any, batch: dict[str, int]) -> dict[str, Any]:
-    """Where the replicas and their chunks are, on three devices of which two have no data.
+    """What happens on three devices of which two, or all, are meta, and have no data."""
+    model, given = _Noting(_net(batch["kind"], batch["values"])), _inputs(batch["values"], 9)
+    raised = _on(("cpu", "meta", "meta"), answer, model, *given)
+    places = [[call.x.device.type, call.weight.device.type] for call in CALLS.noted]
+    mixed = {"places": places, "raised": raised}
+    return {"mixed": mixed, "meta": _on(("meta", "meta", "meta"), answer, model.to("meta"), *given)}
 
-    From there nothing comes back: an answer fails in the end, and one that waits for ever is left alone.
+
+def _on(names: tuple[str, ...], answer: Any, *given: Any) -> str:
+    """What an answer mixes up on these devices, in words.
+
+    From meta nothing comes back: a right one fails in the end, and one that waits for ever is left alone.
     """
     CALLS.noted, CALLS.meeting, raised = [], None, []
-    model, given = _Noting(_net(batch["kind"], batch["values"])), _inputs(batch["values"], 9)
 
     def work() -> None:
         try:
-            answer(model, *given, [torch.device(name) for name in ("cpu", "meta", "meta")])
+            loss = answer(*given, [torch.device(name) for name in names])
+            if isinstance(loss, torch.Tensor) and loss.device.type != names[0]:
+                raised.append(f"the loss is on {loss.device}, and devices[0] is {names[0]}")
         except Exception as error:
-            raised.append(f" (it raised {reason(error)})")
+            if _two_places(error):
+                raised.append(f"it raised {reason(error)}")
 
     with mock.patch("threading.excepthook"):
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(PATIENCE)
-    places = [[call.x.device.type, call.weight.device.type] for call in CALLS.noted]
-    return {"places": places, "raised": "".join(raised)}
+    return "".join(raised)

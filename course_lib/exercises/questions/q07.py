@@ -194,7 +194,7 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         if isinstance(of_rank, str):
             raise Refused(f"with {ranks} ranks, on rank {rank} {of_rank}")
     whole, rest, second = ([dict(rank[call]["drawn"]) for rank in found] for call in range(3))
-    came = [sorted(of_rank) for of_rank in whole]
+    came = [list(of_rank) for of_rank in whole]
     if came != [list(range(EPOCHS))] * ranks:
         raise Refused(f"epochs was range({EPOCHS}); your batches came with the epochs {came}, by rank")
 
@@ -312,6 +312,8 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
             raise Refused(f"a batch is what the loader gives; one was {told(batch)}")
         if batch.numel() > batch_size:
             raise Refused(f"batch_size was {batch_size}, and a batch has {batch.numel()} samples")
+        if epoch in drawn and epoch != list(drawn)[-1]:
+            raise Refused(f"a batch of epoch {epoch} comes after those of another epoch had begun")
         if len(drawn.setdefault(epoch, [])) % batch_size:
             raise Refused(
                 f"batch_size was {batch_size}, and a batch before the epoch's last has fewer samples"
@@ -341,7 +343,7 @@ def accuracy(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     """Two sets after each other, in the same ranks."""
-    rights = [_rights(rng, ranks) for _ in range(2)]
+    rights = [_rights(rng, ranks, each) for each in rng.sample([6, 110], 2)]  # a few samples, and many
     for right, found in zip(rights, _asked(ask, rng, rights, ranks), strict=True):
         count, truth = len(right), sum(right) / len(right)
         values, judged = ([each[name] for each in found] for name in ("value", "judged"))
@@ -422,10 +424,10 @@ def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> st
 ALIKE = "Each rank's share counts alike here, and the shards are not of one size. Divide later."
 
 
-def _rights(rng: random.Random, ranks: int) -> list[int]:
-    """Which samples the model gets right: no other way to count gives the same share."""
+def _rights(rng: random.Random, ranks: int, each: int) -> list[int]:
+    """Which samples, about so many for each rank, the model gets right: no other count has the same share."""
     while True:
-        count = ranks * rng.randint(5, 9) + rng.randint(1, ranks - 1)
+        count = ranks * (each + rng.randint(-1, 3)) + rng.randint(1, ranks - 1)
         right = [0] * ranks + [int(rng.random() < 0.7) for _ in range(count - ranks)]
         truth, size = sum(right) / count, -(-count // ranks)
         dealt = [right[rank::ranks] for rank in range(ranks)]
@@ -436,15 +438,15 @@ def _rights(rng: random.Random, ranks: int) -> list[int]:
         others = [*own[0], *own[1], *(sum(each) / ranks for each in own)]
         padded, dropped = size * ranks, count // ranks * ranks
         told_apart = all(sum(right) * judged % count for judged in (padded, dropped))  # no share of those
-        if truth > 0.3 and told_apart and all(abs(each - truth) > 0.002 for each in others):
+        if truth > 0.3 and told_apart and all(abs(other - truth) > 0.02 / each for other in others):
             return right
 
 
 class _Samples(Dataset):
     """Any data set: nothing is known of it but its length and its samples."""
 
-    def __init__(self, inputs: torch.Tensor, labels: list[int]) -> None:
-        self.samples = list(zip(inputs, torch.tensor(labels), strict=True))
+    def __init__(self) -> None:
+        self.samples: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -469,7 +471,7 @@ class _Judge(nn.Module):
 
 @in_group
 def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = []
+    found, model, data = [], _Judge(), _Samples()
     for call in calls:
         dice, indices = torch.Generator().manual_seed(call["seed"]), torch.arange(len(call["said"]))
         logits = torch.randn(len(indices), call["classes"], generator=dice)
@@ -478,11 +480,13 @@ def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             logits -= logits.amax() + 1
         else:
             logits += 4 * torch.randn(len(indices), 1, generator=dice)
-        data = _Samples(torch.cat([indices[:, None].float(), logits], dim=1), call["labels"])
+        inputs = torch.cat([indices[:, None].float(), logits], dim=1)
+        data.samples = list(zip(inputs, torch.tensor(call["labels"]), strict=True))
+        model.train()
         JUDGED.clear()
         TRAINING.clear()
         with apart(call["seed"] + dist.get_rank()):
-            value = number(answer(_Judge(), data))
+            value = number(answer(model, data))
         of_model = {"judged": list(JUDGED), "training": any(TRAINING)}
         found.append({"value": value, **of_model})
     return found

@@ -31,15 +31,16 @@ NEAR = 1e-7  # a share of the samples may have been computed in float32
 INPUTS, CLASSES = 9, 5
 
 
-def _network(seed: int, frozen: bool = False) -> nn.Module:
-    """A nested one, in float64; one layer of it may take no part in the training."""
+def _network(seed: int, frozen: int | None = None) -> nn.Module:
+    """A nested one, in float64; its first (0) or its last layer (2) may take no part in the training."""
     inner = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(14, 8), nn.Tanh()))
     model = nn.Sequential(nn.Linear(INPUTS, 14), inner, nn.Linear(8, CLASSES)).double()
     dice = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64) / 2)
-    model[0].requires_grad_(not frozen)
+    if frozen is not None:
+        model[frozen].requires_grad_(False)
     return model
 
 
@@ -171,7 +172,7 @@ def _of_gradients(
     gaps = [far(each, truth) for each in held]
     rank = gaps.index(max(gaps))
     if any(far(each, held[0]) > NEAR for each in held):
-        hint = "The ranks hold different gradients. Which pass brings them together, and is it left out, too?"
+        hint = "The ranks hold different gradients. Which pass brings them together? Does it come, and last?"
     elif call and far(held[0], truth + before) < NEAR:
         hint = "The first call is right, and a second one is not. What does it find in .grad?"
     else:
@@ -250,10 +251,11 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     broken = rng.randrange(1, ranks)  # rank 0 alone could not know
     kinds = ["", "", *rng.sample(("nan", "inf"), 2), ""]
     calls: list[dict[str, Any]] = []
+    layers = rng.sample((0, 2), 2)  # which is frozen, in the first training and in the other
     for factor, kind in zip(CALLS, kinds, strict=True):
-        seed = rng.randrange(2**31)
-        limit = _mean(seed, ranks).norm().item() / factor
-        calls.append({"seed": seed, "limit": limit, "kind": kind, "place": 0, "weights": None})
+        call = {"seed": rng.randrange(2**31), "kind": kind, "place": 0, "weights": None}
+        call["frozen"] = layers[bool(calls)]
+        calls.append(call | {"limit": _mean(call, ranks).norm().item() / factor})
     calls[3]["place"] = -1  # of what is broken, in the gradient
     for call in calls[:2]:
         call["weights"] = rng.randrange(2**31)
@@ -273,10 +275,10 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         seen = f"{ranks} ranks, the norm of their mean is {CALLS[call]} × the limit: "
         seen += f"rank {rank}'s weights are off by up to {gaps[rank]:.2g}"
         yield Finding(STEP, max(gaps) < CLOSE, seen, hint)
-        norm = _mean(calls[call]["seed"], ranks).norm().item()
+        norm = _mean(calls[call], ranks).norm().item()
         values = [each[call]["returned"] for each in found]
         wrong = [each for each in values if far(each, norm) > NEAR * norm or isinstance(each, str)]
-        own = [_own(calls[call]["seed"], rank).norm().item() for rank in range(ranks)]
+        own = [_own(calls[call], rank).norm().item() for rank in range(ranks)]
         seen = f"the mean's norm is {norm:.4f}, and returned was {_words(wrong[0]) if wrong else ''}"
         if any(far(each, norm * ranks) < 1e-6 for each in wrong):
             hint = "That is the norm of the sum over the ranks."
@@ -314,20 +316,20 @@ def _words(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4f}"
 
 
-def _own(seed: int, rank: int) -> Tensor:
+def _own(call: dict[str, Any], rank: int) -> Tensor:
     """A rank's gradient, of the layers that are trained, end to end."""
-    trained = sum(each.numel() for each in _network(0, frozen=True).parameters() if each.requires_grad)
-    dice = torch.Generator().manual_seed(seed + rank)
+    trained = sum(each.numel() for each in _network(0, call["frozen"]).parameters() if each.requires_grad)
+    dice = torch.Generator().manual_seed(call["seed"] + rank)
     return torch.randn(trained, generator=dice, dtype=torch.float64) * SCALE
 
 
-def _mean(seed: int, ranks: int) -> Tensor:
-    return torch.stack([_own(seed, rank) for rank in range(ranks)]).mean(0)
+def _mean(call: dict[str, Any], ranks: int) -> Tensor:
+    return torch.stack([_own(call, rank) for rank in range(ranks)]).mean(0)
 
 
-def _training(weights: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _training(call: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     """With weight decay, which moves a frozen weight, too, that is given a gradient of 0."""
-    model = _network(weights, frozen=True)
+    model = _network(call["weights"], call["frozen"])
     groups = [{"params": part.parameters()} for part in model]
     return model, torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
 
@@ -344,9 +346,9 @@ def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float
     found = []
     for call in calls:
         if call["weights"] is not None:
-            model, optimizer = _training(call["weights"])
+            model, optimizer = _training(call)
         if not call["kind"]:
-            mean = _mean(call["seed"], ranks)
+            mean = _mean(call, ranks)
             _give(model, mean * min(1.0, call["limit"] / (mean.norm().item() + epsilon)))
             optimizer.step()
         found.append(_flat(model.parameters()))
@@ -355,8 +357,8 @@ def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float
 
 def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ranks: int) -> str:
     """The hint for the weights after a training's first call, by what the mean became."""
-    seed, limit = call["seed"], call["limit"]
-    model, optimizer = _training(call["weights"])
+    limit = call["limit"]
+    model, optimizer = _training(call)
     start, group = _flat(model.parameters()), optimizer.param_groups[0]
     trained = _flat(torch.full_like(each, each.requires_grad) for each in model.parameters()).bool()
     if gap < 1e-5:
@@ -368,7 +370,7 @@ def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ra
     if far(held[rank][~trained], start[~trained]) > 0:
         return "The frozen layer has moved. No gradient is something else than a gradient of 0."
     moved = (start - held[rank]) / group["lr"] - group["weight_decay"] * start
-    mean, each = _mean(seed, ranks), [_own(seed, other) for other in range(ranks)]
+    mean, each = _mean(call, ranks), [_own(call, other) for other in range(ranks)]
     early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in each]).mean(0)
     return nearest(
         moved[trained],
@@ -387,8 +389,8 @@ def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict
     rank, found = dist.get_rank(), []
     for call in calls:
         if call["weights"] is not None:
-            model, optimizer = _training(call["weights"])
-        gradient = _own(call["seed"], rank)
+            model, optimizer = _training(call)
+        gradient = _own(call, rank)
         if call["kind"] and rank == broken:
             gradient[call["place"]] = float(call["kind"])
         _give(model, gradient)
@@ -434,8 +436,9 @@ def _rate(what: str, arguments: tuple[int, ...], got: float, hints: Any) -> Find
 
 
 def _of_scale(arguments: tuple[int, ...], got: float) -> str:
-    _, size, ranks, pieces = arguments
+    step, size, ranks, pieces = arguments
     one = RATE / BATCH
+    full, warm = one * size * ranks * pieces, size * ranks * pieces / WARM_UP
     return nearest(
         got,
         (RATE, "The learning rate is that of the small batch."),
@@ -450,6 +453,8 @@ def _of_scale(arguments: tuple[int, ...], got: float) -> str:
             "That is the square root. Here k itself is asked for.",
         ),
         (RATE**2 / (one * size * ranks * pieces), "It becomes smaller with a larger batch. Which way round?"),
+        *((full * share, "k is right. What ends the warm-up, and when?") for share in (warm, 2)),
+        (full * (step + 1) * warm, "k is right, and the learning rate grows on. What ends the warm-up?"),
         otherwise="How many times as large as 48 is the batch of one optimizer step? That is k.",
         within=CLOSE,
     )

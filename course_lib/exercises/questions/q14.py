@@ -236,10 +236,10 @@ def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stret
         (a, b), (c, _) = sends[:2]
         sends.append((a + (c - a) / 4, c - (c - a) / 4))
     if what == ANY_ORDER:  # one within another, one across a gap, and the last once more in two halves
-        (a, b), (c, d), last = computes[0], computes[1], computes[-1]
+        (a, b), (c, d), (e, f), last = *computes[:3], computes[-1]
         middle = (last[0] + last[1]) / 2
         computes += [(a + (b - a) / 4, b - (b - a) / 8), (last[0], middle), (middle, last[1])]
-        computes.append(((a + b) / 2, (c + d) / 2))
+        computes += [((a + b) / 2, (c + d) / 2), (e + (f - e) / 16, e + (f - e) / 8)]
     if what != SHARE:
         rng.shuffle(computes)
         rng.shuffle(sends)

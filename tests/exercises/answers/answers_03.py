@@ -145,7 +145,14 @@ ALIKE, UNEVEN, BACK = (
 
 
 def sizes_of(losses, batch_size):
-    return torch.tensor([len(chunk) for chunk in torch.arange(batch_size).chunk(len(losses))])
+    sizes = [len(chunk) for chunk in torch.arange(batch_size).chunk(len(losses))]
+    return torch.tensor(sizes, device=losses.device)
+
+
+@wrong("03.2", UNEVEN, BACK, hint="Where are the losses?")
+def on_the_cpu(losses, batch_size):
+    sizes = torch.tensor([len(chunk) for chunk in torch.arange(batch_size).chunk(len(losses))])
+    return (losses * sizes).sum() / batch_size
 
 
 @wrong("03.2", ALIKE, hint="count as much as one of")
@@ -206,7 +213,7 @@ def a_weight_without_gradient(losses, batch_size):
 def the_rest_is_two(losses, batch_size):
     size = -(-batch_size // len(losses))
     weights = [size / batch_size] * (len(losses) - 1) + [(size - 2) / batch_size]
-    return (losses * torch.tensor(weights)).sum()
+    return (losses * torch.tensor(weights, device=losses.device)).sum()
 
 
 @wrong("03.2", ALIKE, hint="count as much as one of")
@@ -297,7 +304,7 @@ def outputs_of(model, chunks, devices, **how):
 
 def losses_of(model, x, y, devices, **how):
     outputs = outputs_of(model, x.chunk(len(devices)), devices, **how)
-    targets = y.chunk(len(devices))
+    targets = y.to(devices[0]).chunk(len(devices))
     return torch.stack([F.cross_entropy(a, b) for a, b in zip(outputs, targets, strict=True)])
 
 
@@ -313,28 +320,30 @@ def sum_of_the_losses(model, x, y, devices):
 
 @wrong("03.3", CHUNKS, hint="sum over all samples")
 def sum_over_samples(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y, reduction="sum")
+    return F.cross_entropy(
+        torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y.to(devices[0]), reduction="sum"
+    )
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="All samples went through at once")
 def on_one_device(model, x, y, devices):
-    return F.cross_entropy(model(x), y)
+    return F.cross_entropy(model(x.to(devices[0])), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="All samples went through at once")
 def by_pytorch(model, x, y, devices):
-    return F.cross_entropy(torch.nn.DataParallel(model)(x), y)
+    return F.cross_entropy(torch.nn.DataParallel(model)(x), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="Which move has the threads?")
 def in_a_row(model, x, y, devices):
-    return F.cross_entropy(torch.cat([model(chunk) for chunk in x.chunk(len(devices))]), y)
+    return F.cross_entropy(torch.cat([model(chunk) for chunk in x.chunk(len(devices))]), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
 def detached_weights(model, x, y, devices):
     output = torch.cat(outputs_of(model, x.chunk(len(devices)), devices, detach=True))
-    return F.cross_entropy(output.requires_grad_(), y)
+    return F.cross_entropy(output.requires_grad_(), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
@@ -342,35 +351,41 @@ def deep_copies(model, x, y, devices):
     chunks = x.chunk(len(devices))
     replicas = [copy.deepcopy(model).to(device) for _, device in zip(chunks, devices, strict=False)]
     calls = [lambda r=r, c=c, d=d: r(c.to(d)) for r, c, d in zip(replicas, chunks, devices, strict=False)]
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y)
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, VALUE, hint="Does each replica have one?")
 def only_replica_0_leads_back(model, x, y, devices):
     first, *others = outputs_of(model, x.chunk(len(devices)), devices)
-    return F.cross_entropy(torch.cat([first, *(each.detach() for each in others)]), y)
+    return F.cross_entropy(torch.cat([first, *(each.detach() for each in others)]), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, hint="Does each output meet its own target")
 def gathered_in_reverse(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)[::-1]), y)
+    return F.cross_entropy(
+        torch.cat(outputs_of(model, x.chunk(len(devices)), devices)[::-1]), y.to(devices[0])
+    )
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="as many replicas as there are chunks")
 def shared_evenly(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.tensor_split(len(devices)), devices)), y)
+    return F.cross_entropy(
+        torch.cat(outputs_of(model, x.tensor_split(len(devices)), devices)), y.to(devices[0])
+    )
 
 
 @wrong("03.3", hint="samples came twice")
 def the_first_chunk_for_all(model, x, y, devices):
     size = -(-len(x) // len(devices))
     chunks = [x[: len(chunk)] for chunk in x.split(size)]
-    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices)), y)
+    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices)), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, hint="does each sample count once?")
 def not_a_number(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y) * float("nan")
+    return F.cross_entropy(
+        torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y.to(devices[0])
+    ) * float("nan")
 
 
 @wrong("03.3", hint="must return one number")
@@ -380,7 +395,9 @@ def the_vector(model, x, y, devices):
 
 @wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
 def a_plain_number(model, x, y, devices):
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y).item()
+    return F.cross_entropy(
+        torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y.to(devices[0])
+    ).item()
 
 
 def threads_of(replicas, chunks):
@@ -390,32 +407,32 @@ def threads_of(replicas, chunks):
 @wrong("03.3", VALUE, GRADIENTS, hint="of 1 module")
 def one_module_in_all_threads(model, x, y, devices):
     chunks = x.chunk(len(devices))
-    return F.cross_entropy(torch.cat(threads_of([model] * len(chunks), chunks)), y)
+    return F.cross_entropy(torch.cat(threads_of([model] * len(chunks), chunks)), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
 def shallow_copies(model, x, y, devices):
     chunks = [chunk.to(device) for chunk, device in zip(x.chunk(len(devices)), devices, strict=False)]
     outputs = threads_of([copy.copy(model) for _ in chunks], chunks)
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y)
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
 def moves_nothing(model, x, y, devices):
     chunks = x.chunk(len(devices))
-    return F.cross_entropy(torch.cat(outputs_of(model, chunks, [x.device] * len(chunks))), y)
+    return F.cross_entropy(torch.cat(outputs_of(model, chunks, [x.device] * len(chunks))), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
 def all_to_the_first(model, x, y, devices):
     chunks = x.chunk(len(devices))
-    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices[:1] * len(chunks))), y)
+    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices[:1] * len(chunks))), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="When do you have to wait?")
 def a_thread_after_the_other(model, x, y, devices):
     outputs = [in_threads([call])[0] for call in calls_of(model, x.chunk(len(devices)), devices)]
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y)
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="Which move has the threads?")
@@ -423,7 +440,7 @@ def a_pool_of_two(model, x, y, devices):
     calls = calls_of(model, x.chunk(len(devices)), devices)
     with ThreadPoolExecutor(2) as pool:
         outputs = list(pool.map(lambda call: call(), calls))
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y)
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
 
 
 KEPT: dict[int, list] = {}
@@ -439,19 +456,37 @@ def replicas_made_once(model, x, y, devices):
     for chunk, device, kept in zip(chunks, devices, weights, strict=False):
         frame, own = copy.deepcopy(model).to(device), {k: w.to(device) for k, w in kept.items()}
         calls.append(partial(functional_call, frame, own, (chunk.to(device),)))
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y)
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, hint="does each sample count once?")
 def all_in_training_mode(model, x, y, devices):
     model.train()
-    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y)
+    outputs = outputs_of(model, x.chunk(len(devices)), devices)
+    return F.cross_entropy(torch.cat(outputs), y.to(devices[0]))
 
 
 @wrong("03.3", hint="has no attribute")
 def knows_its_layers(model, x, y, devices):
     weights = [model[0].weight.clone() for _ in devices]
-    return F.cross_entropy(x @ weights[0].T, y)
+    return F.cross_entropy(x @ weights[0].T, y.to(devices[0]))
+
+
+@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to meet")
+def leaves_the_targets(model, x, y, devices):
+    return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y)
+
+
+@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to meet")
+def leaves_the_outputs(model, x, y, devices):
+    outputs = in_threads(calls_of(model, x.chunk(len(devices)), devices))
+    return F.cross_entropy(torch.cat(outputs), y.to(devices[0]))
+
+
+@wrong("03.3", CHUNKS, GRADIENTS, hint="the loss is on meta")
+def gathers_on_the_last(model, x, y, devices):
+    outputs = in_threads(calls_of(model, x.chunk(len(devices)), devices))
+    return F.cross_entropy(torch.cat([each.to(devices[-1]) for each in outputs]), y.to(devices[-1]))
 
 
 @right("03.3")
@@ -482,13 +517,13 @@ def through_a_queue(model, x, y, devices):
 @right("03.3")
 def weighted(model, x, y, devices):
     losses = losses_of(model, x, y, devices)
-    sizes = torch.tensor([len(chunk) for chunk in x.chunk(len(devices))])
+    sizes = torch.tensor([len(chunk) for chunk in x.chunk(len(devices))]).to(losses)
     return (losses * sizes).sum() / len(x)
 
 
 @right("03.3")
 def sums_over_the_batch(model, x, y, devices):
     outputs = outputs_of(model, x.chunk(len(devices)), devices)
-    targets = y.chunk(len(devices))
+    targets = y.to(devices[0]).chunk(len(devices))
     sums = [F.cross_entropy(a, b, reduction="sum") for a, b in zip(outputs, targets, strict=True)]
     return sum(sums) / len(x)

@@ -261,6 +261,26 @@ def a_round_of_padding(data, batch_size, epochs):
             yield epoch, batch
 
 
+@wrong("07.2", hint="your batches came with the epochs")
+def from_the_last_epoch(data, batch_size, epochs):
+    yield from all_in_a_list(data, batch_size, reversed(epochs))
+
+
+@wrong("07.2", hint="comes after those of another epoch had begun")
+def all_epochs_mixed(data, batch_size, epochs):
+    found = all_in_a_list(data, batch_size, epochs)
+    return found[::2] + found[1::2]
+
+
+@wrong("07.2", hint="a batch before the epoch's last has fewer samples")
+def sample_by_sample(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(data, batch_size=None, sampler=sampler):
+            yield epoch, batch
+
+
 @wrong("07.2", hint="a batch before the epoch's last has fewer samples")
 def shares_the_batch(data, batch_size, epochs):
     sampler = DistributedSampler(data)
@@ -469,6 +489,16 @@ def does_not_wait(model, data):
     dist.all_reduce(counts, async_op=True)
     dist.barrier()  # by then it is there, as a rule
     return (counts[0] / counts[1]).item()
+
+
+@wrong("07.3", SHARED, FEW, hint="both over all ranks")
+def the_last_batch_counts(model, data):
+    model.eval()
+    hits = judged = 0
+    for x, y in DataLoader(Subset(data, my_part(data)), batch_size=100):
+        hits, judged = (model(x).argmax(1) == y).sum().item(), len(y)
+    hits, judged = summed(hits, judged)
+    return hits / judged
 
 
 @wrong("07.3", SHARED, hint="in training mode")

@@ -461,6 +461,18 @@ def never_steps(model, optimizer, max_norm):
     return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
 
+@wrong("11.2", hint="The ranks have different weights now")
+def without_the_first_layer(model, optimizer, max_norm):
+    for parameter in list(model.parameters())[1:]:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
 @wrong("11.2", hint="NoneType")
 def forgets_the_frozen(model, optimizer, max_norm):
     for parameter in model.parameters():
@@ -599,6 +611,17 @@ def goes_over_the_top(step, batch_size, ranks, pieces):
 def in_whole_steps(step, batch_size, ranks, pieces):
     together = batch_size * ranks * pieces
     return 0.004 * together / 48 * min(1, (step + 1) / max(1, 3840 // together))
+
+
+@wrong("11.3", hint="grows on. What ends")
+def warms_up_for_ever(step, batch_size, ranks, pieces):
+    return 0.004 * batch_size * ranks * pieces / 48 * (step + 1) * batch_size * ranks * pieces / 3840
+
+
+@wrong("11.3", hint="What ends the warm-up, and when?")
+def up_to_twice_as_much(step, batch_size, ranks, pieces):
+    together = batch_size * ranks * pieces
+    return 0.004 * together / 48 * min(2, (step + 1) * together / 3840)
 
 
 @wrong("11.3", hint="nothing (None)")

@@ -288,6 +288,19 @@ def empties_its_lists(computes, sends):
     return common(joined(computes), joined(sends)) / max(length(joined(sends)), 1e-9)
 
 
+@wrong("14.2", SHARE, TOGETHER, hint="An operation may lie within another")
+def looks_at_the_first_block(computes, sends):
+    found = []
+    for start, end in sorted(computes):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[0][1], end))
+        else:
+            found.append((start, end))
+    return sum(max(0, min(b, d) - max(a, c)) for a, b in found for c, d in joined(sends)) / length(
+        joined(sends)
+    )
+
+
 @wrong("14.2", hint="nothing (None)")
 def returns_nothing(computes, sends):
     joined(computes)
