@@ -1,6 +1,6 @@
 """`make mutants`: changes each solution in one place after the other, and lets the judges find each change.
 
-    make mutants                             all questions; half an hour and more on two cores
+    make mutants                             all questions; three quarters of an hour on two busy cores
     make mutants ARGS="06.1 07"              one question, and all of a lesson
     make mutants ARGS="06.1 --seed 123"      with the numbers that another run drew
 
