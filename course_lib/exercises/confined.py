@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 
 import psutil
-
-from ..launcher.guard import end_families
 
 MOST_BYTES = 1 << 30  # of memory, beyond what the rank begins with: an endless list ends before the machine
 PR_SET_CHILD_SUBREAPER = 36
@@ -54,5 +53,9 @@ def _end_who_left() -> None:
                     away.append(child)
         if not away:
             return
-        end_families(away)
+        for child in away:
+            with contextlib.suppress(OSError):  # it leads no group, or is gone
+                os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         time.sleep(0.01)
