@@ -36,9 +36,7 @@ MOST_LETTERS = 600  # of what was seen, and of a line of a report
 REPORT_LINES = 14  # of the report of a failure
 NO_MEMORY = r"MemoryError|an(not|'t) allocate memory"
 ENDLESS = "What your code gave back was being read. Does it ever come to an end?"
-TOO_MUCH = (
-    "In a check a rank gets 1 GiB. Is there something in your code, or in what it returns, without an end?"
-)
+TOO_MUCH = "In a check a rank may take 1 GiB. Does what your code makes, or gave back, ever come to an end?"
 QUESTIONS_FOLDER = str(Path(__file__).with_name("questions")) + os.sep
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -52,7 +53,9 @@ def _end_who_left() -> None:
                     away.append(child)
         if not away:
             return
-        from ..launcher.guard import end_families  # a rank loads the launcher for this alone
-
-        end_families(away)
+        for child in away:
+            with contextlib.suppress(OSError):  # it leads no group, or is gone
+                os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         time.sleep(0.01)
