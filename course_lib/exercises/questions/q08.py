@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
-import select
-import signal
-import time
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..asking import Ask, Finding, Refused, far, in_group, question, reason, told
 from ..drawn import folder, machine, network, seeds, tensor, with_two_numbers
-from ..written import written
+from .starts08 import NEVER, Notes, epochs_of, killed_twice, started_again, undisturbed
 
 CLOSE = 1e-9  # the tensors are float64
 
@@ -269,9 +263,6 @@ GOES_ON = "a second start goes on after the last epoch that was completed"
 SAME = "and ends with the weights of a training that nobody disturbed"
 ONE = "rank 0 alone writes"
 WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
-NEVER = -2
-START_SECONDS = 8.0  # that a start may take which is to be killed
-Notes = list[dict[str, Any]]  # one at the beginning of each epoch of a start, one at its end
 
 
 @question(
@@ -291,15 +282,15 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         neighbour.write_text("of another training")
         plan |= {"path": f"{place}/checkpoint.pt", "other": f"{place}/another.pt"}
         ranks = rng.randint(2, 4)
-        first = ask(_killed, plan, killed, broken, nprocs=ranks)
-        if all(_epochs(each["first"]) == [] and each["end"] == "done" for each in first):
+        first = ask(killed_twice, plan, killed, broken, nprocs=ranks)
+        if all(epochs_of(each["first"]) == [] and each["end"] == "done" for each in first):
             raise Refused("train never called run_epoch(epoch)")
-        second = ask(_second, plan, nprocs=ranks)
+        second = ask(started_again, plan, nprocs=ranks)
         stays = neighbour.is_file() and neighbour.read_text() == "of another training"
     goes_on = _goes_on(first, second, killed, epochs)
     yield goes_on
-    undisturbed = _undisturbed(plan)
-    off = max(far(each["second"][-1]["state"], undisturbed) for each in second)
+    right = undisturbed(plan)
+    off = max(far(each["second"][-1]["state"], right) for each in second)
     hint = "The weights have come back. What else remembers the steps before? (It has a momentum, say.)"
     if goes_on.ok and far(second[0]["second"][0]["state"], first[0]["first"][-1]["state"]) > CLOSE:
         hint = (
@@ -322,9 +313,9 @@ def _all_notes(first: dict[str, Any], second: dict[str, Any]) -> Notes:
 
 
 def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
-    done, again = _epochs(first[0]["first"]), _epochs(second[0]["second"])
+    done, again = epochs_of(first[0]["first"]), epochs_of(second[0]["second"])
     in_order = done == list(range(killed + 1))
-    ok = in_order and all(_epochs(each["second"]) == list(range(killed, epochs)) for each in second)
+    ok = in_order and all(epochs_of(each["second"]) == list(range(killed, epochs)) for each in second)
     seen = f"killed in epoch {killed}; the second start ran the epochs {again}"
     hints = {
         0: "It began anew. What does a start look for, before its first epoch?",
@@ -349,10 +340,6 @@ def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
     return Finding(GOES_ON, ok, seen, hint)
 
 
-def _epochs(notes: Notes) -> list[int]:
-    return [note["epoch"] for note in notes if note["epoch"] is not None]
-
-
 def _stale(first: Notes, second: Notes) -> list[int]:
     """Epochs after which the file was what it was before, if the first start left one at all."""
     if all(note["file"] is None for note in first):
@@ -364,168 +351,15 @@ def _stale(first: Notes, second: Notes) -> list[int]:
 def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Finding:
     again, end = first["again"], first["again's end"]
     seen = f"killed while it saved after epoch {broken}: the next start "
-    seen += f"ran the epochs {_epochs(again)}" if end == "done" else f"{end}"
+    seen += f"ran the epochs {epochs_of(again)}" if end == "done" else f"{end}"
     hint = "Half a file stood under the name of the whole one. When may it get that name?"
     files = [note["file"] for note in first["first"] if note["file"]]
     over = any(one[0] == other[0] for one, other in itertools.pairwise(files))
-    ok = end == "done" and _epochs(again)[:1] == [broken]
+    ok = end == "done" and epochs_of(again)[:1] == [broken]
     if ok and over:
         seen = "after each epoch the same file was written over; a kill between two bytes leaves half of it"
     elif ok and not stays:
         seen, hint = "a file beside it, notes.txt, is gone or has changed", "It was not yours."
-    elif not _epochs(first["other"]):
+    elif not epochs_of(first["other"]):
         seen, hint = f"another start {first['other end']}", "A training that begins: what is there to find?"
     return Finding(WHOLE, ok and not over and stays, seen, hint)
-
-
-def _begun(kind: int, values: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = network(kind, values)
-    model.body.inner_layers.tied_.offset.fill_(0.5)  # no state_dict has it
-    trained = [each for each in model.parameters() if each.requires_grad]
-    groups = [{"params": trained[:2]}, {"params": trained[2:], "weight_decay": 0.01}]
-    return model, torch.optim.SGD(groups, lr=0.05, momentum=0.9)
-
-
-def _epoch(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    for turn in range(3):
-        x = tensor(seed + turn, (8, 4))
-        optimizer.zero_grad()
-        (model(x) - x[:, :2]).square().mean().backward()
-        optimizer.step()
-    for group in optimizer.param_groups:  # what the steps leave behind is not the momentum alone
-        group["lr"] *= 0.8
-
-
-def _state(model: nn.Module) -> list[float]:
-    return torch.cat([each.detach().double().flatten() for each in model.state_dict().values()]).tolist()
-
-
-def _undisturbed(plan: dict[str, Any]) -> list[float]:
-    model, optimizer = _begun(plan["kind"], plan["values"][0])
-    for epoch in range(plan["epochs"]):
-        _epoch(model, optimizer, plan["data"] + 10 * epoch)
-    return _state(model)
-
-
-def _start(
-    answer: Any,
-    plan: dict[str, Any],
-    path: str,
-    values: int,
-    note: Callable[[dict[str, Any]], Any],
-    kill_in: int = NEVER,
-    break_after: int = NEVER,
-) -> None:
-    """One start of the training: killed in an epoch, or when it writes after an epoch, or not at all."""
-    model, optimizer = _begun(plan["kind"], values)
-    with written() as files:
-
-        def tell(epoch: int | None) -> None:
-            wrote = len(files.inside(os.path.dirname(path))) + files.saves
-            note({"epoch": epoch, "state": _state(model), "file": _print_of(path), "wrote": wrote})
-
-        def run_epoch(epoch: int) -> None:
-            tell(int(epoch))
-            dist.barrier()  # as DDP would: no rank is done with an epoch before all have begun it
-            if epoch in (kill_in, break_after + 1):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if epoch == break_after:
-                _kill_at(sum(each.nbytes for each in model.state_dict().values()))
-            _epoch(model, optimizer, plan["data"] + 10 * int(epoch))
-
-        answer(model, optimizer, run_epoch, plan["epochs"], path)
-        tell(None)
-
-
-def _kill_at(size: int) -> None:
-    """The system ends this process from now on when a file of its grows beyond so many bytes."""
-    import resource
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
-def _print_of(path: str) -> list[int] | None:
-    """Which file has this name, and what is in it."""
-    try:
-        return [os.stat(path).st_ino, zlib.crc32(Path(path).read_bytes())]
-    except OSError:
-        return None
-
-
-def _killed(answer: Any, plan: dict[str, Any], kill_in: int, break_after: int) -> dict[str, Any]:
-    """Two starts that are killed, in processes of their own; then one rank starts again after the second."""
-    values = plan["values"][0]
-    first, end = _in_a_fork(partial(_start, answer, plan, plan["path"], values, kill_in=kill_in), "first")
-    start = partial(_start, answer, plan, plan["other"], values, break_after=break_after)
-    other, others_end = _in_a_fork(start, "other")
-    found = {"first": first, "end": end, "other": other, "other end": others_end}
-    if os.environ["RANK"] != "0":
-        return found
-    os.environ["WORLD_SIZE"] = "1"  # it may find a broken file, and then nobody waits for it
-    start = partial(_start, answer, plan, plan["other"], plan["values"][1])
-    again, agains_end = _in_a_fork(start, "again")
-    return found | {"again": again, "again's end": agains_end}
-
-
-@in_group
-def _second(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
-    """A start after the first one, which was killed; and one more, when all is done."""
-    notes: Notes = []
-    _start(answer, plan, plan["path"], plan["values"][1], notes.append)
-    dist.barrier()  # rank 0 may still be writing
-    third: Notes = []
-    try:
-        _start(answer, plan, plan["path"], plan["values"][2], third.append)
-        more = f"it ran the epochs {_epochs(third)}" if _epochs(third) else ""
-    except Exception as error:
-        more = f"it raised {reason(error)}"
-    return {"second": notes, "third": more}
-
-
-def _in_a_fork(start: Callable[[Callable[[dict[str, Any]], Any]], None], name: str) -> tuple[Notes, str]:
-    """What a start noted in a process of its own, which has a group of its own, and how it ended."""
-    coming, going = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _of_its_own(start, name, partial(_send, going))
-    os.close(going)
-    notes, until, text = [], time.monotonic() + START_SECONDS, b""
-    while select.select([coming], [], [], max(0.0, until - time.monotonic()))[0]:
-        if not (more := os.read(coming, 1 << 16)):
-            break
-        text += more
-    os.close(coming)
-    late = time.monotonic() >= until
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    for line in text.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            notes.append(json.loads(line))
-    if notes and "end" in notes[-1]:
-        return notes[:-1], notes[-1]["end"]
-    return notes, "was not done in time" if late else "was killed"
-
-
-def _send(pipe: int, told: dict[str, Any]) -> None:
-    text = json.dumps(told).encode() + b"\n"
-    while text:
-        text = text[os.write(pipe, text) :]
-
-
-def _of_its_own(start: Callable[..., None], name: str, send: Callable[[dict[str, Any]], None]) -> None:
-    """In a fork; it never returns."""
-    try:
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)  # what a log takes would count for the file that is to break
-        os.dup2(silent, 2)
-        store, rank, count = next(dist.rendezvous("env://"))
-        dist.init_process_group(
-            "gloo", store=dist.PrefixStore(f"course/{name}", store), rank=rank, world_size=count
-        )
-        start(send)
-        send({"end": "done"})
-    except BaseException as error:
-        send({"end": f"raised {reason(error)}"})
-    finally:
-        os._exit(0)
