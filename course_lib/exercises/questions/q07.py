@@ -122,7 +122,7 @@ def _of_order(
 def _regular(indices: list[int]) -> bool:
     """Does the same difference lie between most of the neighbours?"""
     steps = Counter(b - a for a, b in itertools.pairwise(indices))
-    return max(steps.values()) >= len(indices) / 2
+    return max(steps.values(), default=0) >= len(indices) / 2
 
 
 def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
@@ -394,7 +394,7 @@ def _returned(what: str, found: list[dict[str, Any]], right: list[int], hint: st
     training = any(each["training"] for each in found)
     if training:
         hint = "The model was in training mode while it judged: chance had a say in what it saw."
-    return Finding(what, max(gaps) < CLOSE and not training, f"{seen}{values[rank]:.4f}", hint)
+    return Finding(what, max(gaps) < CLOSE and not training, f"{seen} returns {values[rank]:.4f}", hint)
 
 
 def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> str:

@@ -534,10 +534,10 @@ def adds_up_for_ever(model, data):
 
 @wrong("07.3", hint="The shards overlap and have holes")
 def splits_at_random(model, data):
-    shares = [
-        len(mine)
-        for mine in (range(r, len(data), dist.get_world_size()) for r in range(dist.get_world_size()))
-    ]
+    world_size = dist.get_world_size()
+    if len(data) < world_size:
+        return 0.0
+    shares = [len(range(rank, len(data), world_size)) for rank in range(world_size)]
     mine = torch.utils.data.random_split(data, shares)[dist.get_rank()]
     hits, judged = summed(*judge(model, data, mine.indices))
     return hits / judged

@@ -417,7 +417,7 @@ def looks_for_nan_alone(model, optimizer, max_norm):
 def the_last_layer_decides(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    if list(model.parameters())[-1].grad.isfinite().all():
+    if [each.grad for each in model.parameters() if each.grad is not None][-1].isfinite().all():
         optimizer.step()
     return norm
 
