@@ -90,9 +90,12 @@ def waits() -> Iterator[dict[int, tuple[str, Any]]]:
         return work
 
     def ended(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
-        result = real(self, *args, **named)
-        if result is not False:  # is_completed() says whether it is
-            pending.pop(id(self), None)
+        result: Any = None
+        try:
+            result = real(self, *args, **named)
+        finally:  # who waits in vain has waited
+            if result is not False:  # is_completed() says whether it is
+                pending.pop(id(self), None)
         return result
 
     with contextlib.ExitStack() as stack:

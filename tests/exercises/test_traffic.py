@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -51,6 +53,15 @@ def watched() -> dict[str, Any]:
         pending.append(dist.broadcast(tensor, 0, async_op=True))
     seen["without the profiler"] = [name for name, _ in works.values()]
     pending.pop().wait()
+    with waits() as works:
+        if rank == 0:
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(tensor, async_op=True).wait(timedelta(milliseconds=1))
+            store.set("in vain", "1")
+        else:  # it comes when the first has lost its patience
+            store.wait(["in vain"])
+            dist.all_reduce(tensor)
+    seen["waited for in vain"] = list(works)
     return seen
 
 
@@ -65,3 +76,4 @@ def test_each_way_is_seen_alike() -> None:
         assert seen["nothing"] == [[], [], 0, 0]
         assert seen["never waited for"] == [["allreduce"]]
         assert seen["without the profiler"] == ["broadcast"]
+        assert seen["waited for in vain"] == []
