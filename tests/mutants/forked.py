@@ -1,7 +1,7 @@
 """Ranks for a mutant, forked from the process that judges: a quarter of the time that `launch` takes.
 
-`check` asks through `ask_ranks`; this takes its place. What an answer meets in a rank is the same: a process
-that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure: its kind
+`check` asks through its `Door`; this one takes its place. What an answer meets in a rank is the same: a
+process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure: its kind
 is enough here.
 """
 
@@ -38,8 +38,17 @@ def get_ready() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
+class Door:
     """As `check`'s own; a rank that raises, or ends, ends the others, and so does the limit."""
+
+    def __init__(self, asked: Question, answer: Any) -> None:
+        self._asked, self._answer = asked, answer
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        return _ask_ranks(self._asked, self._answer, work, args, nprocs)
+
+
+def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
     given = json.loads(json.dumps(args))
     with loopback_store() as port, selectors.DefaultSelector() as pipes:
         pids: list[int] = []
