@@ -1,8 +1,8 @@
 """Ranks for a mutant, forked from the process that judges: a quarter of the time that `launch` takes.
 
 `check` asks through its `Door`; this one takes its place. What an answer meets in a rank is the same: a
-process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure: its kind
-is enough here.
+process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure:
+its kind is enough here.
 """
 
 from __future__ import annotations
