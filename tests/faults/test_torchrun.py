@@ -208,6 +208,7 @@ PHASES = """
         else:
             (Path(os.environ["THERE"]) / "rendezvous-0").touch()
         dist.init_process_group("gloo")
+        dist.barrier()  # gloo may still connect the other rank
         if sys.argv[1] == "training":
             wait_for_points()
             for batch in DataLoader(Slow(), num_workers=2):
