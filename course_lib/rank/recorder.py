@@ -39,7 +39,7 @@ TOLD = re.compile(
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds: the rank's own work begins before
-LOOKS = 2  # between two ticks: where does the main thread sleep?
+LOOKS = 3  # between two ticks: where does the main thread sleep?
 
 _recorder: Recorder | None = None
 

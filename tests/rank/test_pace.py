@@ -180,7 +180,7 @@ def test_where_a_rank_sleeps() -> None:
 
     waiting, sleeping = (run.trace(rank).pace() for rank in range(2))
     for spent in (waiting, sleeping):
-        assert 10 < spent["asleep_samples"][-1] < 20 * spent["tracked_seconds"][-1]
+        assert 10 < spent["asleep_samples"][-1] < 30 * spent["tracked_seconds"][-1]
     assert waiting["collective_samples"][-1] > 0.8 * waiting["asleep_samples"][-1]
     assert sleeping["collective_samples"][-1] < 0.2 * sleeping["asleep_samples"][-1]
 

@@ -12,7 +12,7 @@ from course_lib.run_folder import ARRIVAL, PACE, TICK, RankFiles
 Doing = tuple[str, float]  # what, and for how many seconds
 BUFFER = 16  # collectives that the flight recorder keeps
 INTERVAL = 0.1  # seconds between two ticks
-LOOKS = 2  # between these
+LOOKS = 3  # between these
 
 
 def simulated(ranks: int, steps: int, step: Callable[[int, int], Iterable[Doing]], seed: int = 0) -> Run:
