@@ -195,11 +195,12 @@ def apart(seed: int) -> Iterator[None]:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    with mock.patch("builtins.hash", partial(_hash, hash, seed)):
+    with mock.patch("builtins.hash", partial(hash_of_its_own, hash, seed)):
         yield
 
 
-def _hash(plain: Callable[[Any], int], seed: int, value: Any) -> int:
+def hash_of_its_own(plain: Callable[[Any], int], seed: int, value: Any) -> int:
+    """A text's hash is another in each process; but ranks are forked from one, and have one for all."""
     parts = value if isinstance(value, tuple) else (value,)
     return plain((seed, value)) if any(isinstance(each, str | bytes) for each in parts) else plain(value)
 

@@ -28,7 +28,7 @@ from ..asking import (
     question,
     told,
 )
-from ..drawn import with_two_numbers
+from ..drawn import hash_of_its_own, with_two_numbers
 from ..traffic import traffic
 
 NEAR = 1e-7  # a gradient's share of the tokens may have been computed in float32
@@ -443,12 +443,6 @@ def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor
     return Finding(HIDDEN, not hint, seen, hint)
 
 
-def _hash(plain: Any, seed: int, value: Any) -> int:
-    """A text's hash is another in each process; but ranks are forked from one, and have one for all."""
-    parts = value if isinstance(value, tuple | list) else [value]
-    return plain((seed, value)) if any(isinstance(each, str | bytes) for each in parts) else plain(value)
-
-
 def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[dict[str, Any]]:
     found = []
     torch.manual_seed(seed)
@@ -457,7 +451,7 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
         given, state = torch.tensor(ids), torch.get_rng_state()
         expected = torch.rand(1)
         torch.set_rng_state(state)
-        with patch("builtins.hash", partial(_hash, hash, seed)):
+        with patch("builtins.hash", partial(hash_of_its_own, hash, seed)):
             answered = answer(given, *place)
         if not (isinstance(answered, tuple | list) and len(answered) == 2):
             raise Refused(f"mask(…) returns two tensors, inputs and labels; it returned {told(answered)}")
