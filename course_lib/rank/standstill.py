@@ -21,6 +21,8 @@ from ..run_folder import ASKED, RankFiles, discard, write_whole
 
 STILL_SECONDS = 0.3  # who has not moved for so long gets a record
 MOST_FRAMES = 100
+# In these a rank does not wait for each of the others: it may be done while two of them are still joining.
+ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
 class Lookout:
