@@ -21,9 +21,11 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ..run_folder import EVERYONE
-from .standstill import ONE_WAY, collectives, status
+from .standstill import ONE_WAY, collectives, is_over, status
 
-TASK = "/proc/self/task/{}/{}"  # what Linux knows of a thread
+TASKS = "/proc/self/task"  # a folder for each thread
+TASK = TASKS + "/{}/{}"  # what Linux knows of it
+GLOO = "gloo"  # in the names of its threads
 BYTES = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
 FUTEX = (
     b"202" if platform.machine() == "x86_64" else b"98"
@@ -51,7 +53,8 @@ class Pace:
         self._launched = launched
         self._flights, self._last = b"", 0
         self._before: list[float] | None = None  # the tick before
-        self._sums = [0.0] * 6
+        self._sums = [0.0] * 7
+        self._helpers = Helpers()
 
     def read(self, now: float, steps: int, counted: Counted, samples: Samples) -> list[float]:
         """A row of `run_folder.PACE`: sums over the time inside loops; nothing where none has passed."""
@@ -59,17 +62,17 @@ class Pace:
         inside = cpu - counted.outside_cpu
         if counted.ended_cpu is not None:
             inside -= cpu - counted.ended_cpu
-        here = [counted.tracked, counted.loader, counted.loader_cpu, inside, time.process_time(), delay, now]
+        of_all = [time.process_time(), delay, self._helpers.without_core()]
+        here = [counted.tracked, counted.loader, counted.loader_cpu, inside, *of_all, now]
         before, self._before = self._before, here
         if before is None:
-            before = [0.0, 0.0, 0.0, 0.0, *here[4:]]
+            before = [0.0, 0.0, 0.0, 0.0, *of_all, now]
         gained = [new - old for new, old in zip(here, before, strict=True)]
         wall = gained.pop()
         if gained[0] <= 0:
             return []
-        part = min(1.0, gained[0] / wall) if wall > 0 else 1.0  # of these two nobody knows when exactly
-        gained[4] *= part
-        gained[5] *= part
+        part = min(1.0, gained[0] / wall) if wall > 0 else 1.0  # of the last three nobody knows when exactly
+        gained[4:] = [part * each for each in gained[4:]]
         self._sums = [total + new for total, new in zip(self._sums, gained, strict=True)]
         return [now - self._launched, steps, *self._sums, samples.asleep, samples.in_collectives]
 
@@ -85,6 +88,27 @@ class Pace:
                 rows = [(n, at - self._launched, *more) for n, at, *more in called if n > self._last]
                 self._last = max([self._last, *(row[0] for row in rows)])
         return [value for row in rows for value in row]
+
+
+class Helpers:
+    """The threads that carry gloo's collectives, while the main thread waits for these or goes on."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float | None] = {}  # by thread: its seconds without a core; None: another's
+        self._sum = 0.0
+
+    def without_core(self) -> float:
+        """Seconds that they were ready for work and got no core, so far, summed up."""
+        with contextlib.suppress(OSError):  # no Linux
+            for thread in os.listdir(TASKS):
+                if thread not in self._known:
+                    self._known[thread] = 0.0 if GLOO in _name(thread) else None
+                if (before := self._known[thread]) is not None:
+                    now = _of_a_thread(thread)[1]
+                    if now > before:
+                        self._sum += now - before
+                        self._known[thread] = now
+        return self._sum
 
 
 class Samples:
@@ -151,14 +175,22 @@ def _of_the_library(file: str) -> bool:
 
 
 def _under_way() -> bool:
-    """Whether a collective of all ranks was called that is not over."""
+    """Whether a collective of all ranks was called that is not over: a small one may overtake a large one."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         known = json.loads(status() or "{}")["pg_status"][EVERYONE]
-        return int(known["last_enqueued_collective"]) > int(known["last_completed_collective"])
+        if int(known["last_enqueued_collective"]) > int(known["last_completed_collective"]):
+            return True  # so much is cheap to know
+        return not all(is_over(each) for each in collectives() if _of_all(each))
     return False
 
 
-def _of_a_thread(number: int) -> tuple[float, float]:
+def _name(thread: str) -> str:
+    with contextlib.suppress(OSError), open(TASK.format(thread, "comm")) as file:
+        return file.read()
+    return ""
+
+
+def _of_a_thread(number: int | str) -> tuple[float, float]:
     """Seconds: at work, and ready for work without a core."""
     with contextlib.suppress(OSError, ValueError):  # no Linux, or a kernel that does not count
         with open(TASK.format(number, "schedstat"), "rb", buffering=0) as file:

@@ -95,7 +95,7 @@ def flight() -> dict[str, Any]:
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
-            if not entry["retired"] and entry["state"] != "completed":
+            if not is_over(entry):
                 pending.append(calls[-1])
     return {"called": called, "pending": pending, "last": calls[-1:]}
 
@@ -105,6 +105,10 @@ def collectives() -> Iterator[dict[str, Any]]:
     for entry in json.loads(_flight_recorder() or "{}").get("entries", []):
         if not entry["is_p2p"]:
             yield entry
+
+
+def is_over(entry: dict[str, Any]) -> bool:
+    return entry["retired"] or entry["state"] == "completed"
 
 
 def status() -> bytes:

@@ -151,11 +151,19 @@ class Evidence:
         # where each waits for its own, the ranks with the faster ones wait for the others besides
         costs = {"loader": float(max(loader) if min(loader) >= LARGE / 2 else np.mean(loader))}
         if not self.blind():
-            costs["shared cores"] = float(np.mean([share(each, "no_core") for each in self.parts.values()]))
+            communicates = min(self.communicates(rank, share) for rank in self.parts)
+            starved = self.starved(communicates, share)
+            no_core = [share(each, "no_core") for each in self.parts.values()]
+            costs["shared cores"] = float(np.mean(no_core)) + starved
             costs["straggler"] = self.late.share if self.late else 0.0
             if self.step.calls:
-                costs["communication"] = min(self.communicates(rank, share) for rank in self.parts)
+                costs["communication"] = communicates - starved
         return costs
+
+    def starved(self, communicates: float, share: Callable[[Parts, str], float]) -> float:
+        """Of the time in collectives what neither calls nor bytes explain, while their threads got no core."""
+        without_core = max(share(each, "helpers_no_core") for each in self.parts.values())
+        return max(0.0, min(without_core, communicates - self.step.at_most(self.run.world_size)))
 
     def communicates(self, rank: int, share: Callable[[Parts, str], float]) -> float:
         """A rank's time in collectives, less what was for others."""
@@ -255,8 +263,9 @@ def _of_the_loader(found: Evidence, cost: float) -> str:
 
 def _of_cores(found: Evidence, cost: float) -> str:
     return (
-        f"{cost:.0%} of the time a rank was ready for work and got no core: {found.run.world_size} ranks, and"
-        f" all else that this machine does, share {cores():g} cores. Fewer ranks help, or fewer threads each."
+        f"{cost:.0%} of the time a rank, or a thread that carries its collectives, was ready for work and got"
+        f" no core: {found.run.world_size} ranks, and all else that this machine does, share {cores():g} cores."
+        " Fewer ranks help, or fewer threads each."
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SHORTEST = 1.0  # seconds inside loops: of less there is no verdict
 WINDOW = 0.5  # seconds, at least, and whole steps: a tick may see a step 0.1 s after its end
 FEWEST_LOOKS = 10  # that found a rank asleep: fewer do not tell where it sleeps
+CALL_AT_MOST = 2e-3  # seconds that a collective of few bytes takes on free cores: here 1 ms, rarely more
 LOOPBACK = 1e9  # bytes/s that gloo moves between two processes of one machine, in round numbers (lesson 09)
 
 
@@ -33,6 +34,7 @@ class Parts:
     computing: float  # the main thread at work on anything else
     no_core: float  # the main thread ready for work, and no core free
     waiting: float  # asleep: in a collective, for a device, in a sleep of its own
+    helpers_no_core: float  # gloo's threads ready for work, and no core free: they carry the collectives
     for_others: float | None  # of this at most, in collectives that another rank had not come to; if known
     in_collectives: float | None  # of the looks that found it asleep, the share in one; None: too few looks
     cores: float  # that all threads of the rank kept busy, in the mean
@@ -65,6 +67,7 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
     loader_cpu = np.minimum(gained["loader_cpu_seconds"], loader)
     computing = np.maximum(0.0, gained["cpu_seconds"] - loader_cpu)
     no_core = gained["delay_seconds"]
+    helpers = gained["helpers_delay_seconds"]
     waiting = np.maximum(0.0, seconds - loader - computing - no_core)
     unknown = np.full(len(seconds), np.nan)
     for_others = unknown if met is None else met.waited_between(pace["seconds"][edges], rank)
@@ -76,6 +79,7 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
         "computing": computing,
         "no_core": no_core,
         "waiting": waiting,
+        "helpers_no_core": helpers,
     }
     sums = {name: float(each.sum()) for name, each in series.items()}
     usual = {name: float(np.median(each / seconds)) for name, each in series.items()}
@@ -120,6 +124,10 @@ class Step:
     def traffic_seconds(self, world_size: int) -> float:
         """What the bytes alone take, 2 (n − 1) / n of them from each rank, as in a ring (lesson 05)."""
         return 2 * (world_size - 1) / world_size * self.bytes / LOOPBACK
+
+    def at_most(self, world_size: int) -> float:
+        """What its collectives take, as a share of it, where the threads that carry them find free cores."""
+        return (self.traffic_seconds(world_size) + CALL_AT_MOST * self.calls) / self.seconds
 
 
 def step_of(run: Run, parts: Mapping[int, Parts]) -> Step:

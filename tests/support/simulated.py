@@ -91,6 +91,7 @@ def _write(
         "cpu_seconds": so_far("work", "loader_work"),
         "process_cpu_seconds": so_far("work", "loader_work"),
         "delay_seconds": so_far("no_core"),
+        "helpers_delay_seconds": np.zeros(len(ticks)),
         "asleep_samples": np.searchsorted(looks[np.isin(seen, ("sleep", "meet"))], ticks),
         "collective_samples": np.searchsorted(looks[seen == "meet"], ticks),
     }
