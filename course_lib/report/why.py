@@ -110,7 +110,7 @@ def _of_all_ranks(run: Run) -> Verdict:
         return Verdict("unknown", f"the loader takes {costs['loader']:.0%} of the time; {blind}", parts)
     if rest[largest] >= LARGE:
         return Verdict("unknown", _of_the_unexplained(found, largest, rest[largest]), parts)
-    if costs["straggler"] >= LATE:
+    if cause == "straggler" and costs[cause] >= LATE:
         return Verdict("straggler", _of_the_straggler(found, costs["straggler"]), parts)
     return _of_the_rest(parts)
 
@@ -161,7 +161,7 @@ class Evidence:
         return costs
 
     def starved(self, communicates: float, share: Callable[[Parts, str], float]) -> float:
-        """Of the time in collectives what neither calls nor bytes explain, while their threads got no core."""
+        """Of that what neither calls nor bytes explain, while the threads that carry them got no core."""
         without_core = max(share(each, "helpers_no_core") for each in self.parts.values())
         return max(0.0, min(without_core, communicates - self.step.at_most(self.run.world_size)))
 
@@ -263,8 +263,8 @@ def _of_the_loader(found: Evidence, cost: float) -> str:
 
 def _of_cores(found: Evidence, cost: float) -> str:
     return (
-        f"{cost:.0%} of the time a rank, or a thread that carries its collectives, was ready for work and got"
-        f" no core: {found.run.world_size} ranks, and all else that this machine does, share {cores():g} cores."
+        f"{cost:.0%} of the time a rank, or a thread that carries its collectives, was ready for work and got no"
+        f" core: {found.run.world_size} ranks, and all else that this machine does, share {cores():g} cores."
         " Fewer ranks help, or fewer threads each."
     )
 

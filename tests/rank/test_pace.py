@@ -7,8 +7,10 @@ import json
 import math
 import os
 import queue
+import shutil
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,6 +219,44 @@ def test_hidden_communication_is_not_slept_for() -> None:
     assert first[0] > 5
     assert second[0] > first[0] + 5
     assert second[1] <= 2, "but for the moments between"
+
+
+def test_a_small_collective_overtakes_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one that was called is over then, and an earlier one is not."""
+    known = {"last_enqueued_collective": "2", "last_completed_collective": "2"}
+    entries = [entry(1, retired=False, state="scheduled"), entry(2, retired=True, state="completed")]
+    monkeypatch.setattr(
+        standstill,
+        "_flight_recorder",
+        lambda **options: json.dumps({"pg_status": {"0": known}, "entries": entries}).encode(),
+    )
+    assert pace._under_way()
+    entries[0]["retired"] = True
+    assert not pace._under_way()
+    known["last_enqueued_collective"] = "3"
+    assert pace._under_way(), "it is cheaper to know, and enough"
+
+
+def test_only_the_threads_that_carry_collectives_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def thread(number: int, name: str, delay: float) -> None:
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        (tmp_path / str(number) / "comm").write_text(name + "\n")
+        (tmp_path / str(number) / "schedstat").write_text(f"5 {delay * 1e9:.0f} 7\n")
+
+    monkeypatch.setattr(pace, "TASKS", str(tmp_path))
+    monkeypatch.setattr(pace, "TASK", f"{tmp_path}/{{}}/{{}}")
+    helpers = pace.Helpers()
+    thread(1, "python", 3.0)
+    assert helpers.without_core() == 0
+    thread(2, "pt_gloo_runloop", 0.5)
+    assert helpers.without_core() == 0.5
+    thread(2, "pt_gloo_runloop", 0.75)
+    thread(3, "gloo_tcp_loop", 0.25)
+    assert helpers.without_core() == 1.0
+    shutil.rmtree(tmp_path / "2")  # a group was destroyed
+    assert helpers.without_core() == 1.0
 
 
 @pytest.mark.parametrize("now", [10.0, 10.03, 10.0999, 12345.678])

@@ -144,6 +144,27 @@ TRAININGS: dict[str, tuple[int, int, Training, str, str]] = {  # ranks, steps, w
         "shared cores",
         "",
     ),
+    "two ranks for each core": (  # these three as lesson 14's runs of that name were measured
+        4,
+        60,
+        lambda r, i, dice: [("work", 0.011), ("no_core", 0.012 * dice()), ("starved", 0.012)],
+        "shared cores",
+        "a thread that carries its collectives",
+    ),
+    "a large model": (
+        2,
+        60,
+        lambda r, i, dice: [("work", 0.028), ("no_core", 0.01 * dice()), ("starved", 0.02)],
+        "communication",
+        "MiB in all",
+    ),
+    "tiny steps": (
+        2,
+        1500,
+        lambda r, i, dice: [("work", 6e-4), ("no_core", 4e-4 * dice()), ("starved", 1e-3)],
+        "little work",
+        "",
+    ),
     "long collectives": (
         4,
         60,
@@ -169,7 +190,7 @@ def test_a_training_made_to_mislead(name: str, seed: int) -> None:
     def step(rank: int, i: int) -> list[Doing]:
         return training(rank, i, random.Random(f"{seed} {rank} {i}").random)
 
-    verdict = why(simulated(ranks, steps, step, seed))
+    verdict = why(simulated(ranks, steps, step, seed, size=20 * 2**20 if cause == "communication" else 4.0))
 
     assert (verdict.cause, words in verdict.sentence) == (cause, True), verdict
 

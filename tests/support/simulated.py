@@ -13,13 +13,17 @@ Doing = tuple[str, float]  # what, and for how many seconds
 BUFFER = 16  # collectives that the flight recorder keeps
 INTERVAL = 0.1  # seconds between two ticks
 LOOKS = 3  # between these
+TOGETHER = ("meet", "starved")
 
 
-def simulated(ranks: int, steps: int, step: Callable[[int, int], Iterable[Doing]], seed: int = 0) -> Run:
+def simulated(
+    ranks: int, steps: int, step: Callable[[int, int], Iterable[Doing]], seed: int = 0, size: float = 4.0
+) -> Run:
     """A run whose rank r does ``step(r, i)`` in its step i: a sequence of what it does for how long.
 
     It can "work", "sleep", wait in "no_core", let its "loader" sleep, make a batch itself ("loader_work"), be
-    "outside" of its loop, and "meet" the others: in a collective that takes so long once all have come.
+    "outside" of its loop, and "meet" the others: in a collective of ``size`` bytes, which takes so long once
+    all have come. A "starved" one takes so long since the threads that carry it get no core.
     """
     times: list[list[float]] = [[0.0] for _ in range(ranks)]
     kinds: list[list[str]] = [[] for _ in range(ranks)]
@@ -33,26 +37,26 @@ def simulated(ranks: int, steps: int, step: Callable[[int, int], Iterable[Doing]
     for i in range(steps):
         left = [list(step(rank, i)) for rank in range(ranks)]
         while any(left):
-            took = 0.0
+            took, how = 0.0, "meet"
             for rank, doings in enumerate(left):
-                while doings and doings[0][0] != "meet":
+                while doings and doings[0][0] not in TOGETHER:
                     kind, seconds = doings.pop(0)
                     spend(rank, kind, times[rank][-1] + seconds)
                 if doings:
-                    took = doings.pop(0)[1]
+                    how, took = doings.pop(0)
                     came[rank].append(times[rank][-1])
             if any(len(each) > 0 and each[-1] == times[rank][-1] for rank, each in enumerate(came)):
-                over = max(each[-1] for each in came) + took
+                begun = max(each[-1] for each in came)
                 for rank in range(ranks):
-                    spend(rank, "meet", over)
+                    spend(rank, "meet", begun)
+                    spend(rank, how, begun + took)
         for rank in range(ranks):
             ends[rank].append(times[rank][-1])
 
     run, dice = Run.create("train", ranks), np.random.default_rng(seed)
     for rank in range(ranks):
-        _write(
-            run, rank, np.array(times[rank]), np.array(kinds[rank]), np.array(ends[rank]), came[rank], dice
-        )
+        lived = np.array(times[rank]), np.array(kinds[rank]), np.array(ends[rank])
+        _write(run, rank, *lived, came[rank], size, dice)
     return run
 
 
@@ -63,6 +67,7 @@ def _write(
     kinds: np.ndarray,
     ends: np.ndarray,
     came: list[float],
+    size: float,
     dice: np.random.Generator,
 ) -> None:
     ticks = np.arange(0.03, times[-1] + INTERVAL, INTERVAL)
@@ -77,7 +82,7 @@ def _write(
     )
     seen = kinds[np.minimum(np.searchsorted(times, looks, side="right") - 1, len(kinds) - 1)]
     looks = np.where(looks < times[-1], looks, np.inf)
-    tracked = so_far("work", "sleep", "no_core", "loader", "loader_work", "meet")
+    tracked = so_far("work", "sleep", "no_core", "loader", "loader_work", *TOGETHER)
     made = np.isin(kinds, ("loader", "loader_work"))
     loader = np.concatenate([[0], np.cumsum(np.diff(times)[made])])[
         np.searchsorted(times[1:][made], ticks, side="right")
@@ -91,9 +96,9 @@ def _write(
         "cpu_seconds": so_far("work", "loader_work"),
         "process_cpu_seconds": so_far("work", "loader_work"),
         "delay_seconds": so_far("no_core"),
-        "helpers_delay_seconds": np.zeros(len(ticks)),
-        "asleep_samples": np.searchsorted(looks[np.isin(seen, ("sleep", "meet"))], ticks),
-        "collective_samples": np.searchsorted(looks[seen == "meet"], ticks),
+        "helpers_delay_seconds": so_far("starved"),
+        "asleep_samples": np.searchsorted(looks[np.isin(seen, ("sleep", *TOGETHER))], ticks),
+        "collective_samples": np.searchsorted(looks[np.isin(seen, TOGETHER)], ticks),
     }
     inside = np.diff(tracked, prepend=0) > 0
     np.column_stack([pace[name] for name in PACE])[inside].astype("<f8").tofile(
@@ -104,7 +109,7 @@ def _write(
     np.column_stack(rows).astype("<f8").tofile(RankFiles(run.folder, rank).ticks)
     last = np.searchsorted(came, ticks, side="right")
     kept = sorted({number for until in last for number in range(max(0, until - BUFFER), until)})
-    values = {"number": kept, "seconds": np.array(came)[kept] if kept else [], "bytes": [4.0] * len(kept)}
+    values = {"number": kept, "seconds": np.array(came)[kept] if kept else [], "bytes": [size] * len(kept)}
     values["meets"] = [1.0] * len(kept)
     np.column_stack([values[name] for name in ARRIVAL]).astype("<f8").tofile(
         RankFiles(run.folder, rank).arrivals
