@@ -161,7 +161,7 @@ class Evidence:
         return costs
 
     def starved(self, communicates: float, share: Callable[[Parts, str], float]) -> float:
-        """Of that what neither calls nor bytes explain, while the threads that carry them got no core."""
+        """Of the time in collectives what calls and bytes do not explain; their threads got no core then."""
         without_core = max(share(each, "helpers_no_core") for each in self.parts.values())
         return max(0.0, min(without_core, communicates - self.step.at_most(self.run.world_size)))
 
@@ -263,9 +263,9 @@ def _of_the_loader(found: Evidence, cost: float) -> str:
 
 def _of_cores(found: Evidence, cost: float) -> str:
     return (
-        f"{cost:.0%} of the time a rank, or a thread that carries its collectives, was ready for work and got no"
-        f" core: {found.run.world_size} ranks, and all else that this machine does, share {cores():g} cores."
-        " Fewer ranks help, or fewer threads each."
+        f"{cost:.0%} of the time a rank, or a thread that carries its collectives, was ready for work and got"
+        f" no core: {found.run.world_size} ranks, and all else that this machine does, share {cores():g}"
+        " cores. Fewer ranks help, or fewer threads each."
     )
 
 
