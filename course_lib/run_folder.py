@@ -42,7 +42,7 @@ PACE = [
     "cpu_seconds",  # the main thread's work, the loader's included
     "process_cpu_seconds",  # the work of all threads of the process
     "delay_seconds",  # the main thread could have worked and got no core; NaN where the system does not say
-    "helpers_delay_seconds",  # the same of the threads that carry gloo's collectives, summed up
+    "carriers_delay_seconds",  # the same of gloo's threads, which carry the collectives, summed up
     "asleep_samples",  # so often it was seen asleep, at random moments, outside of the loader
     "collective_samples",  # of these, in a collective of all ranks
 ]

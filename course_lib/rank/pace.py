@@ -54,7 +54,7 @@ class Pace:
         self._flights, self._last = b"", 0
         self._before: list[float] | None = None  # the tick before
         self._sums = [0.0] * 7
-        self._helpers = Helpers()
+        self._carriers = Carriers()
 
     def read(self, now: float, steps: int, counted: Counted, samples: Samples) -> list[float]:
         """A row of `run_folder.PACE`: sums over the time inside loops; nothing where none has passed."""
@@ -62,7 +62,7 @@ class Pace:
         inside = cpu - counted.outside_cpu
         if counted.ended_cpu is not None:
             inside -= cpu - counted.ended_cpu
-        of_all = [time.process_time(), delay, self._helpers.without_core()]
+        of_all = [time.process_time(), delay, self._carriers.without_core()]
         here = [counted.tracked, counted.loader, counted.loader_cpu, inside, *of_all, now]
         before, self._before = self._before, here
         if before is None:
@@ -90,25 +90,26 @@ class Pace:
         return [value for row in rows for value in row]
 
 
-class Helpers:
-    """The threads that carry gloo's collectives, while the main thread waits for these or goes on."""
+class Carriers:
+    """The threads of gloo that carry the collectives, while the main thread waits for these or goes on."""
 
     def __init__(self) -> None:
-        self._known: dict[str, float | None] = {}  # by thread: its seconds without a core; None: another's
-        self._sum = 0.0
+        self._without_core: dict[str, float] = {}  # by thread, in seconds
+        self._seen: set[str] = set()  # once, by another name: it gets its own a moment after it began
+        self._others: set[str] = set()
 
     def without_core(self) -> float:
         """Seconds that they were ready for work and got no core, so far, summed up."""
         with contextlib.suppress(OSError):  # no Linux
-            for thread in os.listdir(TASKS):
-                if thread not in self._known:
-                    self._known[thread] = 0.0 if GLOO in _name(thread) else None
-                if (before := self._known[thread]) is not None:
-                    now = _of_a_thread(thread)[1]
-                    if now > before:
-                        self._sum += now - before
-                        self._known[thread] = now
-        return self._sum
+            for thread in set(os.listdir(TASKS)) - self._others:
+                if thread in self._without_core or GLOO in _name(thread):
+                    before = self._without_core.get(thread, 0.0)
+                    self._without_core[thread] = max(before, _of_a_thread(thread)[1])  # NaN: it has ended
+                elif thread in self._seen:
+                    self._others.add(thread)
+                else:
+                    self._seen.add(thread)
+        return sum(self._without_core.values())
 
 
 class Samples:

@@ -162,7 +162,7 @@ class Evidence:
 
     def starved(self, communicates: float, share: Callable[[Parts, str], float]) -> float:
         """Of the time in collectives what calls and bytes do not explain; their threads got no core then."""
-        without_core = max(share(each, "helpers_no_core") for each in self.parts.values())
+        without_core = max(share(each, "carriers_no_core") for each in self.parts.values())
         return max(0.0, min(without_core, communicates - self.step.at_most(self.run.world_size)))
 
     def communicates(self, rank: int, share: Callable[[Parts, str], float]) -> float:

@@ -34,7 +34,7 @@ class Parts:
     computing: float  # the main thread at work on anything else
     no_core: float  # the main thread ready for work, and no core free
     waiting: float  # asleep: in a collective, for a device, in a sleep of its own
-    helpers_no_core: float  # gloo's threads ready for work, and no core free: they carry the collectives
+    carriers_no_core: float  # gloo's threads ready for work, and no core free: they carry the collectives
     for_others: float | None  # of this at most, in collectives that another rank had not come to; if known
     in_collectives: float | None  # of the looks that found it asleep, the share in one; None: too few looks
     cores: float  # that all threads of the rank kept busy, in the mean
@@ -67,7 +67,7 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
     loader_cpu = np.minimum(gained["loader_cpu_seconds"], loader)
     computing = np.maximum(0.0, gained["cpu_seconds"] - loader_cpu)
     no_core = gained["delay_seconds"]
-    helpers = gained["helpers_delay_seconds"]
+    carriers = gained["carriers_delay_seconds"]
     waiting = np.maximum(0.0, seconds - loader - computing - no_core)
     unknown = np.full(len(seconds), np.nan)
     for_others = unknown if met is None else met.waited_between(pace["seconds"][edges], rank)
@@ -79,7 +79,7 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
         "computing": computing,
         "no_core": no_core,
         "waiting": waiting,
-        "helpers_no_core": helpers,
+        "carriers_no_core": carriers,
     }
     sums = {name: float(each.sum()) for name, each in series.items()}
     usual = {name: float(np.median(each / seconds)) for name, each in series.items()}

@@ -247,16 +247,17 @@ def test_only_the_threads_that_carry_collectives_count(
 
     monkeypatch.setattr(pace, "TASKS", str(tmp_path))
     monkeypatch.setattr(pace, "TASK", f"{tmp_path}/{{}}/{{}}")
-    helpers = pace.Helpers()
+    carriers = pace.Carriers()
     thread(1, "python", 3.0)
-    assert helpers.without_core() == 0
+    thread(2, "python", 0.25)  # just begun, and not named yet
+    assert carriers.without_core() == 0
     thread(2, "pt_gloo_runloop", 0.5)
-    assert helpers.without_core() == 0.5
+    assert carriers.without_core() == 0.5
     thread(2, "pt_gloo_runloop", 0.75)
     thread(3, "gloo_tcp_loop", 0.25)
-    assert helpers.without_core() == 1.0
+    assert carriers.without_core() == 1.0
     shutil.rmtree(tmp_path / "2")  # a group was destroyed
-    assert helpers.without_core() == 1.0
+    assert carriers.without_core() == 1.0
 
 
 @pytest.mark.parametrize("now", [10.0, 10.03, 10.0999, 12345.678])

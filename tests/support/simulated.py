@@ -96,7 +96,7 @@ def _write(
         "cpu_seconds": so_far("work", "loader_work"),
         "process_cpu_seconds": so_far("work", "loader_work"),
         "delay_seconds": so_far("no_core"),
-        "helpers_delay_seconds": so_far("starved"),
+        "carriers_delay_seconds": so_far("starved"),
         "asleep_samples": np.searchsorted(looks[np.isin(seen, ("sleep", *TOGETHER))], ticks),
         "collective_samples": np.searchsorted(looks[np.isin(seen, TOGETHER)], ticks),
     }
