@@ -1,9 +1,10 @@
 """Why is it not faster? One verdict on a run, with its evidence.
 
 The time inside the `track` loops has four parts: waiting for the loader, computing, waiting for a core, and
-waiting for all else. Of the last, three things are known: how much of it fell into collectives (by looks at
-random moments), how much of that at most was spent on ranks that had not come yet (by the arrivals), and
-whether that was one rank again and again (`run.straggler`).
+waiting for all else. Of the last, four things are known: how much of it fell into collectives (by looks at
+random moments), how much of that at most was spent on ranks that had not come yet (by the arrivals), whether
+that was one rank again and again (`run.straggler`), and how long the threads that carry the collectives had
+no core: it is why these take longer than their number and their bytes explain.
 
 From these, each cause has a cost: the share of the time that would be saved without it. A cause is named
 where it is large in the mean and in most steps, and where nothing larger is left unexplained. A wrong verdict
@@ -29,7 +30,7 @@ LARGE = 0.2  # of the time: a part that is worth a verdict
 LATE = 0.08  # of a step: what a straggler costs that is worth one, where no part is large
 CALL = 5e-4  # seconds: where the bytes of a collective take less than that, it is the calls that cost
 SHORT = 0.01  # seconds: a step with little work in it, however evenly that is shared out
-FULL = 0.8  # of the machine's cores at work: a second rank finds none
+FULL = 2 / 3  # of the machine's cores at work for one rank: more ranks gain half as much again at most
 SHOWN = {"loader": "loader", "computing": "computing", "no_core": "no core", "waiting": "waiting"}
 
 
@@ -275,7 +276,7 @@ def _of_one_rank(alone: Run) -> str:
         return ""
     return (
         f"one rank alone kept {parts.cores:.1f} of {cores():g} cores busy with its threads: more ranks share"
-        " the same cores, and can only be faster on more of them."
+        f" the same cores, on which they can be {cores() / parts.cores:.1f} times as fast at most."
     )
 
 
