@@ -1,8 +1,8 @@
 """Where a rank's time goes, and when it comes to each collective: whence `why` knows why a run is not faster.
 
 All of it is counted by others: the operating system (how long the main thread has worked, how long it and
-gloo's threads waited for a core, in which call it sleeps), PyTorch's flight recorder (when each collective was
-called, and which are under way), and `track` (the loader).
+gloo's threads waited for a core, in which call it sleeps), PyTorch's flight recorder (when each collective
+was called, and which are under way), and `track` (the loader).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHORTEST = 1.0  # seconds inside loops: of less there is no verdict
 WINDOW = 0.5  # seconds, at least, and whole steps: a tick may see a step 0.1 s after its end
-FEWEST_LOOKS = 10  # that found a rank asleep: fewer do not tell where it sleeps
+FEWEST_LOOKS = 6  # that found a rank asleep: fewer do not tell where it sleeps
 CALL_AT_MOST = 2e-3  # seconds that a collective of few bytes takes on free cores: here 1 ms, rarely more
 LOOPBACK = 1e9  # bytes/s that gloo moves between two processes of one machine, in round numbers (lesson 09)
 

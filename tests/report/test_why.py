@@ -158,7 +158,7 @@ IN_TURNS = np.where(np.arange(50) % 2, 0.05, -0.05)
             "unknown",
             "54% of the time a rank waits, in no",
         ),
-        ({"cpu": 0.4, "looks": 9}, "unknown", "fewer than 10 looks do not tell"),
+        ({"cpu": 0.4, "looks": 5}, "unknown", "fewer than 6 looks do not tell"),
         ({"cpu": 0.4, "inside": 0.6, "size": 5e7}, "communication", "waits 36 ms for its collectives"),
         ({"cpu": 0.7, "lag": IN_TURNS}, "unknown", "the work is uneven"),
         ({"cpu": 0.5, "lag": 0.04 * NOW_AND_THEN}, "little work", "waits 40 ms for its collectives"),
@@ -183,7 +183,7 @@ IN_TURNS = np.where(np.arange(50) % 2, 0.05, -0.05)
         ({"cpu": 0.4, "size": 5e7}, "communication", "1.0 of them, 47.7 MiB in all"),
         ({"cpu": 0.02, "size": 5e6}, "communication", "4.77 MiB in all"),  # a slow machine's bytes are slow
         ({"cpu": 0.4, "size": 5e3}, "little work", "4.88 KiB in all"),
-        ({"cpu": 0.4, "delay": 0.25, "size": 5e3}, "shared cores", "25% of the time a rank was ready"),
+        ({"cpu": 0.4, "delay": 0.25, "size": 5e3}, "shared cores", "25% of the time a rank, or"),
         ({"cpu": 0.9, "lag": 0.007}, "computing", "nothing else holds them up"),
         ({"cpu": 0.9, "lag": 0.01}, "straggler", "the others wait 10 ms for it in a step of 100 ms"),
         ({"cpu": [0.5, 0.9], "lag": 0.04}, "straggler", "Computing takes 90% of its time, and 50% of theirs"),
