@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 
 SAVES = ("_save", "_legacy_save")  # where torch.save ends, by its two formats
+CHANGES = ("os.remove", "os.rename", "os.link", "os.truncate")  # audit events, beside "open"
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Written:
     opened: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     saves: int = 0
+    before: Callable[[str, str], None] = lambda what, name: None
 
     def inside(self, folder: str | Path) -> list[str]:
         """What was opened for writing in a folder."""
@@ -50,27 +52,29 @@ _hooked: list[bool] = []  # an audit hook stays until the process ends
 
 
 @contextlib.contextmanager
-def written(before_a_save: Callable[[], None] = lambda: None) -> Iterator[Written]:
+def written(before: Callable[[str, str], None] = lambda what, name: None) -> Iterator[Written]:
     """Watch what is written inside; it is known at once.
 
     Parameters
     ----------
-    before_a_save
-        Called in each `torch.save`, after the file was opened: a slow disk.
+    before
+        Called before each step, with what it is and a file's name: one of `CHANGES`; "open", of a file for
+        writing; "save", in each `torch.save` after its file was opened. It may wait there as a slow disk
+        does, or look at what a kill would leave. What it does itself is not watched.
     """
     if not _hooked:
         sys.addaudithook(_heard)
         _hooked.append(True)
-    found = Written()
+    found = Written(before=before)
 
     def opens(real: Callable[[Any], Any], name: Any, *args: Any, **named: Any) -> Any:
         if isinstance(name, str | os.PathLike):  # written by C++, which tells no audit hook
-            found.opened.append(os.path.realpath(name))
+            _noted(found, "open", os.path.realpath(name))
         return real(name, *args, **named)
 
     def saves(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
         found.saves += 1
-        before_a_save()
+        _noted(found, "save", "")
         return real(*args, **named)
 
     module = torch.serialization
@@ -86,13 +90,24 @@ def written(before_a_save: Callable[[], None] = lambda: None) -> Iterator[Writte
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
-    if not _watching or event not in ("open", "os.remove", "os.rename", "os.truncate"):
+    if not _watching or event not in ("open", *CHANGES):
         return
     name = args[0]
     if not isinstance(name, str | bytes | os.PathLike):  # the number of an open file
         return
     if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
         return
-    place = os.path.realpath(os.fsdecode(name))
-    for each in _watching:
-        (each.opened if event in ("open", "os.truncate") else each.gone).append(place)
+    for each in list(_watching):
+        _noted(each, event, os.path.realpath(os.fsdecode(name)))
+
+
+def _noted(found: Written, what: str, name: str) -> None:
+    if what in ("open", "os.truncate"):
+        found.opened.append(name)
+    elif what in ("os.remove", "os.rename"):
+        found.gone.append(name)
+    watching, _watching[:] = _watching[:], []
+    try:
+        found.before(what, name)
+    finally:
+        _watching[:] = watching

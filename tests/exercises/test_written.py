@@ -51,6 +51,28 @@ def test_what_was_removed_and_renamed_is_seen(tmp_path: Path) -> None:
 
 def test_a_disk_can_be_slow(tmp_path: Path) -> None:
     there = []
-    with written(lambda: there.append((tmp_path / "here").exists())):
+    with written(lambda what, _: there.append((what, (tmp_path / "here").exists()))):
         torch.save({"a": 1}, tmp_path / "here")
-    assert there == [True]
+    assert there == [("open", False), ("save", True)]
+
+
+def test_each_step_can_be_looked_at_before_it_is_done(tmp_path: Path) -> None:
+    path, part, steps = tmp_path / "whole", tmp_path / "part", []
+
+    def before(what: str, name: str) -> None:
+        steps.append((what, Path(name).name, sorted(each.name for each in tmp_path.glob("[pw]*"))))
+        (tmp_path / "of its own").write_text("not watched")
+
+    path.write_text("of before")
+    with written(before) as found:
+        part.write_text("new")
+        path.unlink()
+        part.rename(path)
+        os.truncate(path, 0)
+    assert steps == [
+        ("open", "part", ["whole"]),
+        ("os.remove", "whole", ["part", "whole"]),
+        ("os.rename", "part", ["part"]),
+        ("os.truncate", "whole", ["whole"]),
+    ]
+    assert found.opened == [os.path.realpath(part), os.path.realpath(path)]

@@ -162,6 +162,7 @@ def _cases(seed: int) -> dict[str, Any]:
     cases["an array of one number, without dimensions"] = a(torch.float64).numpy()
     cases["a tensor of one number, without dimensions"] = a(torch.int64)
     cases["an empty array"] = a(torch.int64, 0).numpy()
+    cases["an empty array of the shape [0, 3]"] = a(torch.int16, 0, 3).numpy()
     cases["an empty tensor of the shape [2, 0]"] = a(torch.float16, 2, 0)
     cases["a tensor with gradients"] = a(torch.float64, 3).requires_grad_()
     cases["a parameter"] = nn.Parameter(a(torch.float32, 2, 2))

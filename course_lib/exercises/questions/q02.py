@@ -224,7 +224,8 @@ def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
     data = TensorDataset(images[places.argsort()], labels[places.argsort()])
     orders = _Orders(places[:count].tolist())
     model = _Scores(classes).train(case["mode"])
-    model.body.norm.eval()  # as somebody left it
+    model.body.eval()  # as somebody left it: a training module in one that is not
+    model.body.last.train()
     for each in model.parameters():
         each.grad = torch.ones_like(each) if each.requires_grad else None
     before = _state(model)

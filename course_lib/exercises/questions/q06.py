@@ -226,7 +226,8 @@ def hand_ddp(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     cases = [
-        {"kind": kind, "seeds": seeds(rng, count), "data": rng.randrange(2**31)} for kind in seeds(rng, 2)
+        {"kind": kind, "turned": turned, "seeds": seeds(rng, count), "data": rng.randrange(2**31)}
+        for kind, turned in zip(seeds(rng, 2), (True, False), strict=True)
     ]
     by_rank = ask(_wrapped, cases, nprocs=count)
     if any(each["by_ddp"] for calls in by_rank for each in calls):
@@ -264,7 +265,7 @@ def _of_training(held: list[Any], case: dict[str, Any], again: bool) -> Iterator
         elif what == DURING:
             hint = _of_hooks(now, right, own, shapes[name])
         else:
-            hint = "The first step is right, and a later one is not. What does the first leave behind?"
+            hint = "The first step is right. In the next, two backward() add up: what does the first leave?"
         holds = _all_hold(now, right)
         yield Finding(what, holds, seen, hint)
         all_held = all_held and holds
@@ -300,20 +301,39 @@ def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with mock.patch.object(ddp, "__init__", noted):  # wherever it is kept, under whatever name
         for case in cases:
             model = answer(_network(case, rank))
-            found.append(_train(model, case["data"], _share(rank), count))
+            found.append(_train(model, case["data"], _share(rank), count, parts=2))
             found[-1]["by_ddp"] = bool(made)
     return found
 
 
+class _Turned(nn.Module):
+    """The parameters that come first by name are the last to be used, so their gradients come first."""
+
+    def __init__(self, kind: int, values: int) -> None:
+        super().__init__()
+        self.end = nn.Linear(2, 2).double()
+        self.begin = network(kind, values, norm=False)
+        with torch.no_grad():
+            self.end.weight.copy_(tensor(values, (2, 2)))
+            self.end.bias.copy_(tensor(values + 1, (2,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.begin(x).tanh())
+
+
 def _network(case: dict[str, Any], rank: int) -> nn.Module:
-    return network(case["kind"], case["seeds"][rank], norm=False)
+    values = case["seeds"][rank]
+    return _Turned(case["kind"], values) if case["turned"] else network(case["kind"], values, norm=False)
 
 
 def _share(rank: int) -> slice:
     return slice(rank * SHARE, (rank + 1) * SHARE)
 
 
-def _train(model: nn.Module, data: int, mine: slice, count: int) -> dict[str, list[torch.Tensor]]:
+def _train(
+    model: nn.Module, data: int, mine: slice, count: int, parts: int = 1
+) -> dict[str, list[torch.Tensor]]:
+    """Three steps; from the second one on the gradient comes in so many parts, which add up."""
     parameters = list(model.parameters())
     trained = [each for each in parameters if each.requires_grad]
     held = {"start": [each.detach().clone() for each in everything(model).values()]}
@@ -321,7 +341,9 @@ def _train(model: nn.Module, data: int, mine: slice, count: int) -> dict[str, li
     for x, y in zip(batches[::2], batches[1::2], strict=True):
         for each in trained:
             each.grad = None
-        nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
+        now = parts if "gradients" in held else 1
+        for some, wanted in zip(x[mine].chunk(now), y[mine].chunk(now), strict=True):
+            (nn.functional.mse_loss(model(some), wanted) / now).backward()
         if "gradients" not in held:
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in trained]
             held["gradients"] = [each.clone() for each in gradients]

@@ -471,6 +471,17 @@ def gathers_in_the_module(device, **things):
 # --- right, in another style ---
 
 
+@wrong("01.1", EXACT, OWN, THERE, hint="The type is right, the shape is not")
+def by_lists(data, device):
+    """A list of no rows does not know how long they would be."""
+    if isinstance(data, torch.Tensor):
+        return data.detach().clone().to(device)
+    if isinstance(data, np.ndarray) and data.dtype.kind != "c":
+        dtype = torch.from_numpy(np.zeros(1, data.dtype)).dtype
+        return torch.tensor(data.tolist(), dtype=dtype, device=device)
+    return torch.tensor(np.array(data), device=device)
+
+
 @right("01.1")
 def solved(data, device):
     if isinstance(data, torch.Tensor):
