@@ -28,6 +28,8 @@ from .confined import confined
 
 Work = Callable[..., Any]  # called with the answer, then with what the judge gives it
 REST = "This rests on what is above; that comes first."
+SO_FAR = "it held as far as your code came"
+GO_ON = "It counts once all was asked of it: what stopped your code stands above."
 MOST_NUMBERS = 400_000  # that a work may tell of an answer on one rank; eight letters are one
 SETTLE_SECONDS = 2.0  # for work that nobody waited for, so that no rank leaves while another is in it
 UNWAITED = (
@@ -81,7 +83,8 @@ class Question:
         """Every property as it was judged; one that the judge does not come to does not hold.
 
         Of several findings for one property the first that does not hold is shown. What rests on a property
-        that does not hold does not hold either.
+        that does not hold does not hold either. Where the judge cannot go on, and all held so far, nothing
+        counts: a fault costs at least what it stopped, and here that may be any of them.
         """
         judged: dict[str, Finding] = {}
         trouble: Exception | None = None
@@ -90,8 +93,10 @@ class Question:
                 for found in self.judge(ask, rng):
                     if found.what not in judged or judged[found.what].ok:
                         judged[found.what] = found
-        except Exception as error:  # what was judged before it counts
+        except Exception as error:
             trouble = error
+            if all(what in judged and judged[what].ok for what in self.properties):
+                judged = {what: Finding(what, False, SO_FAR, GO_ON) for what in judged}
         holds: dict[str, bool] = {}
         for what, points in self.properties.items():
             found = judged.get(what, Finding(what))

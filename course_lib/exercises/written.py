@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +20,13 @@ from unittest import mock
 import torch
 
 SAVES = ("_save", "_legacy_save")  # where torch.save ends, by its two formats
-CHANGES = ("os.remove", "os.rename", "os.link", "os.truncate")  # audit events, beside "open"
+NAMES = ("os.rename", "os.link")  # audit events that give a file a name, which comes second
+CHANGES = ("os.remove", "os.truncate", *NAMES)  # beside "open"
 
 
 @dataclass
 class Written:
-    """By this process, in names as `os.path.realpath` gives them.
+    """By this process in one folder, in names as `os.path.realpath` gives them.
 
     Attributes
     ----------
@@ -33,30 +35,31 @@ class Written:
     gone : list of str
         Names that were removed, or given to another file by a rename away from it.
     saves : int
-        Calls of `torch.save`.
+        Calls of `torch.save`, wherever to.
     """
 
+    folder: str
+    before: Callable[[str, str], None]
     opened: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     saves: int = 0
-    before: Callable[[str, str], None] = lambda what, name: None
-
-    def inside(self, folder: str | Path) -> list[str]:
-        """What was opened for writing in a folder."""
-        begin = os.path.realpath(folder) + os.sep
-        return [name for name in self.opened if name.startswith(begin)]
 
 
 _watching: list[Written] = []
 _hooked: list[bool] = []  # an audit hook stays until the process ends
+_here = threading.local()  # whether this thread is in what `before` does
 
 
 @contextlib.contextmanager
-def written(before: Callable[[str, str], None] = lambda what, name: None) -> Iterator[Written]:
+def written(
+    folder: str | Path, before: Callable[[str, str], None] = lambda what, name: None
+) -> Iterator[Written]:
     """Watch what is written inside; it is known at once.
 
     Parameters
     ----------
+    folder
+        Whose files, in folders below it too: a rank writes notes of its own elsewhere.
     before
         Called before each step, with what it is and a file's name: one of `CHANGES`; "open", of a file for
         writing; "save", in each `torch.save` after its file was opened. It may wait there as a slow disk
@@ -65,16 +68,16 @@ def written(before: Callable[[str, str], None] = lambda what, name: None) -> Ite
     if not _hooked:
         sys.addaudithook(_heard)
         _hooked.append(True)
-    found = Written(before=before)
+    found = Written(os.path.realpath(folder) + os.sep, before)
 
     def opens(real: Callable[[Any], Any], name: Any, *args: Any, **named: Any) -> Any:
         if isinstance(name, str | os.PathLike):  # written by C++, which tells no audit hook
-            _noted(found, "open", os.path.realpath(name))
+            _noted(found, "open", name)
         return real(name, *args, **named)
 
     def saves(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
         found.saves += 1
-        _noted(found, "save", "")
+        _noted(found, "save", found.folder)
         return real(*args, **named)
 
     module = torch.serialization
@@ -92,22 +95,25 @@ def written(before: Callable[[str, str], None] = lambda what, name: None) -> Ite
 def _heard(event: str, args: tuple[Any, ...]) -> None:
     if not _watching or event not in ("open", *CHANGES):
         return
-    name = args[0]
-    if not isinstance(name, str | bytes | os.PathLike):  # the number of an open file
-        return
     if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
         return
-    for each in list(_watching):
-        _noted(each, event, os.path.realpath(os.fsdecode(name)))
+    names = [each for each in args[:2] if isinstance(each, str | bytes | os.PathLike)]  # else an open file
+    if names:
+        for each in list(_watching):
+            _noted(each, event, *(names if event in NAMES else names[:1]))
 
 
-def _noted(found: Written, what: str, name: str) -> None:
+def _noted(found: Written, what: str, *names: Any) -> None:
+    """One step, where one of its names is in the folder and it is none of `before`'s own."""
+    places = [os.path.realpath(os.fsdecode(name)) + os.sep * (what == "save") for name in names]
+    if getattr(_here, "busy", False) or not any(place.startswith(found.folder) for place in places):
+        return
     if what in ("open", "os.truncate"):
-        found.opened.append(name)
+        found.opened.append(places[0])
     elif what in ("os.remove", "os.rename"):
-        found.gone.append(name)
-    watching, _watching[:] = _watching[:], []
+        found.gone.append(places[0])
+    _here.busy = True
     try:
-        found.before(what, name)
+        found.before(what, places[0])
     finally:
-        _watching[:] = watching
+        _here.busy = False

@@ -102,6 +102,7 @@ def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(ALIKE, not raised, f"for losses on the device meta it raised {raised}", hint)
     for (what, losses, batch_size), got in zip(cases, found, strict=True):
         yield _counted(what, got["value"], losses, batch_size)
+        yield _counted(what, got["again"], losses[::-1], batch_size)
         yield _of_shares(got["gradient"], _chunks(batch_size, len(losses)))
 
 
@@ -144,13 +145,17 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
 
 
 def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[list[dict[str, Any]], str]:
-    found = []
+    found, asked = [], "batch_loss must return one number, as a tensor"
     for losses, batch_size, short in cases:
         dtype = torch.float32 if short else torch.float64
         given = torch.tensor(losses, dtype=dtype, requires_grad=True)
         loss = answer(given * 1, batch_size)  # as gathered ones are: a result, no leaf
-        value = the_number(loss, "batch_loss must return one number, as a tensor")
+        value = the_number(loss, asked)
         found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
+        now = torch.tensor(losses, dtype=dtype)
+        answer(now, batch_size)
+        now.copy_(now.flip(0))  # the same tensor, with other losses
+        found[-1]["again"] = the_number(answer(now, batch_size), asked)
     try:
         answer(torch.ones(3, device="meta", requires_grad=True) * 1, 8)
     except Exception as error:

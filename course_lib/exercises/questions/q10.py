@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -20,11 +21,10 @@ from torch import nn
 
 from ..asking import Ask, Finding, Refused, in_group, number, question, reason, told
 from ..drawn import folder, network, seeds, tensor
-from ..written import written
+from ..written import NAMES, written
 
-SLOW_SECONDS = 0.6  # that rank 0's disk takes for a step
+SLOW_SECONDS = 0.4  # that rank 0's disk takes for a step
 PATIENCE = 3.0  # seconds that a rank waits in a collective when the disk is full
-NAMES = ("os.rename", "os.link")  # steps that give a file a name
 LIMIT = 100_000  # bytes that fit on the disk that is full
 
 # --- 10.1 -------------------------------------------------------------------------------------------------
@@ -53,7 +53,8 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ]
     plain = [
         [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],  # the first alone has it, …
-        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, …
+        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, all but the last …
+        [f"module.{a}.weight", f"module.{a}.bias", f"{c}.weight"],
         [f"module.{a}.weight", f"module.{a}.bias", f"{c}.bias", f"module.{b}.bias"],
         [f"modules.{a}", f"module_{b}.bias", "module"],
         [f"sub.module.{a}", f"{b}.module.weight"],
@@ -77,9 +78,10 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float | str]]:
-    found = []
+    found, weights = [], OrderedDict()
     for names in given:
-        weights = OrderedDict((name, torch.tensor(each, dtype=torch.float64)) for name, each in names.items())
+        weights.clear()  # the same dict, with others in it
+        weights.update({name: torch.tensor(each, dtype=torch.float64) for name, each in names.items()})
         after = answer(weights)
         if not isinstance(after, dict):
             raise Refused(f"without_prefix must return a dict from names to tensors, not {told(after)}")
@@ -96,8 +98,8 @@ HEARD = "and every rank raises an error then: none returns, none waits in vain"
 
 @question("10.2", "save_once(state, path)", {ONE: 1, FULL: 1, HEARD: 1}, rests={FULL: ONE, HEARD: ONE})
 def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    """Calls of the same ranks: over an old file, onto a full disk, where no file is, without a new name."""
-    old, new, last = rng.sample(range(0, 10_000, 10), 3)
+    """Calls of the same ranks: over an old file, onto a full disk, where no file is, again, in vain."""
+    old, new, next_, last = rng.sample(range(0, 10_000, 10), 4)
     ranks = rng.randint(2, 4)
 
     def shown(state: int | None) -> str:
@@ -108,12 +110,13 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         neighbour, path, other = place / "notes.txt", place / "checkpoint.pt", place / "other.pt"
         neighbour.write_text("of somebody else")
         torch.save({"number": old}, path)
-        found = ask(_saved, new, last, str(path), str(other), nprocs=ranks)
+        found = ask(_saved, new, [next_, last], str(path), str(other), nprocs=ranks)
         ((left, another),) = ask(_left, [str(path), str(other)])
         stays = neighbour.is_file() and neighbour.read_text() == "of somebody else"
     yield _of_a_save([each["first"] for each in found], new, shown)
     if found[0]["third"]:
-        yield _of_a_save([each["third"] for each in found], last, shown)
+        for place, right in enumerate((next_, last)):
+            yield _of_a_save([each["third"][place] for each in found], right, shown)
     gone = Finding(ONE, False, "what lay beside it is gone or has changed", "It was not yours.")
     is_right = another == last or not found[0]["third"]
     wrong = Finding(ONE, is_right, f"the last file holds {shown(another)}", "Whose is it?")
@@ -172,15 +175,16 @@ def _left(_: Any, paths: list[str]) -> list[int | None]:
     return [_number_in(path) for path in paths]
 
 
-def _number_in(path: str) -> int | None:
+def _number_in(path: str | Path) -> int | None:
     with contextlib.suppress(Exception):
         return int(torch.load(path, weights_only=True)["number"])
     return None
 
 
 @in_group
-def _saved(answer: Any, new: int, last: int, path: str, other: str) -> dict[str, Any]:
-    found = {"first": _one_save(answer, new, path), "third": None, "fourth": None}
+def _saved(answer: Any, new: int, others: list[int], path: str, other: str) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    found = {"first": _one_save(answer, state, new, Path(path)), "third": None, "fourth": None}
     dist.barrier()
     group = dist.distributed_c10d._get_default_group()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), group)
@@ -189,7 +193,11 @@ def _saved(answer: Any, new: int, last: int, path: str, other: str) -> dict[str,
     late, heard = found["second"]["late"], found["second"]["error"]
     if not _on_all("in time", not late):  # after a collective that was given up, the group is broken
         return found
-    found["third"] = _one_save(answer, last, other)
+    again = Path(other)  # the same state and path, twice
+    found["third"] = []
+    for each in others:
+        found["third"].append(_one_save(answer, state, each, again))
+        _on_all(f"read {each}", True)
     if _on_all("right so far", bool(heard) and found["first"]["found"] == new):  # else it may wait for ever
         found["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
     return found
@@ -198,7 +206,7 @@ def _saved(answer: Any, new: int, last: int, path: str, other: str) -> dict[str,
 def _in_vain(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
     """A call that must raise on every rank, and soon."""
     begun = time.monotonic()
-    error = _raised(answer, state, path)
+    error = _raised(answer, state, Path(path))
     return {"error": error, "late": time.monotonic() - begun > PATIENCE - 0.5}
 
 
@@ -211,7 +219,7 @@ def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> dict[s
             met.append(what)
             raise OSError(errno.EIO, os.strerror(errno.EIO), name)
 
-    with written(fails):
+    with written(Path(path).parent, fails):
         return _in_vain(answer, state, path) | {"met": bool(met)}
 
 
@@ -223,10 +231,11 @@ def _on_all(what: str, here: bool) -> bool:
     return b"False" not in words
 
 
-def _one_save(answer: Any, state: int, path: str) -> dict[str, Any]:
+def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> dict[str, Any]:
     rank = dist.get_rank()
-    with written(partial(_slow, rank)) as files:
-        error = _raised(answer, {"number": state + rank}, path)
+    state["number"] = value + rank
+    with written(path.parent, partial(_slow, rank)) as files:
+        error = _raised(answer, state, path)
         found = _number_in(path)
     name, over = os.path.realpath(path), ""
     if name in files.opened:
@@ -234,7 +243,7 @@ def _one_save(answer: Any, state: int, path: str) -> dict[str, Any]:
     elif name in files.gone:
         over = "was taken away"
     return {
-        "wrote": bool(files.saves or files.inside(Path(path).parent)),
+        "wrote": bool(files.saves or files.opened),
         "found": found,
         "error": error,
         "over": over,
@@ -247,9 +256,9 @@ def _slow(rank: int, what: str, name: str) -> None:
         time.sleep(SLOW_SECONDS)
 
 
-def _raised(answer: Any, state: dict[str, Any], path: str) -> str:
+def _raised(answer: Any, state: dict[str, Any], path: Path) -> str:
     try:
-        answer(state, Path(path))
+        answer(state, path)
     except (Exception, SystemExit) as error:
         return reason(error)
     return ""
@@ -362,10 +371,15 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
 
 def _loaded(answer: Any, kind: int, values: int, paths: dict[str, str]) -> dict[str, Any]:
     found, model = {}, _Net(kind, values)  # one model gets them all
-    for what, path in paths.items():
+    here = Path(f"{paths[BARE]}.now")
+    shutil.copy(paths[TRAINING], here)
+    with contextlib.suppress(Exception):
+        answer(here, model)
+    shutil.copy(paths[BARE], here)  # under the same name, into the same model
+    for what, path in (paths | {BARE: here}).items():
         error = ""
         try:
-            answer(Path(path), model)
+            answer(here if path is here else Path(path), model)
         except Exception as raised:
             error = reason(raised)
         found[what] = {"state": _state(model), "error": error}

@@ -87,10 +87,10 @@ def _start(
         if begun[-1] == look_after != NEVER:
             _keep_a_moment(place, Path(plan["moments"]), f"{what} {os.path.basename(name)}")
 
-    with written(before) as files:
+    with written(place, before) as files:
 
         def tell(epoch: int | None) -> None:
-            wrote = len(files.inside(place)) + files.saves
+            wrote = len(files.opened) + files.saves
             note({"epoch": epoch, "state": _state(model), "file": _print_of(path), "wrote": wrote})
 
         def run_epoch(epoch: int) -> None:

@@ -593,6 +593,17 @@ class InALayer(Base):
         return x.sub(self.inner.mean).div(self.inner.std)
 
 
+@functools.cache
+def remembered(name, model):
+    """Models can be keys; what is in them may change all the same."""
+    return inside(name, model) | plain(name, model)
+
+
+@wrong("01.3", AMONG, PLAIN, hint="What do you keep of another call?")
+def looks_once(device, **things):
+    return search(device, things, remembered)
+
+
 @right("01.3")
 def by_three_lists(device, **things):
     return search(device, things, inside, plain)
@@ -613,7 +624,7 @@ def by_getattr(device, **things):
     return sorted(names)
 
 
-@right("01.3")
+@wrong("01.3", AMONG, PLAIN, hint="What do you keep of another call?")
 @functools.cache
 def with_a_cache(device, **things):
     return search(device, things, inside, plain)

@@ -465,6 +465,13 @@ def those_in_evaluation_go_back_last(model, loader):
     return found
 
 
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="What is kept between two calls?")
+@functools.cache
+def remembers(model, loader):
+    with torch.no_grad(), quiet(model):
+        return share(model, loader)
+
+
 @right("02.2")
 def by_a_copy(model, loader):
     return share(copy.deepcopy(model).eval().requires_grad_(False), loader)
@@ -501,6 +508,12 @@ class Evaluation:
 
 
 right("02.2")(Evaluation())
+
+
+@wrong("02.3", MODE, RELEASED, hint="What was given once more")
+@functools.cache
+def trains_once(model, loader, optimizer):
+    return clears_at_the_end(model, loader, optimizer)
 
 
 @right("02.3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import shutil
 import tempfile
@@ -506,6 +507,17 @@ def what_is_there(path, model):
     unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
     if unlike.unexpected_keys:
         raise KeyError(unlike.unexpected_keys)
+
+
+@functools.cache
+def loaded(path):
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@wrong("10.3", TRAINING, ELSEWHERE, CODE, hint="What does the model get?")
+def loads_a_name_once(path, model):
+    found = loaded(path)
+    model.load_state_dict(stripped(found.get("model", found)))
 
 
 @right("10.3")
