@@ -1,0 +1,103 @@
+"""`make site`: the lessons with their committed outputs, the exercises and the reference, as pages in .site/html.
+
+Nothing is executed. Sphinx sees a copy in .site/source: pictures are files with their alternatives in it, and
+what two notebooks say of themselves (title, time, what they assume) makes the list of lessons.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from sphinx.cmd.build import build_main
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SITE = ROOT / ".site"
+SOURCE, PAGES = SITE / "source", SITE / "html"
+PICTURES = SOURCE / "_static" / "pictures"
+NEEDS = re.compile(r"[Yy]ou need:?(?:\*\*)?:? *(.*)")
+MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
+ENDS_OF_LINES = re.compile(r".*\r")  # what a progress bar wrote over
+
+
+def main() -> int:
+    """Build the pages; the exit status is Sphinx's, which takes each warning for an error."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    PICTURES.mkdir(parents=True)
+    for path in HERE.glob("*.md"):
+        shutil.copy(path, SOURCE)
+    shutil.copy(HERE / "site.css", SOURCE / "_static")
+    shutil.copytree(ROOT / "lessons" / "images", SOURCE / "lessons" / "images")
+    shutil.copytree(ROOT / "lessons" / "scripts", SOURCE / "lessons" / "scripts")
+    (SOURCE / "exercises").mkdir()
+    lessons, exercises = (sorted((ROOT / folder).glob("*.ipynb")) for folder in ("lessons", "exercises"))
+    for path in [*lessons, *exercises]:
+        notebook = json.loads(path.read_text())
+        for_the_page(notebook, path.stem)
+        (SOURCE / path.parent.name / path.name).write_text(json.dumps(notebook))
+    (SOURCE / "lessons" / "index.md").write_text(contents("Lessons", OF_LESSONS, lessons))
+    (SOURCE / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
+    (SOURCE / "teachers.md").write_text(for_teachers((ROOT / "exercises" / "README.md").read_text()))
+    options = ["-b", "html", "-W", "--keep-going", "-q", "-c", str(HERE)]
+    return build_main([*options, "-d", str(SITE / "doctrees"), str(SOURCE), str(PAGES)])
+
+
+OF_LESSONS = """Each lesson is a notebook that runs as it stands, on CPU ranks, on one GPU or on several. The outputs
+that you see here were saved by runs on a machine with two cores and no GPU."""
+OF_EXERCISES = """Each exercise belongs to the lesson of its number. It checks itself, on fresh ranks, in your own
+notebook: these pages only show what is asked."""
+
+
+def contents(title: str, words: str, notebooks: list[Path]) -> str:
+    """A page that lists notebooks, with the time each takes and what it assumes, and leads on to them."""
+    rows = ["| | minutes | you need |", "| --- | ---: | --- |"]
+    for path in notebooks:
+        first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+        name = first.splitlines()[0].removeprefix("# ")
+        minutes, needs = MINUTES.search(first), NEEDS.search(first)
+        if minutes is None:
+            raise ValueError(f"{path.name}: its first cell has to say how many minutes it takes")
+        assumed = needs[1] if needs else f"lesson [{path.stem[:2]}](../lessons/{path.name})"
+        rows.append(f"| [{name}]({path.name}) | {minutes[1]} | {assumed} |")
+    tree = "\n".join(path.stem for path in notebooks)
+    return "\n".join([f"# {title}\n", words, "", *rows, "", "```{toctree}", ":hidden:", "", tree, "```", ""])
+
+
+def for_teachers(readme: str) -> str:
+    """The exercises' README; what it links to in the repository is only named on the site."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./(?!lessons)[^)]*\)", r"\1", readme).replace("# Exercises", "# For teachers", 1)
+
+
+def for_the_page(notebook: dict[str, Any], name: str) -> None:
+    """Pictures become files, what was written over is gone, and a link to a folder leads to its list."""
+    number = 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = "".join(cell["source"]).replace("](../exercises)", "](../exercises/index.md)")
+            continue
+        cell["outputs"] = [each for each in cell.get("outputs", []) if each.get("data", True)]
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                number += 1
+                path = PICTURES / f"{name}_{number:02}.png"
+                path.write_bytes(base64.b64decode("".join(data.pop("image/png"))))
+                about = output["metadata"].get("image/png", {})
+                width = f' width="{about["width"]}"' if "width" in about else ""
+                alternative = html.escape(about["alt"])
+                data["text/html"] = f'<img src="../_static/pictures/{path.name}" alt="{alternative}"{width}>'
+            elif output["output_type"] == "stream":
+                output["text"] = "\n".join(
+                    ENDS_OF_LINES.sub("", line) for line in "".join(output["text"]).split("\n")
+                )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Sphinx's configuration of the site; `build.py` calls it."""
+
+from pathlib import Path
+
+project = "Training with many GPUs in PyTorch"
+author = "the authors of the course"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # MathJax itself, beside the pages
+]
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 3
+suppress_warnings = ["misc.highlighting_failure"]  # outputs hold more than one language
+exclude_patterns = ["lessons/scripts"]
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = [str(Path(__file__).parents[2] / ".site" / "source" / "_static")]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "use_issues_button": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
