@@ -6,6 +6,7 @@ what two notebooks say of themselves (title, time, what they assume) makes the l
 
 from __future__ import annotations
 
+import argparse
 import base64
 import html
 import json
@@ -19,9 +20,6 @@ from sphinx.cmd.build import build_main
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SITE = ROOT / ".site"
-SOURCE, PAGES = SITE / "source", SITE / "html"
-PICTURES = SOURCE / "_static" / "pictures"
 NEEDS = re.compile(r"[Yy]ou need:?(?:\*\*)?:? *(.*)")
 MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
 ENDS_OF_LINES = re.compile(r".*\r")  # what a progress bar wrote over
@@ -29,24 +27,37 @@ ENDS_OF_LINES = re.compile(r".*\r")  # what a progress bar wrote over
 
 def main() -> int:
     """Build the pages; the exit status is Sphinx's, which takes each warning for an error."""
-    shutil.rmtree(SITE, ignore_errors=True)
-    PICTURES.mkdir(parents=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / ".site")
+    parser.add_argument("--as-it-is", action="store_true", help="FOLDER/source stands already")
+    given = parser.parse_args()
+    source = given.folder / "source"
+    if not given.as_it_is:
+        shutil.rmtree(given.folder, ignore_errors=True)
+        assemble(source)
+    options = ["-b", "html", "-W", "--keep-going", "-q", "-c", str(HERE)]
+    options += ["-D", f"html_static_path={source / '_static'}", "-d", str(given.folder / "doctrees")]
+    return build_main([*options, str(source), str(given.folder / "html")])
+
+
+def assemble(source: Path) -> None:
+    """Put everything that has a page, or that a page shows, into a folder."""
+    pictures = source / "_static" / "pictures"
+    pictures.mkdir(parents=True)
     for path in HERE.glob("*.md"):
-        shutil.copy(path, SOURCE)
-    shutil.copy(HERE / "site.css", SOURCE / "_static")
-    shutil.copytree(ROOT / "lessons" / "images", SOURCE / "lessons" / "images")
-    shutil.copytree(ROOT / "lessons" / "scripts", SOURCE / "lessons" / "scripts")
-    (SOURCE / "exercises").mkdir()
+        shutil.copy(path, source)
+    shutil.copy(HERE / "site.css", source / "_static")
+    for name in ("images", "scripts"):
+        shutil.copytree(ROOT / "lessons" / name, source / "lessons" / name)
+    (source / "exercises").mkdir()
     lessons, exercises = (sorted((ROOT / folder).glob("*.ipynb")) for folder in ("lessons", "exercises"))
     for path in [*lessons, *exercises]:
         notebook = json.loads(path.read_text())
-        for_the_page(notebook, path.stem)
-        (SOURCE / path.parent.name / path.name).write_text(json.dumps(notebook))
-    (SOURCE / "lessons" / "index.md").write_text(contents("Lessons", OF_LESSONS, lessons))
-    (SOURCE / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
-    (SOURCE / "teachers.md").write_text(for_teachers((ROOT / "exercises" / "README.md").read_text()))
-    options = ["-b", "html", "-W", "--keep-going", "-q", "-c", str(HERE)]
-    return build_main([*options, "-d", str(SITE / "doctrees"), str(SOURCE), str(PAGES)])
+        for_the_page(notebook, path.stem, pictures)
+        (source / path.parent.name / path.name).write_text(json.dumps(notebook))
+    (source / "lessons" / "index.md").write_text(contents("Lessons", OF_LESSONS, lessons))
+    (source / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
+    (source / "teachers.md").write_text(for_teachers((ROOT / "exercises" / "README.md").read_text()))
 
 
 OF_LESSONS = """Each lesson is a notebook that runs as it stands, on CPU ranks, on one GPU or on several. The outputs
@@ -72,10 +83,12 @@ def contents(title: str, words: str, notebooks: list[Path]) -> str:
 
 def for_teachers(readme: str) -> str:
     """The exercises' README; what it links to in the repository is only named on the site."""
-    return re.sub(r"\[([^\]]+)\]\(\.\./(?!lessons)[^)]*\)", r"\1", readme).replace("# Exercises", "# For teachers", 1)
+    return re.sub(r"\[([^\]]+)\]\(\.\./(?!lessons)[^)]*\)", r"\1", readme).replace(
+        "# Exercises", "# For teachers", 1
+    )
 
 
-def for_the_page(notebook: dict[str, Any], name: str) -> None:
+def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:
     """Pictures become files, what was written over is gone, and a link to a folder leads to its list."""
     number = 0
     for cell in notebook["cells"]:
@@ -87,7 +100,7 @@ def for_the_page(notebook: dict[str, Any], name: str) -> None:
             data = output.get("data", {})
             if "image/png" in data:
                 number += 1
-                path = PICTURES / f"{name}_{number:02}.png"
+                path = pictures / f"{name}_{number:02}.png"
                 path.write_bytes(base64.b64decode("".join(data.pop("image/png"))))
                 about = output["metadata"].get("image/png", {})
                 width = f' width="{about["width"]}"' if "width" in about else ""

@@ -1,7 +1,5 @@
 """Sphinx's configuration of the site; `build.py` calls it."""
 
-from pathlib import Path
-
 project = "Training with many GPUs in PyTorch"
 author = "the authors of the course"
 extensions = [
@@ -19,11 +17,13 @@ suppress_warnings = ["misc.highlighting_failure"]  # outputs hold more than one 
 exclude_patterns = ["lessons/scripts"]
 html_theme = "sphinx_book_theme"
 html_title = project
-html_static_path = [str(Path(__file__).parents[2] / ".site" / "source" / "_static")]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
+    "navbar_start": [],  # the search stands above the list of pages already
+    "navbar_persistent": [],
+    "navbar_end": [],
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
