@@ -1,7 +1,7 @@
-"""`make site`: the lessons with their committed outputs, the exercises and the reference, as pages in .site/html.
+"""`make site`: the lessons with their saved outputs, the exercises and the reference, as pages in .site/html.
 
 Nothing is executed. Sphinx sees a copy in .site/source: pictures are files with their alternatives in it, and
-what two notebooks say of themselves (title, time, what they assume) makes the list of lessons.
+what the notebooks say of themselves (title, time, what they assume) makes the lists of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sphinx.cmd.build import build_main
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NEEDS = re.compile(r"[Yy]ou need:?(?:\*\*)?:? *(.*)")
+NEEDS = re.compile(r"You need(?::\*\*)? (.*)")
 MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
 ENDS_OF_LINES = re.compile(r".*\r")  # what a progress bar wrote over
 
@@ -60,10 +60,10 @@ def assemble(source: Path) -> None:
     (source / "teachers.md").write_text(for_teachers((ROOT / "exercises" / "README.md").read_text()))
 
 
-OF_LESSONS = """Each lesson is a notebook that runs as it stands, on CPU ranks, on one GPU or on several. The outputs
-that you see here were saved by runs on a machine with two cores and no GPU."""
-OF_EXERCISES = """Each exercise belongs to the lesson of its number. It checks itself, on fresh ranks, in your own
-notebook: these pages only show what is asked."""
+OF_LESSONS = """Each lesson is a notebook that runs as it stands, on CPU ranks, on one GPU or on several. The
+outputs that you see here were saved by runs on a machine with two cores and no GPU."""
+OF_EXERCISES = """Each exercise belongs to the lesson of its number. It checks itself, on fresh ranks, in your
+own notebook: these pages only show what is asked."""
 
 
 def contents(title: str, words: str, notebooks: list[Path]) -> str:
