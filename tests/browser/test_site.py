@@ -81,18 +81,22 @@ def test_the_reference_has_every_public_name(pages: Path) -> None:
     assert [name for name in course_lib.__all__ if f'id="course_lib.{name}"' not in reference] == []
 
 
-# Axe needs half a minute for the contrast of all the words in a lesson. Of those with the same tags, classes
-# and styles around them it gets one; the others in code, which are most, lose their element.
+# Axe needs half a minute for the contrast of all the words in a lesson. Of those with the same classes and
+# colours around them it gets one; the others in code, which are most, lose their element.
 ONE_OF_EACH_KIND = """() => {
+    const kind = each => {
+        if (!each) return ""
+        const {color, backgroundColor} = getComputedStyle(each)
+        const given = [each.tagName, each.getAttribute("class"), each.getAttribute("style")]
+        return [kind(each.parentElement), ...given, color, backgroundColor].join()
+    }
     const seen = new Set()
-    const kind = each => each && [
-        kind(each.parentElement), each.tagName, each.getAttribute("class"), each.getAttribute("style")
-    ].join()
     for (const each of document.querySelectorAll("body *")) {
         if (![...each.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue
-        if (!seen.has(kind(each))) each.dataset.look = ""
+        const its = kind(each)
+        if (!seen.has(its)) each.dataset.look = ""
         else if (each.matches(".highlight span")) each.replaceWith(each.textContent)
-        seen.add(kind(each))
+        seen.add(its)
     }
 }"""
 ONES = {"include": [["[data-look]"]]}
