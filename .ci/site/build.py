@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NEEDS = re.compile(r"You need(?::\*\*)? (.*)")
 MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
-ENDS_OF_LINES = re.compile(r".*\r")  # what a progress bar wrote over
+WRITTEN_OVER = re.compile(r".*\r")  # by a progress bar, in its own line
 
 
 def main() -> int:
@@ -33,7 +33,8 @@ def main() -> int:
     given = parser.parse_args()
     source = given.folder / "source"
     if not given.as_it_is:
-        shutil.rmtree(given.folder, ignore_errors=True)
+        for made in ("source", "doctrees", "html"):
+            shutil.rmtree(given.folder / made, ignore_errors=True)
         assemble(source)
     options = ["-b", "html", "-W", "--keep-going", "-q", "-c", str(HERE)]
     options += ["-D", f"html_static_path={source / '_static'}", "-d", str(given.folder / "doctrees")]
@@ -95,21 +96,25 @@ def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:
         if cell["cell_type"] == "markdown":
             cell["source"] = "".join(cell["source"]).replace("](../exercises)", "](../exercises/index.md)")
             continue
-        cell["outputs"] = [each for each in cell.get("outputs", []) if each.get("data", True)]
+        cell["outputs"] = [
+            each for each in cell["outputs"] if each.get("data", True)
+        ]  # a dashboard's is empty
         for output in cell["outputs"]:
-            data = output.get("data", {})
-            if "image/png" in data:
+            if "image/png" in output.get("data", {}):
                 number += 1
-                path = pictures / f"{name}_{number:02}.png"
-                path.write_bytes(base64.b64decode("".join(data.pop("image/png"))))
-                about = output["metadata"].get("image/png", {})
-                width = f' width="{about["width"]}"' if "width" in about else ""
-                alternative = html.escape(about["alt"])
-                data["text/html"] = f'<img src="../_static/pictures/{path.name}" alt="{alternative}"{width}>'
+                into_a_file(output, pictures / f"{name}_{number:02}.png")
             elif output["output_type"] == "stream":
-                output["text"] = "\n".join(
-                    ENDS_OF_LINES.sub("", line) for line in "".join(output["text"]).split("\n")
-                )
+                lines = "".join(output["text"]).split("\n")
+                output["text"] = "\n".join(WRITTEN_OVER.sub("", line) for line in lines)
+
+
+def into_a_file(output: dict[str, Any], path: Path) -> None:
+    """An output's picture, with the alternative and the width that it has in the notebook."""
+    data, about = output["data"], output["metadata"]["image/png"]
+    path.write_bytes(base64.b64decode("".join(data.pop("image/png"))))
+    width = f' width="{about["width"]}"' if "width" in about else ""
+    alternative = html.escape(about["alt"])
+    data["text/html"] = f'<img src="../_static/pictures/{path.name}" alt="{alternative}"{width}>'
 
 
 if __name__ == "__main__":
