@@ -507,7 +507,8 @@ def test_make_oldest_runs_in_an_environment_of_the_lowest_versions(course: Cours
 def test_make_oldest_tries_every_lower_bound(course: Course) -> None:
     shutil.copy(ROOT / "pyproject.toml", course.root)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = project["dependencies"] + project["optional-dependencies"]["test"]
+    extras = project["optional-dependencies"]
+    asked = project["dependencies"] + extras["lab"] + extras["test"]
     pinned = load_setup(course).lowest_versions().splitlines()
     assert {bound.replace(">=", "==") for bound in asked} <= set(pinned)
 
