@@ -341,32 +341,52 @@ def _of_gradient(
 
 @in_group
 def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, x = dist.get_rank(), [], torch.empty(0)
+    rank, found, x, eps = dist.get_rank(), [], torch.empty(0), 0.0
     for call in calls:
         numbers, weights = _share(call, rank)
-        if "again" in call:  # the same tensor, with other numbers
+        if "again" in call:  # the very same objects; the tensor has other numbers
             x.grad = None
             x.data.copy_(numbers)
         else:
-            x = numbers.requires_grad_()
+            x, eps = numbers.requires_grad_(), call["eps"]
         with traffic() as seen:
-            output = answer(x, call["eps"])
+            output = answer(x, eps)
             changed = not torch.equal(x, _share(call, rank)[0])
             if not isinstance(output, torch.Tensor):
                 raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
             error = ""
             if output.shape == weights.shape:
                 given = weights.clone()
+                passed = _passed_to_functions(output.grad_fn)
+                passed.append((given, weights))
                 try:
                     output.backward(given)
                 except RuntimeError as raised:
                     error = reason(raised)
-                if not torch.equal(given, weights):
+                if not all(torch.equal(*each) for each in passed):
                     error = "your backward pass has written into the gradient that it was given"
         sent = sum(count for _, count in seen.calls) + seen.stored
         found.append({"output": output, "gradient": x.grad, "error": error, "numbers": sent})
         found[-1]["changed"] = changed
     return found
+
+
+def _passed_to_functions(node: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Grows in a backward pass: each gradient that a Function in Python is given, and a copy from before."""
+    passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note(gradients: tuple[torch.Tensor | None, ...]) -> None:
+        passed.extend((each, each.clone()) for each in gradients if each is not None)
+
+    seen, ahead = set(), [node]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                node.register_prehook(note)
+            ahead += [before for before, _ in node.next_functions]
+    return passed
 
 
 # --- 12.3 -------------------------------------------------------------------------------------------------
