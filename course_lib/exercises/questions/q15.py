@@ -413,6 +413,7 @@ def _of_the_maker(found: dict[str, Any]) -> Iterator[Finding]:
         seen = f"when the taker went, the generator took {found['closing']:.1f} s to close"
     elif found["after"] == 1:
         hint = "The maker waits for room. What does it do first when it may go on?"
+        hint += " And what must it know by then?"
     ok = not found["threads"] and not found["after"] and found["closing"] <= PATIENCE
     yield Finding(STOPS, ok, seen, hint)
 

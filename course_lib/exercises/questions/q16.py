@@ -98,7 +98,7 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             yield _of_losses(LOSS, seen, returned, loss, [sum(each) for each in losses], plan)
             before = truth
         else:
-            yield _of_silence(seen, held, truth)
+            yield _of_silence(seen, held, truth, tokens)
             yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
     sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
     hint = "Something as large as the gradients travels besides. What has to be known of the others?"
@@ -262,7 +262,7 @@ def _of_losses(
     return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.10f}"), hint)
 
 
-def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
+def _of_silence(seen: str, held: list[Any], truth: Tensor, tokens: int) -> Finding:
     gaps = [math.inf if each is None else far(each, truth) for each in held]
     rank = gaps.index(max(gaps))
     if held[rank] is None:
@@ -275,6 +275,8 @@ def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
     else:
         words = f"holds gradients that are off by {gaps[rank]:.2g}"
         hint = "A rank without a question has a gradient of 0, which must not count as a vote."
+        if tokens == 1:
+            hint = "One token is a question, too. By what is its loss divided?"
     return Finding(SILENT, max(gaps) < NEAR, seen.format(f"rank {rank} {words}"), hint)
 
 

@@ -153,10 +153,10 @@ class _Started:
         vain = "what was started on one node waited in vain for those on the others"
         return _first(
             STARTS,
+            (bool(self.lost), f"bash looked for a command with the name {self.lost!r}", LOST),
             (not notes, seen.removesuffix("; "), hint),
             (bool(self.agents and self.pythons), both, "Either, or."),
             *(self._of_agents(counts, shown) if self.agents else self._of_pythons(counts, shown)),
-            (bool(self.lost), f"bash looked for a command with the name {self.lost!r}", LOST),
             (
                 bool(self.vain),
                 vain,
