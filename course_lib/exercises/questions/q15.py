@@ -277,7 +277,7 @@ def _of_one_share(padded: bool, case: Case, k: int, shares: list[Any]) -> Findin
         within=CLOSE,
     )
     if values[rank] is None:
-        hint = "What is asked for is a dict, with every k of this call as a key."
+        hint = "What is asked for is a dict, with every k as a key: every k of this call."
     elif CLOSE < gap < 1e-6:
         hint = "That is right to seven digits. Who divides whole numbers, and in which type?"
     elif gap <= CLOSE:
