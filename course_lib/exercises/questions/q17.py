@@ -99,11 +99,6 @@ def _of_the_orders(case: Told, text: str) -> Finding:
             WHICH_SHELL,
         ),
         (
-            NO_ORDER in asked,
-            f"{asked.get(NO_ORDER, '')!r} in an #SBATCH line is no order",
-            "An order has the name of an option and, where that takes one, its value.",
-        ),
-        (
             nodes not in (str(case["nodes"]), f"{case['nodes']}-{case['nodes']}"),
             f"{case['nodes']} nodes {say} {nodes}",
             "One option of sbatch is the number of nodes. Orders stand above the first command.",
@@ -117,6 +112,11 @@ def _of_the_orders(case: Told, text: str) -> Finding:
             minutes(asked.get("time", "")) != case["minutes"],
             f"{case['minutes']} minutes {say} {asked.get('time', 'nothing')!r}",
             "Hours, minutes, seconds: which of them does Slurm read in a lone number, and in two?",
+        ),
+        (
+            NO_ORDER in asked,
+            f"{asked.get(NO_ORDER, '')!r} in an #SBATCH line is no order",
+            "An order has the name of an option and, where that takes one, its value.",
         ),
     )
 
