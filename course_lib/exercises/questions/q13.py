@@ -203,6 +203,8 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
     if trained == [epochs] * len(trained) and said != trained:
         seen = f"the ranks trained {epochs} epochs, and returned {said} as their number"
         hint = "How many epochs were trained, when the first one has the number 0?"
+    elif not any(trained):
+        hint = "Each call is a training of its own, also where the functions have come before."
     elif trained[0] == _stop(accuracies, only_if_worse=True)[0]:
         hint = "An epoch that is exactly as good as the best is no better."
     elif trained[0] == rank_0:
@@ -235,17 +237,20 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
 @in_group
 def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
-    for counts in cases:
-        trained: list[int] = []
+    trained: list[int] = []
+    accuracies: Counts = []
 
-        def train_epoch(epoch: int, trained: list[int] = trained) -> None:
-            trained.append(epoch)
-            dist.all_reduce(torch.ones(3))  # as DDP's backward
+    def train_epoch(epoch: int) -> None:
+        trained.append(epoch)
+        dist.all_reduce(torch.ones(3))  # as DDP's backward
 
-        def validate(epoch: int, counts: Counts = counts, trained: list[int] = trained) -> tuple[int, int]:
-            right, judged = counts[epoch][rank]
-            return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
+    def validate(epoch: int) -> tuple[int, int]:
+        right, judged = accuracies[epoch][rank]
+        return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
 
+    for counts in cases:  # trainings, one after the other, by the very same functions
+        trained.clear()
+        accuracies[:] = counts
         value = answer(train_epoch, validate, len(counts))
         if not isinstance(value, tuple | list) or len(value) != 2:
             raise Refused(
@@ -378,7 +383,10 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
         value, calls = each["value"], each["calls"]
         if calls != 1:
             seen = f"rank {rank} called work() {calls} times"
-            return Finding(what, False, seen, "It may take an hour: call it once.")
+            hint = "It may take an hour: call it once."
+            if calls == 0:
+                hint = "It may be the same function as before. What it returns may be something else now."
+            return Finding(what, False, seen, hint)
         if failing:
             if value is None:
                 continue
@@ -411,16 +419,18 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
 
 @in_group
 def _worked(answer: Any, cases: list[list[float | None]]) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
+    calls: list[int] = []
+
+    def work() -> float:  # the very same function in each call, as that of a training is
+        calls.append(1)
+        if mine is None:
+            raise _Failure("this rank's work has failed")
+        return mine
+
     for values in cases:
-        mine, calls = values[dist.get_rank()], []
-
-        def work(mine: float | None = mine, calls: list[int] = calls) -> float:
-            calls.append(1)
-            if mine is None:
-                raise _Failure("this rank's work has failed")
-            return mine
-
+        mine = values[dist.get_rank()]
+        calls.clear()
         value = answer(work)
         found.append({"value": None if value is None else number(value), "calls": len(calls)})
     return found

@@ -328,6 +328,17 @@ def rank_0_counts_and_tells(train_epoch, validate, epochs):
     return [epoch + 1, best]
 
 
+DONE: dict[Any, Any] = {}
+
+
+@wrong("13.2", hint="a training of its own")
+def remembers_its_functions(train_epoch, validate, epochs):
+    given = train_epoch, validate, epochs
+    if given not in DONE:
+        DONE[given] = trained_until(train_epoch, epochs, lambda epoch: over_all(*validate(epoch)))
+    return DONE[given]
+
+
 ORDER = "every rank returns the sums over all ranks, whatever the order of its own names"
 MISSING = "also of names that some ranks do not have"
 
@@ -564,3 +575,10 @@ def over_rank_0(work):
     dist.broadcast(verdict, src=0)
     total, well = verdict.tolist()
     return total if well == world_size else None
+
+
+@wrong("13.4", hint="What it returns may be something else now")
+def remembers_the_work(work):
+    if work not in DONE:
+        DONE[work] = agrees_first(work)
+    return DONE[work]
