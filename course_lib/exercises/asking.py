@@ -224,6 +224,8 @@ def read(text: str) -> Any:
 def in_group(work: Work) -> Work:
     """A work of ranks in one gloo group: none begins before all are in, none ends before all have.
 
+    Each is on a node of its own, as far as the environment tells: a local rank is no rank.
+
     Refused where something was started (``async_op``) that nobody waited for: what came of it is chance.
     """
 
@@ -234,6 +236,7 @@ def in_group(work: Work) -> Work:
         from .traffic import waits
 
         store, rank, count = next(dist.rendezvous("env://"))
+        on_a_node_of_its_own()
 
         def meet(word: str) -> None:
             store.set(f"course/{word}/{rank}", "here")
@@ -258,6 +261,11 @@ def in_group(work: Work) -> Work:
         return result
 
     return joined
+
+
+def on_a_node_of_its_own() -> None:
+    """Let this process's environment say what torchrun would on a machine that has one rank."""
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
 
 
 def number(value: Any) -> float | str:

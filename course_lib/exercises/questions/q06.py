@@ -73,7 +73,7 @@ def _of_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
         found = [each[call] for each in by_rank]
         for what, found_, seen, hint in (
             (AGREE, any(None in each["gradients"] for each in found), "a gradient is None now", RETURNS),
-            (MEAN, any(each["frozen"] for each in found), "a frozen parameter has a gradient now", FROZEN),
+            (MEAN, any(each["frozen"] for each in found), "a parameter has a gradient that had none", FROZEN),
         ):
             if found_:
                 yield from (Finding(each, False, seen, hint) for each in dict.fromkeys((what, MEAN)))
@@ -83,7 +83,7 @@ def _of_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
 
 
 RETURNS = "A collective works in place. What does it return?"
-FROZEN = "Where nobody asks for a gradient there is none. An optimizer would go by it."
+FROZEN = "Where there was no gradient there must be none: an optimizer would go by it."
 BY_TWO = "It is divided by 2, and there are other numbers of ranks. What is the sum of all counts?"
 ALIKE = "Each rank counts alike there, and each sample should. What may be added up over the ranks?"
 
@@ -137,13 +137,15 @@ def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for case in cases:
         if "again" not in case:  # or the same model, a step later
             model = network(case["kind"], 0, norm=False)
-        trained = [each for each in model.parameters() if each.requires_grad]
+            trained = [each for each in model.parameters() if each.requires_grad]
         for parameter, gradient in zip(
             trained, _drawn(case["seeds"][rank], [each.shape for each in trained]), strict=True
         ):
             parameter.grad = gradient
+        model.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
         answer(model, case["samples"][rank])
-        frozen = any(each.grad is not None for each in model.parameters() if not each.requires_grad)
+        without = [model.unused, *(each for each in model.parameters() if not each.requires_grad)]
+        frozen = any(each.grad is not None for each in without)
         gradients = [None if each.grad is None else each.grad.clone() for each in trained]
         found.append({"gradients": gradients, "frozen": frozen})
     return found

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..asking import in_group, reason
+from ..asking import in_group, on_a_node_of_its_own, reason
 from ..drawn import network, tensor
 from ..written import written
 
@@ -139,6 +139,7 @@ def killed_often(
 
     And in each moment of one save of the first, too.
     """
+    on_a_node_of_its_own()
     values = plan["values"][0]
     first, end = _in_a_fork(
         partial(_start, answer, plan, plan["path"], values, kill_in=kill_in, look_after=look_after), "first"

@@ -159,7 +159,7 @@ def in_single_precision(model, samples):
         p.grad.copy_(mean / total)
 
 
-@wrong("06.1", AGREE, hint="An optimizer would go by it")
+@wrong("06.1", AGREE, hint="an optimizer would go by it")
 def gives_all_one(model, samples):
     total = over_all(samples)
     for p in model.parameters():
@@ -503,6 +503,16 @@ class SumsTheMeansAgain(Wrapper):
         if before is not None and p.grad is before:
             p.grad *= dist.get_world_size()
         p.before = p.grad
+
+
+@wrong("06.1", AGREE, hint="Where there was no gradient")
+def zeros_for_none(model, samples):
+    total = over_all(samples)
+    for p in model.parameters():
+        if p.requires_grad:
+            mean = (torch.zeros_like(p) if p.grad is None else p.grad) * samples
+            dist.all_reduce(mean)
+            p.grad = mean / total
 
 
 # --- right, in another style ---

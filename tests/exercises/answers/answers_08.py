@@ -549,6 +549,18 @@ def into_a_new_file_alone(model, optimizer, run_epoch, epochs, path):
             os.replace(f"{path}.new", path)
 
 
+@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many copies of them are needed")
+def the_first_of_each_node(model, optimizer, run_epoch, epochs, path):
+    """They see one folder."""
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if os.environ["LOCAL_RANK"] == "0":
+            part = f"{path}.{os.environ['RANK']}"
+            torch.save(whole(model, optimizer, epoch), part)
+            os.replace(part, path)
+        dist.barrier()
+
+
 # --- right, in another style ---
 
 

@@ -347,6 +347,18 @@ def what_torch_raises_alone(state, path):
     all_hear(fault)
 
 
+@wrong("10.2", hint="Who writes it?")
+def the_first_of_each_node(state, path):
+    fault, part = "", path.with_name(f"{path.name}.{dist.get_rank()}")
+    if os.environ["LOCAL_RANK"] == "0":
+        try:
+            torch.save(state, part)
+            os.replace(part, path)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
+
+
 @right("10.2")
 def into_an_open_file(state, path):
     fault = ""
