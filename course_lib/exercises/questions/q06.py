@@ -142,9 +142,9 @@ def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
             trained, _drawn(case["seeds"][rank], [each.shape for each in trained]), strict=True
         ):
             parameter.grad = gradient
-        model.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        model.body.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))  # neither first nor last
         answer(model, case["samples"][rank])
-        without = [model.unused, *(each for each in model.parameters() if not each.requires_grad)]
+        without = [model.body.unused, *(each for each in model.parameters() if not each.requires_grad)]
         frozen = any(each.grad is not None for each in without)
         gradients = [None if each.grad is None else each.grad.clone() for each in trained]
         found.append({"gradients": gradients, "frozen": frozen})
