@@ -233,8 +233,8 @@ def endless(*_: Any) -> Iterator[int]:
         yield 1
 
 
-def fills_memory() -> list[bytes]:
-    return [bytes(1 << 20) for _ in range(1 << 14)]
+def fills_memory() -> bytes:
+    return bytes(2 << 30)  # at once: piece by piece takes long where memory is scarce
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory has a limit there alone")

@@ -20,6 +20,7 @@ from ..asking import Ask, Finding, Refused, far, nearest, number, question, the_
 from ..drawn import everything, network, seeds, tensor
 
 CLOSE = 1e-5  # answers may count in float32
+AS_MANY = "That counts as many samples in each batch as it may have. The last one has fewer."
 DATASET = "Divided by the size of the whole dataset, and the loader gives only a part of it."
 
 
@@ -177,7 +178,7 @@ def _of_counts(case: dict[str, Any], found: dict[str, Any]) -> Finding:
         value,
         (
             sum(sum(each) / len(each) for each in batches) / len(batches),
-            "That is the mean of the batches' accuracies. The last batch is smaller.",
+            "That is the mean of the batches' accuracies, as if all were of one size. The last is smaller.",
         ),
         (sum(hits), "That is how many are right. Of how many?"),
         (sum(hits) / len(case["labels"]), DATASET),
@@ -386,6 +387,7 @@ def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Te
     hint = nearest(
         value,
         (sum(means) / len(means), "As in question 02.1: the last batch is smaller."),
+        (total / (len(labels) * epoch["size"]), AS_MANY),
         (total / epoch["all"], DATASET),
         otherwise=otherwise,
         within=CLOSE,

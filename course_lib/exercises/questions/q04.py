@@ -186,6 +186,8 @@ def _of_device(world: _World, place: Row, got: str) -> str:
         return "A node numbers its GPUs from 0. Which number counts on this node alone?"
     if got == f"cuda:{local}":
         return "There is no such GPU on this node. How do you come back to the first one?"
+    if got == f"cuda:{local * gpus // world.ranks[node]}":
+        return "Its ranks take them in turn, one after the other, and begin again."
     if got == "cpu" or got in [f"cuda:{local % other}" for other in world.gpus if other]:
         return "That goes by another node's GPUs. On which node is this rank?"
     return "Which number tells the ranks of one node apart?"

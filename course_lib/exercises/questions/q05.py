@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..asking import Ask, Finding, Refused, Work, in_group, nearest, question, told
+from ..asking import Ask, Finding, Refused, Work, far, in_group, nearest, question, told
 from ..drawn import LAYOUTS, laid_out, seeds, tensor, with_two_numbers
 from ..traffic import traffic
 
@@ -334,6 +334,8 @@ def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
         hint = "Some ranks hold the sums. How do they come to all the others?"
     elif again:
         hint = "The first call was right. What is new in a later one: shapes, how a tensor lies, a dtype?"
+    elif far(is_, total[place]) < 1e-5 * max(1.0, abs(total[place])):
+        hint = "That is right to some seven digits, which is what float32 keeps. In which dtype do you add?"
     elif all(any(a == b for a, b in zip(each, total, strict=True)) for each in held):
         hint = "Each rank holds a part of the sum: that is the first half. What brings the parts to everyone?"
     else:

@@ -101,6 +101,8 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
     seen = f"one gradient is {numbers[0]} on rank 0 and {numbers[1]} on rank {rank}"
     if any(_all_hold(each, each[0]) for each in _by_tensor(held, shapes)):
         hint = "Some gradients agree and others do not. Is it done for every parameter?"
+    elif all(far(each * (held[0].norm() / each.norm()), held[0]) < ROUNDING for each in held):
+        hint = "They are the same but for a factor. By what does each rank multiply, or divide?"
     elif any(far(each, mean) < CLOSE for each in held):
         hint = "One rank holds the mean. Do the others do the same, and get the same?"
     else:

@@ -296,6 +296,8 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         hint = (
             "The second start began with other weights or buffers than the first one had when it last saved."
         )
+    if len({str(each["second"][-1]["state"]) for each in second}) > 1:
+        hint = "The ranks have other weights than each other. Does each of them get back all that it had?"
     yield Finding(SAME, off < CLOSE, f"a weight is {off:.3g} away", hint)
     wrote = [sum(note["wrote"] for note in _all_notes(*each)) for each in zip(first, second, strict=True)]
     if wrote[0]:

@@ -136,9 +136,11 @@ def _of_a_save(ranks: list[dict[str, Any]], right: int, shown: Any) -> Finding:
     early = [rank for rank, each in enumerate(ranks) if each["found"] != right]
     trouble = [each["error"] for each in ranks if each["error"]]
     if trouble:
-        return Finding(
-            ONE, False, f"nothing is wrong with the disk, and it raised {trouble[0]}", "What is new?"
-        )
+        hint = "Who else writes that file, or gives it another name, at the same moment?"
+        if len(writers) < 2:
+            hint = "Read the error: what does your code expect of the disk that does not hold?"
+        seen = f"nothing is wrong with the disk, and it raised {trouble[0]}"
+        return Finding(ONE, False, seen, hint)
     if not writers:
         return Finding(ONE, False, "nobody has saved anything", "torch.save writes. Who calls it?")
     if writers != [0]:

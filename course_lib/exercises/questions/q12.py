@@ -408,7 +408,7 @@ class _Own(nn.BatchNorm2d):
 
 
 KINDS = {each.__name__: each for each in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
-KINDS["a class made from BatchNorm2d"] = _Own
+KINDS |= {"SyncBatchNorm": nn.SyncBatchNorm, "a class made from BatchNorm2d": _Own}
 
 
 class _Block(nn.Module):
@@ -428,7 +428,7 @@ def pool_statistics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     calls = []
     for _ in range(2):
-        kinds = [*rng.sample(list(KINDS), 4), *rng.sample(list(KINDS), rng.randint(0, 2))]
+        kinds = [*rng.sample(list(KINDS), len(KINDS)), *rng.sample(list(KINDS), rng.randint(0, 2))]
         channels = rng.sample(range(2, 9), len(kinds))
         calls.append({"kinds": kinds, "channels": channels, "seeds": _seeds(rng, count)})
     calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})

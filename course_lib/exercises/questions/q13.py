@@ -303,8 +303,11 @@ def _of_sums(
     right: dict[str, float] = {}
     for name, value in (pair for each in metrics for pair in each):
         right[name] = right.get(name, 0.0) + value
-    for rank, sums in enumerate(found):
+    for rank, (sums, stays) in enumerate((each["sums"], each["stays"]) for each in found):
         own = dict(metrics[rank])
+        if not stays:
+            seen = f"on rank {rank} `metrics` has other names or numbers after your call"
+            return Finding(what, False, seen, "Whoever gave it to you goes on counting in it.")
         if lost := [name for name in right if name not in sums]:
             seen = f"rank {rank} returned nothing for {lost[0]!r}"
             hint = "A rank cannot know the names of the others by itself. Who tells it?"
@@ -320,7 +323,7 @@ def _of_sums(
             if far(sums[name], value) < 1e-3:
                 hint = SEVEN_DIGITS
             elif again:
-                hint = "The same dicts came a second time. What has the first call done to them?"
+                hint = "The same dict came a second time. What do you keep of the first?"
             elif far(sums[name], own.get(name, 0.0)) < 1e-9:
                 hint = "That is the rank's own. What of the others?"
             else:
@@ -330,16 +333,18 @@ def _of_sums(
 
 
 @in_group
-def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, float | str]]:
+def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, Any]]:
     found, mine = [], [dict(map(tuple, metrics[dist.get_rank()])) for metrics in cases]
     for turn, metrics in enumerate([*mine, mine[0], mine[0]]):
         if turn == len(mine) + 1:  # the same dict, with other numbers in it
             metrics.clear()
             metrics.update(map(tuple, cases[-1][dist.get_rank()]))
+        before = list(metrics.items())
         value = answer(metrics)
         if not isinstance(value, dict):
             raise Refused(f"sum_metrics(metrics) returns a dict; it returned {told(value)}")
-        found.append({str(name): number(each) for name, each in value.items()})
+        sums = {str(name): number(each) for name, each in value.items()}
+        found.append({"sums": sums, "stays": list(metrics.items()) == before})
     return found
 
 
@@ -402,7 +407,7 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
             continue
         seen = f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned "
         seen += str(value) if value is None or isinstance(value, str) else f"{value:.9f}"
-        hint = "Every rank is well. What does the sum of their numbers need?"
+        hint = "Every rank is well, whatever its number is: 0 is one, too. What does their sum need?"
         if value is not None and far(value, right) < 1e-3:
             hint = SEVEN_DIGITS
         elif value is not None and far(value, values[rank]) < 1e-9:

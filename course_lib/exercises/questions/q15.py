@@ -411,10 +411,15 @@ def _of_the_maker(found: dict[str, Any]) -> Iterator[Finding]:
     hint = "A loop that is left early closes its generator. What happens there, and who tells the maker?"
     if found["closing"] > PATIENCE:
         seen = f"when the taker went, the generator took {found['closing']:.1f} s to close"
+    elif found["more"] and not (found["after"] or found["threads"]):
+        seen = (
+            f"the taker went while the second batch was in the making; {found['more']} more were begun then"
+        )
+        hint = "What was ordered before the taker went is not wanted any more. Who takes the orders back?"
     elif found["after"] == 1:
         hint = "The maker waits for room. What does it do first when it may go on?"
         hint += " And what must it know by then?"
-    ok = not found["threads"] and not found["after"] and found["closing"] <= PATIENCE
+    ok = not any(found[each] for each in ("threads", "after", "more")) and found["closing"] <= PATIENCE
     yield Finding(STOPS, ok, seen, hint)
 
 
@@ -534,4 +539,22 @@ def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
     for each in ours:
         each.join(max(0.0, left + PATIENCE - time.monotonic()))
     threads = sum(each.is_alive() for each in ours)
-    return found | {"threads": threads, "after": source.begun - begun, "closing": closing}
+    found |= {"threads": threads, "after": source.begun - begun, "closing": closing}
+    return found | {"more": _begun_for_nobody(answer, case) if found["made"] > found["taken"] else 0}
+
+
+def _begun_for_nobody(answer: Any, case: Case) -> int:
+    """How many are begun after a taker has gone who took one, while the maker was at the second."""
+    before = set(threading.enumerate())
+    source = _Source(case, held=1)
+    batches = iter(answer(iter(source), case["ahead"]))
+    next(batches, None)
+    source.reaches(2, "begun")
+    timer = threading.Timer(SETTLED, source.go.set)  # the close may wait for it
+    timer.start()
+    getattr(batches, "close", lambda: None)()
+    timer.join()
+    until = time.monotonic() + PATIENCE
+    for each in set(threading.enumerate()) - before:
+        each.join(max(0.0, until - time.monotonic()))
+    return max(0, source.begun - 2)

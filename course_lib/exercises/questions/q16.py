@@ -72,9 +72,9 @@ def backward_by_tokens(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     weights = rng.randrange(2**31)
-    plans = [_plan(rng, ranks), _plan(rng, ranks)]
-    plans += [_with_silence(rng, _plan(rng, ranks), everywhere) for everywhere in (False, True)]
-    plans.append(_with_one(rng, _plan(rng, ranks)))
+    plans = [_plan(rng, ranks, count) for count in rng.sample((3, 4), 2)]
+    few, none, one = (_plan(rng, ranks, rng.randint(3, 4)) for _ in range(3))
+    plans += [_with_silence(rng, few, False), _with_silence(rng, none, True), _with_one(rng, one)]
     calls = [(rng.randrange(2**31), plan) for plan in plans]
     found = ask(_accumulated, weights, calls, nprocs=ranks)
     before = torch.zeros(NUMBERS, dtype=torch.float64)
@@ -118,9 +118,8 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     yield Finding(ONCE, not changed, f"after your call {', '.join(changed[:1])}", hint)
 
 
-def _plan(rng: random.Random, ranks: int) -> list[list[Piece]]:
-    """By rank, its pieces: the ranks have different numbers of sentences, of tokens, and of questions."""
-    count = rng.randint(3, 4)
+def _plan(rng: random.Random, ranks: int, count: int) -> list[list[Piece]]:
+    """By rank, `count` pieces: the ranks have different numbers of sentences, of tokens, and of questions."""
     while True:
         plan = []
         for _ in range(ranks):

@@ -670,6 +670,13 @@ def one_function_for_all(x, eps):
     return Whole.apply(x, eps)
 
 
+@wrong("12.3", hint="Some norms are done and others are not")
+def three_kinds_by_name(model):
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    found = [each for each in norms(model) if isinstance(each, kinds)]
+    pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
+
+
 @right("12.3")
 def all_in_one_tensor(model):
     found = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]

@@ -375,7 +375,7 @@ def its_own(metrics):
     return dict(metrics)
 
 
-@wrong("13.3", MISSING, hint="What has the first call done to them?")
+@wrong("13.3", hint="goes on counting in it")
 def into_the_dict_that_came(metrics):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, metrics)
@@ -405,6 +405,15 @@ def asks_its_neighbour(metrics):
 @wrong("13.3", hint="returns a dict")
 def a_list_of_sums(metrics):
     return [summed(metrics[name])[0] for name in sorted(metrics)]
+
+
+@wrong("13.3", ORDER, hint="goes on counting in it")
+def adds_what_is_missing(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, list(metrics))
+    for name in sorted(set().union(*everyone)):
+        metrics.setdefault(name, 0.0)
+    return {name: summed(metrics[name])[0] for name in sorted(metrics)}
 
 
 @right("13.3")
@@ -483,7 +492,7 @@ def nan_says_it(work):
     return None if total != total else total
 
 
-@wrong("13.4", hint="What does the sum of their numbers need?")
+@wrong("13.4", hint="What does their sum need?")
 def nothing_is_a_failure(work):
     try:
         mine = work()

@@ -715,6 +715,17 @@ def one_more_in_the_queue(batches, ahead):
     return by_thread(batches, queue.Queue(ahead + 1), threading.Event())
 
 
+@wrong("15.3", ORDER, AHEAD, hint="Who takes the orders back?")
+def a_pool_with_one_thread(batches, ahead):
+    """A pool that ends does first what it was told to do."""
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        ordered = deque(pool.submit(next, batches, end) for _ in range(ahead))
+        while (batch := ordered.popleft().result()) is not end:
+            ordered.append(pool.submit(next, batches, end))
+            yield batch
+
+
 @right("15.3")
 def the_hand_of_the_thread_counts(batches, ahead):
     return by_thread(batches, queue.Queue(max(1, ahead - 1)), threading.Event())
