@@ -275,17 +275,22 @@ def stays(run: Run, rank: int) -> bool:
 
 
 class Jump:
-    """The launcher's clock jumps far ahead once there is what a test waits for."""
+    """The launcher's clock jumps far ahead once there is what a test waits for.
+
+    The first look at it sets the deadline, by when a quick rank may be where it stays: that one is true.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, there: Callable[[], Any] = all_stay) -> None:
         self._there = there
+        self._deadline_is_set = False
         self.at = 0.0  # time.monotonic() of the jump
         clock = SimpleNamespace(monotonic=self._now, time=time.time, sleep=time.sleep)
         monkeypatch.setattr(watch, "time", clock)
 
     def _now(self) -> float:
-        if not self.at and self._there():
+        if self._deadline_is_set and not self.at and self._there():
             self.at = time.monotonic()
+        self._deadline_is_set = True
         return time.monotonic() + (1000 if self.at else 0)
 
 

@@ -287,7 +287,7 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     epochs = []
     for seed, size in zip(seeds(rng, 2), rng.sample(range(5, 9), 2), strict=True):
         count = size * rng.randint(2, 3) + rng.randint(2, 3)
-        epochs.append({"seed": seed, "size": size, "count": count, "all": count + rng.randint(5, 9)})
+        epochs.append({"seed": seed, "size": size, "count": count, "all": count + size + rng.randint(0, 4)})
     epochs.append(epochs[-1])  # by the same loader
     found = ask(_trained, form, epochs)[0]
     if not found[0]["modes"]:
