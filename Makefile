@@ -15,7 +15,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/data tests/rank/test_recorder.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test oldest lint lesson look bench mutants
+.PHONY: help setup lab update test oldest lint lesson look site bench mutants
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -57,6 +57,10 @@ lesson: setup  ## execute lessons and save them with their outputs: make lesson 
 
 look: setup  ## the same in a real JupyterLab, as pictures of what a learner sees: make look N=06
 	@PYTHONPATH=. $(IN_VENV) python tests/browser/look.py $(N)
+
+site: setup  ## the lessons with their saved outputs, the exercises and the reference as pages, in .site/html
+	@$(IN_VENV) python .ci/site/build.py
+	@echo "The pages begin at .site/html/index.html"
 
 bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)

@@ -223,7 +223,7 @@ def install(options):
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
     try:
         with subprocess.Popen(
-            [*pip, *options, "--constraint", KEPT, "-e", ".[albert,test,mutants]"],
+            [*pip, *options, "--constraint", KEPT, "-e", ".[lab,albert,test,mutants,site]"],
             cwd=ROOT,
             env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
             stderr=subprocess.PIPE,  # its progress is shown, its complaints become one sentence

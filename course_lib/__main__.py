@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,9 @@ def _pair() -> str:
 
 
 def _notebooks() -> str:
-    names = ["jupyterlab", "ipykernel", "ipywidgets"]
+    names = ["ipykernel", "ipywidgets"]
+    if importlib.util.find_spec("jupyterlab"):  # a host may bring another frontend
+        names.insert(0, "jupyterlab")
     for name in names:
         importlib.import_module(name)
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
@@ -95,7 +98,7 @@ def _sum_over_ranks() -> float:
 
 CHECKS: dict[str, Callable[[], str]] = {
     "torch and torchvision": _pair,
-    "JupyterLab": _notebooks,
+    "Jupyter": _notebooks,
     "data": _data,
     "two ranks": _two_ranks,
 }

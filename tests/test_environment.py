@@ -27,7 +27,7 @@ def differences(environment: str, pyproject: str) -> list[str]:
     """What one of the two files asks for and the other does not, in words."""
     project = tomllib.loads(pyproject)["project"]
     extras = project["optional-dependencies"]  # what a class or a release wants besides is its own
-    by_pip = ranges(project["dependencies"] + extras["albert"] + extras["test"])
+    by_pip = ranges(project["dependencies"] + extras["lab"] + extras["albert"] + extras["test"])
     by_pip = {CONDA_NAMES.get(name, name): specifier for name, specifier in by_pip.items()}
     content = yaml.safe_load(environment)
     listed = [line for line in content["dependencies"] if isinstance(line, str)]
@@ -68,7 +68,7 @@ def changes(text: str, entry: str) -> list[str]:
 def test_each_change_in_one_file_alone_is_found() -> None:
     project = tomllib.loads(PYPROJECT)["project"]
     extras = project["optional-dependencies"]
-    in_pyproject = project["dependencies"] + extras["albert"] + extras["test"]
+    in_pyproject = project["dependencies"] + extras["lab"] + extras["albert"] + extras["test"]
     in_environment = [line for line in yaml.safe_load(ENVIRONMENT)["dependencies"] if isinstance(line, str)]
     assert len(in_environment) == len(in_pyproject) + len(["python", "pip"])
     for entry in in_pyproject:

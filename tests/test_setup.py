@@ -507,7 +507,8 @@ def test_make_oldest_runs_in_an_environment_of_the_lowest_versions(course: Cours
 def test_make_oldest_tries_every_lower_bound(course: Course) -> None:
     shutil.copy(ROOT / "pyproject.toml", course.root)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = project["dependencies"] + project["optional-dependencies"]["test"]
+    extras = project["optional-dependencies"]
+    asked = project["dependencies"] + extras["lab"] + extras["test"]
     pinned = load_setup(course).lowest_versions().splitlines()
     assert {bound.replace(">=", "==") for bound in asked} <= set(pinned)
 
@@ -520,9 +521,10 @@ def test_make_lesson_hands_the_numbers_on(ready: Course, tmp_path: Path) -> None
 
 
 def test_make_names_its_commands(course: Course) -> None:
-    told = course.make()
-    for command in ("setup", "lab", "update", "test", "oldest", "lint", "lesson", "look", "bench"):
-        assert f"make {command}: " in told
+    told = set(re.findall(r"^make (\w+): ", course.make(), re.M))
+    for page in ("README.md", "AGENTS.md"):
+        assert set(re.findall(r"(?:^|`)make (\w+)", (ROOT / page).read_text(), re.M)) <= told, page
+    assert {"setup", "lab", "update", "test", "oldest", "lint", "lesson", "look", "bench", "mutants"} <= told
 
 
 def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, tmp_path: Path) -> None:

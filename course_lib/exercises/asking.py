@@ -28,6 +28,8 @@ from .confined import confined
 
 Work = Callable[..., Any]  # called with the answer, then with what the judge gives it
 REST = "This rests on what is above; that comes first."
+SO_FAR = "it held as far as your code came"
+GO_ON = "It counts once all was asked of it: what stopped your code stands above."
 MOST_NUMBERS = 400_000  # that a work may tell of an answer on one rank; eight letters are one
 SETTLE_SECONDS = 2.0  # for work that nobody waited for, so that no rank leaves while another is in it
 UNWAITED = (
@@ -81,7 +83,8 @@ class Question:
         """Every property as it was judged; one that the judge does not come to does not hold.
 
         Of several findings for one property the first that does not hold is shown. What rests on a property
-        that does not hold does not hold either.
+        that does not hold does not hold either. Where the judge cannot go on, and all held so far, nothing
+        counts: a fault costs at least what it stopped, and here that may be any of them.
         """
         judged: dict[str, Finding] = {}
         trouble: Exception | None = None
@@ -90,8 +93,10 @@ class Question:
                 for found in self.judge(ask, rng):
                     if found.what not in judged or judged[found.what].ok:
                         judged[found.what] = found
-        except Exception as error:  # what was judged before it counts
+        except Exception as error:
             trouble = error
+            if all(what in judged and judged[what].ok for what in self.properties):
+                judged = {what: Finding(what, False, SO_FAR, GO_ON) for what in judged}
         holds: dict[str, bool] = {}
         for what, points in self.properties.items():
             found = judged.get(what, Finding(what))
@@ -219,6 +224,8 @@ def read(text: str) -> Any:
 def in_group(work: Work) -> Work:
     """A work of ranks in one gloo group: none begins before all are in, none ends before all have.
 
+    Each is on a node of its own, as far as the environment tells: a local rank is no rank.
+
     Refused where something was started (``async_op``) that nobody waited for: what came of it is chance.
     """
 
@@ -229,6 +236,7 @@ def in_group(work: Work) -> Work:
         from .traffic import waits
 
         store, rank, count = next(dist.rendezvous("env://"))
+        on_a_node_of_its_own()
 
         def meet(word: str) -> None:
             store.set(f"course/{word}/{rank}", "here")
@@ -253,6 +261,11 @@ def in_group(work: Work) -> Work:
         return result
 
     return joined
+
+
+def on_a_node_of_its_own() -> None:
+    """Let this process's environment say what torchrun would on a machine that has one rank."""
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
 
 
 def number(value: Any) -> float | str:

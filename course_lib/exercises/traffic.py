@@ -40,11 +40,14 @@ class Traffic:
         Calls with ``async_op`` that nobody waited for.
     stored : int
         How often this rank wrote into a store: another way to exchange something.
+    to : set of int
+        Ranks that messages went to.
     """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
     unwaited: list[str] = field(default_factory=list)
     stored: int = 0
+    to: set[int] = field(default_factory=set)
 
     def collectives(self) -> list[str]:
         """Names of all calls that are no messages."""
@@ -67,6 +70,7 @@ def traffic() -> Iterator[Traffic]:
     found = Traffic()
     with (
         _noting_stores(found),
+        _noting_neighbours(found),
         waits() as pending,
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
     ):
@@ -120,6 +124,19 @@ def _noting_stores(found: Traffic) -> Iterator[None]:
         for name in filter(partial(hasattr, dist.Store), STORES):
             method = _method(partial(written, getattr(dist.Store, name)))
             stack.enter_context(mock.patch.object(dist.Store, name, method))
+        yield
+
+
+@contextlib.contextmanager
+def _noting_neighbours(found: Traffic) -> Iterator[None]:
+    """Note in ``found`` to which ranks of their group messages go."""
+    real = dist.ProcessGroup.send
+
+    def send(self: Any, tensors: Any, to: int, *args: Any, **named: Any) -> Any:
+        found.to.add(to)
+        return real(self, tensors, to, *args, **named)
+
+    with mock.patch.object(dist.ProcessGroup, "send", send):
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +20,13 @@ from unittest import mock
 import torch
 
 SAVES = ("_save", "_legacy_save")  # where torch.save ends, by its two formats
+NAMES = ("os.rename", "os.link")  # audit events that give a file a name, which comes second
+CHANGES = ("os.remove", "os.truncate", *NAMES)  # beside "open"
 
 
 @dataclass
 class Written:
-    """By this process, in names as `os.path.realpath` gives them.
+    """By this process in one folder, in names as `os.path.realpath` gives them.
 
     Attributes
     ----------
@@ -32,45 +35,49 @@ class Written:
     gone : list of str
         Names that were removed, or given to another file by a rename away from it.
     saves : int
-        Calls of `torch.save`.
+        Calls of `torch.save`, wherever to.
     """
 
+    folder: str
+    before: Callable[[str, str], None]
     opened: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     saves: int = 0
 
-    def inside(self, folder: str | Path) -> list[str]:
-        """What was opened for writing in a folder."""
-        begin = os.path.realpath(folder) + os.sep
-        return [name for name in self.opened if name.startswith(begin)]
-
 
 _watching: list[Written] = []
 _hooked: list[bool] = []  # an audit hook stays until the process ends
+_here = threading.local()  # whether this thread is in what `before` does
 
 
 @contextlib.contextmanager
-def written(before_a_save: Callable[[], None] = lambda: None) -> Iterator[Written]:
+def written(
+    folder: str | Path, before: Callable[[str, str], None] = lambda what, name: None
+) -> Iterator[Written]:
     """Watch what is written inside; it is known at once.
 
     Parameters
     ----------
-    before_a_save
-        Called in each `torch.save`, after the file was opened: a slow disk.
+    folder
+        Whose files, in folders below it too: a rank writes notes of its own elsewhere.
+    before
+        Called before each step, with what it is and a file's name: one of `CHANGES`; "open", of a file for
+        writing; "save", in each `torch.save` after its file was opened. It may wait there as a slow disk
+        does, or look at what a kill would leave. What it does itself is not watched.
     """
     if not _hooked:
         sys.addaudithook(_heard)
         _hooked.append(True)
-    found = Written()
+    found = Written(os.path.realpath(folder) + os.sep, before)
 
     def opens(real: Callable[[Any], Any], name: Any, *args: Any, **named: Any) -> Any:
         if isinstance(name, str | os.PathLike):  # written by C++, which tells no audit hook
-            found.opened.append(os.path.realpath(name))
+            _noted(found, "open", name)
         return real(name, *args, **named)
 
     def saves(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
         found.saves += 1
-        before_a_save()
+        _noted(found, "save", found.folder)
         return real(*args, **named)
 
     module = torch.serialization
@@ -86,13 +93,27 @@ def written(before_a_save: Callable[[], None] = lambda: None) -> Iterator[Writte
 
 
 def _heard(event: str, args: tuple[Any, ...]) -> None:
-    if not _watching or event not in ("open", "os.remove", "os.rename", "os.truncate"):
-        return
-    name = args[0]
-    if not isinstance(name, str | bytes | os.PathLike):  # the number of an open file
+    if not _watching or event not in ("open", *CHANGES):
         return
     if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
         return
-    place = os.path.realpath(os.fsdecode(name))
-    for each in _watching:
-        (each.opened if event in ("open", "os.truncate") else each.gone).append(place)
+    names = [each for each in args[:2] if isinstance(each, str | bytes | os.PathLike)]  # else an open file
+    if names:
+        for each in list(_watching):
+            _noted(each, event, *(names if event in NAMES else names[:1]))
+
+
+def _noted(found: Written, what: str, *names: Any) -> None:
+    """One step, where one of its names is in the folder and it is none of `before`'s own."""
+    places = [os.path.realpath(os.fsdecode(name)) + os.sep * (what == "save") for name in names]
+    if getattr(_here, "busy", False) or not any(place.startswith(found.folder) for place in places):
+        return
+    if what in ("open", "os.truncate"):
+        found.opened.append(places[0])
+    elif what in ("os.remove", "os.rename"):
+        found.gone.append(places[0])
+    _here.busy = True
+    try:
+        found.before(what, places[0])
+    finally:
+        _here.busy = False

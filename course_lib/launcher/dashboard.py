@@ -27,6 +27,7 @@ from ..run_folder import PROGRAM
 if TYPE_CHECKING:
     from ..run.picture import RunFigure
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
 SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
 FASTEST = 0.25  # seconds between two refreshes, at least
 SLOWEST = 2.0  # seconds, at most
@@ -141,21 +142,30 @@ class NotebookView(View):
         self._title = ipywidgets.HTML()
         self._bars = ipywidgets.HTML()
         self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
+        head = ipywidgets.HBox(
+            [self._title, self._stop_button()], layout={"justify_content": "space-between"}
+        )
+        self._warning = ipywidgets.HTML()
+        self._warning.add_class("course-warning")
+        self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
+        self._box.add_class("course-dashboard")
+        # no text/plain: nothing is left of a run that has nothing to draw, however long it took
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+        self._handle = display({WIDGET: view}, raw=True, display_id=True)
+
+    def _stop_button(self) -> Any:
+        """A button; where no click arrives before the cell has ended, what to do instead."""
+        import ipywidgets
+
+        if not _clicks_arrive():
+            return ipywidgets.HTML("to stop: interrupt the cell (■)")
         button = ipywidgets.Button(
             description="Stop", icon="stop", button_style="warning", tooltip="End all ranks of this run"
         )
         button.add_class("course-stop")
         button.on_click(self._on_stop)
         _let_clicks_in(button)
-        self._button = button
-        head = ipywidgets.HBox([self._title, button], layout={"justify_content": "space-between"})
-        self._warning = ipywidgets.HTML()
-        self._warning.add_class("course-warning")
-        self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
-        self._box.add_class("course-dashboard")
-        view = self._box._repr_mimebundle_()
-        view.pop("text/plain")  # nothing is left of a run that has nothing to draw, however long it took
-        self._handle = display(view, raw=True, display_id=True)
+        return button
 
     def _on_stop(self, button: Any) -> None:
         self.stop.set()
@@ -219,6 +229,14 @@ def rehearse() -> None:
     canvas = FigureCanvasAgg(figure)
     figure.subplots().set_title("fonts", weight="bold")
     canvas.print_png(io.BytesIO())
+
+
+def _clicks_arrive() -> bool:
+    """Whether the kernel hears of a click while a cell runs: ipykernel 7 does, in a subshell; 6 does not."""
+    from IPython import get_ipython
+
+    about = getattr(getattr(get_ipython(), "kernel", None), "kernel_info", {})
+    return "kernel subshells" in about.get("supported_features", ())
 
 
 def _let_clicks_in(button: Any) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import runpy
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -22,6 +23,7 @@ from .launched import end_with
 from .recorder import answer_stack_requests, attach
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+HELD: list[socket.socket] = []  # in torchrun's agent
 
 
 def run_program(script: str, arguments: list[str]) -> None:
@@ -46,6 +48,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import api as rendezvous
 
     folder = Path(os.environ["COURSE_RUN"])
     if of_a_job:  # Slurm ends it; the kernel may be gone by then
@@ -54,6 +57,8 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     else:
         end_with(int(os.environ["COURSE_KERNEL"]))
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
+    if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
+        rendezvous.get_free_port = _held_port
     try:
         run.main(arguments)
     except ChildFailedError as error:
@@ -73,6 +78,20 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     except BaseException as error:
         report_exception(folder, PROGRAM, error)
         sys.exit(1)
+
+
+def _held_port() -> int:
+    """A free port which the system gives to nobody else until this process ends.
+
+    torchrun picks the port at which rank 0 opens a store, and rank 0 comes to it seconds later: meanwhile any
+    program on the machine could be given that port. A socket that is bound to it and does not listen keeps it
+    for the one program that asks for it by its number.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    HELD.append(holder)
+    return holder.getsockname()[1]
 
 
 def run_rank(script: str, arguments: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,10 +30,10 @@ WAYS: dict[str, tuple[Callable[[Path], object], int]] = {
 def test_each_way_is_seen_alike(way: str, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("1")
     write, saves = WAYS[way]
-    with written() as found:
+    with written(tmp_path) as found:
         write(tmp_path / "here")
         (tmp_path / "there").read_bytes()
-        assert found.inside(tmp_path) == [os.path.realpath(tmp_path / "here")]
+        assert found.opened == [os.path.realpath(tmp_path / "here")]
     assert (found.saves, found.gone) == (saves, [])
 
 
@@ -40,7 +41,7 @@ def test_what_was_removed_and_renamed_is_seen(tmp_path: Path) -> None:
     names = [tmp_path / name for name in "abc"]
     for each in names:
         each.write_text("1")
-    with written() as found:
+    with written(tmp_path) as found:
         names[0].unlink()
         names[1].replace(names[0])
         os.rename(names[2], names[1])
@@ -51,6 +52,58 @@ def test_what_was_removed_and_renamed_is_seen(tmp_path: Path) -> None:
 
 def test_a_disk_can_be_slow(tmp_path: Path) -> None:
     there = []
-    with written(lambda: there.append((tmp_path / "here").exists())):
+    with written(tmp_path, lambda what, _: there.append((what, (tmp_path / "here").exists()))):
         torch.save({"a": 1}, tmp_path / "here")
-    assert there == [True]
+    assert there == [("open", False), ("save", True)]
+
+
+def test_each_step_can_be_looked_at_before_it_is_done(tmp_path: Path) -> None:
+    path, part, steps = tmp_path / "whole", tmp_path / "part", []
+
+    def before(what: str, name: str) -> None:
+        steps.append((what, Path(name).name, sorted(each.name for each in tmp_path.glob("[pw]*"))))
+        (tmp_path / "of its own").write_text("not watched")
+
+    path.write_text("of before")
+    with written(tmp_path, before) as found:
+        part.write_text("new")
+        path.unlink()
+        part.rename(path)
+        os.truncate(path, 0)
+    assert steps == [
+        ("open", "part", ["whole"]),
+        ("os.remove", "whole", ["part", "whole"]),
+        ("os.rename", "part", ["part"]),
+        ("os.truncate", "whole", ["whole"]),
+    ]
+    assert found.opened == [os.path.realpath(part), os.path.realpath(path)]
+
+
+def test_what_another_thread_writes_elsewhere_is_its_own(tmp_path: Path) -> None:
+    """A rank's recorder writes all the time, and must not be held up, nor stop the watching."""
+    (tmp_path / "mine").mkdir()
+    done, steps = threading.Event(), []
+
+    def records() -> None:
+        while not done.is_set():
+            (tmp_path / "notes.new").write_text("of the rank")
+            (tmp_path / "notes.new").replace(tmp_path / "notes")
+
+    thread = threading.Thread(target=records)
+    thread.start()
+    for turn in range(200):
+        with written(tmp_path / "mine", lambda what, name: steps.append(what)) as found:
+            (tmp_path / "mine" / "here").write_text("1")
+        assert found.opened == [os.path.realpath(tmp_path / "mine" / "here")], turn
+    done.set()
+    thread.join()
+    assert steps == ["open"] * 200
+
+
+def test_a_file_from_elsewhere_may_get_a_name_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "there").write_text("1")
+    steps = []
+    with written(tmp_path / "mine", lambda what, name: steps.append((what, Path(name).name))):
+        (tmp_path / "there").rename(tmp_path / "mine" / "here")
+    assert steps == [("os.rename", "there")]

@@ -10,17 +10,15 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from course_lib import RankError, RankTimeout, Run, python
-from course_lib.launcher import watch
 from tests.support.kernels import Kernel
 from tests.support.processes import wait_for
-from tests.support.programs import assert_none_left, script, timeless
+from tests.support.programs import Jump, assert_none_left, script, timeless
 
 quiet_python = functools.partial(python, dashboard=False)
 
@@ -140,13 +138,11 @@ def test_a_timeout_says_where_its_ranks_are(
 ) -> None:
     """The launcher's clock jumps to the timeout once both ranks are where they stay."""
 
-    def now() -> float:
+    def settled() -> bool:
         run = with_its_ranks()
-        settled = run and all(len(each["seconds"]) > 5 and each["steps"][-1] == 3 for each in run.metrics)
-        return time.monotonic() + (1000 if settled else 0)
+        return bool(run) and all(len(each["seconds"]) > 5 and each["steps"][-1] == 3 for each in run.metrics)
 
-    clock = SimpleNamespace(monotonic=now, time=time.time, sleep=time.sleep)
-    monkeypatch.setattr(watch, "time", clock)
+    Jump(monkeypatch, settled)
     with pytest.raises(RankTimeout) as caught:
         quiet_python(program, "hang", tmp_path / "store", timeout=120)
 

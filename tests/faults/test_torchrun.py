@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -394,3 +395,27 @@ def test_two_nodes_and_the_environment_of_their_ranks(tmp_path: Path) -> None:
     }
     assert kept == {("node-0",), ("node-1",)}
     assert "--nnodes=2" in run.command
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere two sockets cannot be bound to one port")
+def test_nobody_is_given_the_port_at_which_restarted_ranks_meet(tmp_path: Path) -> None:
+    """torchrun picks it seconds before rank 0 comes to it."""
+    source = """
+    import os, socket, sys
+    import torch.distributed as dist
+
+    if os.environ["RANK"] == "0":
+        with socket.socket() as other:
+            try:
+                other.bind(("", int(os.environ["MASTER_PORT"])))
+                print("free")
+            except OSError as error:
+                print(error.strerror)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(1)
+    """
+    run = quiet_torchrun(script(tmp_path, source), max_restarts=1)
+    assert run.logs[0].count("Address already in use") == 2
+    assert "free" not in run.logs[0]

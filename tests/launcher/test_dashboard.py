@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from pathlib import Path
 
@@ -181,6 +180,10 @@ def train():
         log(loss=1 / (step + 1))
 run = launch(train, nprocs=2)
 """,
+    "in an older kernel": """
+type(get_ipython().kernel).kernel_info = {"supported_features": ["debugger"]}  # as ipykernel 6 says
+run = launch(train, nprocs=2)
+""",
 }
 
 
@@ -195,9 +198,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     try:
         for name, code in CELLS.items():
             shown: list[dict] = []
-            widgets = threading.Event()
+            widgets: list[dict] = []
 
-            def hook(message: dict, shown: list[dict] = shown, widgets: threading.Event = widgets) -> None:
+            def hook(message: dict, shown: list[dict] = shown, widgets: list[dict] = widgets) -> None:
                 content = message["content"]
                 if message["msg_type"] == "update_display_data":
                     identity = content["transient"]["display_id"]
@@ -207,11 +210,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
                 elif message["msg_type"] in ("display_data", "stream", "error"):
                     shown.append(content)
                 elif message["msg_type"] == "comm_open":
-                    widgets.set()
+                    widgets.append(content["data"]["state"])
 
             reply = client.execute_interactive(code, output_hook=hook, timeout=600)
             assert reply["content"]["status"] == "ok", reply
-            kept[name] = [*shown, {"widgets": widgets.is_set()}]
+            kept[name] = [*shown, {"widgets": widgets}]
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -233,6 +236,16 @@ def test_a_run_that_lasts_leaves_a_picture_and_a_table_and_no_widget(outputs: di
     assert "rank 1: peak memory" in picture["metadata"]["image/png"]["alt"]
     assert "<table>" in table["data"]["text/html"]
     assert "samples/s" in table["data"]["text/plain"]
+
+
+def test_stop_is_there_where_it_works_and_says_what_to_do_where_it_does_not(
+    outputs: dict[str, list[dict]],
+) -> None:
+    new, old = (outputs[name][-1]["widgets"] for name in ("long", "in an older kernel"))
+    buttons = [[each for each in some if each["_model_name"] == "ButtonModel"] for some in (new, old)]
+    assert [[each["description"] for each in some] for some in buttons] == [["Stop"], []]
+    texts = [" ".join(str(each.get("value")) for each in some) for some in (new, old)]
+    assert ["interrupt the cell" in text for text in texts] == [False, True]
 
 
 def test_home_is_where_the_runs_are(course_home: Path) -> None:

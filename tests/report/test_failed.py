@@ -16,7 +16,7 @@ from course_lib import RankError, RankTimeout, Run
 from course_lib.report import failed
 from course_lib.report.failed import Failure
 from tests.support.cells import cell, quiet_launch
-from tests.support.programs import Jump, timeless
+from tests.support.programs import Jump, all_stay, timeless
 
 
 def failing(function: Any, *args: Any, **kwargs: Any) -> RankError:
@@ -400,7 +400,7 @@ def test_a_timeout_says_where_each_rank_is(monkeypatch: pytest.MonkeyPatch) -> N
         """)
     name = waiting.filename.rpartition("/")[2]
 
-    jump = Jump(monkeypatch, ranks=4)
+    jump = Jump(monkeypatch, lambda: all_stay(4))
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(waiting.three, nprocs=4, timeout=120)
     took = time.monotonic() - jump.at
@@ -425,7 +425,7 @@ def test_a_timeout_says_where_each_rank_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_rank_in_a_function_that_is_not_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    Jump(monkeypatch, ranks=1)
+    Jump(monkeypatch, lambda: all_stay(1))
     with pytest.raises(RankTimeout, match="rank 0 was at work"):
         quiet_launch(time.sleep, 600, nprocs=1, timeout=120)
 
@@ -467,7 +467,7 @@ def test_a_rank_that_cannot_answer_does_not_hold_the_report(monkeypatch: pytest.
         """,
         ctypes=ctypes,
     )
-    jump = Jump(monkeypatch, ranks=1)
+    jump = Jump(monkeypatch, lambda: all_stay(1))
     with pytest.raises(RankTimeout, match=r"line 7: ctypes\.PyDLL\(None\)\.sleep\(60\)"):
         quiet_launch(held.work, nprocs=1, timeout=120)
     assert time.monotonic() - jump.at < 20

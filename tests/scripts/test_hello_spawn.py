@@ -18,6 +18,7 @@ import pytest
 
 from course_lib import RankTimeout, python, torchrun
 from tests.support.processes import free_port, processes_marked, wait_for
+from tests.support.programs import Jump, running
 
 SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
 HELLO, WHO = SCRIPTS / "hello_spawn.py", SCRIPTS / "who_am_i.py"
@@ -91,29 +92,19 @@ def test_wrong_arguments_are_told_before_anything_starts(
     assert told.out == ""
 
 
-def settled(where: str, ranks: int) -> Any:
-    """A clock of the launcher that jumps to the timeout once so many ranks stand still in a function."""
-    import time
-    from types import SimpleNamespace
-
-    from course_lib import Run
-
-    def now() -> float:
-        there = 0
-        try:
-            run = Run.open()
-            there = sum(
-                f'"{where}"' in (run.folder / f"rank-{rank}.where").read_text() for rank in range(ranks)
-            )
-        except (OSError, ValueError):
-            pass
-        return time.monotonic() + (1000 if there == ranks else 0)
-
-    return SimpleNamespace(monotonic=now, time=time.time, sleep=time.sleep)
+def stand_still(where: str, ranks: int) -> bool:
+    """Whether so many ranks of the newest run stand still in a function."""
+    run = running()
+    try:
+        return run is not None and all(
+            f'"{where}"' in (run.folder / f"rank-{rank}.where").read_text() for rank in range(ranks)
+        )
+    except OSError:
+        return False
 
 
 def test_one_more_is_expected_than_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.launcher.watch.time", settled("init_process_group", 2))
+    Jump(monkeypatch, lambda: stand_still("init_process_group", 2))
     with pytest.raises(RankTimeout) as caught:
         python(HELLO, "--nprocs", 2, "--world-size", 3, timeout=LONG, dashboard=False)
     text = str(caught.value)
@@ -122,7 +113,7 @@ def test_one_more_is_expected_than_was_started(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_rank_never_calls_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.launcher.watch.time", settled("wait_for_a_file_that_never_comes", 1))
+    Jump(monkeypatch, lambda: stand_still("wait_for_a_file_that_never_comes", 1))
     with pytest.raises(RankTimeout) as caught:
         python(HELLO, "--nprocs", 3, "--absent", 0, timeout=LONG, dashboard=False)
     text = str(caught.value)

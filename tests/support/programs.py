@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -255,19 +257,10 @@ def running() -> Run | None:
     return run if run.state == "running" else None
 
 
-class Jump:
-    """The launcher's clock jumps far ahead once all ranks of the newest run are where they stay."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
-        self._ranks = ranks
-        self.at = 0.0  # time.monotonic() of the jump
-        clock = SimpleNamespace(monotonic=self._now, time=time.time, sleep=time.sleep)
-        monkeypatch.setattr(watch, "time", clock)
-
-    def _now(self) -> float:
-        if not self.at and (run := running()) and all(stays(run, rank) for rank in range(self._ranks)):
-            self.at = time.monotonic()
-        return time.monotonic() + (1000 if self.at else 0)
+def all_stay(ranks: int = 2) -> bool:
+    """Whether all ranks of the newest run are where they stay."""
+    run = running()
+    return run is not None and all(stays(run, rank) for rank in range(ranks))
 
 
 def stays(run: Run, rank: int) -> bool:
@@ -279,6 +272,26 @@ def stays(run: Run, rank: int) -> bool:
     except OSError:
         return False
     return '"stack"' in record or run.trace(rank).has_returned()
+
+
+class Jump:
+    """The launcher's clock jumps far ahead once there is what a test waits for.
+
+    The first look at it sets the deadline, by when a quick rank may be where it stays: that one is true.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, there: Callable[[], Any] = all_stay) -> None:
+        self._there = there
+        self._deadline_is_set = False
+        self.at = 0.0  # time.monotonic() of the jump
+        clock = SimpleNamespace(monotonic=self._now, time=time.time, sleep=time.sleep)
+        monkeypatch.setattr(watch, "time", clock)
+
+    def _now(self) -> float:
+        if self._deadline_is_set and not self.at and self._there():
+            self.at = time.monotonic()
+        self._deadline_is_set = True
+        return time.monotonic() + (1000 if self.at else 0)
 
 
 def assert_none_left(run: Run) -> None:

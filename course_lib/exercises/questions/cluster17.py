@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 SECONDS = 15.0  # that a job file may take on the stand-ins
 NAMES = ("sbatch", "srun", "scontrol", "hostname", "torchrun", "python", "python3", "sleep")
+SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "csh", "tcsh")
 NAMES += ("module", "ml", "conda", "nvidia-smi")  # they do nothing here
 
 # One program under all of their names, run by Python without its site: it starts in milliseconds.
@@ -144,6 +146,25 @@ elif name not in ("sleep", "module", "ml", "conda", "nvidia-smi"):  # here nothi
 # --- how sbatch reads a job file --------------------------------------------------------------------------
 
 
+NO_ORDER = ""  # the name of what sbatch cannot read
+
+
+def names_a_shell(text: str) -> bool:
+    """Whether the first line has the path of a shell, or of env and a shell."""
+    words = (text.splitlines() or [""])[0][2:].split()
+    folder, _, program = words[0].rpartition("/") if words else ("", "", "")
+    if program == "env":
+        program = next((word for word in words[1:] if word[0] != "-" and "=" not in word), "")
+    return folder.strip("/") != "" and program in SHELLS
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # a quote that is not closed
+        return line.split()
+
+
 def orders(text: str) -> dict[str, str]:
     """The options in the #SBATCH lines, by their long names; sbatch reads up to the first command."""
     short = {"N": "nodes", "n": "ntasks", "t": "time", "G": "gpus", "c": "cpus-per-task", "J": "job-name"}
@@ -151,7 +172,7 @@ def orders(text: str) -> dict[str, str]:
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             break
-        words = line.split(" #")[0].split()[1:] if line.startswith("#SBATCH") else []
+        words = _words(line.split(" #")[0])[1:] if line.startswith("#SBATCH") else []
         while words:
             word = words.pop(0)
             if word.startswith("--"):
@@ -159,8 +180,14 @@ def orders(text: str) -> dict[str, str]:
                 if not given and words and not words[0].startswith("-"):
                     value = words.pop(0)
                 found[name] = value
+                if not name or (given and not value):
+                    found[NO_ORDER] = word
             elif word.startswith("-") and word[1:2] in short:
                 found[short[word[1]]] = word[2:] or (words.pop(0) if words else "")
+            elif not word.startswith("-"):
+                found[NO_ORDER] = word
+            elif len(word) == 2 and words and not words[0].startswith("-"):
+                words.pop(0)  # the value of an option that is not asked for
     return found
 
 
@@ -240,7 +267,13 @@ def run_body(bash: str, text: str, case: dict[str, Any], job: int) -> dict[str, 
         said = _bash([bash, "job.sh"], environment, folder)
         notes = folder / "notes"
         lines = notes.read_text().splitlines() if notes.exists() else []
-        return {"notes": [json.loads(line) for line in lines], "said": said}
+        complaints = (folder / "complaints").read_text(errors="replace")
+        lost = re.search(r": (-[\w-]+)\S*: command not found$", complaints, re.MULTILINE)
+        return {
+            "notes": [json.loads(line) for line in lines],
+            "said": said,
+            "lost": lost[1] if lost else "",
+        }
 
 
 def _bash(command: list[str], environment: dict[str, str], folder: Path) -> str:

@@ -162,6 +162,7 @@ def _cases(seed: int) -> dict[str, Any]:
     cases["an array of one number, without dimensions"] = a(torch.float64).numpy()
     cases["a tensor of one number, without dimensions"] = a(torch.int64)
     cases["an empty array"] = a(torch.int64, 0).numpy()
+    cases["an empty array of the shape [0, 3]"] = a(torch.int16, 0, 3).numpy()
     cases["an empty tensor of the shape [2, 0]"] = a(torch.float16, 2, 0)
     cases["a tensor with gradients"] = a(torch.float64, 3).requires_grad_()
     cases["a parameter"] = nn.Parameter(a(torch.float32, 2, 2))
@@ -349,6 +350,7 @@ LOOK = {
     PLAIN: "What no list of a module has, is in its vars(). A model has modules in it: go through all.",
 }
 HERE, NEXT = torch.device("cpu"), torch.device("cuda:1")
+MOVED = "a model that was left behind when you were asked before, and has moved since"
 Things = dict[str, Any]
 
 
@@ -359,6 +361,8 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     if all(each["got"] == told(None) for each in found):
         raise Refused("left_behind must return a list of names; it returned nothing (None)")
     for (what, given, device, things), each in zip(_things(seed), found, strict=True):
+        if given == MOVED:
+            things["model"].to(FAR)
         got = each["got"]
         right = sorted(left for name, thing in things.items() for left in _left(name, thing, device=device))
         hint = LOOK[what]
@@ -366,6 +370,8 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             hint = "The names are right, and not in the order of the alphabet, each of them once."
         elif device != FAR and isinstance(got, list):
             hint = "Left behind is what is on another device than the one that is given, whichever that is."
+        elif given == MOVED:
+            hint = "Tensors move, and their names stay. What do you keep of another call?"
         seen = f"{given}, and the device is {device}: it returned {got}, and should return {right}"
         yield Finding(what, got == right, seen, hint)
         hint = "A search only reads. Which dict of a module did you write into?"
@@ -430,6 +436,7 @@ def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
         ("a model with one frozen parameter left behind", {"net": frozen}),
         ("a model that has moved", {"model": _layer(), **x}),
         ("two models, and one of eleven layers", {"student": many, "teacher": nn.Linear(2, 1)}),
+        (MOVED, {"model": nn.Sequential(_layer(HERE), nn.Linear(3, 2))}),
     ]
     plain: list[tuple[str, Things]] = [
         ("a model with a plain attribute", {"model": _layer(**{own: torch.ones(3)}), **x}),
@@ -461,7 +468,10 @@ def _swapped(tensors: Things) -> Things:
 
 def _left_behind(answer: Any, seed: int) -> list[dict[str, Any]]:
     found = []
-    for _, _, device, things in _things(seed):
+    for _, words, device, things in _things(seed):
+        if words == MOVED:  # and it was not there before
+            _names(answer, device, things)
+            things["model"].to(FAR)
         before = _held(things)
         got = _names(answer, device, things)
         found.append({"got": got, "as_it_was": _held(things) == before})

@@ -20,6 +20,7 @@ from ..asking import Ask, Finding, Refused, far, nearest, number, question, the_
 from ..drawn import everything, network, seeds, tensor
 
 CLOSE = 1e-5  # answers may count in float32
+AS_MANY = "That counts as many samples in each batch as it may have. The last one has fewer."
 DATASET = "Divided by the size of the whole dataset, and the loader gives only a part of it."
 
 
@@ -80,8 +81,12 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _mean_losses(answer: Any, cases: list[tuple[list[float], list[int]]]) -> list[float]:
-    asked = "mean_loss must return a number"
-    return [the_number(answer(list(losses), list(sizes)), asked) for losses, sizes in cases]
+    asked, found = "mean_loss must return a number", []
+    losses: list[float] = []
+    sizes: list[int] = []
+    for losses[:], sizes[:] in cases:  # two lists, with other numbers each time
+        found.append(the_number(answer(losses, sizes), asked))
+    return found
 
 
 # --- 02.2 -------------------------------------------------------------------------------------------------
@@ -125,6 +130,9 @@ def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         raise Refused("evaluate never called the model")
     for case, found in zip(cases, all_found, strict=True):
         yield _of_counts(case, found)
+        value, right = found["again"], 1 - _share_of_hits(case)
+        seen = f"the same model and loader, whose labels have changed: {right:.4f}; it returned {value:.4f}"
+        yield Finding(COUNTS, far(value, right) < CLOSE, seen, "What is kept between two calls?")
         training = [each for each, _ in found["calls"] if each]
         quiet, graphless = not training, not any(graph for _, graph in found["calls"])
         seen, hint = "the model was called in training mode", "Dropout is active so. What ends it?"
@@ -159,8 +167,7 @@ def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
 
 def _of_counts(case: dict[str, Any], found: dict[str, Any]) -> Finding:
     value, count, size = found["value"], case["count"], case["size"]
-    hits = list(map(operator.eq, case["guesses"], case["labels"]))[:count]
-    right = sum(hits) / count
+    hits, right = _hits(case), _share_of_hits(case)
     seen = f"{sum(hits)} of {count} are right, {right:.4f}; it returned {value:.4f}"
     batches = [hits[start : start + size] for start in range(0, count, size)]
     otherwise = "Count what is right, count what was judged, divide at the end."
@@ -171,7 +178,7 @@ def _of_counts(case: dict[str, Any], found: dict[str, Any]) -> Finding:
         value,
         (
             sum(sum(each) / len(each) for each in batches) / len(batches),
-            "That is the mean of the batches' accuracies. The last batch is smaller.",
+            "That is the mean of the batches' accuracies, as if all were of one size. The last is smaller.",
         ),
         (sum(hits), "That is how many are right. Of how many?"),
         (sum(hits) / len(case["labels"]), DATASET),
@@ -180,6 +187,14 @@ def _of_counts(case: dict[str, Any], found: dict[str, Any]) -> Finding:
         within=CLOSE,
     )
     return Finding(COUNTS, far(value, right) < CLOSE, seen, hint)
+
+
+def _hits(case: dict[str, Any]) -> list[bool]:
+    return list(map(operator.eq, case["guesses"], case["labels"]))[: case["count"]]
+
+
+def _share_of_hits(case: dict[str, Any]) -> float:
+    return sum(_hits(case)) / case["count"]
 
 
 def _of_the_way_back(found: dict[str, Any]) -> tuple[str, str]:
@@ -224,13 +239,14 @@ def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
     data = TensorDataset(images[places.argsort()], labels[places.argsort()])
     orders = _Orders(places[:count].tolist())
     model = _Scores(classes).train(case["mode"])
-    model.body.norm.eval()  # as somebody left it
+    model.body.eval()  # as somebody left it: a training module in one that is not
+    model.body.last.train()
     for each in model.parameters():
         each.grad = torch.ones_like(each) if each.requires_grad else None
     before = _state(model)
     model.calls.clear()
-    value = answer(model, DataLoader(data, batch_size=case["size"], sampler=orders))
-    value, calls = the_number(value, "evaluate must return a number"), list(model.calls)
+    loader, asked = DataLoader(data, batch_size=case["size"], sampler=orders), "evaluate must return a number"
+    value, calls = the_number(answer(model, loader), asked), list(model.calls)
     changed = [
         {name: now[name] for name in now if now[name] != was[name]}
         for was, now in zip(before, _state(model), strict=True)
@@ -238,6 +254,9 @@ def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
     modes, graphs, numbers = changed
     records = torch.is_grad_enabled() and (bool(graphs) or model(images).requires_grad)
     found = {"value": value, "calls": calls, "passes": orders.passes, "records": records}
+    labels = data.tensors[1]
+    labels.copy_((labels + 2) % classes)  # now the wrong guesses are right
+    found["again"] = the_number(answer(model, loader), asked)
     return found | {"modes": modes, "graphs": graphs, "numbers": list(numbers)}
 
 
@@ -268,7 +287,8 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     epochs = []
     for seed, size in zip(seeds(rng, 2), rng.sample(range(5, 9), 2), strict=True):
         count = size * rng.randint(2, 3) + rng.randint(2, 3)
-        epochs.append({"seed": seed, "size": size, "count": count, "all": count + rng.randint(5, 9)})
+        epochs.append({"seed": seed, "size": size, "count": count, "all": count + size + rng.randint(0, 4)})
+    epochs.append(epochs[-1])  # by the same loader
     found = ask(_trained, form, epochs)[0]
     if not found[0]["modes"]:
         raise Refused("train_epoch never called the model")
@@ -367,6 +387,7 @@ def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Te
     hint = nearest(
         value,
         (sum(means) / len(means), "As in question 02.1: the last batch is smaller."),
+        (total / (len(labels) * epoch["size"]), AS_MANY),
         (total / epoch["all"], DATASET),
         otherwise=otherwise,
         within=CLOSE,
@@ -419,13 +440,14 @@ def _flat(net: nn.Module) -> Tensor:
 
 
 def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[dict[str, Any]]:
-    """Two epochs of one training."""
+    """Some epochs of one training, the last two by the same loader."""
     net, optimizer = _training(form)
     model, found = _Watched(net), []
-    for epoch in epochs:
+    loaders = [*map(_loader, epochs[:-1])]
+    for loader in (*loaders, loaders[-1]):
         model.eval()  # as an evaluation may have left it
         model.noted = {what: [] for what in model.noted}
-        value = answer(model, _loader(epoch), optimizer)
+        value = answer(model, loader, optimizer)
         found.append({**model.noted, "weights": _flat(net), "value": number(value), "kept": model.kept})
         found[-1]["holds a graph"] = isinstance(value, Tensor) and value.requires_grad
     return found

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,7 @@ def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(ALIKE, not raised, f"for losses on the device meta it raised {raised}", hint)
     for (what, losses, batch_size), got in zip(cases, found, strict=True):
         yield _counted(what, got["value"], losses, batch_size)
+        yield _counted(what, got["again"], losses[::-1], batch_size)
         yield _of_shares(got["gradient"], _chunks(batch_size, len(losses)))
 
 
@@ -143,13 +145,17 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
 
 
 def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[list[dict[str, Any]], str]:
-    found = []
+    found, asked = [], "batch_loss must return one number, as a tensor"
     for losses, batch_size, short in cases:
         dtype = torch.float32 if short else torch.float64
         given = torch.tensor(losses, dtype=dtype, requires_grad=True)
         loss = answer(given * 1, batch_size)  # as gathered ones are: a result, no leaf
-        value = the_number(loss, "batch_loss must return one number, as a tensor")
+        value = the_number(loss, asked)
         found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
+        now = torch.tensor(losses, dtype=dtype)
+        answer(now, batch_size)
+        now.copy_(now.flip(0))  # the same tensor, with other losses
+        found[-1]["again"] = the_number(answer(now, batch_size), asked)
     try:
         answer(torch.ones(3, device="meta", requires_grad=True) * 1, 8)
     except Exception as error:
@@ -243,9 +249,10 @@ class _Batch:
 def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     few, many, size = rng.randint(2, 4), rng.randint(4, 5), rng.randint(3, 5)
     even, uneven = (few * size, few), (many * size - 2, many)
-    fewer = rng.choice([((many - 1) * 3, many), (5, 4)])
+    fewer = ((many - 1) * 3, many)
     one, two = rng.sample(range(2**31), 2)
     shapes = [(one, even), (two, uneven), (two, fewer), (two, uneven), (one, (2, 3)), (one, (size, 1))]
+    shapes.append((two, (5, 4)))  # fewer chunks, and the last one is smaller, too
     batches = [_batch(rng, kind, *shape) for kind, shape in shapes]
     found, elsewhere = ask(_parallel, [right.given for right in batches])[0]
     for right, got in zip(batches, found, strict=True):
@@ -412,8 +419,11 @@ def _on(names: tuple[str, ...], answer: Any, *given: Any) -> str:
             if _two_places(error):
                 raised.append(f"it raised {reason(error)}")
 
+    before, until = set(threading.enumerate()), time.monotonic() + PATIENCE
     with mock.patch("threading.excepthook"):
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(PATIENCE)
+        for each in set(threading.enumerate()) - before:  # what failed may have left others at work
+            each.join(max(0.0, until - time.monotonic()))
     return "".join(raised)

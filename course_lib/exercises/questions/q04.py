@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,6 +186,8 @@ def _of_device(world: _World, place: Row, got: str) -> str:
         return "A node numbers its GPUs from 0. Which number counts on this node alone?"
     if got == f"cuda:{local}":
         return "There is no such GPU on this node. How do you come back to the first one?"
+    if got == f"cuda:{local * gpus // world.ranks[node]}":
+        return "Its ranks take them in turn, one after the other, and begin again."
     if got == "cpu" or got in [f"cuda:{local % other}" for other in world.gpus if other]:
         return "That goes by another node's GPUs. On which node is this rank?"
     return "Which number tells the ranks of one node apart?"
@@ -206,11 +209,13 @@ def _of_backend(world: _World, node: int, of_one_mind: int) -> str:
 
 
 def _places(answer: Any, worlds: list[list[list[int]]]) -> list[list[list[str] | str]]:
-    return [[_place(answer, world, *place) for place in world.places] for world in map(_of, worlds)]
-
-
-def _of(lists: list[list[int]]) -> _World:
-    return _World(*lists)
+    gpus: list[int] = []
+    ranks: list[int] = []  # the same two lists for all, as a function that remembers them would notice
+    return [
+        [_place(partial(answer, gpus, ranks), world, *place) for place in world.places]
+        for gpus[:], ranks[:] in worlds
+        for world in [_World(list(gpus), list(ranks))]
+    ]
 
 
 def _place(answer: Any, world: _World, rank: int, node: int, local: int) -> list[str] | str:
@@ -218,7 +223,7 @@ def _place(answer: Any, world: _World, rank: int, node: int, local: int) -> list
     names = {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local, "GROUP_WORLD_SIZE": len(world.ranks)}
     names |= {"WORLD_SIZE": sum(world.ranks), "LOCAL_WORLD_SIZE": world.ranks[node]}
     with machine(world.gpus[node], {name: str(value) for name, value in names.items()}):
-        value = answer(list(world.gpus), list(world.ranks))
+        value = answer()
     if not (isinstance(value, tuple | list) and len(value) == 2):
         return told(value)
     device, backend = value

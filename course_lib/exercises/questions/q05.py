@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..asking import Ask, Finding, Refused, Work, in_group, nearest, question, told
+from ..asking import Ask, Finding, Refused, Work, far, in_group, nearest, question, told
 from ..drawn import LAYOUTS, laid_out, seeds, tensor, with_two_numbers
 from ..traffic import traffic
 
@@ -35,7 +35,7 @@ def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Told]:
     others = [f"dist.{name}" for name in seen.collectives() if name != "barrier"]
     others += ["the store"] * (seen.stored > 0)
     messages = sum(name == "send" for name, _ in seen.calls)
-    return value, {"others": others, "sent": seen.sent(), "messages": messages}
+    return value, {"others": others, "sent": seen.sent(), "messages": messages, "to": sorted(seen.to)}
 
 
 def _heard(ask: Ask, work: Work, cases: list[Told], count: int) -> list[list[Told]]:
@@ -146,7 +146,8 @@ def _passed(answer: Any, cases: list[Told]) -> list[Told]:
 
 # --- 05.2 -------------------------------------------------------------------------------------------------
 
-COMPLETE, HALF = "rank r's piece r is the sum over all ranks", "no rank sends more than (n−1)/n of its tensor"
+COMPLETE = "rank r's piece r is the sum over all ranks"
+HALF = "no rank sends more than (n−1)/n of its tensor, and all goes round the ring"
 
 
 @question("05.2", "reduce_scatter(pieces)", {COMPLETE: 2, HALF: 1}, rests={HALF: COMPLETE})
@@ -169,6 +170,7 @@ def _of_pieces(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         total = drawn.sum(0)
         enough = (count - 1) * math.prod(case["shape"])
         yield _in_numbers(HALF, held, enough)
+        yield _round_the_ring(held)
         if all(held[r]["pieces"][r] == total[r].view(case["shape"]).tolist() for r in range(count)):
             _none_by_another_way(held, enough)
 
@@ -229,6 +231,16 @@ def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
         _, seen = _watched(answer, given)
         found.append(seen | {"pieces": torch.stack(pieces)})
     return found
+
+
+def _round_the_ring(held: list[Told]) -> Finding:
+    """Whether each rank sends to the same neighbour all the time."""
+    for rank, each in enumerate(held):
+        if each["to"] not in ([(rank + 1) % len(held)], [(rank - 1) % len(held)], []):
+            seen = f"{len(held)} ranks: rank {rank} sent to the ranks {', '.join(map(str, each['to']))}"
+            hint = "Round a ring each rank sends to one neighbour. Who passes it on?"
+            return Finding(HALF, False, seen, hint)
+    return Finding(HALF, True)
 
 
 def _in_numbers(what: str, held: list[Told], enough: int, messages: int | None = None) -> Finding:
@@ -322,6 +334,8 @@ def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
         hint = "Some ranks hold the sums. How do they come to all the others?"
     elif again:
         hint = "The first call was right. What is new in a later one: shapes, how a tensor lies, a dtype?"
+    elif far(is_, total[place]) < 1e-5 * max(1.0, abs(total[place])):
+        hint = "That is right to some seven digits, which is what float32 keeps. In which dtype do you add?"
     elif all(any(a == b for a, b in zip(each, total, strict=True)) for each in held):
         hint = "Each rank holds a part of the sum: that is the first half. What brings the parts to everyone?"
     else:

@@ -73,7 +73,7 @@ def _of_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
         found = [each[call] for each in by_rank]
         for what, found_, seen, hint in (
             (AGREE, any(None in each["gradients"] for each in found), "a gradient is None now", RETURNS),
-            (MEAN, any(each["frozen"] for each in found), "a frozen parameter has a gradient now", FROZEN),
+            (MEAN, any(each["frozen"] for each in found), "a parameter has a gradient that had none", FROZEN),
         ):
             if found_:
                 yield from (Finding(each, False, seen, hint) for each in dict.fromkeys((what, MEAN)))
@@ -83,7 +83,7 @@ def _of_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
 
 
 RETURNS = "A collective works in place. What does it return?"
-FROZEN = "Where nobody asks for a gradient there is none. An optimizer would go by it."
+FROZEN = "Where there was no gradient there must be none: an optimizer would go by it."
 BY_TWO = "It is divided by 2, and there are other numbers of ranks. What is the sum of all counts?"
 ALIKE = "Each rank counts alike there, and each sample should. What may be added up over the ranks?"
 
@@ -101,6 +101,8 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
     seen = f"one gradient is {numbers[0]} on rank 0 and {numbers[1]} on rank {rank}"
     if any(_all_hold(each, each[0]) for each in _by_tensor(held, shapes)):
         hint = "Some gradients agree and others do not. Is it done for every parameter?"
+    elif all(far(each * (held[0].norm() / each.norm()), held[0]) < ROUNDING for each in held):
+        hint = "They are the same but for a factor. By what does each rank multiply, or divide?"
     elif any(far(each, mean) < CLOSE for each in held):
         hint = "One rank holds the mean. Do the others do the same, and get the same?"
     else:
@@ -137,13 +139,15 @@ def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for case in cases:
         if "again" not in case:  # or the same model, a step later
             model = network(case["kind"], 0, norm=False)
-        trained = [each for each in model.parameters() if each.requires_grad]
+            trained = [each for each in model.parameters() if each.requires_grad]
         for parameter, gradient in zip(
             trained, _drawn(case["seeds"][rank], [each.shape for each in trained]), strict=True
         ):
             parameter.grad = gradient
+        model.body.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))  # neither first nor last
         answer(model, case["samples"][rank])
-        frozen = any(each.grad is not None for each in model.parameters() if not each.requires_grad)
+        without = [model.body.unused, *(each for each in model.parameters() if not each.requires_grad)]
+        frozen = any(each.grad is not None for each in without)
         gradients = [None if each.grad is None else each.grad.clone() for each in trained]
         found.append({"gradients": gradients, "frozen": frozen})
     return found
@@ -226,7 +230,8 @@ def hand_ddp(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     cases = [
-        {"kind": kind, "seeds": seeds(rng, count), "data": rng.randrange(2**31)} for kind in seeds(rng, 2)
+        {"kind": kind, "turned": turned, "seeds": seeds(rng, count), "data": rng.randrange(2**31)}
+        for kind, turned in zip(seeds(rng, 2), (True, False), strict=True)
     ]
     by_rank = ask(_wrapped, cases, nprocs=count)
     if any(each["by_ddp"] for calls in by_rank for each in calls):
@@ -264,7 +269,7 @@ def _of_training(held: list[Any], case: dict[str, Any], again: bool) -> Iterator
         elif what == DURING:
             hint = _of_hooks(now, right, own, shapes[name])
         else:
-            hint = "The first step is right, and a later one is not. What does the first leave behind?"
+            hint = "The first step is right. In the next, two backward() add up: what does the first leave?"
         holds = _all_hold(now, right)
         yield Finding(what, holds, seen, hint)
         all_held = all_held and holds
@@ -300,20 +305,39 @@ def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with mock.patch.object(ddp, "__init__", noted):  # wherever it is kept, under whatever name
         for case in cases:
             model = answer(_network(case, rank))
-            found.append(_train(model, case["data"], _share(rank), count))
+            found.append(_train(model, case["data"], _share(rank), count, parts=2))
             found[-1]["by_ddp"] = bool(made)
     return found
 
 
+class _Turned(nn.Module):
+    """The parameters that come first by name are the last to be used, so their gradients come first."""
+
+    def __init__(self, kind: int, values: int) -> None:
+        super().__init__()
+        self.end = nn.Linear(2, 2).double()
+        self.begin = network(kind, values, norm=False)
+        with torch.no_grad():
+            self.end.weight.copy_(tensor(values, (2, 2)))
+            self.end.bias.copy_(tensor(values + 1, (2,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.begin(x).tanh())
+
+
 def _network(case: dict[str, Any], rank: int) -> nn.Module:
-    return network(case["kind"], case["seeds"][rank], norm=False)
+    values = case["seeds"][rank]
+    return _Turned(case["kind"], values) if case["turned"] else network(case["kind"], values, norm=False)
 
 
 def _share(rank: int) -> slice:
     return slice(rank * SHARE, (rank + 1) * SHARE)
 
 
-def _train(model: nn.Module, data: int, mine: slice, count: int) -> dict[str, list[torch.Tensor]]:
+def _train(
+    model: nn.Module, data: int, mine: slice, count: int, parts: int = 1
+) -> dict[str, list[torch.Tensor]]:
+    """Three steps; from the second one on the gradient comes in so many parts, which add up."""
     parameters = list(model.parameters())
     trained = [each for each in parameters if each.requires_grad]
     held = {"start": [each.detach().clone() for each in everything(model).values()]}
@@ -321,7 +345,9 @@ def _train(model: nn.Module, data: int, mine: slice, count: int) -> dict[str, li
     for x, y in zip(batches[::2], batches[1::2], strict=True):
         for each in trained:
             each.grad = None
-        nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
+        now = parts if "gradients" in held else 1
+        for some, wanted in zip(x[mine].chunk(now), y[mine].chunk(now), strict=True):
+            (nn.functional.mse_loss(model(some), wanted) / now).backward()
         if "gradients" not in held:
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in trained]
             held["gradients"] = [each.clone() for each in gradients]

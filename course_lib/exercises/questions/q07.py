@@ -116,6 +116,10 @@ def _of_order(
                 "Each rank keeps its samples, in another order. Which comes first: shuffling or sharing out?"
             )
             return seen, hint
+    left_out = [set(range(main[0])).difference(*came) for came in by.values()]
+    if left_out[0] and all(each == left_out[0] for each in left_out):
+        seen = f"of {main[0]} samples {_some(sorted(left_out[0]))} are left out in every epoch"
+        return seen, "They are never learned from. Which comes first: shuffling, or the cut?"
     return None
 
 
@@ -188,24 +192,27 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     each = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]  # the last batch is short
     uneven, even = each[0] * ranks - rng.randint(1, ranks - 1), each[1] * ranks
     data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
-    calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2)]
+    data.append(rng.sample(range(100, 1000), rng.randint(1, ranks // 2)))  # not half as many as ranks
+    calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2), (data[2], 0, 2)]
     found = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
     for rank, of_rank in enumerate(found):
         if isinstance(of_rank, str):
             raise Refused(f"with {ranks} ranks, on rank {rank} {of_rank}")
-    whole, rest, second = ([dict(rank[call]["drawn"]) for rank in found] for call in range(3))
+    whole, rest, *others = ([dict(rank[call]["drawn"]) for rank in found] for call in range(len(calls)))
     came = [list(of_rank) for of_rank in whole]
     if came != [list(range(EPOCHS))] * ranks:
         raise Refused(f"epochs was range({EPOCHS}); your batches came with the epochs {came}, by rank")
 
     yield _of_epochs(whole, data[0], size)
-    if all(sorted(of_rank) == [0, 1] for of_rank in second):
-        yield _of_epochs(second, data[1], size)
     for rank, of_rank in enumerate(found):
         read, kept = of_rank[0]["read"], sum(map(len, whole[rank].values()))
         seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
         hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before him?"
         yield Finding(ALL, read <= 1.5 * kept, seen, hint)
+    for values, drawn in zip(data[1:], others, strict=True):
+        yield _of_epochs(
+            [{epoch: of_rank.get(epoch, []) for epoch in (0, 1)} for of_rank in drawn], values, size
+        )
 
     orders = list(whole[0].values())  # rank 0 has no padding
     places = [[data[0].index(value) for value in order] for order in orders]
@@ -284,7 +291,8 @@ class _Noting(TensorDataset):
 def _batches(answer: Any, calls: list[tuple[list[int], int, int]], batch_size: int, seed: int) -> Any:
     """Of each call what is drawn, by epoch, and how much is read; or in words what is no batch."""
     found = []
-    for place, each in enumerate(restarted(answer, len(calls))):
+    first, second = restarted(answer, 2)  # the second call is that of a training that goes on
+    for place, each in enumerate([first, second, *[first] * (len(calls) - 2)]):
         values, start, stop = calls[place]
         data = _Noting(torch.tensor(values))
         with apart(seed + 10 * place + dist.get_rank()):  # nothing in common but what is given

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..asking import Ask, Finding, Refused, far, in_group, question, reason, told
 from ..drawn import folder, machine, network, seeds, tensor, with_two_numbers
-from .starts08 import NEVER, Notes, epochs_of, killed_twice, started_again, undisturbed
+from .starts08 import NEVER, Notes, epochs_of, killed_often, started_again, undisturbed
 
 CLOSE = 1e-9  # the tensors are float64
 
@@ -274,15 +274,15 @@ WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
 def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     kind, data, *values = seeds(rng, 5)
     epochs = rng.randint(5, 7)
-    killed = rng.randint(2, epochs - 2)
+    killed = rng.randint(3, epochs - 2)
     broken = rng.choice([epoch for epoch in range(1, epochs - 1) if epoch != killed])
     plan = {"kind": kind, "data": data, "values": values, "epochs": epochs}
-    with folder() as place:
+    with folder() as place, folder() as moments:
         neighbour = place / "notes.txt"
         neighbour.write_text("of another training")
-        plan |= {"path": f"{place}/checkpoint.pt", "other": f"{place}/another.pt"}
+        plan |= {"path": f"{place}/checkpoint.pt", "other": f"{place}/another.pt", "moments": str(moments)}
         ranks = rng.randint(2, 4)
-        first = ask(killed_twice, plan, killed, broken, nprocs=ranks)
+        first = ask(killed_often, plan, killed, broken, killed - 2, nprocs=ranks)
         if all(epochs_of(each["first"]) == [] and each["end"] == "done" for each in first):
             raise Refused("train never called run_epoch(epoch)")
         second = ask(started_again, plan, nprocs=ranks)
@@ -296,6 +296,8 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         hint = (
             "The second start began with other weights or buffers than the first one had when it last saved."
         )
+    if len({str(each["second"][-1]["state"]) for each in second}) > 1:
+        hint = "The ranks have other weights than each other. Does each of them get back all that it had?"
     yield Finding(SAME, off < CLOSE, f"a weight is {off:.3g} away", hint)
     wrote = [sum(note["wrote"] for note in _all_notes(*each)) for each in zip(first, second, strict=True)]
     if wrote[0]:
@@ -348,11 +350,17 @@ def _stale(first: Notes, second: Notes) -> list[int]:
     return [one["epoch"] for one, other in pairs if one["file"] == other["file"]]
 
 
+LEFT_OVER = "A part that a kill left behind lies there. May the next start write over it?"
+AT_ONCE = "A kill may come between two steps. What has to change in one step then, and what must be in it?"
+
+
 def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Finding:
     again, end = first["again"], first["again's end"]
     seen = f"killed while it saved after epoch {broken}: the next start "
     seen += f"ran the epochs {epochs_of(again)}" if end == "done" else f"{end}"
     hint = "Half a file stood under the name of the whole one. When may it get that name?"
+    if "FileExistsError" in end:
+        hint = LEFT_OVER
     files = [note["file"] for note in first["first"] if note["file"]]
     over = any(one[0] == other[0] for one, other in itertools.pairwise(files))
     ok = end == "done" and epochs_of(again)[:1] == [broken]
@@ -362,4 +370,31 @@ def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Findi
         seen, hint = "a file beside it, notes.txt, is gone or has changed", "It was not yours."
     elif not epochs_of(first["other"]):
         seen, hint = f"another start {first['other end']}", "A training that begins: what is there to find?"
+    elif ok and (trouble := _of_a_moment(first)):
+        ok, seen, hint = False, trouble, LEFT_OVER if "FileExistsError" in trouble else AT_ONCE
     return Finding(WHOLE, ok and not over and stays, seen, hint)
+
+
+def _of_a_moment(first: dict[str, Any]) -> str:
+    """In which moment of a save a kill would cost more than that epoch; the text of what was seen."""
+    states = {note["epoch"]: note["state"] for note in first["first"]}
+    last = max(states) - 2  # the epoch after which it was looked
+
+    def others(moment: dict[str, Any]) -> bool:
+        known = [note for note in moment["notes"] if note["epoch"] in states]
+        return any(far(note["state"], states[note["epoch"]]) > CLOSE for note in known)
+
+    moments = first["moments"]
+    lacks = bool(moments) and others(moments[0])  # a whole checkpoint does not hold all: SAME says so
+    for moment in moments:
+        epochs = epochs_of(moment["notes"])
+        seen = (
+            f"killed while it saved after epoch {last}, before this step: {moment['step']}. The next start "
+        )
+        if moment["end"] not in ("was killed", "done"):
+            return seen + moment["end"]
+        if epochs[:1] not in ([last], [last + 1]):
+            return seen + (f"began with epoch {epochs[0]}" if epochs else "ran no epoch")
+        if not lacks and others(moment):
+            return seen + f"began with epoch {epochs[0]}, and with weights, or steps, of another one"
+    return ""

@@ -299,7 +299,7 @@ ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwi
 NEAR, WORLD_SIZES = 0.15, (2, 3, 4, 8, 16)  # the small ones tell its factor from 2
 # How far the sizes reach, in α/β, where a message costs twice α; whether the last time is too long, as the
 # first one is. Near α/β no single time tells α or β; where sizes reach far, plain squares forget α.
-RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1))
+RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1), (5, 1))
 TIMES, WOBBLE, AT_THE_ENDS = 40, 0.05, 0.085
 ALGORITHM = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
 HALF = "It is half of it. The data moves twice: once to be added up, once to be handed out."
@@ -307,12 +307,13 @@ HOP = (
     "That is the delay of a single step of the ring, or the like. α is what the whole call costs at no bytes."
 )
 FIRST_TIME = "That is the time of the smallest message. Its bytes have cost something, too."
-ONES = torch.ones(len(WORLD_SIZES), dtype=torch.float64)
+ONES = torch.ones(len(RANGES), dtype=torch.float64)
 
 
 @question("09.3", "line(sizes, seconds, world_size)", {ALPHA: 1, BUS: 1})
 def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     world_sizes = rng.sample(WORLD_SIZES, len(WORLD_SIZES))
+    world_sizes.append(world_sizes[-1])  # as many ranks, measured again
     ranks = torch.tensor(world_sizes, dtype=torch.float64)
     factors = 2 - 2 / ranks
     truths, tasks = [], []
@@ -374,8 +375,10 @@ def _worst(ratios: torch.Tensor) -> int:
 
 def _lines(answer: Any, tasks: list[tuple[list[int], list[float], int]]) -> list[list[float]]:
     found = []
-    for task in tasks:
-        value = answer(*task)
+    sizes: list[int] = []
+    seconds: list[float] = []
+    for sizes[:], seconds[:], world_size in tasks:  # two lists, with other numbers each time
+        value = answer(sizes, seconds, world_size)
         try:
             alpha, bus = map(float, value)
         except (TypeError, ValueError):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ from torch import nn
 
 from ..asking import Ask, Finding, Refused, in_group, number, question, reason, told
 from ..drawn import folder, network, seeds, tensor
-from ..written import written
+from ..written import NAMES, written
 
-SLOW_SECONDS = 0.6  # that rank 0's disk takes
+SLOW_SECONDS = 0.4  # that rank 0's disk takes for a step
 PATIENCE = 3.0  # seconds that a rank waits in a collective when the disk is full
 LIMIT = 100_000  # bytes that fit on the disk that is full
 
@@ -50,7 +53,8 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ]
     plain = [
         [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],  # the first alone has it, …
-        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, …
+        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, all but the last …
+        [f"module.{a}.weight", f"module.{a}.bias", f"{c}.weight"],
         [f"module.{a}.weight", f"module.{a}.bias", f"{c}.bias", f"module.{b}.bias"],
         [f"modules.{a}", f"module_{b}.bias", "module"],
         [f"sub.module.{a}", f"{b}.module.weight"],
@@ -74,9 +78,10 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float | str]]:
-    found = []
+    found, weights = [], OrderedDict()
     for names in given:
-        weights = OrderedDict((name, torch.tensor(each, dtype=torch.float64)) for name, each in names.items())
+        weights.clear()  # the same dict, with others in it
+        weights.update({name: torch.tensor(each, dtype=torch.float64) for name, each in names.items()})
         after = answer(weights)
         if not isinstance(after, dict):
             raise Refused(f"without_prefix must return a dict from names to tensors, not {told(after)}")
@@ -93,8 +98,8 @@ HEARD = "and every rank raises an error then: none returns, none waits in vain"
 
 @question("10.2", "save_once(state, path)", {ONE: 1, FULL: 1, HEARD: 1}, rests={FULL: ONE, HEARD: ONE})
 def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    """Three calls of the same ranks: over an old file, onto a full disk, and where no file is."""
-    old, new, last = rng.sample(range(0, 10_000, 10), 3)
+    """Calls of the same ranks: over an old file, onto a full disk, where no file is, again, in vain."""
+    old, new, next_, last = rng.sample(range(0, 10_000, 10), 4)
     ranks = rng.randint(2, 4)
 
     def shown(state: int | None) -> str:
@@ -105,13 +110,14 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         neighbour, path, other = place / "notes.txt", place / "checkpoint.pt", place / "other.pt"
         neighbour.write_text("of somebody else")
         torch.save({"number": old}, path)
-        found = ask(_saved, new, last, str(path), str(other), nprocs=ranks)
+        found = ask(_saved, new, [next_, last], str(path), str(other), nprocs=ranks)
         ((left, another),) = ask(_left, [str(path), str(other)])
         stays = neighbour.is_file() and neighbour.read_text() == "of somebody else"
     yield _of_a_save([each["first"] for each in found], new, shown)
     if found[0]["third"]:
-        yield _of_a_save([each["third"] for each in found], last, shown)
-    gone = Finding(ONE, False, "a file beside it, notes.txt, is gone or has changed", "It was not yours.")
+        for place, right in enumerate((next_, last)):
+            yield _of_a_save([each["third"][place] for each in found], right, shown)
+    gone = Finding(ONE, False, "what lay beside it is gone or has changed", "It was not yours.")
     is_right = another == last or not found[0]["third"]
     wrong = Finding(ONE, is_right, f"the last file holds {shown(another)}", "Whose is it?")
     yield wrong if stays else gone
@@ -120,7 +126,9 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     over = found[0]["first"]["over"]
     seen = f"the file of before {over}, and then the new one came: a kill in between leaves no whole file"
     yield Finding(FULL, not over, seen, "Is there a way to swap in one step?")
-    yield _of_the_error([each["second"] for each in found])
+    yield _of_the_error("the disk is full", [each["second"] for each in found])
+    if found[0]["fourth"] and found[0]["fourth"]["met"]:
+        yield _of_the_error("the disk gave the file no new name", [each["fourth"] for each in found])
 
 
 def _of_a_save(ranks: list[dict[str, Any]], right: int, shown: Any) -> Finding:
@@ -128,9 +136,11 @@ def _of_a_save(ranks: list[dict[str, Any]], right: int, shown: Any) -> Finding:
     early = [rank for rank, each in enumerate(ranks) if each["found"] != right]
     trouble = [each["error"] for each in ranks if each["error"]]
     if trouble:
-        return Finding(
-            ONE, False, f"nothing is wrong with the disk, and it raised {trouble[0]}", "What is new?"
-        )
+        hint = "Who else writes that file, or gives it another name, at the same moment?"
+        if len(writers) < 2:
+            hint = "Read the error: what does your code expect of the disk that does not hold?"
+        seen = f"nothing is wrong with the disk, and it raised {trouble[0]}"
+        return Finding(ONE, False, seen, hint)
     if not writers:
         return Finding(ONE, False, "nobody has saved anything", "torch.save writes. Who calls it?")
     if writers != [0]:
@@ -146,15 +156,17 @@ def _of_a_save(ranks: list[dict[str, Any]], right: int, shown: Any) -> Finding:
     return Finding(ONE, not early, seen, hint)
 
 
-def _of_the_error(ranks: list[dict[str, Any]]) -> Finding:
+def _of_the_error(why: str, ranks: list[dict[str, Any]]) -> Finding:
     for rank, each in enumerate(ranks):
         seen = ""
         if not each["error"]:
-            seen = f"rank {rank} returned as if all were well"
+            seen = f"{why}, and rank {rank} returned as if all were well"
             hint = "Rank 0 knows that it failed. Who tells the others, and what do they do then?"
         elif each["late"]:
-            seen = f"rank {rank} waited until its patience was at an end ({each['error']})"
-            hint = "Rank 0 has left. What does it have to do on its way out, so that nobody waits for it?"
+            seen = f"{why}, and rank {rank} waited until its patience was at an end ({each['error']})"
+            hint = (
+                f"Rank 0 has left, by {ranks[0]['error']}. What must it do on its way out, whatever it meets?"
+            )
         if seen:
             return Finding(HEARD, False, seen, hint)
     return Finding(HEARD, True)
@@ -165,39 +177,67 @@ def _left(_: Any, paths: list[str]) -> list[int | None]:
     return [_number_in(path) for path in paths]
 
 
-def _number_in(path: str) -> int | None:
+def _number_in(path: str | Path) -> int | None:
     with contextlib.suppress(Exception):
         return int(torch.load(path, weights_only=True)["number"])
     return None
 
 
 @in_group
-def _saved(answer: Any, new: int, last: int, path: str, other: str) -> dict[str, Any]:
-    found = {"first": _one_save(answer, new, path)}
+def _saved(answer: Any, new: int, others: list[int], path: str, other: str) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    found = {"first": _one_save(answer, state, new, Path(path)), "third": None, "fourth": None}
     dist.barrier()
     group = dist.distributed_c10d._get_default_group()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), group)
     with _a_full_disk():
-        begun = time.monotonic()
-        error = _raised(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
-    found["second"] = {"error": error, "late": time.monotonic() - begun > PATIENCE - 0.5}
-    if not _all_came(found["second"]["late"]):  # after a collective that was given up, the group is broken
-        return found | {"third": None}
-    return found | {"third": _one_save(answer, last, other)}
+        found["second"] = _in_vain(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
+    late, heard = found["second"]["late"], found["second"]["error"]
+    if not _on_all("in time", not late):  # after a collective that was given up, the group is broken
+        return found
+    again = Path(other)  # the same state and path, twice
+    found["third"] = []
+    for each in others:
+        found["third"].append(_one_save(answer, state, each, again))
+        _on_all(f"read {each}", True)
+    if _on_all("right so far", bool(heard) and found["first"]["found"] == new):  # else it may wait for ever
+        found["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
+    return found
 
 
-def _all_came(late: bool) -> bool:
-    """Whether no rank has given up a collective; by the store, which nothing has broken."""
+def _in_vain(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
+    """A call that must raise on every rank, and soon."""
+    begun = time.monotonic()
+    error = _raised(answer, state, Path(path))
+    return {"error": error, "late": time.monotonic() - begun > PATIENCE - 0.5}
+
+
+def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
+    """A write whose last step fails, which is no error of torch's; whether it came so far."""
+    met = []
+
+    def fails(what: str, name: str) -> None:
+        if what in NAMES:
+            met.append(what)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    with written(Path(path).parent, fails):
+        return _in_vain(answer, state, path) | {"met": bool(met)}
+
+
+def _on_all(what: str, here: bool) -> bool:
+    """Whether something holds on every rank; by the store, which nothing has broken."""
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"course/late/{dist.get_rank()}", str(late))
-    words = [store.get(f"course/late/{rank}") for rank in range(dist.get_world_size())]
-    return b"True" not in words
+    store.set(f"course/{what}/{dist.get_rank()}", str(here))
+    words = [store.get(f"course/{what}/{rank}") for rank in range(dist.get_world_size())]
+    return b"False" not in words
 
 
-def _one_save(answer: Any, state: int, path: str) -> dict[str, Any]:
+def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> dict[str, Any]:
     rank = dist.get_rank()
-    with written(lambda: time.sleep(SLOW_SECONDS if rank == 0 else 0)) as files:
-        error = _raised(answer, {"number": state + rank}, path)
+    state["number"] = value + rank
+    with written(path.parent, partial(_slow, rank)) as files:
+        error = _raised(answer, state, path)
         found = _number_in(path)
     name, over = os.path.realpath(path), ""
     if name in files.opened:
@@ -205,16 +245,22 @@ def _one_save(answer: Any, state: int, path: str) -> dict[str, Any]:
     elif name in files.gone:
         over = "was taken away"
     return {
-        "wrote": bool(files.saves or files.inside(Path(path).parent)),
+        "wrote": bool(files.saves or files.opened),
         "found": found,
         "error": error,
         "over": over,
     }
 
 
-def _raised(answer: Any, state: dict[str, Any], path: str) -> str:
+def _slow(rank: int, what: str, name: str) -> None:
+    """A disk on which rank 0 waits, for what it writes and for the new name."""
+    if rank == 0 and what in ("save", *NAMES):
+        time.sleep(SLOW_SECONDS)
+
+
+def _raised(answer: Any, state: dict[str, Any], path: Path) -> str:
     try:
-        answer(state, Path(path))
+        answer(state, path)
     except (Exception, SystemExit) as error:
         return reason(error)
     return ""
@@ -238,7 +284,11 @@ BARE = "a state_dict alone is loaded"
 TRAINING = "so is that in a training's checkpoint, with the prefix of DDP"
 ELSEWHERE = "so is one that was saved on a GPU which is not here"
 CODE = "a file that carries code, or fits another model, is refused with an error; nothing of it runs"
-OTHER = "of another model"
+OTHERS = {
+    "with other names": "a file whose names are all those of another model",
+    "with more": "a file of a larger model, with a layer that this one lacks",
+    "with fewer": "a file of a smaller model, which lacks one layer of this one",
+}
 OF_LOADS = {
     BARE: "Here the file is the dict of weights itself. What does the model get?",
     TRAINING: "Here the weights are a part of a larger dict, and their names begin with module.",
@@ -271,7 +321,7 @@ def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     kind, other, *values = seeds(rng, 2 + len(OF_LOADS))
     numbers = dict(zip(OF_LOADS, values, strict=True))
     with folder() as place:
-        paths = {what: f"{place}/{i}.pt" for i, what in enumerate((*OF_LOADS, CODE, OTHER))}
+        paths = {what: f"{place}/{i}.pt" for i, what in enumerate((*OF_LOADS, CODE, *OTHERS))}
         ask(_written, kind, other, numbers, paths, f"{place}/it ran")
         (loaded,) = ask(_loaded, kind, numbers[BARE] // 2, paths)
         ran = (place / "it ran").exists()
@@ -291,8 +341,8 @@ def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     else:
         seen = "no error was raised"
     yield Finding(CODE, not ran and loaded[CODE]["error"] != "", seen, hint)
-    seen = "no error was raised for a file whose names are those of another model"
-    yield Finding(CODE, loaded[OTHER]["error"] != "", seen, hint)
+    for what, shown in OTHERS.items():
+        yield Finding(CODE, loaded[what]["error"] != "", f"no error was raised for {shown}", hint)
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
@@ -306,8 +356,14 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
     prefixed = {f"module.{name}": value for name, value in states[TRAINING].items()}
     torch.save({"model": prefixed, "epoch": 3, "optimizer": {"lr": 0.1}}, paths[TRAINING])
     torch.save({"model": states[BARE], "best": _Code(ran)}, paths[CODE])
-    strange = {f"encoder.{name}": value for name, value in states[BARE].items()}
-    torch.save({"model": strange, "epoch": 3}, paths[OTHER])
+    bare, layer = states[BARE], "submodule.head."
+    others = {
+        "with other names": {f"encoder.{name}": value for name, value in bare.items()},
+        "with more": bare | {f"more.{name}": value for name, value in bare.items() if "head" in name},
+        "with fewer": {name: value for name, value in bare.items() if not name.startswith(layer)},
+    }
+    for what, weights in others.items():
+        torch.save({"model": weights, "epoch": 3}, paths[what])
     gpus = random.Random(other)
     torch.serialization.register_package(
         0, lambda storage: f"cuda:{gpus.randint(40, 99)}", lambda storage, label: None
@@ -317,10 +373,15 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
 
 def _loaded(answer: Any, kind: int, values: int, paths: dict[str, str]) -> dict[str, Any]:
     found, model = {}, _Net(kind, values)  # one model gets them all
-    for what, path in paths.items():
+    here = Path(f"{paths[BARE]}.now")
+    shutil.copy(paths[TRAINING], here)
+    with contextlib.suppress(Exception):
+        answer(here, model)
+    shutil.copy(paths[BARE], here)  # under the same name, into the same model
+    for what, path in (paths | {BARE: here}).items():
         error = ""
         try:
-            answer(Path(path), model)
+            answer(here if path is here else Path(path), model)
         except Exception as raised:
             error = reason(raised)
         found[what] = {"state": _state(model), "error": error}

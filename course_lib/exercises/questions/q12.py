@@ -233,7 +233,8 @@ def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         output = (whole - mean) / (var + given["eps"]).sqrt()
         (output * torch.cat(weights)).sum().backward()
         right = output.detach().split(sizes)
-        yield _of_output(found, right, inputs, given)
+        last = [each[call - 1]["output"] for each in ranks] if "again" in given else []
+        yield _of_output(found, right, inputs, given, last)
         yield _of_gradient(found, whole.grad.split(sizes), inputs, weights, given)
     few_sent, many_sent = ([each[call]["numbers"] for each in ranks] for call in range(2))
     rank = max(range(count), key=lambda rank: many_sent[rank] - few_sent[rank])
@@ -254,7 +255,11 @@ def _by(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, eps: float) -> t
 
 
 def _of_output(
-    found: list[dict[str, Any]], right: tuple[torch.Tensor, ...], inputs: Any, call: dict[str, Any]
+    found: list[dict[str, Any]],
+    right: tuple[torch.Tensor, ...],
+    inputs: Any,
+    call: dict[str, Any],
+    last: list[Any],
 ) -> Finding:
     gaps = [far(each["output"], wanted) for each, wanted in zip(found, right, strict=True)]
     rank = max(range(len(gaps)), key=gaps.__getitem__)
@@ -296,6 +301,8 @@ def _of_output(
         else "Three things, added up over the ranks, give the mean and the variance of the whole batch.",
         within=CLOSE,
     )
+    if last and far(output, last[rank]) < CLOSE:
+        hint = "That is what the call before it returned. x is the same tensor, with other numbers in it."
     return Finding(FORWARD, max(gaps) < CLOSE, seen, hint)
 
 
@@ -341,32 +348,52 @@ def _of_gradient(
 
 @in_group
 def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, x = dist.get_rank(), [], torch.empty(0)
+    rank, found, x, eps = dist.get_rank(), [], torch.empty(0), 0.0
     for call in calls:
         numbers, weights = _share(call, rank)
-        if "again" in call:  # the same tensor, with other numbers
+        if "again" in call:  # the very same objects; the tensor has other numbers
             x.grad = None
             x.data.copy_(numbers)
         else:
-            x = numbers.requires_grad_()
+            x, eps = numbers.requires_grad_(), call["eps"]
         with traffic() as seen:
-            output = answer(x, call["eps"])
+            output = answer(x, eps)
             changed = not torch.equal(x, _share(call, rank)[0])
             if not isinstance(output, torch.Tensor):
                 raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
             error = ""
             if output.shape == weights.shape:
                 given = weights.clone()
+                passed = _passed_to_functions(output.grad_fn)
+                passed.append((given, weights))
                 try:
                     output.backward(given)
                 except RuntimeError as raised:
                     error = reason(raised)
-                if not torch.equal(given, weights):
+                if not all(torch.equal(*each) for each in passed):
                     error = "your backward pass has written into the gradient that it was given"
         sent = sum(count for _, count in seen.calls) + seen.stored
         found.append({"output": output, "gradient": x.grad, "error": error, "numbers": sent})
         found[-1]["changed"] = changed
     return found
+
+
+def _passed_to_functions(node: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Grows in a backward pass: each gradient that a Function in Python is given, and a copy from before."""
+    passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note(gradients: tuple[torch.Tensor | None, ...]) -> None:
+        passed.extend((each, each.clone()) for each in gradients if each is not None)
+
+    seen, ahead = set(), [node]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                node.register_prehook(note)
+            ahead += [before for before, _ in node.next_functions]
+    return passed
 
 
 # --- 12.3 -------------------------------------------------------------------------------------------------
@@ -381,7 +408,7 @@ class _Own(nn.BatchNorm2d):
 
 
 KINDS = {each.__name__: each for each in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
-KINDS["a class made from BatchNorm2d"] = _Own
+KINDS |= {"SyncBatchNorm": nn.SyncBatchNorm, "a class made from BatchNorm2d": _Own}
 
 
 class _Block(nn.Module):
@@ -401,7 +428,7 @@ def pool_statistics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     calls = []
     for _ in range(2):
-        kinds = [*rng.sample(list(KINDS), 4), *rng.sample(list(KINDS), rng.randint(0, 2))]
+        kinds = [*rng.sample(list(KINDS), len(KINDS)), *rng.sample(list(KINDS), rng.randint(0, 2))]
         channels = rng.sample(range(2, 9), len(kinds))
         calls.append({"kinds": kinds, "channels": channels, "seeds": _seeds(rng, count)})
     calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})

@@ -203,6 +203,8 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
     if trained == [epochs] * len(trained) and said != trained:
         seen = f"the ranks trained {epochs} epochs, and returned {said} as their number"
         hint = "How many epochs were trained, when the first one has the number 0?"
+    elif not any(trained):
+        hint = "Each call is a training of its own, also where the functions have come before."
     elif trained[0] == _stop(accuracies, only_if_worse=True)[0]:
         hint = "An epoch that is exactly as good as the best is no better."
     elif trained[0] == rank_0:
@@ -235,17 +237,20 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
 @in_group
 def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
-    for counts in cases:
-        trained: list[int] = []
+    trained: list[int] = []
+    accuracies: Counts = []
 
-        def train_epoch(epoch: int, trained: list[int] = trained) -> None:
-            trained.append(epoch)
-            dist.all_reduce(torch.ones(3))  # as DDP's backward
+    def train_epoch(epoch: int) -> None:
+        trained.append(epoch)
+        dist.all_reduce(torch.ones(3))  # as DDP's backward
 
-        def validate(epoch: int, counts: Counts = counts, trained: list[int] = trained) -> tuple[int, int]:
-            right, judged = counts[epoch][rank]
-            return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
+    def validate(epoch: int) -> tuple[int, int]:
+        right, judged = accuracies[epoch][rank]
+        return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
 
+    for counts in cases:  # trainings, one after the other, by the very same functions
+        trained.clear()
+        accuracies[:] = counts
         value = answer(train_epoch, validate, len(counts))
         if not isinstance(value, tuple | list) or len(value) != 2:
             raise Refused(
@@ -298,8 +303,11 @@ def _of_sums(
     right: dict[str, float] = {}
     for name, value in (pair for each in metrics for pair in each):
         right[name] = right.get(name, 0.0) + value
-    for rank, sums in enumerate(found):
+    for rank, (sums, stays) in enumerate((each["sums"], each["stays"]) for each in found):
         own = dict(metrics[rank])
+        if not stays:
+            seen = f"on rank {rank} `metrics` has other names or numbers after your call"
+            return Finding(what, False, seen, "Whoever gave it to you goes on counting in it.")
         if lost := [name for name in right if name not in sums]:
             seen = f"rank {rank} returned nothing for {lost[0]!r}"
             hint = "A rank cannot know the names of the others by itself. Who tells it?"
@@ -315,7 +323,7 @@ def _of_sums(
             if far(sums[name], value) < 1e-3:
                 hint = SEVEN_DIGITS
             elif again:
-                hint = "The same dicts came a second time. What has the first call done to them?"
+                hint = "The same dict came a second time. What do you keep of the first?"
             elif far(sums[name], own.get(name, 0.0)) < 1e-9:
                 hint = "That is the rank's own. What of the others?"
             else:
@@ -325,16 +333,18 @@ def _of_sums(
 
 
 @in_group
-def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, float | str]]:
+def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, Any]]:
     found, mine = [], [dict(map(tuple, metrics[dist.get_rank()])) for metrics in cases]
     for turn, metrics in enumerate([*mine, mine[0], mine[0]]):
         if turn == len(mine) + 1:  # the same dict, with other numbers in it
             metrics.clear()
             metrics.update(map(tuple, cases[-1][dist.get_rank()]))
+        before = list(metrics.items())
         value = answer(metrics)
         if not isinstance(value, dict):
             raise Refused(f"sum_metrics(metrics) returns a dict; it returned {told(value)}")
-        found.append({str(name): number(each) for name, each in value.items()})
+        sums = {str(name): number(each) for name, each in value.items()}
+        found.append({"sums": sums, "stays": list(metrics.items()) == before})
     return found
 
 
@@ -378,7 +388,10 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
         value, calls = each["value"], each["calls"]
         if calls != 1:
             seen = f"rank {rank} called work() {calls} times"
-            return Finding(what, False, seen, "It may take an hour: call it once.")
+            hint = "It may take an hour: call it once."
+            if calls == 0:
+                hint = "It may be the same function as before. What it returns may be something else now."
+            return Finding(what, False, seen, hint)
         if failing:
             if value is None:
                 continue
@@ -394,7 +407,7 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
             continue
         seen = f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned "
         seen += str(value) if value is None or isinstance(value, str) else f"{value:.9f}"
-        hint = "Every rank is well. What does the sum of their numbers need?"
+        hint = "Every rank is well, whatever its number is: 0 is one, too. What does their sum need?"
         if value is not None and far(value, right) < 1e-3:
             hint = SEVEN_DIGITS
         elif value is not None and far(value, values[rank]) < 1e-9:
@@ -411,16 +424,18 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
 
 @in_group
 def _worked(answer: Any, cases: list[list[float | None]]) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
+    calls: list[int] = []
+
+    def work() -> float:  # the very same function in each call, as that of a training is
+        calls.append(1)
+        if mine is None:
+            raise _Failure("this rank's work has failed")
+        return mine
+
     for values in cases:
-        mine, calls = values[dist.get_rank()], []
-
-        def work(mine: float | None = mine, calls: list[int] = calls) -> float:
-            calls.append(1)
-            if mine is None:
-                raise _Failure("this rank's work has failed")
-            return mine
-
+        mine = values[dist.get_rank()]
+        calls.clear()
         value = answer(work)
         found.append({"value": None if value is None else number(value), "calls": len(calls)})
     return found

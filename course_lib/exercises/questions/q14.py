@@ -29,6 +29,8 @@ from ..traffic import STARTS
 
 Stretch = tuple[float, float]
 ONCE_MORE = "with the same lists once more it returned"
+REFILLED = "with other numbers in the same lists it returned"
+ANEW = "The lists are the very same, and what is in them is not. What is kept from one call to the next?"
 KEPT = "What you are given must be the same afterwards."
 CHANGED = "after the call the lists were not what they were before"
 
@@ -54,14 +56,21 @@ def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(what, _case(rng, what, ranks)) for what in whats for ranks in (one, other, one)]
     fewest = _case(rng, MESSAGES, 2)
     cases.append((MESSAGES, fewest | {"buckets": fewest["buckets"][:1]}))
+    for what, case in cases:
+        if what == MESSAGES:
+            case["then"] = [rng.randint(10**5, 10**6) for _ in case["buckets"]]
     (found,) = ask(_steps, [case for _, case in cases])
-    for (what, case), ((got, again), kept) in zip(cases, found, strict=True):
+    for (what, case), ((got, again, *then), kept) in zip(cases, found, strict=True):
         right = _step(case)
         seen = f"{len(case['buckets'])} buckets, {case['ranks']} ranks, forward {case['forward']:.4f} s,"
         seen += f" backward {case['backward']:.4f} s: it takes {right:.6f} s, and {got:.6f} s came out"
         yield Finding(what, _same(got, right), seen, HINTS[what](case, got))
         yield Finding(what, _same(again, right), f"{ONCE_MORE} {again:.6f} s", KEPT)
         yield Finding(what, kept, CHANGED, KEPT)
+        for other in then:
+            other_right = _step(case | {"buckets": case["then"]})
+            seen = f"{REFILLED} {other:.6f} s, and it takes {other_right:.6f} s"
+            yield Finding(what, _same(other, other_right), seen, ANEW)
 
 
 def _case(rng: random.Random, what: str, ranks: int) -> Case:
@@ -184,14 +193,22 @@ HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
 
 
 def _steps(answer: Any, cases: list[Case]) -> list[tuple[list[float], bool]]:
-    """Of each case twice, and whether its list is as it was; the arguments by their place, of any names."""
-    what = "step_seconds(…) returns a number of seconds"
-    return [_twice(answer, [case[name] for name in ARGUMENTS], what) for case in cases]
+    """Of each case `_often`; the arguments by their place, of any names."""
+    what, at = "step_seconds(…) returns a number of seconds", ARGUMENTS.index("buckets")
+    return [
+        _often(answer, [case[name] for name in ARGUMENTS], what, {at: case["then"]} if "then" in case else {})
+        for case in cases
+    ]
 
 
-def _twice(answer: Any, given: list[Any], what: str) -> tuple[list[float], bool]:
+def _often(answer: Any, given: list[Any], what: str, then: dict[int, list[Any]]) -> tuple[list[float], bool]:
+    """What it returns twice, whether its lists were as before then, and what with other items in them."""
     before = repr(given)
-    return [the_number(answer(*given), what) for _ in range(2)], repr(given) == before
+    numbers = [the_number(answer(*given), what) for _ in range(2)]
+    kept = repr(given) == before
+    for place, items in then.items():
+        given[place][:] = items
+    return numbers + [the_number(answer(*given), what)] * bool(then), kept
 
 
 # --- 14.2 -------------------------------------------------------------------------------------------------
@@ -210,13 +227,18 @@ NEAR = 1e-6
 )
 def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(what, *_stretches(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
-    (found,) = ask(_shares, [case[1:] for case in cases])
-    for (what, computes, sends), ((got, again), kept) in zip(cases, found, strict=True):
+    others = [_stretches(rng, SHARE) if what == SHARE else None for what, *_ in cases]
+    (found,) = ask(_shares, [case[1:] for case in cases], others)
+    for (what, computes, sends), other, ((got, again, *then), kept) in zip(cases, others, found, strict=True):
         right = _measure(computes, sends) / _measure(sends)
         seen = f"{len(sends)} stretches of sending, {right:.4f} of their time hidden; it returned {got:.4f}"
         yield Finding(what, far(got, right) < NEAR, seen, _of_shares(what, computes, sends, got, right))
         yield Finding(what, far(again, right) < NEAR, f"{ONCE_MORE} {again:.4f}", KEPT)
         yield Finding(what, kept, CHANGED, KEPT)
+        for share in then:
+            right = _measure(*other) / _measure(other[1])
+            seen = f"{REFILLED} {share:.4f}, and {right:.4f} of their time is hidden"
+            yield Finding(what, far(share, right) < NEAR, seen, ANEW)
 
 
 def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stretch]]:
@@ -278,11 +300,17 @@ OVERLAPS = {
 }
 
 
-def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[tuple[list[float], bool]]:
-    """Of each case twice, and whether its lists are as they were."""
+def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list[float], bool]]:
+    """Of each case `_often`; the others are what its lists hold in the end."""
     what = "hidden(…) returns a number, a share"
-    pairs = [[[tuple(each) for each in stretches] for stretches in case] for case in cases]
-    return [_twice(answer, pair, what) for pair in pairs]
+
+    def pair(case: Any) -> list[list[Stretch]]:
+        return [[tuple(each) for each in stretches] for stretches in case or ()]
+
+    return [
+        _often(answer, pair(case), what, dict(enumerate(pair(other))))
+        for case, other in zip(cases, others, strict=True)
+    ]
 
 
 # --- 14.3 -------------------------------------------------------------------------------------------------
@@ -290,7 +318,7 @@ def _shares(answer: Any, cases: list[list[list[Stretch]]]) -> list[tuple[list[fl
 NAMED = "every rank returns the rank that is late again and again"
 BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
 QUIET = "nothing but the step's own meeting is sent while the steps run"
-STEPS = (7, 9)  # of one call and of the other
+STEPS = (7, 9)  # of one call and of the other, with one number of ranks; with the other number 7 of both
 HICCUP = 0.53  # seconds
 LOW, HIGH = 0.04, 0.14  # seconds that the others work
 LATER = 0.08  # seconds: the others' first step begins so much later
@@ -302,12 +330,12 @@ Times = list[list[float]]  # by rank, by step
     "14.3", "late_rank(work, meet, steps)", {NAMED: 1, BY: 1, QUIET: 1}, rests={BY: NAMED, QUIET: NAMED}
 )
 def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, lambda ranks: _late_among(ask, rng, ranks))
+    steps = [rng.sample(STEPS, 2), [STEPS[0]] * 2]  # the very same arguments once more, for the second
+    yield from with_two_numbers(rng, lambda ranks: _late_among(ask, rng, ranks, steps.pop()))
 
 
-def _late_among(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+def _late_among(ask: Ask, rng: random.Random, ranks: int, steps: list[int]) -> Iterator[Finding]:
     lates = rng.sample(range(ranks), 2)
-    steps = rng.sample(STEPS, 2)
     cases = [_times(rng, ranks, *each) for each in zip(lates, steps, (0, steps[1] - 1), strict=True)]
     begins = [[LATER * (rank != late) for rank in range(ranks)] for late in lates]
     found = ask(_watched_steps, cases, begins, nprocs=ranks)
@@ -380,22 +408,22 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
 def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[str, Any]]:
     called = _calls()
     found = []
+
+    def work() -> None:
+        done.append(len(called))
+        time.sleep(mine[(len(done) - 1) % len(mine)])
+        came.append(time.perf_counter())  # by a clock that all processes of a machine share
+
+    def meet() -> None:
+        dist.all_reduce(torch.zeros(1))
+        meetings.append(len(called))
+
     for times, begin in zip(cases, begins, strict=True):
         mine, done, came, meetings = times[dist.get_rank()], [], [], []
-
-        def work(mine: list[float] = mine, done: list[int] = done, came: list[float] = came) -> None:
-            done.append(len(called))
-            time.sleep(mine[(len(done) - 1) % len(mine)])
-            came.append(time.perf_counter())  # by a clock that all processes of a machine share
-
-        def meet(meetings: list[int] = meetings) -> None:
-            dist.all_reduce(torch.zeros(1))
-            meetings.append(len(called))
-
         time.sleep(begin[dist.get_rank()])
         value = answer(work, meet, len(mine))
         if len(done) != len(mine) or len(meetings) != len(mine):
-            asked = f"each of the {len(mine)} steps calls work() once, then meet() once"
+            asked = f"in every call each of the {len(mine)} steps calls work() once, then meet() once"
             raise Refused(f"{asked}; there were {len(done)} and {len(meetings)} calls")
         try:
             rank, seconds = value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -209,7 +211,7 @@ def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     even, ks = ranks * rng.randint(9, 14), [4, *rng.sample([1, 2, 3], 2)]
     cases = [
         _case(rng, ranks, even, rng.randint(7, 9), ks),
-        _case(rng, ranks, even + ranks, 3, [5, 1, 2]),
+        _case(rng, ranks, even, 3, [5, 1, 2]),
         _case(rng, ranks, even + rng.randint(1, max(1, ranks - 2)), rng.randint(7, 9), ks),
     ]
     found = ask(_judged, cases, nprocs=ranks)
@@ -275,7 +277,7 @@ def _of_one_share(padded: bool, case: Case, k: int, shares: list[Any]) -> Findin
         within=CLOSE,
     )
     if values[rank] is None:
-        hint = "What is asked for is a dict, with every k as a key."
+        hint = "What is asked for is a dict, with every k as a key: every k of this call."
     elif CLOSE < gap < 1e-6:
         hint = "That is right to seven digits. Who divides whole numbers, and in which type?"
     elif gap <= CLOSE:
@@ -304,15 +306,32 @@ def _places(case: Case) -> list[int]:
     return (scores > scores.gather(1, labels[:, None])).sum(1).tolist()
 
 
+class _Batches:
+    """They come once, as from an iterator; then there are others, in the very same object."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.waiting:
+            raise StopIteration
+        return self.waiting.pop(0)
+
+
 @in_group
 def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
     rank, ranks, found = dist.get_rank(), dist.get_world_size(), []
+    batches, ks = _Batches(), []
     for case in cases:
         scores, labels = _scores(case)
         shard = torch.arange(rank, -(-case["size"] // ranks) * ranks, ranks) % case["size"]
-        batches = [(scores[part], labels[part]) for part in shard.split(case["batch"])]
+        batches.waiting = [(scores[part], labels[part]) for part in shard.split(case["batch"])]
+        ks[:] = case["ks"]
         with traffic() as travelled:
-            value = answer(iter(batches), list(case["ks"]), case["size"])
+            value = answer(batches, ks, case["size"])
         if not isinstance(value, dict):
             raise Refused(f"top_k(…) returns a dict, a share for each k; it returned {told(value)}")
         shares = {str(k): number(value[k]) for k in case["ks"] if k in value}
@@ -327,6 +346,7 @@ AHEAD = "while a batch is used the next ones are made, `ahead` of them and not m
 STOPS = "when nobody takes batches any more, no more are made"
 PATIENCE = 2.0  # seconds, for what is bound to happen
 SETTLED = 0.2  # seconds, for what must not happen: a maker that may go on has gone on by then
+SLOW, LINES = 0.02, 40  # seconds that each line takes of what closes a generator, and how many of them do
 FAILURES = (ValueError, OSError, KeyError, ArithmeticError, UnicodeError, AssertionError)
 ODD = (None, (), 0, ValueError("no error, but a batch"))  # batches, too; -1.0, -2.0, … stand for them
 
@@ -391,9 +411,15 @@ def _of_the_maker(found: dict[str, Any]) -> Iterator[Finding]:
     hint = "A loop that is left early closes its generator. What happens there, and who tells the maker?"
     if found["closing"] > PATIENCE:
         seen = f"when the taker went, the generator took {found['closing']:.1f} s to close"
+    elif found["more"] and not (found["after"] or found["threads"]):
+        seen = (
+            f"the taker went while the second batch was in the making; {found['more']} more were begun then"
+        )
+        hint = "What was ordered before the taker went is not wanted any more. Who takes the orders back?"
     elif found["after"] == 1:
         hint = "The maker waits for room. What does it do first when it may go on?"
-    ok = not found["threads"] and not found["after"] and found["closing"] <= PATIENCE
+        hint += " And what must it know by then?"
+    ok = not any(found[each] for each in ("threads", "after", "more")) and found["closing"] <= PATIENCE
     yield Finding(STOPS, ok, seen, hint)
 
 
@@ -460,6 +486,27 @@ def _is_ours(batch: Any) -> bool:
     return isinstance(batch, torch.Tensor) and batch.shape == (2,)
 
 
+@contextlib.contextmanager
+def _slowly() -> Iterator[None]:
+    """In this thread each line of an answer takes its time: another thread may do much before the next."""
+    before, left, library = sys.gettrace(), LINES, os.path.dirname(threading.__file__)
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename.startswith(library):
+            return None
+        if event == "line" and left:
+            left -= 1
+            time.sleep(SLOW)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
     """One that takes some, the second to the last of them while a batch is in the making, and goes."""
     ahead = case["ahead"]
@@ -484,11 +531,30 @@ def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
     found |= {"by_the_taker": threading.get_ident() in source.makers, "held_up": source.held_up}
     begun, left = source.begun, time.monotonic()
     close: Callable[[], None] = getattr(batches, "close", lambda: None)
-    close()
-    del batches
+    with _slowly():
+        close()
+        del batches, close
     closing = time.monotonic() - left
     ours = [each for each in threading.enumerate() if each not in before]
     for each in ours:
         each.join(max(0.0, left + PATIENCE - time.monotonic()))
     threads = sum(each.is_alive() for each in ours)
-    return found | {"threads": threads, "after": source.begun - begun, "closing": closing}
+    found |= {"threads": threads, "after": source.begun - begun, "closing": closing}
+    return found | {"more": _begun_for_nobody(answer, case) if found["made"] > found["taken"] else 0}
+
+
+def _begun_for_nobody(answer: Any, case: Case) -> int:
+    """How many are begun after a taker has gone who took one, while the maker was at the second."""
+    before = set(threading.enumerate())
+    source = _Source(case, held=1)
+    batches = iter(answer(iter(source), case["ahead"]))
+    next(batches, None)
+    source.reaches(2, "begun")
+    timer = threading.Timer(SETTLED, source.go.set)  # the close may wait for it
+    timer.start()
+    getattr(batches, "close", lambda: None)()
+    timer.join()
+    until = time.monotonic() + PATIENCE
+    for each in set(threading.enumerate()) - before:
+        each.join(max(0.0, until - time.monotonic()))
+    return max(0, source.begun - 2)

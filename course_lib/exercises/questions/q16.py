@@ -72,8 +72,9 @@ def backward_by_tokens(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     weights = rng.randrange(2**31)
-    plans = [_plan(rng, ranks), _plan(rng, ranks)]
-    plans += [_with_silence(rng, _plan(rng, ranks), everywhere) for everywhere in (False, True)]
+    plans = [_plan(rng, ranks, count) for count in rng.sample((3, 4), 2)]
+    few, none, one = (_plan(rng, ranks, rng.randint(3, 4)) for _ in range(3))
+    plans += [_with_silence(rng, few, False), _with_silence(rng, none, True), _with_one(rng, one)]
     calls = [(rng.randrange(2**31), plan) for plan in plans]
     found = ask(_accumulated, weights, calls, nprocs=ranks)
     before = torch.zeros(NUMBERS, dtype=torch.float64)
@@ -89,6 +90,7 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             "in the second call, ",
             "where a rank has no question, ",
             "where nobody has a question, ",
+            "where one token is asked for in all, ",
         )
         seen = f"{which[call]}{ranks} ranks, {tokens} asked tokens: {{}}"
         if call < 2:
@@ -96,7 +98,7 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             yield _of_losses(LOSS, seen, returned, loss, [sum(each) for each in losses], plan)
             before = truth
         else:
-            yield _of_silence(seen, held, truth)
+            yield _of_silence(seen, held, truth, tokens)
             yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
     sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
     hint = "Something as large as the gradients travels besides. What has to be known of the others?"
@@ -116,9 +118,8 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     yield Finding(ONCE, not changed, f"after your call {', '.join(changed[:1])}", hint)
 
 
-def _plan(rng: random.Random, ranks: int) -> list[list[Piece]]:
-    """By rank, its pieces: the ranks have different numbers of sentences, of tokens, and of questions."""
-    count = rng.randint(3, 4)
+def _plan(rng: random.Random, ranks: int, count: int) -> list[list[Piece]]:
+    """By rank, `count` pieces: the ranks have different numbers of sentences, of tokens, and of questions."""
     while True:
         plan = []
         for _ in range(ranks):
@@ -138,6 +139,15 @@ def _with_silence(rng: random.Random, plan: list[list[Piece]], everywhere: bool)
             found[rank] = [(n, length, 0) for n, length, _ in pieces]
         elif rank == (silent + 1) % len(plan):
             pieces[-1] = (*pieces[-1][:2], 0)
+    return found
+
+
+def _with_one(rng: random.Random, plan: list[list[Piece]]) -> list[list[Piece]]:
+    """The same with one question, over all ranks."""
+    found = _with_silence(rng, plan, everywhere=True)
+    pieces = rng.choice(found)
+    at = rng.randrange(len(pieces))
+    pieces[at] = (*pieces[at][:2], 1)
     return found
 
 
@@ -199,6 +209,8 @@ def _of_gradients(
         hint = "The ranks hold different gradients. Which pass brings them together, and is it left out, too?"
     elif before is not None and far(held[0], truth + before) < NEAR:
         hint = "The first call is right, and a second one is not. What does it find in .grad?"
+    elif before is not None and far(held[0], before) < NEAR:
+        hint = "That is the first call's. The list is the same in the second one, and what is in it is not."
     else:
         each_alike = "Every piece counts alike here, whether it asks for one token or for twenty."
         hint = nearest(
@@ -249,7 +261,7 @@ def _of_losses(
     return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.10f}"), hint)
 
 
-def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
+def _of_silence(seen: str, held: list[Any], truth: Tensor, tokens: int) -> Finding:
     gaps = [math.inf if each is None else far(each, truth) for each in held]
     rank = gaps.index(max(gaps))
     if held[rank] is None:
@@ -262,6 +274,8 @@ def _of_silence(seen: str, held: list[Any], truth: Tensor) -> Finding:
     else:
         words = f"holds gradients that are off by {gaps[rank]:.2g}"
         hint = "A rank without a question has a gradient of 0, which must not count as a vote."
+        if tokens == 1:
+            hint = "One token is a question, too. By what is its loss divided?"
     return Finding(SILENT, max(gaps) < NEAR, seen.format(f"rank {rank} {words}"), hint)
 
 
@@ -275,8 +289,9 @@ def _accumulated(
 ) -> list[dict[str, Any]]:
     model = _network(weights)
     ddp, found, kept = DistributedDataParallel(model), [], _watched(model)
+    pieces: list[tuple[Tensor, Tensor]] = []  # the very same list in each call, with others in it
     for seed, plan in calls:
-        pieces, known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
+        pieces[:], known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
         ddp.train(training := len(found) % 2 == 0)
         kept.clear()
         # One call tells what travels; the profiler takes more time than all the rest.
@@ -363,10 +378,11 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     few, found = found[len(places) + 2 :], found[: len(places) + 2]
     masks = [torch.tensor(each["labels"]) != IGNORED for each in found]
     for place, each, hidden in zip([*places, base], found, masks, strict=False):
-        yield _of_one_mask(place, ids, each, hidden)
+        yield _of_one_mask(f"with {place} ", ids, each, hidden)
     if all(each.shape == ids.shape for each in masks):
         yield _of_all_masks(ids, masks[: len(places)])
-    yield _of_one_mask(base, other, found[-1], masks[-1])
+    when = f"with {base} once more, and other words in the very same tensor, "
+    yield _of_one_mask(when, other, found[-1], masks[-1])
     hint = "What do your dice depend on besides the four numbers?"
     for hidden, when in (
         (masks[-2], "later in the same process"),
@@ -417,10 +433,10 @@ def _of_all_masks(ids: Tensor, masks: list[Tensor]) -> Finding:
     return Finding(HIDDEN, abs(share - 0.15) < 0.015 and abs(of_first - 0.15) < 0.03, seen, hint)
 
 
-def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor) -> Finding:
+def _of_one_mask(seen: str, ids: Tensor, each: dict[str, Any], hidden: Tensor) -> Finding:
     words, labels, inputs = ids > MASK, torch.tensor(each["labels"]), torch.tensor(each["inputs"])
     share = hidden.sum().item() / words.sum().item()
-    seen, hint = f"with {place} ", ""
+    hint = ""
     if inputs.shape != ids.shape or labels.shape != ids.shape:
         seen += f"inputs have the shape {tuple(inputs.shape)}, labels {tuple(labels.shape)}"
         hint = f"Both have the shape of ids, {tuple(ids.shape)}."
@@ -445,10 +461,14 @@ def _of_one_mask(place: Place, ids: Tensor, each: dict[str, Any], hidden: Tensor
 
 def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[dict[str, Any]]:
     found = []
+    tensors: dict[int, Tensor] = {}  # by their length: the very same object for each text of it
+    numbers: dict[int, int] = {}
     torch.manual_seed(seed)
     for text, place in calls:
         ids = texts[text]
-        given, state = torch.tensor(ids), torch.get_rng_state()
+        given = tensors.setdefault(len(ids), torch.tensor(ids)).copy_(torch.tensor(ids))
+        place = [numbers.setdefault(each, each) for each in place]
+        state = torch.get_rng_state()
         expected = torch.rand(1)
         torch.set_rng_state(state)
         with patch("builtins.hash", partial(hash_of_its_own, hash, seed)):
@@ -458,7 +478,8 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
         inputs, labels = answered
         if not all(isinstance(each, Tensor) and each.dim() == 2 for each in answered):
             raise Refused(f"inputs and labels are tensors of the shape of ids; these are {told(answered)}")
-        found.append({"inputs": inputs.long(), "labels": labels.long(), "ids_left": given.tolist() == ids})
+        inputs, labels = (each.tolist() for each in (inputs.long(), labels.long()))
+        found.append({"inputs": inputs, "labels": labels, "ids_left": given.tolist() == ids})
         found[-1]["dice_left"] = torch.equal(torch.rand(1), expected)
     return found
 
@@ -482,15 +503,19 @@ class _Block(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-def _model(width: int) -> nn.Module:
+def _model(width: int, turned: bool) -> nn.Module:
+    """Its first parameter is a matrix and its last one a vector, or the other way round."""
     words, out = nn.Embedding(9, width), nn.Linear(width, 9)
     out.weight = words.weight  # tied
-    return nn.ModuleDict({"words": words, "blocks": nn.ModuleList([_Block(width)]), "out": out})
+    parts = {"words": words, "blocks": nn.ModuleList([_Block(width)]), "out": out}
+    if turned:
+        parts = {"norm_of_the_input": nn.LayerNorm(width), **parts, "pool": nn.Linear(width, 2, bias=False)}
+    return nn.ModuleDict(parts)
 
 
 @question("16.3", "prepare(model, lr, epochs, samples, batch_size, ranks)", {DECAY: 1, RATES: 1})
 def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    calls = []
+    calls, turned = [], rng.random() < 0.5
     for ranks in rng.sample(range(2, 6), 2):
         width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
@@ -501,10 +526,12 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         # With a rest, which is padded, and a short last batch
         samples = ranks * batch_size * (rng.choice(fitting) - 1) + 1 + rng.randrange(ranks - 1)
         a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
-        calls.append((width, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
+        form = width, turned != in_tens
+        calls.append((form, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
     (all_found,) = ask(_prepared, calls)
     for found, (_, arguments, a_rank, _) in zip(all_found, calls, strict=True):
         yield _of_decay(found)
+        yield _of_decay(found | found["again"], f"{ONCE_MORE}, ")
         lr, epochs, samples, batch_size, ranks = arguments
         right = [_rate(lr, step, a_rank) for step in range(a_rank)]
         for name, rates in (("", found["rates"]), ("resumed: ", found["resumed"])):
@@ -518,6 +545,10 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             seen = f"{name}{samples} samples, batch_size {batch_size}, {ranks} ranks, {epochs} epochs: "
             seen += f"in step {step} the learning rate is {rates[step]:.4g}, and should be {right[step]:.4g}"
             yield Finding(RATES, max(gaps) < 1e-6 * lr, seen, _of_rates(bool(name), rates, arguments))
+        first = max(found["again"]["rates"], key=lambda rate: abs(rate - right[0]))
+        seen = f"{ONCE_MORE}, the learning rate is {first:.4g} in step 0, and should be {right[0]:.4g}"
+        hint = "Each call begins a training. What of an earlier one is in what you return?"
+        yield Finding(RATES, abs(first - right[0]) < 1e-6 * lr, seen, hint)
         seen = "a second optimizer holds the parameters in another order than the first"
         hint = "A state is loaded by the parameters' places. From what does your order come?"
         yield Finding(RATES, found["same_order"], seen, hint)
@@ -531,7 +562,10 @@ def _line(lr: float, step: int, steps: int, rising: int) -> float:
     return lr * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 
 
-def _of_decay(found: dict[str, Any]) -> Finding:
+ONCE_MORE = "called once more with the very same model, whose last layer is a new one"
+
+
+def _of_decay(found: dict[str, Any], when: str = "") -> Finding:
     if found["kind"] != PYTORCHS:
         return Finding(
             DECAY, False, f"the optimizer is {found['kind']}", "torch.optim has the one that is asked for."
@@ -542,7 +576,9 @@ def _of_decay(found: dict[str, Any]) -> Finding:
         if decay is None or abs(decay - (0.01 if ndim > 1 else 0.0)) > 1e-9
     ]
     name, ndim, decay = (wrong or [("", 0, 0.0)])[0]
-    seen = f"{name}, of {ndim} dimensions, " + ("is in no group" if decay is None else f"decays by {decay}")
+    seen = f"{when}{name}, of {ndim} dimensions, " + (
+        "is in no group" if decay is None else f"decays by {decay}"
+    )
     hint = "A name says nothing about the shape."
     if decay is None:
         hint = "Every parameter belongs into one of the groups, or it is never trained."
@@ -583,16 +619,18 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     )
 
 
-def _prepared(answer: Any, calls: list[tuple[int, list[Any], int, int]]) -> list[dict[str, Any]]:
+def _prepared(answer: Any, calls: list[tuple[Any, list[Any], int, int]]) -> list[dict[str, Any]]:
     return [_of_one_training(answer, *call) for call in calls]
 
 
-def _of_one_training(answer: Any, width: int, arguments: list[Any], steps: int, stop: int) -> dict[str, Any]:
+def _of_one_training(
+    answer: Any, form: tuple[int, bool], arguments: list[Any], steps: int, stop: int
+) -> dict[str, Any]:
     orders = []
 
-    def begin() -> tuple[nn.Module, Any, Any]:
+    def begin(model: nn.Module | None = None) -> tuple[nn.Module, Any, Any]:
         torch.manual_seed(0)
-        model = _model(width)
+        model = _model(*form) if model is None else model
         answered = answer(model, *arguments)
         if not (isinstance(answered, tuple | list) and len(answered) == 2):
             raise Refused(f"prepare(…) returns an optimizer and a schedule; it returned {told(answered)}")
@@ -611,11 +649,18 @@ def _of_one_training(answer: Any, width: int, arguments: list[Any], steps: int, 
             schedule.step()
         return rates
 
+    def decays(model: nn.Module, optimizer: Any) -> list[tuple[str, int, float | None]]:
+        of = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
+        return [(name, each.ndim, of.get(id(each))) for name, each in model.named_parameters()]
+
     model, optimizer, schedule = begin()
-    of = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
-    decays = [(name, each.ndim, of.get(id(each))) for name, each in model.named_parameters()]
     kind = PYTORCHS if isinstance(optimizer, torch.optim.AdamW) else type(optimizer).__name__
-    seen = {"kind": kind, "decays": decays, "rates": go_on(optimizer, schedule, steps)}
+    seen = {"kind": kind, "decays": decays(model, optimizer), "rates": go_on(optimizer, schedule, steps)}
+    model["out"] = nn.Linear(form[0], 5)
+    _, optimizer, schedule = begin(model)
+    orders.pop()  # another model's
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    seen["again"] = {"decays": decays(model, optimizer), "rates": rates}
     _, optimizer, schedule = begin()
     first = go_on(optimizer, schedule, stop)
     file = io.BytesIO()

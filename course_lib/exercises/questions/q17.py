@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..asking import Ask, Finding, Refused, far, in_group, number, question, told
 from ..traffic import traffic
-from .cluster17 import gpus_of_a_node, minutes, orders, run_body
+from .cluster17 import NO_ORDER, gpus_of_a_node, minutes, names_a_shell, orders, run_body
 
 # --- 17.1 -------------------------------------------------------------------------------------------------
 
@@ -34,9 +34,10 @@ Told = dict[str, Any]
 )
 def job_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     shapes = rng.sample([(2, 4), (3, 2), (4, 3), (5, 2)], 2)
-    for (nodes, gpus), days in zip(shapes, (0, rng.randint(1, 3)), strict=True):
-        case = _cluster(rng, nodes, gpus, days)
-        (found,) = ask(_submitted, case)
+    shapes = zip(shapes, (0, rng.randint(1, 3)), strict=True)
+    cases = [_cluster(rng, nodes, gpus, days) for (nodes, gpus), days in shapes]
+    for at, case in enumerate(cases):  # each in a process of its own: a job file that hangs takes its time
+        (found,) = ask(_submitted, cases, at)
         yield from _of_a_job(case, found)
 
 
@@ -82,13 +83,21 @@ def _of_a_job(case: Told, found: Told) -> Iterator[Finding]:
     )
 
 
+WHICH_SHELL = "sbatch takes scripts: of which shell?"
+
+
 def _of_the_orders(case: Told, text: str) -> Finding:
     asked = orders(text)
     nodes, gpus = asked.get("nodes", "nothing"), gpus_of_a_node(asked, case["nodes"])
     say = "are wanted; the #SBATCH lines say"
     return _first(
         ASKS,
-        (not text.startswith("#!"), "the first line is no #! line", "sbatch takes scripts: of which shell?"),
+        (not text.startswith("#!"), "the first line is no #! line", WHICH_SHELL),
+        (
+            not names_a_shell(text),
+            f"the first line is {text.splitlines()[0][:60]!r}; no shell is there" if text else "",
+            WHICH_SHELL,
+        ),
         (
             nodes not in (str(case["nodes"]), f"{case['nodes']}-{case['nodes']}"),
             f"{case['nodes']} nodes {say} {nodes}",
@@ -104,9 +113,15 @@ def _of_the_orders(case: Told, text: str) -> Finding:
             f"{case['minutes']} minutes {say} {asked.get('time', 'nothing')!r}",
             "Hours, minutes, seconds: which of them does Slurm read in a lone number, and in two?",
         ),
+        (
+            NO_ORDER in asked,
+            f"{asked.get(NO_ORDER, '')!r} in an #SBATCH line is no order",
+            "An order has the name of an option and, where that takes one, its value.",
+        ),
     )
 
 
+LOST = "A line that begins with an option belongs to a command. Where is that, and what joins the two?"
 NOT_ALONE = "Each of them must know how many nodes belong to the training."
 REPLACED = "A variable is replaced where its line is run. In the job's body that is the first node alone."
 FLAGS = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}  # torchrun's, without a value
@@ -117,6 +132,7 @@ class _Started:
 
     def __init__(self, case: Told, run: Told) -> None:
         self.case, self.said, self.nodes = case, run["said"], case["names"]
+        self.lost = run["lost"]  # an option that stood where a command does
         notes: dict[str, list[Told]] = {"torchrun": [], "python": [], "in vain": []}
         for note in run["notes"]:
             notes[note["what"]].append(note)
@@ -137,6 +153,7 @@ class _Started:
         vain = "what was started on one node waited in vain for those on the others"
         return _first(
             STARTS,
+            (bool(self.lost), f"bash looked for a command with the name {self.lost!r}", LOST),
             (not notes, seen.removesuffix("; "), hint),
             (bool(self.agents and self.pythons), both, "Either, or."),
             *(self._of_agents(counts, shown) if self.agents else self._of_pythons(counts, shown)),
@@ -192,13 +209,16 @@ class _Started:
 
     def of_the_meeting(self) -> Finding:
         places = self._endpoints()
-        ids = {options.get("rdzv-id", "") for options in self.options}
+        ids = {options.get("rdzv-id", "none") for options in self.options}
         hosts = sorted({host for host, _ in places})
         seen = f"they are sent to {len(places)} places, as {', '.join(hosts)[:80]}"
         if len(ids) > 1:
             seen = f"they are told {len(ids)} different --rdzv-id"
         if len(places) > 1 or len(ids) > 1:
             return Finding(MEETS, False, seen, "Each node looked it up for itself. Who looks it up for all?")
+        if ids == {""}:
+            seen = "they are told an empty --rdzv-id, and each torchrun makes one of its own then"
+            return Finding(MEETS, False, seen, "What has the job that is the same for all of its nodes?")
         ((host, _),) = places
         known = self.nodes + self.case["addresses"]
         hint = "The nodes are others in each job. How does a job learn their names?"
@@ -254,11 +274,12 @@ def _torchrun(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, rest
 
 
-def _submitted(answer: Any, case: Told) -> Told:
-    """The text of the job file, and what its body did, once for each number of a job."""
-    text = answer(case["script"], case["nodes"], case["gpus"], case["minutes"])
-    if not isinstance(text, str):
-        raise Refused(f"job_file(…) returns the text of a job file; it returned {told(text)}")
+def _submitted(answer: Any, cases: list[Told], at: int) -> Told:
+    """The text of one of the job files, and what its body did, once for each number of a job."""
+    for case in cases[: at + 1]:  # what is kept of one must not serve the next
+        text = answer(case["script"], case["nodes"], case["gpus"], case["minutes"])
+        if not isinstance(text, str):
+            raise Refused(f"job_file(…) returns the text of a job file; it returned {told(text)}")
     if (bash := shutil.which("bash")) is None:
         raise Refused("there is no bash on this machine to run your job file")
     return {"text": text, "runs": [run_body(bash, text, case, job) for job in case["jobs"]]}
@@ -272,7 +293,10 @@ CABLE = "a node sends no more over the cable than one rank of each node would, i
 
 @question("17.2", "two_levels(tensor, per_node)", {SUM: 1, CABLE: 2}, rests={CABLE: SUM})
 def two_levels(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    """The same ranks are nodes of two, and of three: what is kept of one call must not serve the other."""
+    """The same ranks are nodes of two, and of three: what is kept of one call must not serve the other.
+
+    Then one of the tensors comes again, with other numbers in it.
+    """
     ends = rng.sample([1, 4], 2)  # a node for each rank, and one node for all
     found = [*_on(ask, rng, 6, rng.sample([2, 3], 2)), *_on(ask, rng, 4, [2, *ends])]
     yield from found
@@ -280,6 +304,7 @@ def two_levels(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterator[Finding]:
     calls = [(per_node, rng.randrange(2**31), [rng.randint(31, 89), 67]) for per_node in nodes_of]
+    calls.append((nodes_of[0], rng.randrange(2**31), calls[0][2]))
     held = ask(_summed, calls, nprocs=ranks)
     for call, (per_node, seed, shape) in enumerate(calls):
         nodes, size = ranks // per_node, 8 * math.prod(shape)
@@ -290,6 +315,8 @@ def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterat
         hint = "What a rank adds up is right only if everything of every node reaches it, and once."
         if far(got, torch.stack(mates).sum(0)) == 0:
             hint = "That is the sum of its node. How do the nodes come together?"
+        elif call == len(nodes_of) and far(got, each[wrong]) == 0 and _all_right(held, calls[0], 0):
+            hint = "The same tensor came before, with other numbers in it. It must be added up again."
         elif far(got, each[wrong]) == 0:
             hint = "It holds what it began with. Who tells the ranks that are not the first of their node?"
         elif call and per_node in (1, ranks):
@@ -312,6 +339,12 @@ def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterat
         )
 
 
+def _all_right(held: list[Any], given: tuple[int, int, list[int]], call: int) -> bool:
+    _, seed, shape = given
+    total = torch.stack([_numbers(seed, rank, shape) for rank in range(len(held))]).sum(0)
+    return all(far(rank[call]["held"], total) == 0 for rank in held)
+
+
 def _numbers(seed: int, rank: int, shape: list[int]) -> torch.Tensor:
     """Whole numbers in float64, beyond float32: their sums are exact, in whatever order."""
     dice = torch.Generator().manual_seed(seed + rank)
@@ -321,10 +354,14 @@ def _numbers(seed: int, rank: int, shape: list[int]) -> torch.Tensor:
 @in_group
 def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
     cable = _watch_the_cable()
-    found = []
+    found, last = [], len(calls) - 1
     with traffic() as seen:
-        for per_node, seed, shape in calls:
+        for call, (per_node, seed, shape) in enumerate(calls):
             tensor = _numbers(seed, dist.get_rank(), shape)
+            if call == 0:
+                first = tensor
+            if call == last:  # the very same tensor, with other numbers
+                tensor = first.copy_(tensor)
             cable |= {"per_node": per_node, "sent": 0.0}
             answer(tensor, per_node)
             if list(tensor.shape) != shape:
@@ -421,8 +458,9 @@ def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     drawn = [(what, _places(rng, what)) for what in (NODES, ORDER, NOTHING) for _ in "ab"]
     drawn.append((NODES, rng.sample(NODE_NAMES, 2)))  # two ranks: the next one is also the one before
     cases = [(what, places, rng.randint(10**11, 10**12)) for what, places in drawn]  # beyond float32
-    (found,) = ask(_sent_over, [case[1:] for case in cases])
-    for (what, places, size), (got, again) in zip(cases, found, strict=True):
+    others = [_places(rng, NODES) if what == NODES else None for what, _ in drawn]
+    (found,) = ask(_sent_over, [case[1:] for case in cases], others)
+    for (what, places, size), other, (got, again, *then) in zip(cases, others, found, strict=True):
         right = _over(places, size)
         off = [node for node in right if not _same(got.get(node, math.inf), right[node])]
         node = (off or places)[0]
@@ -434,6 +472,12 @@ def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(what, not off and got.keys() == right.keys(), seen, hint)
         seen = f"with the same list once more it returned {again}"
         yield Finding(what, again == got, seen, "What you are given must be the same afterwards.")
+        for sent in then:
+            right = _over(other, size)
+            seen = f"with other nodes in the very same list it returned {sent}, and {right} is right"
+            hint = "What is kept from one call to the next? The list is the same, and what is in it is not."
+            ok = sent.keys() == right.keys() and all(_same(sent[node], right[node]) for node in right)
+            yield Finding(what, ok, seen, hint)
 
 
 def _same(got: Any, right: float) -> bool:
@@ -490,9 +534,15 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Told) -> str:
     return (hit or ["Rank by rank: who is next in the ring, and does that one sit on the same node?"])[0]
 
 
-def _sent_over(answer: Any, cases: list[Any]) -> list[list[Told]]:
-    """Of each case twice."""
-    return [[_as_numbers(answer(given, size)) for _ in "ab"] for given, size in cases]
+def _sent_over(answer: Any, cases: list[Any], others: list[Any]) -> list[list[Told]]:
+    """Of each case twice, and once more with other nodes in its list, where there are some for it."""
+    found = []
+    for (given, size), other in zip(cases, others, strict=True):
+        found.append([_as_numbers(answer(given, size)) for _ in "ab"])
+        if other:
+            given[:] = other
+            found[-1].append(_as_numbers(answer(given, size)))
+    return found
 
 
 def _as_numbers(sent: Any) -> Told:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import time
 import zlib
@@ -17,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..asking import in_group, reason
+from ..asking import in_group, on_a_node_of_its_own, reason
 from ..drawn import network, tensor
 from ..written import written
 
 NEVER = -2
 START_SECONDS = 8.0  # that a start may take which is to be killed
+MOST_MOMENTS = 8  # of one save, in which a kill is tried
 Notes = list[dict[str, Any]]  # one at the beginning of each epoch of a start, one at its end
 
 
@@ -69,19 +72,32 @@ def _start(
     note: Callable[[dict[str, Any]], Any],
     kill_in: int = NEVER,
     break_after: int = NEVER,
+    look_after: int = NEVER,
+    most: int = 1000,
 ) -> None:
-    """One start of the training: killed in an epoch, or when it writes after an epoch, or not at all."""
+    """One start of the training: killed in an epoch, or when it writes after one, or after so many, or not.
+
+    What a kill would find in each moment of the save after the epoch ``look_after`` is kept.
+    """
     model, optimizer = _begun(plan["kind"], values)
-    with written() as files:
+    begun = [NEVER]
+    place = os.path.dirname(path)
+
+    def before(what: str, name: str) -> None:
+        if begun[-1] == look_after != NEVER:
+            _keep_a_moment(place, Path(plan["moments"]), f"{what} {os.path.basename(name)}")
+
+    with written(place, before) as files:
 
         def tell(epoch: int | None) -> None:
-            wrote = len(files.inside(os.path.dirname(path))) + files.saves
+            wrote = len(files.opened) + files.saves
             note({"epoch": epoch, "state": _state(model), "file": _print_of(path), "wrote": wrote})
 
         def run_epoch(epoch: int) -> None:
             tell(int(epoch))
             dist.barrier()  # as DDP would: no rank is done with an epoch before all have begun it
-            if epoch in (kill_in, break_after + 1):
+            begun.append(int(epoch))
+            if epoch in (kill_in, break_after + 1) or len(begun) > 1 + most:
                 os.kill(os.getpid(), signal.SIGKILL)
             if epoch == break_after:
                 _kill_at(sum(each.nbytes for each in model.state_dict().values()))
@@ -89,6 +105,15 @@ def _start(
 
         answer(model, optimizer, run_epoch, plan["epochs"], path)
         tell(None)
+
+
+def _keep_a_moment(place: str, kept: Path, step: str) -> None:
+    """What lies in a folder before a step of rank 0, as a copy."""
+    number = len(list(kept.glob("*.txt")))
+    if os.environ["RANK"] == "0" and number < MOST_MOMENTS:
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(place, kept / str(number))
+            (kept / f"{number}.txt").write_text(step)
 
 
 def _kill_at(size: int) -> None:
@@ -107,10 +132,18 @@ def _print_of(path: str) -> list[int] | None:
         return None
 
 
-def killed_twice(answer: Any, plan: dict[str, Any], kill_in: int, break_after: int) -> dict[str, Any]:
-    """Two starts that are killed, in processes of their own; then one rank starts again after the second."""
+def killed_often(
+    answer: Any, plan: dict[str, Any], kill_in: int, break_after: int, look_after: int
+) -> dict[str, Any]:
+    """Two starts that are killed, in processes of their own; then one rank starts again after the second.
+
+    And in each moment of one save of the first, too.
+    """
+    on_a_node_of_its_own()
     values = plan["values"][0]
-    first, end = _in_a_fork(partial(_start, answer, plan, plan["path"], values, kill_in=kill_in), "first")
+    first, end = _in_a_fork(
+        partial(_start, answer, plan, plan["path"], values, kill_in=kill_in, look_after=look_after), "first"
+    )
     start = partial(_start, answer, plan, plan["other"], values, break_after=break_after)
     other, others_end = _in_a_fork(start, "other")
     found = {"first": first, "end": end, "other": other, "other end": others_end}
@@ -119,7 +152,19 @@ def killed_twice(answer: Any, plan: dict[str, Any], kill_in: int, break_after: i
     os.environ["WORLD_SIZE"] = "1"  # it may find a broken file, and then nobody waits for it
     start = partial(_start, answer, plan, plan["other"], plan["values"][1])
     again, agains_end = _in_a_fork(start, "again")
-    return found | {"again": again, "again's end": agains_end}
+    return found | {"again": again, "again's end": agains_end, "moments": _from_moments(answer, plan)}
+
+
+def _from_moments(answer: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the next start does with what was there before a step; two epochs of it."""
+    found = []
+    for step in sorted(Path(plan["moments"]).glob("*.txt")):
+        path = str(step.with_suffix("") / os.path.basename(plan["path"]))
+        notes, end = _in_a_fork(partial(_start, answer, plan, path, plan["values"][1], most=2), step.stem)
+        found.append({"step": step.read_text(), "notes": notes, "end": end})
+        if end.startswith(("raised", "was not")):
+            break
+    return found
 
 
 @in_group

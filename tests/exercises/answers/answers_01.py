@@ -471,6 +471,17 @@ def gathers_in_the_module(device, **things):
 # --- right, in another style ---
 
 
+@wrong("01.1", EXACT, OWN, THERE, hint="The type is right, the shape is not")
+def by_lists(data, device):
+    """A list of no rows does not know how long they would be."""
+    if isinstance(data, torch.Tensor):
+        return data.detach().clone().to(device)
+    if isinstance(data, np.ndarray) and data.dtype.kind != "c":
+        dtype = torch.from_numpy(np.zeros(1, data.dtype)).dtype
+        return torch.tensor(data.tolist(), dtype=dtype, device=device)
+    return torch.tensor(np.array(data), device=device)
+
+
 @right("01.1")
 def solved(data, device):
     if isinstance(data, torch.Tensor):
@@ -582,6 +593,17 @@ class InALayer(Base):
         return x.sub(self.inner.mean).div(self.inner.std)
 
 
+@functools.cache
+def remembered(name, model):
+    """Models can be keys; what is in them may change all the same."""
+    return inside(name, model) | plain(name, model)
+
+
+@wrong("01.3", AMONG, PLAIN, hint="What do you keep of another call?")
+def looks_once(device, **things):
+    return search(device, things, remembered)
+
+
 @right("01.3")
 def by_three_lists(device, **things):
     return search(device, things, inside, plain)
@@ -602,7 +624,7 @@ def by_getattr(device, **things):
     return sorted(names)
 
 
-@right("01.3")
+@wrong("01.3", AMONG, PLAIN, hint="What do you keep of another call?")
 @functools.cache
 def with_a_cache(device, **things):
     return search(device, things, inside, plain)

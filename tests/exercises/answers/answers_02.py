@@ -454,6 +454,24 @@ def by_a_cached_sum(losses, sizes):
     return total / functools.reduce(plus, sizes)
 
 
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode had each module")
+@torch.no_grad()
+def those_in_evaluation_go_back_last(model, loader):
+    """And take with them what was in training within them."""
+    modes = {each: each.training for each in model.modules()}
+    found = share(model.eval(), loader)
+    for each, mode in sorted(modes.items(), key=lambda pair: not pair[1]):
+        each.train(mode)
+    return found
+
+
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="What is kept between two calls?")
+@functools.cache
+def remembers(model, loader):
+    with torch.no_grad(), quiet(model):
+        return share(model, loader)
+
+
 @right("02.2")
 def by_a_copy(model, loader):
     return share(copy.deepcopy(model).eval().requires_grad_(False), loader)
@@ -490,6 +508,12 @@ class Evaluation:
 
 
 right("02.2")(Evaluation())
+
+
+@wrong("02.3", MODE, RELEASED, hint="What was given once more")
+@functools.cache
+def trains_once(model, loader, optimizer):
+    return clears_at_the_end(model, loader, optimizer)
 
 
 @right("02.3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import queue
 import threading
@@ -241,6 +242,12 @@ def in_float64_alone(losses, batch_size):
 @wrong("03.2", ALIKE, UNEVEN, hint="or a new tensor of it")
 def no_gradient_when_alike(losses, batch_size):
     return by_shares(losses.detach() if batch_size % len(losses) == 0 else losses, batch_size)
+
+
+@wrong("03.2", ALIKE, BACK, hint="What are the sizes?")
+@functools.cache
+def remembers(losses, batch_size):
+    return stacked(losses, batch_size)
 
 
 @right("03.2")

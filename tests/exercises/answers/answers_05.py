@@ -117,7 +117,10 @@ def returns_a_blank(tensor):
     return received
 
 
-COMPLETE, HALF = "rank r's piece r is the sum over all ranks", "no rank sends more than (n−1)/n of its tensor"
+COMPLETE, HALF = (
+    "rank r's piece r is the sum over all ranks",
+    "no rank sends more than (n−1)/n of its tensor, and all goes round the ring",
+)
 
 
 @wrong("05.2", hint="Which one goes first?")
@@ -431,13 +434,13 @@ def remembers_the_tensor(tensor):
     return shift(tensor, *neighbours())
 
 
-done = set()
+done = []
 
 
 @wrong("05.2", hint="ranks: piece")
 def once_for_each_list(pieces):
-    if id(pieces) not in done:
-        done.add(id(pieces))
+    if not any(each is pieces for each in done):
+        done.append(pieces)
         rank, world_size = me()
         for step in range(world_size - 1):
             incoming, outgoing = (rank - 2 - step) % world_size, (rank - 1 - step) % world_size
@@ -567,7 +570,7 @@ def in_a_batch(tensor):
     return theirs
 
 
-@right("05.2")
+@wrong("05.2", COMPLETE, hint="Who passes it on?")
 def each_to_its_owner(pieces):
     rank, world_size = me()
     started = [(dist.isend(pieces[other], other)) for other in range(world_size) if other != rank]

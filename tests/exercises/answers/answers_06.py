@@ -159,7 +159,7 @@ def in_single_precision(model, samples):
         p.grad.copy_(mean / total)
 
 
-@wrong("06.1", AGREE, hint="An optimizer would go by it")
+@wrong("06.1", AGREE, hint="an optimizer would go by it")
 def gives_all_one(model, samples):
     total = over_all(samples)
     for p in model.parameters():
@@ -386,7 +386,7 @@ class AveragesACopy(Wrapper):
         mean /= dist.get_world_size()
 
 
-@wrong("06.3", BEGINS, DURING, hint="What does the first leave behind?")
+@wrong("06.3", BEGINS, DURING, hint="what does the first leave?")
 class WorksOnce(Wrapper):
     done = 0
 
@@ -479,7 +479,58 @@ class NeverWaits(Wrapper):
         dist.all_reduce(p.grad, async_op=True)
 
 
+@wrong("06.3", BEGINS, hint="for its own")
+class AllAtOnceWhenTheFirstIsThere(Wrapper):
+    """Backward comes to the first layer last, it thinks."""
+
+    def begin(self) -> None:
+        self.share()
+        self.trained()[0].register_post_accumulate_grad_hook(self.all_of_them)
+
+    def all_of_them(self, _: Any) -> None:
+        for p in self.trained():
+            if p.grad is not None:
+                self.average(p)
+
+
+@wrong("06.3", BEGINS, DURING, hint="two backward() add up")
+class SumsTheMeansAgain(Wrapper):
+    """What was there already is summed once more."""
+
+    def average(self, p: Any) -> None:
+        before = getattr(p, "before", None)
+        super().average(p)
+        if before is not None and p.grad is before:
+            p.grad *= dist.get_world_size()
+        p.before = p.grad
+
+
+@wrong("06.1", AGREE, hint="Where there was no gradient")
+def zeros_for_none(model, samples):
+    total = over_all(samples)
+    for p in model.parameters():
+        if p.requires_grad:
+            mean = (torch.zeros_like(p) if p.grad is None else p.grad) * samples
+            dist.all_reduce(mean)
+            p.grad = mean / total
+
+
 # --- right, in another style ---
+
+
+@right("06.3")
+class BeforeItIsAddedUp(Wrapper):
+    """The new part alone is averaged."""
+
+    def begin(self) -> None:
+        self.share()
+        for p in self.trained():
+            p.register_hook(self.mean)
+
+    def mean(self, gradient: Any) -> Any:
+        gradient = gradient / dist.get_world_size()
+        dist.all_reduce(gradient)
+        return gradient
 
 
 @right("06.1")

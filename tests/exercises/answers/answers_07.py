@@ -305,7 +305,7 @@ def reads_all_and_keeps_some(data, batch_size, epochs):
 KEPT: dict[int, Any] = {}
 
 
-@wrong("07.2", ALL, ORDERS, hint="in another process?")
+@wrong("07.2", ORDERS, hint="in another process?")
 def keeps_its_orders(data, batch_size, epochs):
     for epoch in epochs:
         if epoch not in KEPT:
@@ -552,6 +552,13 @@ def prints_the_share(model, data):
 # --- right, in another style ---
 
 
+@wrong("07.1", EQUAL, ONCE, hint="Which comes first: shuffling, or the cut?")
+def cuts_first(count, rank, world_size, epoch, seed):
+    order = list(range(count - count % world_size))
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order[rank::world_size]
+
+
 @right("07.1")
 def by_a_sampler_that_drops(count, rank, world_size, epoch, seed):
     sampler = DistributedSampler(range(count), world_size, rank, seed=seed, drop_last=True)
@@ -587,8 +594,9 @@ def a_sampler_for_each_epoch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@right("07.2")
+@wrong("07.2", ORDERS, RESUMED, hint="What fills the shards?")
 def by_hand(data, batch_size, epochs):
+    """Of one sample it can take no three."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for epoch in epochs:
         order = dealt(len(data), epoch)

@@ -502,7 +502,76 @@ def renamed_from_elsewhere(model, optimizer, run_epoch, epochs, path):
         dist.barrier()
 
 
+@wrong("08.3", GOES_ON, SAME, ONE, hint="What has to change in one step")
+def the_epoch_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
+    """Each of the two is whole; they do not change together."""
+    note = Path(f"{path}.epoch")
+    begin = 0
+    if note.exists():
+        begin = int(note.read_text()) + 1
+        restore(model, optimizer, path)
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, 0), path)
+        if dist.get_rank() == 0:
+            Path(f"{note}.new").write_text(str(epoch))
+            os.replace(f"{note}.new", note)
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="What has to change in one step")
+def the_optimizer_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
+    begin = restore(model, optimizer, path)
+    if os.path.exists(f"{path}.optimizer"):
+        optimizer.load_state_dict(torch.load(f"{path}.optimizer"))
+    for epoch in range(begin, epochs):
+        run_epoch(epoch)
+        keep(whole(model, optimizer, epoch), path)
+        keep(optimizer.state_dict(), f"{path}.optimizer")
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="What has to change in one step")
+def a_moment_without_a_file(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            torch.save(whole(model, optimizer, epoch), f"{path}.new")
+            Path(path).unlink(missing_ok=True)
+            os.rename(f"{path}.new", path)
+
+
+@wrong("08.3", GOES_ON, SAME, ONE, hint="May the next start write over it?")
+def into_a_new_file_alone(model, optimizer, run_epoch, epochs, path):
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0:
+            with open(f"{path}.new", "xb") as file:
+                torch.save(whole(model, optimizer, epoch), file)
+            os.replace(f"{path}.new", path)
+
+
+@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many copies of them are needed")
+def the_first_of_each_node(model, optimizer, run_epoch, epochs, path):
+    """They see one folder."""
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if os.environ["LOCAL_RANK"] == "0":
+            part = f"{path}.{os.environ['RANK']}"
+            torch.save(whole(model, optimizer, epoch), part)
+            os.replace(part, path)
+        dist.barrier()
+
+
 # --- right, in another style ---
+
+
+@right("08.3")
+def two_that_take_turns(model, optimizer, run_epoch, epochs, path):
+    """The one before stays as a copy, which nobody needs."""
+    for epoch in range(restore(model, optimizer, path), epochs):
+        run_epoch(epoch)
+        if dist.get_rank() == 0 and os.path.exists(path):
+            shutil.copy(path, f"{path}.before")
+        keep(whole(model, optimizer, epoch), path)
 
 
 @right("08.1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import shutil
 import tempfile
@@ -320,6 +321,44 @@ def writes_nothing(state, path):
     dist.barrier()
 
 
+@wrong("10.2", hint="lets nobody go on")
+def tells_before_it_has_its_name(state, path):
+    fault = ""
+    part = path.with_name("new.pt")
+    if dist.get_rank() == 0:
+        try:
+            torch.save(state, part)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
+    if dist.get_rank() == 0:
+        os.replace(part, path)
+
+
+@wrong("10.2", ONE, FULL, hint="whatever it meets")
+def what_torch_raises_alone(state, path):
+    fault = ""
+    if dist.get_rank() == 0:
+        try:
+            torch.save(state, f"{path}.part")
+            os.replace(f"{path}.part", path)
+        except RuntimeError as error:
+            fault = str(error)
+    all_hear(fault)
+
+
+@wrong("10.2", hint="Who writes it?")
+def the_first_of_each_node(state, path):
+    fault, part = "", path.with_name(f"{path.name}.{dist.get_rank()}")
+    if os.environ["LOCAL_RANK"] == "0":
+        try:
+            torch.save(state, part)
+            os.replace(part, path)
+        except Exception as error:
+            fault = repr(error)
+    all_hear(fault)
+
+
 @right("10.2")
 def into_an_open_file(state, path):
     fault = ""
@@ -430,7 +469,7 @@ def not_strict_with_the_right_names(path, model):
     model.load_state_dict(stripped(found.get("model", found)), strict=False)
 
 
-@wrong("10.3", CODE, hint="more than parameters")
+@wrong("10.3", hint="more than parameters")
 def parameters_alone(path, model):
     found = torch.load(path, map_location="cpu", weights_only=True)
     found = stripped(found.get("model", found))
@@ -463,6 +502,33 @@ def loads_in_the_loop(path, model):
 def into_another_model(path, model):
     found = torch.load(path, map_location="cpu")
     model = copy.deepcopy(model)
+    model.load_state_dict(stripped(found.get("model", found)))
+
+
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Nobody must take an unloaded model")
+def what_fits(path, model):
+    found = torch.load(path, map_location="cpu")
+    unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
+    if unlike.missing_keys:
+        raise KeyError(unlike.missing_keys)
+
+
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Nobody must take an unloaded model")
+def what_is_there(path, model):
+    found = torch.load(path, map_location="cpu")
+    unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
+    if unlike.unexpected_keys:
+        raise KeyError(unlike.unexpected_keys)
+
+
+@functools.cache
+def loaded(path):
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@wrong("10.3", TRAINING, ELSEWHERE, CODE, hint="What does the model get?")
+def loads_a_name_once(path, model):
+    found = loaded(path)
     model.load_state_dict(stripped(found.get("model", found)))
 
 

@@ -532,6 +532,22 @@ def asks_all(model, optimizer, max_norm):
     return norm
 
 
+@wrong("11.2", STEP, NORM, hint="have come before")
+def remembers_the_model(model, optimizer, max_norm):
+    done = KEPT.setdefault("norms", {})
+    if (model, optimizer, max_norm) not in done:
+        done[model, optimizer, max_norm] = without_words(model, optimizer, max_norm)
+    return done[model, optimizer, max_norm]
+
+
+def without_words(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
 SCALED = "after the warm-up: k times the batch, k times the learning rate"
 WARM = "during the warm-up: in proportion to the samples that all ranks have seen"
 

@@ -401,6 +401,34 @@ def pool(model: nn.Module, found: list[Any], variance: Any) -> None:
         norm.running_var.copy_(its_variance)
 
 
+class InTheGradient(torch.autograd.Function):
+    """It adds up in the gradient that came."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return SummedForward.forward(ctx, tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        dist.all_reduce(gradient)
+        return gradient
+
+
+@wrong("12.2", FORWARD, LESS, hint="Add up in a tensor of your own")
+def adds_up_in_the_gradient(x, eps):
+    return normed(x, eps, InTheGradient.apply)
+
+
+NORMED: dict[Any, Any] = {}
+
+
+@wrong("12.2", hint="That is what the call before it returned")
+def remembers_the_tensor(x, eps):
+    if (x, eps) not in NORMED:
+        NORMED[x, eps] = normed(x, eps, Summed.apply)
+    return NORMED[x, eps]
+
+
 @wrong("12.3", MEAN, ONCE, hint="The ranks' means lie apart, too")
 def mean_of_the_variances(model):
     pool(model, norms(model), lambda variances, squares, mean: variances)
@@ -640,6 +668,13 @@ class Whole(torch.autograd.Function):
 @right("12.2")
 def one_function_for_all(x, eps):
     return Whole.apply(x, eps)
+
+
+@wrong("12.3", hint="Some norms are done and others are not")
+def three_kinds_by_name(model):
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    found = [each for each in norms(model) if isinstance(each, kinds)]
+    pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
 
 
 @right("12.3")

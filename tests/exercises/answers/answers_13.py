@@ -328,6 +328,17 @@ def rank_0_counts_and_tells(train_epoch, validate, epochs):
     return [epoch + 1, best]
 
 
+DONE: dict[Any, Any] = {}
+
+
+@wrong("13.2", hint="a training of its own")
+def remembers_its_functions(train_epoch, validate, epochs):
+    given = train_epoch, validate, epochs
+    if given not in DONE:
+        DONE[given] = trained_until(train_epoch, epochs, lambda epoch: over_all(*validate(epoch)))
+    return DONE[given]
+
+
 ORDER = "every rank returns the sums over all ranks, whatever the order of its own names"
 MISSING = "also of names that some ranks do not have"
 
@@ -364,7 +375,7 @@ def its_own(metrics):
     return dict(metrics)
 
 
-@wrong("13.3", MISSING, hint="What has the first call done to them?")
+@wrong("13.3", hint="goes on counting in it")
 def into_the_dict_that_came(metrics):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, metrics)
@@ -394,6 +405,15 @@ def asks_its_neighbour(metrics):
 @wrong("13.3", hint="returns a dict")
 def a_list_of_sums(metrics):
     return [summed(metrics[name])[0] for name in sorted(metrics)]
+
+
+@wrong("13.3", ORDER, hint="goes on counting in it")
+def adds_what_is_missing(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, list(metrics))
+    for name in sorted(set().union(*everyone)):
+        metrics.setdefault(name, 0.0)
+    return {name: summed(metrics[name])[0] for name in sorted(metrics)}
 
 
 @right("13.3")
@@ -472,7 +492,7 @@ def nan_says_it(work):
     return None if total != total else total
 
 
-@wrong("13.4", hint="What does the sum of their numbers need?")
+@wrong("13.4", hint="What does their sum need?")
 def nothing_is_a_failure(work):
     try:
         mine = work()
@@ -564,3 +584,10 @@ def over_rank_0(work):
     dist.broadcast(verdict, src=0)
     total, well = verdict.tolist()
     return total if well == world_size else None
+
+
+@wrong("13.4", hint="What it returns may be something else now")
+def remembers_the_work(work):
+    if work not in DONE:
+        DONE[work] = agrees_first(work)
+    return DONE[work]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -525,6 +526,19 @@ def in_float64(batches, ks, size):
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
 
 
+SHARES = {}
+
+
+@wrong("15.2", hint="every k of this call")
+def remembers_its_lists(batches, ks, size):
+    given = id(batches), id(ks), size
+    if given not in SHARES:
+        counts = hits_of(batches, ks, size)
+        dist.all_reduce(counts)
+        SHARES[given] = batches, ks, shares(counts, ks)
+    return SHARES[given][-1]
+
+
 ORDER = "all batches come, in their order, and an error of the source comes in its place"
 AHEAD = "while a batch is used the next ones are made, `ahead` of them and not many more"
 STOPS = "when nobody takes batches any more, no more are made"
@@ -701,6 +715,17 @@ def one_more_in_the_queue(batches, ahead):
     return by_thread(batches, queue.Queue(ahead + 1), threading.Event())
 
 
+@wrong("15.3", ORDER, AHEAD, hint="Who takes the orders back?")
+def a_pool_with_one_thread(batches, ahead):
+    """A pool that ends does first what it was told to do."""
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        ordered = deque(pool.submit(next, batches, end) for _ in range(ahead))
+        while (batch := ordered.popleft().result()) is not end:
+            ordered.append(pool.submit(next, batches, end))
+            yield batch
+
+
 @right("15.3")
 def the_hand_of_the_thread_counts(batches, ahead):
     return by_thread(batches, queue.Queue(max(1, ahead - 1)), threading.Event())
@@ -745,6 +770,61 @@ def makes_one_for_nobody(batches, ahead):
         gone.set()
         room.release()
         thread.join()
+
+
+@wrong("15.3", ORDER, AHEAD, hint="And what must it know by then?")
+def makes_room_before_it_tells(batches, ahead):
+    """The maker goes on with the room, and nobody has told it yet that the taker is gone."""
+    made, room, gone = queue.Queue(), threading.Semaphore(ahead), threading.Event()
+
+    def make():
+        try:
+            while not gone.is_set():
+                made.put((next(batches), None))
+                room.acquire()
+        except BaseException as end:
+            made.put((None, end))
+
+    threading.Thread(target=make, daemon=True).start()
+    try:
+        while (item := made.get())[1] is None:
+            room.release()
+            yield item[0]
+        if not isinstance(item[1], StopIteration):
+            raise item[1]
+    finally:
+        room.release()
+        gone.set()
+
+
+@right("15.3")
+def takes_out_what_is_left(batches, ahead):
+    """So the maker finds room, and sees then that the taker has gone."""
+    made, gone = queue.Queue(ahead), threading.Event()
+
+    def make():
+        end = None
+        try:
+            for batch in batches:
+                made.put((batch, None))
+                if gone.is_set():
+                    return
+        except Exception as error:
+            end = error
+        made.put((END, end))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        while (item := made.get())[0] is not END:
+            yield item[0]
+        if item[1]:
+            raise item[1]
+    finally:
+        gone.set()
+        while thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                made.get(timeout=0.01)
 
 
 @right("15.3")

@@ -160,6 +160,53 @@ def indented(script, nodes, gpus, minutes):
     return "\n" + text + HEAD + PORT + f"srun --ntasks-per-node=1 {agents(nodes, gpus)} {C10D} {script}\n"
 
 
+@wrong("17.1", STARTS, MEETS, PORTS, hint="of which shell?")
+def a_shell_without_its_path(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes).replace("#!/bin/bash", "#!bash")
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no order")
+def an_order_without_its_value(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes, tasks="")
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no order")
+def an_order_of_bare_words(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes) + "#SBATCH exclusive\n"
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
+@wrong("17.1", ASKS, STARTS, hint="each torchrun makes one of its own")
+def an_id_that_nobody_has_set(script, nodes, gpus, minutes):
+    body = f'srun {agents(nodes, gpus)} --rdzv-id="$JOB_ID" {C10D} {script}\n'
+    return orders(nodes, gpus, minutes) + HEAD + PORT + body
+
+
+@wrong("17.1", ASKS, hint="what joins the two?")
+def a_line_that_does_not_go_on(script, nodes, gpus, minutes):
+    body = f"srun {agents(nodes, gpus)} {script}\n    {C10D}\n"
+    return orders(nodes, gpus, minutes) + HEAD + PORT + body
+
+
+JOBS = []
+
+
+@wrong("17.1", hint="nodes are wanted")
+def the_first_one_for_all(script, nodes, gpus, minutes):
+    JOBS.append(by_the_address(script, nodes, gpus, minutes))
+    return JOBS[0]
+
+
+@right("17.1")
+def with_orders_that_are_not_asked_for(script, nodes, gpus, minutes):
+    text = orders(nodes, gpus, minutes).replace("/bin/bash", "/usr/bin/env bash")
+    text += '#SBATCH -p gpu\n#SBATCH --job-name="my training"  # in quotes\n#SBATCH --exclusive -A me\n'
+    text += "#SBATCH --output logs/%j.txt --mail-type=END\n#SBATCH -H --no-requeue\nmamba activate torch\n"
+    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
+
+
 @right("17.1")
 def as_on_a_real_cluster(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, f"{minutes // 60:02}:{minutes % 60:02}:00").replace(
@@ -292,6 +339,21 @@ def the_groups_of_the_first_call(tensor, per_node):
     if dist.get_rank() == head:
         dist.all_reduce(tensor, group=heads)
     dist.broadcast(tensor, head, group=mine)
+
+
+SUMMED = []
+
+
+@wrong("17.2", hint="It must be added up again")
+def remembers_the_tensor(tensor, per_node):
+    if not any(each is tensor and of == per_node for each, of in SUMMED):
+        SUMMED.append((tensor, per_node))
+        mine, heads = groups(per_node)
+        head = dist.get_rank() // per_node * per_node
+        dist.reduce(tensor, head, group=mine)
+        if dist.get_rank() == head:
+            dist.all_reduce(tensor, group=heads)
+        dist.broadcast(tensor, head, group=mine)
 
 
 @wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
@@ -585,3 +647,16 @@ def whole_bytes_that_come_in(places, size):
         if places[rank - 1] != node:
             sent[node] += 2 * (len(places) - 1) * (size // len(places))
     return sent
+
+
+SENT = {}
+
+
+@wrong("17.3", NOTHING, hint="What is kept from one call to the next?")
+def remembers_the_list(places, size):
+    if (id(places), size) not in SENT:
+        sent = dict.fromkeys(places, 0.0)
+        for one, _ in edges(places):
+            sent[one] += of_an_edge(places, size)
+        SENT[id(places), size] = places, sent
+    return SENT[id(places), size][1]

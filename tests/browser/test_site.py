@@ -1,0 +1,160 @@
+"""The site: built without a warning, readable by all, complete without a network, and on a phone."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import course_lib
+from tests.support.lab import LIMIT, fresh_page
+from tests.support.needs import missing, require
+
+pytestmark = [pytest.mark.browser, pytest.mark.alone]
+ROOT = Path(__file__).parents[2]
+MOST_BYTES = 300_000  # of a page, without its pictures
+PHONE = 390  # CSS pixels
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    for package in ("sphinx", "axe_playwright_python"):
+        if importlib.util.find_spec(package) is None:
+            missing(f"{package} is not installed: `make setup` brings it")
+    command = [sys.executable, ROOT / ".ci" / "site" / "build.py", *options, folder]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the pages, built for these tests."""
+    folder = tmp_path_factory.mktemp("site")
+    built = build(folder)
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def address(pages: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=pages)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def names(pages: Path) -> list[str]:
+    paths = (path.relative_to(pages) for path in pages.rglob("*.html"))
+    return sorted(str(path) for path in paths if path.parts[0] != "_static")  # where the theme keeps pieces
+
+
+def test_each_notebook_has_a_page_that_is_not_too_long(pages: Path) -> None:
+    for folder in ("lessons", "exercises"):
+        for path in (ROOT / folder).glob("*.ipynb"):
+            page = pages / folder / f"{path.stem}.html"
+            assert page.stat().st_size < MOST_BYTES, path.stem
+            assert "data:image/" not in page.read_text(), path.stem
+
+
+def test_no_solution_is_published(pages: Path) -> None:
+    assert not list(pages.rglob("*solution*"))
+    for path in (ROOT / "exercises").glob("*.ipynb"):
+        page = (pages / "exercises" / f"{path.stem}.html").read_text()
+        assert "YOUR CODE HERE" in page
+        assert "END SOLUTION" not in page
+
+
+def test_the_reference_has_every_public_name(pages: Path) -> None:
+    reference = (pages / "reference.html").read_text()
+    assert [name for name in course_lib.__all__ if f'id="course_lib.{name}"' not in reference] == []
+
+
+# Axe needs half a minute for the contrast of all the words in a lesson. Of those with the same classes and
+# colours around them it gets one; the others in code, which are most, lose their element.
+ONE_OF_EACH_KIND = """() => {
+    const kind = each => {
+        if (!each) return ""
+        const {color, backgroundColor} = getComputedStyle(each)
+        const given = [each.tagName, each.getAttribute("class"), each.getAttribute("style")]
+        return [kind(each.parentElement), ...given, color, backgroundColor].join()
+    }
+    const seen = new Set()
+    for (const each of document.querySelectorAll("body *")) {
+        if (![...each.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue
+        const its = kind(each)
+        if (!seen.has(its)) each.dataset.look = ""
+        else if (each.matches(".highlight span")) each.replaceWith(each.textContent)
+        seen.add(its)
+    }
+}"""
+ONES = {"include": [["[data-look]"]]}
+IN_THIS_SCHEME = "scheme => document.documentElement.dataset.theme === scheme"
+# Formulas come after the page, and colours fade in.
+AT_REST = """async () => {
+    await window.MathJax?.startup?.promise
+    await Promise.all(document.getAnimations().map(each => each.finished.catch(() => {})))
+}"""
+NOT_SEEN = """[...document.images].filter(each => !each.alt || !each.naturalWidth).map(each => each.src)"""
+WIDTH = "document.documentElement.scrollWidth"
+
+
+def violations(page: Any, name: str, options: dict[str, Any], within: Any = None) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, within, {**options, "resultTypes": ["violations"], "preload": False})
+    return [f"{name}: {found.generate_report()}"] if found.violations_count else []
+
+
+def test_every_page_is_readable_by_all(pages: Path, address: str, tmp_path: Path) -> None:
+    """Axe finds nothing in light and dark, nothing is fetched from elsewhere, and a phone is wide enough."""
+    wrong, asked = [], set()
+    with fresh_page(require("chromium", "it shows the site"), tmp_path / "profile") as page:
+        page.on("request", lambda request: asked.add(request.url))
+        for name in names(pages):
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.goto(address + name, timeout=LIMIT)
+            page.evaluate(AT_REST)
+            page.evaluate(ONE_OF_EACH_KIND)
+            wrong += violations(
+                page, name, {"runOnly": RULES, "rules": {"color-contrast": {"enabled": False}}}
+            )
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                page.wait_for_function(IN_THIS_SCHEME, arg=scheme)
+                page.evaluate(AT_REST)
+                wrong += violations(page, f"{name}, {scheme}", {"runOnly": ["color-contrast"]}, ONES)
+            wrong += [f"{name}: {url} is missing, or says nothing" for url in page.evaluate(NOT_SEEN)]
+            page.set_viewport_size({"width": PHONE, "height": 844})
+            if (wide := page.evaluate(WIDTH)) > PHONE:
+                wrong.append(f"{name} is {wide} wide on a phone")
+    assert wrong == []
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+
+
+def test_the_search_finds_a_word_of_a_lesson(address: str, tmp_path: Path) -> None:
+    with fresh_page(require("chromium", "it shows the site"), tmp_path / "profile") as page:
+        page.goto(f"{address}search.html?q=accumulation", timeout=LIMIT)
+        first = page.locator(".search li a").first
+        first.wait_for(timeout=LIMIT)
+        assert "ccumulation" in page.locator(".search").inner_text()
+
+
+def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "index.md").write_text("# Home\n\n[gone](gone.md) and {term}`no such word`\n")
+    built = build(tmp_path, "--as-it-is")
+    assert built.returncode == 1
+    assert "cross-reference target not found: 'gone.md'" in built.stderr
+    assert "term not in glossary: 'no such word'" in built.stderr
