@@ -27,13 +27,9 @@ TASKS = "/proc/self/task"  # a folder for each thread
 TASK = TASKS + "/{}/{}"  # what Linux knows of it
 GLOO = "gloo"  # in the names of its threads
 BYTES = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
-FUTEX = (
-    b"202" if platform.machine() == "x86_64" else b"98"
-)  # the system call in which a thread waits for others
+FUTEX = b"202" if platform.machine() == "x86_64" else b"98"  # in this system call a thread waits for others
 LIBRARY = os.path.dirname(threading.__file__)  # Python's own: a lock, a queue
-LATE = (
-    1e-3  # seconds: a look that comes later had to wait for Python's lock, and sees the thread that let it go
-)
+LATE = 1e-3  # seconds: a look that comes later waited for Python's lock, and sees the thread that let it go
 
 
 class Counted(NamedTuple):
@@ -133,13 +129,17 @@ class Samples:
     ) -> None:
         """Wait, and look in between, each time at a moment of its own, where that is ``inside`` of a loop."""
         began = time.monotonic()
-        for i in range(looks if inside() and self._open() else 0):
+        looks = looks if inside() and self._open() else 0
+        without_core = self._without_core() if looks else 0.0
+        for i in range(looks):
             due = began + seconds * (i + self._dice.random()) / looks
-            without_core = self._without_core()
             if stop.wait(max(0.0, due - time.monotonic())):
                 return
             late = time.monotonic() - due
-            if inside() and (late < LATE or late - (self._without_core() - without_core) < LATE):
+            if late >= LATE:
+                before, without_core = without_core, self._without_core()
+                late -= without_core - before
+            if late < LATE and inside():
                 self.look()
         stop.wait(max(0.0, began + seconds - time.monotonic()))
 
