@@ -32,19 +32,27 @@ TICK = [
     "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
     "driver_bytes",  # what NVML says this process (or, in a container, the GPU) holds, NaN on the CPU
 ]
-# Where a rank's time went: a row with each tick inside a `track` loop, summed over the ticks inside loops
+# Where a rank's time inside `track` loops went, summed up: a row with each tick after time in a loop
 PACE = [
     "seconds",
     "steps",
-    "tracked_seconds",  # that these ticks cover: a little less than TICK's
+    "tracked_seconds",
     "loader_seconds",  # waiting for the next batch, or making it
     "loader_cpu_seconds",  # of this the main thread's own work
     "cpu_seconds",  # the main thread's work, the loader's included
     "process_cpu_seconds",  # the work of all threads of the process
     "delay_seconds",  # the main thread could have worked and got no core; NaN where the system does not say
+    "carriers_delay_seconds",  # the same of gloo's threads, which carry the collectives, summed up
+    "asleep_samples",  # so often it was seen asleep, at random moments, outside of the loader
+    "collective_samples",  # of these, in a collective of all ranks
 ]
 # When a rank came to a collective of the group of all ranks, by PyTorch's flight recorder
-ARRIVAL = ["number", "seconds", "bytes"]  # every rank counts them alike; since the launch; of its tensors
+ARRIVAL = [
+    "number",  # every rank counts them alike
+    "seconds",  # since the launch
+    "bytes",  # of its tensors
+    "meets",  # 1 where each rank waits for each of the others, as in all_reduce; else 0
+]
 EVERYONE = "0"  # torch's name of the group of all ranks
 STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # a rank's phase, among its facts
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of RankFiles.names

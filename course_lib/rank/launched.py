@@ -28,12 +28,10 @@ import psutil
 from ..run_folder import AT_WORK, ENDING, EVERYONE, RankFiles, beside, discard
 from .failure import end_now, report_exception
 from .recorder import answer_stack_requests, attach, send_output_to
-from .standstill import flight
+from .standstill import ONE_WAY, flight
 
 PR_SET_PDEATHSIG = 1
 JOIN_SECONDS = 2.0  # how long the connecting of the others may take
-# In these a rank does not wait for each of the others: it may be done while two of them are still joining.
-ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
 @dataclass

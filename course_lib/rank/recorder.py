@@ -27,7 +27,7 @@ from typing import Any
 
 from ..run_folder import AT_WORK, STARTING, TICK, RankFiles, write_whole
 from .memory import TICK_INTERVAL, Memory
-from .pace import Pace
+from .pace import Counted, Pace, Samples
 from .standstill import Lookout
 
 AT_ONCE = 1e-4  # seconds: a batch that came in less was not waited for
@@ -39,6 +39,7 @@ TOLD = re.compile(
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds: the rank's own work begins before
+LOOKS = 3  # between two ticks: where does the main thread sleep?
 
 _recorder: Recorder | None = None
 
@@ -105,6 +106,8 @@ class Recorder:
         self._tracked = 0.0
         self.loader_seconds = self.loader_cpu_seconds = 0.0  # what `track` has waited for batches, and worked
         self.at_once_seconds = 0.0  # for those that were there at once: all of it its own work
+        self._outside_cpu = 0.0  # the loop's thread's work outside of loops, but since the last one ended
+        self._ended_cpu: float | None = 0.0  # its work when the last loop ended; None inside a loop
         self._pass_step = 0  # the step at which the present pass began
         self._pass_total = math.nan
         self._pass_began: float | None = None
@@ -117,6 +120,7 @@ class Recorder:
         self._memory = Memory()
         self._lookout = Lookout(files)
         self._pace = Pace(self._launched)
+        self._samples = Samples(Recorder.counted.__code__)
         self._lock = threading.RLock()  # held to write, never to wait for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
         self._files: dict[str, Any] | None = {
@@ -162,6 +166,9 @@ class Recorder:
         self.passes += 1
         self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
         if self._pass_began is None:  # or the time runs already
+            in_main = threading.get_ident() == threading.main_thread().ident
+            worked = time.thread_time() if in_main else math.nan  # the ticks know the main thread's work
+            self._outside_cpu, self._ended_cpu = self._outside_cpu + worked - (self._ended_cpu or 0.0), None
             self._pass_began = time.time()
         return around
 
@@ -169,6 +176,7 @@ class Recorder:
         steps, total, began = around
         if began is None and self._pass_began is not None:
             self._tracked, self._pass_began = self._tracked + time.time() - self._pass_began, None
+            self._ended_cpu = time.thread_time()
         elif began is not None:
             self._pass_step, self._pass_total = self.steps - steps, total
 
@@ -244,11 +252,12 @@ class Recorder:
     def tick(self, exact: bool = True) -> None:
         now = time.time()
         began = self._pass_began
+        tracked = self._tracked + (now - began if began is not None else 0.0)
         row = [
             now - self._launched,
             self.samples,
             self.steps,
-            self._tracked + (now - began if began is not None else 0.0),
+            tracked,
             self.passes,
             self.steps - self._pass_step,
             self._pass_total,
@@ -256,8 +265,14 @@ class Recorder:
         ]
         self._write("ticks", array("d", row).tobytes())
         at_once = self.at_once_seconds
-        loader = self.loader_seconds + at_once, self.loader_cpu_seconds + at_once
-        pace = self._pace.read(now, self.steps, began is not None, loader)
+        counted = Counted(
+            tracked,
+            self.loader_seconds + at_once,
+            self.loader_cpu_seconds + at_once,
+            self._outside_cpu,
+            self._ended_cpu,
+        )
+        pace = self._pace.read(now, self.steps, counted, self._samples)
         self._write("pace", array("d", pace).tobytes())
         self._write("arrivals", array("d", self._pace.arrivals()).tobytes())
 
@@ -292,7 +307,11 @@ class Recorder:
             self.tick()
             self.flush()
             self._lookout.look(self.steps)
-            self._stop.wait(until_the_next_tick(time.time()))
+            wait = until_the_next_tick(time.time())
+            self._samples.wait_and_look(self._stop, wait, LOOKS, self._in_a_loop)
+
+    def _in_a_loop(self) -> bool:
+        return self._pass_began is not None
 
     def _write(self, kind: str, data: bytes) -> None:
         with self._lock:

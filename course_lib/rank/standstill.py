@@ -21,6 +21,8 @@ from ..run_folder import ASKED, RankFiles, discard, write_whole
 
 STILL_SECONDS = 0.3  # who has not moved for so long gets a record
 MOST_FRAMES = 100
+# In these a rank does not wait for each of the others: it may be done while two of them are still joining.
+ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
 class Lookout:
@@ -93,7 +95,7 @@ def flight() -> dict[str, Any]:
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
-            if not entry["retired"] and entry["state"] != "completed":
+            if not is_over(entry):
                 pending.append(calls[-1])
     return {"called": called, "pending": pending, "last": calls[-1:]}
 
@@ -103,6 +105,10 @@ def collectives() -> Iterator[dict[str, Any]]:
     for entry in json.loads(_flight_recorder() or "{}").get("entries", []):
         if not entry["is_p2p"]:
             yield entry
+
+
+def is_over(entry: dict[str, Any]) -> bool:
+    return entry["retired"] or entry["state"] == "completed"
 
 
 def status() -> bytes:

@@ -1,4 +1,8 @@
-"""Where the time of the ranks went inside their `track` loops, by what each has noted (`rank.pace`)."""
+"""Where the time of the ranks went inside their `track` loops, by what each has noted (`rank.pace`).
+
+It is looked at in short windows of whole steps. What happens in every step is in most windows; a pause now
+and then (an evaluation, a checkpoint) is in a few, however long it takes.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from .meetings import Meetings
     from .run import Run
 
 SHORTEST = 1.0  # seconds inside loops: of less there is no verdict
+WINDOW = 0.5  # seconds, at least, and whole steps: a tick may see a step 0.1 s after its end
+FEWEST_LOOKS = 6  # that found a rank asleep: fewer do not tell where it sleeps
+CALL_AT_MOST = 2e-3  # seconds that a collective of few bytes takes on free cores: here 1 ms, rarely more
 LOOPBACK = 1e9  # bytes/s that gloo moves between two processes of one machine, in round numbers (lesson 09)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a rank's time inside its `track` loops went: seconds, in all."""
+    """Where a rank's time inside its `track` loops went: seconds, in all, and the usual share of a step."""
 
     seconds: float
     steps: float
@@ -26,37 +34,82 @@ class Parts:
     computing: float  # the main thread at work on anything else
     no_core: float  # the main thread ready for work, and no core free
     waiting: float  # asleep: in a collective, for a device, in a sleep of its own
+    carriers_no_core: float  # gloo's threads ready for work, and no core free: they carry the collectives
+    for_others: float | None  # of this at most, in collectives that another rank had not come to; if known
+    in_collectives: float | None  # of the looks that found it asleep, the share in one; None: too few looks
     cores: float  # that all threads of the rank kept busy, in the mean
+    most: Mapping[str, float]  # by part: of the time in a window, in the median over the windows
 
     def share(self, part: str) -> float:
-        """Of the time in the loops, 0 to 1."""
+        """Of the time in the loops, 0 to 1, in the mean."""
         return getattr(self, part) / self.seconds
 
+    def usual(self, part: str) -> float:
+        """The same in the median over short windows: what holds in most steps."""
+        return self.most[part]
 
-def parts_of(run: Run, rank: int) -> Parts | None:
+
+def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
     """Where a rank's time in its loops went; None where that is less than a second.
 
     Where there is enough without, the first steps do not count: the start of the loader's workers is in them.
+    ``met`` is where the ranks waited for each other, if that is asked for.
     """
     pace = run.trace(rank).pace()
-    if len(pace["seconds"]) < 2 or pace["tracked_seconds"][-1] < SHORTEST:
+    if not len(pace["seconds"]) or pace["tracked_seconds"][-1] < SHORTEST:
         return None
-    begun = int(np.argmax(pace["steps"] >= 2)) if pace["steps"].max() >= 2 else 0
-    first = begun if pace["tracked_seconds"][-1] - pace["tracked_seconds"][begun] >= SHORTEST else 0
-    whole = {name: float(column[-1] - column[first]) for name, column in pace.items()}
-    seconds, loader = whole["tracked_seconds"], min(whole["loader_seconds"], whole["tracked_seconds"])
-    computing = max(0.0, whole["cpu_seconds"] - whole["loader_cpu_seconds"])
-    no_core = whole["delay_seconds"]
+    pace = {name: np.concatenate([[0.0], column]) for name, column in pace.items()}
+    pace["seconds"][0] = pace["seconds"][1] - pace["tracked_seconds"][1]
+    edges = _windows(pace["tracked_seconds"], pace["steps"])
+    gained = {name: np.diff(column[edges]) for name, column in pace.items()}
+    seconds = gained["tracked_seconds"]
+    loader = np.minimum(gained["loader_seconds"], seconds)
+    loader_cpu = np.minimum(gained["loader_cpu_seconds"], loader)
+    computing = np.maximum(0.0, gained["cpu_seconds"] - loader_cpu)
+    no_core = gained["delay_seconds"]
+    carriers = gained["carriers_delay_seconds"]
+    waiting = np.maximum(0.0, seconds - loader - computing - no_core)
+    unknown = np.full(len(seconds), np.nan)
+    for_others = unknown if met is None else met.waited_between(pace["seconds"][edges], rank)
+    for_others = np.minimum(for_others * seconds, waiting)
+    asleep, inside = gained["asleep_samples"].sum(), gained["collective_samples"].sum()
+    series = {
+        "loader": loader,
+        "loader_cpu": loader_cpu,
+        "computing": computing,
+        "no_core": no_core,
+        "waiting": waiting,
+        "carriers_no_core": carriers,
+    }
+    sums = {name: float(each.sum()) for name, each in series.items()}
+    usual = {name: float(np.median(each / seconds)) for name, each in series.items()}
+    known = ~np.isnan(for_others)
+    if known.any():
+        sums["for_others"] = float(for_others[known].sum() / seconds[known].sum() * seconds.sum())
+        usual["for_others"] = float(np.median((for_others / seconds)[known]))
     return Parts(
-        seconds,
-        max(1.0, whole["steps"]),
-        loader,
-        whole["loader_cpu_seconds"],
-        computing,
-        no_core,
-        max(0.0, seconds - loader - computing - no_core),
-        whole["process_cpu_seconds"] / seconds,
+        seconds=float(seconds.sum()),
+        steps=max(1.0, float(gained["steps"].sum())),
+        **({"for_others": None} | sums),
+        in_collectives=float(inside / asleep) if asleep >= FEWEST_LOOKS else None,
+        cores=float(gained["process_cpu_seconds"].sum() / seconds.sum()),
+        most=usual,
     )
+
+
+def _windows(tracked: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Rows between which whole steps lie, at least WINDOW seconds of them; all in one where that cannot be.
+
+    The first step is left out where a second is left without it, and what follows the last one always.
+    """
+    ended = 1 + np.flatnonzero(np.diff(steps) > 0)  # the first rows after the end of a step
+    edges: list[int] = []
+    for row in ended:
+        if not edges or tracked[row] - tracked[edges[-1]] >= WINDOW:
+            edges.append(int(row))
+    if len(edges) < 2 or tracked[edges[-1]] - tracked[edges[0]] < SHORTEST:
+        return np.array([0, len(tracked) - 1])
+    return np.array(edges)
 
 
 @dataclass(frozen=True)
@@ -71,6 +124,10 @@ class Step:
     def traffic_seconds(self, world_size: int) -> float:
         """What the bytes alone take, 2 (n − 1) / n of them from each rank, as in a ring (lesson 05)."""
         return 2 * (world_size - 1) / world_size * self.bytes / LOOPBACK
+
+    def at_most(self, world_size: int) -> float:
+        """What its collectives take, as a share of it, where the threads that carry them find free cores."""
+        return (self.traffic_seconds(world_size) + CALL_AT_MOST * self.calls) / self.seconds
 
 
 def step_of(run: Run, parts: Mapping[int, Parts]) -> Step:

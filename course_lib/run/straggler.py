@@ -1,8 +1,9 @@
 """Which rank is late, again and again.
 
 All ranks leave a collective such as `backward`'s all_reduce together, so a step takes equally long on all of
-them, and its time tells nothing. But they do not come to it together. PyTorch's flight recorder knows when
-each rank called which collective; on one machine all ranks have one clock.
+them, and its time tells nothing. But they do not come to it together (`run.meetings`). In a fair game each
+is the last as often as the others: a straggler is who makes them wait in most steps, for longer than they
+make it wait, by more than chance explains, and in nearly every part of the run.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .meetings import Meetings, meetings
+from .spent import parts_of
+
 if TYPE_CHECKING:
     from .run import Run
 
 FEWEST = 20  # collectives that all ranks were seen to come to
 SHORTEST = 1.0  # seconds from the first to the last of these
-MOSTLY = 0.6  # of them the straggler is the last to come
+STEPS = 5  # in each part of the run that is judged by itself
+MOST_PARTS = 20
+MOSTLY = 0.8  # of these parts it makes the others wait for longer than they make it wait
+BY_CHANCE = 3.0  # standard deviations: what tossed coins exceed in one of seven hundred runs
 LATE_SHARE = 0.05  # of a step, at least
 LATE_SECONDS = 1e-3  # at least: less is what waking up takes
 
@@ -27,7 +34,7 @@ class Straggler:
     """A rank that comes late to the collectives, again and again."""
 
     rank: int
-    seconds: float  # later than the last of the others, in the median
+    seconds: float  # that the others wait for it in a step, in the median
     step_seconds: float  # what a step takes
 
     @property
@@ -51,33 +58,54 @@ def straggler(run: Run) -> Straggler | None:
     Straggler or None
         None also where too little is known: one rank, few collectives, a run of a moment.
     """
-    numbers, seconds = meetings(run)
-    if run.world_size < 2 or len(numbers) < FEWEST or np.ptp(seconds) < SHORTEST:
+    met = meetings(run)
+    if run.world_size < 2 or len(met.numbers) < FEWEST or np.ptp(met.begun) < SHORTEST:
         return None
-    last = seconds.argmax(axis=1)
-    rank = int(np.bincount(last, minlength=run.world_size).argmax())
-    late = float(np.median(seconds[:, rank] - np.delete(seconds, rank, axis=1).max(axis=1)))
-    step = step_seconds(run) or float(np.ptp(seconds.max(axis=1)) / np.ptp(numbers))
-    if (last == rank).mean() < MOSTLY or late < max(LATE_SECONDS, LATE_SHARE * step):
+    step = step_seconds(run) or float(np.ptp(met.begun) / np.ptp(met.numbers))
+    rank, late = _latest(met, step)
+    if late < max(LATE_SECONDS, LATE_SHARE * step):
         return None
-    return Straggler(rank, late, step)
+    late = min(late, step * _others_wait(run, rank))
+    return Straggler(rank, late, step) if late >= max(LATE_SECONDS, LATE_SHARE * step) else None
 
 
-def meetings(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """The collectives that all ranks were seen to call.
+def _latest(met: Meetings, step: float) -> tuple[int, float]:
+    """The rank that cost the others most, and seconds in a step; 0 where it is not so again and again."""
+    collectives, ranks = met.seconds.shape
+    others = met.waited.copy()
+    others[np.arange(collectives), met.last] = np.inf
+    cost = others.min(axis=1)  # all others waited so long for the last one
+    cost[0] = 0.0  # what was before it is not known
+    rank = int(np.bincount(met.last, weights=cost, minlength=ranks).argmax())
+    net = np.where(met.last == rank, cost, -cost)
+    a_step = (collectives - 1) * step / float(np.ptp(met.begun))  # of them
+    by_step = _by_part(net, a_step)
+    if net.sum() < BY_CHANCE * np.sqrt((by_step**2).sum()):
+        return rank, 0.0
+    by_part = _by_part(net, max(STEPS * a_step, collectives / MOST_PARTS))
+    return rank, float(np.median(by_step)) if (by_part > 0).mean() >= MOSTLY else 0.0
 
-    Returns
-    -------
-    (np.ndarray, np.ndarray)
-        Their numbers, of shape (collectives,), and when each rank came there, in seconds since the launch, of
-        shape (collectives, ranks).
+
+def _by_part(values: np.ndarray, length: float) -> np.ndarray:
+    """The sums of the values but the first, over parts of so many of them, or somewhat more."""
+    count = max(1, int((len(values) - 1) / max(1.0, length)))
+    return np.diff(np.cumsum(values)[np.linspace(0, len(values) - 1, count + 1).astype(int)])
+
+
+def _others_wait(run: Run, rank: int) -> float:
+    """The share of its time that each other rank at least waits in collectives; 1 where it is not known.
+
+    It bounds what a late rank can cost: where collectives run beside the work, nobody may wait for it. A rank
+    with a GPU waits for that in ways of its own.
     """
-    arrivals = [run.trace(rank).arrivals() for rank in range(run.world_size)]
-    common = arrivals[0]["number"] if arrivals else np.empty(0)
-    for each in arrivals[1:]:
-        common = np.intersect1d(common, each["number"], assume_unique=True)
-    columns = [each["seconds"][np.searchsorted(each["number"], common)] for each in arrivals]
-    return common, np.stack(columns, axis=1) if columns else np.empty((0, 0))
+    shares = [1.0]
+    for other in set(range(run.world_size)) - {rank}:
+        parts = parts_of(run, other)
+        on_gpu = str(run.facts(other).get("device", "")).startswith("cuda")
+        if parts is not None and not on_gpu and not np.isnan(parts.waiting):
+            inside = 1.0 if parts.in_collectives is None else parts.in_collectives
+            shares.append(inside * parts.share("waiting") + parts.share("no_core"))
+    return min(shares)
 
 
 def step_seconds(run: Run) -> float:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import queue
+import shutil
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +98,7 @@ def entry(number: int, **other: Any) -> dict[str, Any]:
         "time_created_ns": number * 10**9,
         "input_sizes": [[2, 3], [4]],
         "input_dtypes": ["Float", "BFloat16"],
+        "profiling_name": "gloo:all_reduce",
         **other,
     }
 
@@ -107,33 +113,151 @@ def test_a_collective_is_noted_once_and_a_new_group_counts_anew(monkeypatch: pyt
     own = pace.Pace(launched=0.5)
     assert own.arrivals() == []
     entries += [entry(2), entry(1), entry(7, is_p2p=True), entry(7, process_group=["3", "mine"])]
-    assert own.arrivals() == [1, 0.5, 32, 2, 1.5, 32]
+    assert own.arrivals() == [1, 0.5, 32, 1, 2, 1.5, 32, 1]
     assert own.arrivals() == []
-    entries += [entry(3)]
-    assert own.arrivals() == [3, 2.5, 32]
+    entries += [entry(3, profiling_name="gloo:broadcast")]
+    assert own.arrivals() == [3, 2.5, 32, 0], "the root goes on, and waits for nobody"
     entries[:] = [entry(1)]
-    assert own.arrivals() == [1, 0.5, 32]
+    assert own.arrivals() == [1, 0.5, 32, 1]
     entries[:] = [{"is_p2p": False}]
     assert own.arrivals() == [], "another form: nothing is known"
 
 
-def test_ticks_outside_of_loops_do_not_count() -> None:
-    own = pace.Pace(launched=100.0)
-    assert own.read(101.0, 0, False, (0, 0)) == []
-    assert own.read(102.0, 1, True, (0, 0)) == [], "it began at some moment before"
-    assert own.read(103.0, 5, True, (0.25, 0.125))[:5] == [3.0, 5, 1.0, 0.25, 0.125]
-    assert own.read(104.0, 9, False, (0.5, 0.25)) == []
-    assert own.read(105.0, 9, True, (0.5, 0.25)) == []
-    assert own.read(106.5, 9, True, (0.5, 0.25))[:5] == [6.5, 9, 2.5, 0.25, 0.125]
+def a_thread(monkeypatch: pytest.MonkeyPatch, cpu: float, delay: float = 0.0) -> None:
+    monkeypatch.setattr(pace, "_of_a_thread", lambda number: (cpu, delay))
+
+
+def test_time_outside_of_loops_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, looks = (
+        pace.Pace(launched=100.0),
+        pace.Samples(test_each_collective_has_its_moment_and_its_size.__code__),
+    )
+
+    def read(now: float, *counted: Any) -> list[float]:
+        row = own.read(now, 5, pace.Counted(*counted), looks)
+        return row[:6] + row[7:8]
+
+    a_thread(monkeypatch, cpu=3.0, delay=1.0)
+    assert read(101.0, 0, 0, 0, 0.0, 0.0) == [], "no loop so far"
+    a_thread(
+        monkeypatch, cpu=3.75, delay=2.0
+    )  # 0.25 s were worked before the loop began, half a second in it
+    assert read(102.0, 0.5, 0.25, 0.125, 3.25, None) == [2.0, 5, 0.5, 0.25, 0.125, 0.5, 0.5]
+    a_thread(monkeypatch, cpu=4.5, delay=2.0)  # the loop ended at 4.25, in between
+    assert read(103.0, 1.0, 0.25, 0.125, 3.25, 4.25) == [3.0, 5, 1.0, 0.25, 0.125, 1.0, 0.5]
+    a_thread(monkeypatch, cpu=5.0, delay=3.0)
+    assert read(104.0, 1.0, 0.25, 0.125, 3.25, 4.25) == []
+    a_thread(monkeypatch, cpu=6.0, delay=3.0)  # it began anew at 5.5
+    assert read(105.0, 1.5, 0.25, 0.125, 3.25 + 5.5 - 4.25, None) == [5.0, 5, 1.5, 0.25, 0.125, 1.5, 0.5]
 
 
 def test_where_the_system_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SCHEDSTAT", "/nowhere/{}")
-    own = pace.Pace(launched=0.0)
-    own.read(1.0, 0, True, (0, 0))
-    row = own.read(2.0, 1, True, (0, 0))
+    monkeypatch.setattr(pace, "TASK", "/nowhere/{}/{}")
+    own, looks = pace.Pace(launched=0.0), pace.Samples(test_where_the_system_does_not_count.__code__)
+    own.read(1.0, 0, pace.Counted(0, 0, 0, 0, 0), looks)
+    row = own.read(2.0, 1, pace.Counted(1, 0, 0, 0, None), looks)
     assert math.isnan(row[5])
     assert math.isnan(row[7])
+    looks.wait_and_look(threading.Event(), 0.01, 2, lambda: True)
+    assert looks.asleep == 0
+
+
+def test_where_a_rank_sleeps() -> None:
+    """Both ranks sleep all the time; only rank 0's sleep is in a collective."""
+
+    def work() -> None:
+        def batches() -> Any:
+            for _ in range(8):
+                time.sleep(0.05)  # in the loader: no look counts
+                yield torch.zeros(3)
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        for _ in track(batches()):
+            if rank == 1:
+                time.sleep(0.2)
+            dist.all_reduce(torch.zeros(3))
+
+    run = quiet_launch(work, nprocs=2)
+
+    waiting, sleeping = (run.trace(rank).pace() for rank in range(2))
+    for spent in (waiting, sleeping):
+        assert 10 < spent["asleep_samples"][-1] < 30 * spent["tracked_seconds"][-1]
+    assert waiting["collective_samples"][-1] > 0.8 * waiting["asleep_samples"][-1]
+    assert sleeping["collective_samples"][-1] < 0.2 * sleeping["asleep_samples"][-1]
+
+
+def test_hidden_communication_is_not_slept_for() -> None:
+    """While a collective is under way beside it, a rank sleeps by itself, or for a thread of its own."""
+
+    def work() -> list[tuple[int, int]]:
+        dist.init_process_group("gloo")
+        looks = pace.Samples(pace.Pace.read.__code__)
+        looks._open()
+        rank, over, seen = dist.get_rank(), threading.Event(), []
+
+        def look() -> None:
+            while not over.wait(0.01):
+                looks.look()
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        for wait in (lambda: time.sleep(0.2), lambda: queue.Queue().get(timeout=0.2)):
+            if rank == 0:
+                under_way = dist.all_reduce(torch.zeros(3), async_op=True)
+            with contextlib.suppress(queue.Empty):
+                wait()
+            seen.append((looks.asleep, looks.in_collectives))
+            if rank == 1:
+                under_way = dist.all_reduce(torch.zeros(3), async_op=True)
+            under_way.wait()
+        over.set()
+        looker.join()
+        return seen
+
+    first, second = quiet_launch(work, nprocs=2).results[0]
+    assert first[0] > 5
+    assert second[0] > first[0] + 5
+    assert second[1] <= 2, "but for the moments between"
+
+
+def test_a_small_collective_overtakes_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one that was called is over then, and an earlier one is not."""
+    known = {"last_enqueued_collective": "2", "last_completed_collective": "2"}
+    entries = [entry(1, retired=False, state="scheduled"), entry(2, retired=True, state="completed")]
+    monkeypatch.setattr(
+        standstill,
+        "_flight_recorder",
+        lambda **options: json.dumps({"pg_status": {"0": known}, "entries": entries}).encode(),
+    )
+    assert pace._under_way()
+    entries[0]["retired"] = True
+    assert not pace._under_way()
+    known["last_enqueued_collective"] = "3"
+    assert pace._under_way(), "it is cheaper to know, and enough"
+
+
+def test_only_the_threads_that_carry_collectives_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def thread(number: int, name: str, delay: float) -> None:
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        (tmp_path / str(number) / "comm").write_text(name + "\n")
+        (tmp_path / str(number) / "schedstat").write_text(f"5 {delay * 1e9:.0f} 7\n")
+
+    monkeypatch.setattr(pace, "TASKS", str(tmp_path))
+    monkeypatch.setattr(pace, "TASK", f"{tmp_path}/{{}}/{{}}")
+    carriers = pace.Carriers()
+    thread(1, "python", 3.0)
+    thread(2, "python", 0.25)  # just begun, and not named yet
+    assert carriers.without_core() == 0
+    thread(2, "pt_gloo_runloop", 0.5)
+    assert carriers.without_core() == 0.5
+    thread(2, "pt_gloo_runloop", 0.75)
+    thread(3, "gloo_tcp_loop", 0.25)
+    assert carriers.without_core() == 1.0
+    shutil.rmtree(tmp_path / "2")  # a group was destroyed
+    assert carriers.without_core() == 1.0
 
 
 @pytest.mark.parametrize("now", [10.0, 10.03, 10.0999, 12345.678])

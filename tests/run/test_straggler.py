@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run, track
-from course_lib.run.straggler import meetings, straggler
+from course_lib.run.meetings import meetings
+from course_lib.run.straggler import straggler
 from course_lib.run_folder import ARRIVAL, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.runs import made_run
@@ -39,10 +40,11 @@ def test_a_rank_slowed_by_a_fifth_is_named_and_no_other(ranks: int, slowed: int 
         assert straggler(Run.open(run.folder)) == found, "from the folder, too"
 
 
-def arrived(run: Run, *by_rank: np.ndarray, first: int = 1) -> Run:
+def arrived(run: Run, *by_rank: np.ndarray, first: int = 1, meets: bool = True) -> Run:
     """Let rank r come to collective first + i at second by_rank[r][i]."""
     for rank, seconds in enumerate(by_rank):
-        rows = np.column_stack([first + np.arange(len(seconds)), seconds, np.full(len(seconds), 4.0)])
+        same = np.ones(len(seconds))
+        rows = np.column_stack([first + np.arange(len(seconds)), seconds, 4 * same, meets * same])
         assert rows.shape[1] == len(ARRIVAL)
         with RankFiles(run.folder, rank).arrivals.open("ab") as file:
             file.write(rows.astype("<f8").tobytes())
@@ -80,16 +82,16 @@ def test_only_the_collectives_that_all_were_seen_at_count() -> None:
     """In a run of many, each rank sees some of them; a group that was made anew counts from 1."""
     run = arrived(made_run(2), EVERY[:30], EVERY[10:] + 0.03)  # rank 1 was first seen at another number
     arrived(run, EVERY + 5, EVERY[5:] + 5.03 - 0.5, first=1)
-    numbers, seconds = meetings(run)
-    assert numbers.tolist() == list(range(1, 46))
-    np.testing.assert_allclose(seconds[:, 1] - seconds[:, 0], 0.03, atol=1e-9)
+    met = meetings(run)
+    assert met.numbers.tolist() == list(range(1, 46))
+    np.testing.assert_allclose(met.seconds[:, 1] - met.seconds[:, 0], 0.03, atol=1e-9)
 
 
 def test_arrivals_cut_short() -> None:
     run = arrived(made_run(2), EVERY, EVERY + 0.03)
     path = RankFiles(run.folder, 1).arrivals
     path.write_bytes(path.read_bytes()[:-5])
-    assert len(meetings(run)[0]) == len(EVERY) - 1
+    assert len(meetings(run).numbers) == len(EVERY) - 1
     path.unlink()
-    assert len(meetings(run)[0]) == 0
+    assert len(meetings(run).numbers) == 0
     assert straggler(run) is None
