@@ -37,6 +37,11 @@ REPORT_LINES = 14  # of the report of a failure
 NO_MEMORY = r"MemoryError|an(not|'t) allocate memory"
 ENDLESS = "What your code gave back was being read. Does it ever come to an end?"
 TOO_MUCH = "In a check a rank may take 1 GiB. Does what your code makes, or gave back, ever come to an end?"
+ABORTED = (
+    "gloo gives up where the tensors of one call differ from rank to rank. Is each rank's of the same size,"
+    " shape and dtype, on the side that sends and on the one that receives?"
+)
+IN_A_CALL = r" waited in \w|dist\.\w+\("
 QUESTIONS_FOLDER = str(Path(__file__).with_name("questions")) + os.sep
 
 
@@ -123,6 +128,8 @@ def check(number: str, answer: Any) -> Feedback:
         feedback.trouble = f"your code failed: {_report(error)}"
         if re.search(NO_MEMORY, str(error)):
             feedback.trouble += f"\n\n{TOO_MUCH}"
+        elif "aborted (SIGABRT)" in str(error) and re.search(IN_A_CALL, str(error)):
+            feedback.trouble += f"\n\n{ABORTED}"
     except Exception as error:
         feedback.trouble = f"your code failed: {reason(error)}"
     note(number, feedback.points, feedback.most)

@@ -146,6 +146,7 @@ elif name not in ("sleep", "module", "ml", "conda", "nvidia-smi"):  # here nothi
 # --- how sbatch reads a job file --------------------------------------------------------------------------
 
 
+LEFT = "the body's end is the job's, and something that it had started was still at work"
 NO_ORDER = ""  # the name of what sbatch cannot read
 
 
@@ -296,7 +297,7 @@ def _bash(command: list[str], environment: dict[str, str], folder: Path) -> str:
         last = f"it was not done after {SECONDS:g} s"
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        last = last or "the body's end is the job's, and something that it had started was still at work"
+        last = last or LEFT
     process.wait()
     said = complaints.read_text(errors="replace").strip().splitlines()
     return last or (f"bash said: {said[-1][:150]}" if said else "")

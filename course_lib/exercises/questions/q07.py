@@ -417,8 +417,8 @@ def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> st
         (total, "That is a count. A share is one count divided by another."),
         (judged, "That is a count. A share is one count divided by another."),
         (sum(own), "That adds up shares. Which numbers may be added up over ranks?"),
-        (sum(own) / len(values), ALIKE),
         (share, "It is right for what was judged, which is not each sample once: see above."),
+        (sum(own) / len(values), ALIKE),
     )
     return nearest(
         values,

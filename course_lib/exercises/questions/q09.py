@@ -102,10 +102,14 @@ def _words(cluster: Cluster) -> str:
 
 
 def _of_backend(what: str, cluster: Cluster, got: str | None) -> str:
+    gpus, ranks = cluster["gpus_per_node"], cluster["ranks_per_node"]
     if got is None:
         return "It must return two things: the backend's name as init_process_group takes it, and a reason."
     if what == OWN:
-        return "Each rank has a GPU of its own here. Does the network change who moves GPU memory best?"
+        enough = ": there are more than ranks" if gpus > ranks else ""
+        return (
+            f"Each rank has a GPU of its own here{enough}. Does the network change who moves GPU memory best?"
+        )
     if what == SHARED:
         return "Count: there are more ranks than GPUs. Which backend refuses that?"
     if what == BOTH and ":" in got:

@@ -137,13 +137,16 @@ def _near(case: Case, got: float, *known: tuple[float, str], otherwise: str) -> 
     return nearest(got, *known, otherwise=otherwise, within=1e-6 * _step(case))
 
 
+HOW_OFTEN = "The bytes are right. How often is α paid in a ring?"
+
+
 def _of_messages(case: Case, got: float) -> str:
     n, buckets = case["ranks"], case["buckets"]
     line = sum(case["alpha"] + case["beta"] * size for size in buckets)
     once = _ring(case, sum(buckets))
     half = sum(_ring(case, size) for size in buckets) / 2
     no_share = sum(2 * (n - 1) * (case["alpha"] + case["beta"] * size) for size in buckets)
-    few = sum(case["alpha"] + 2 * (n - 1) / n * case["beta"] * size for size in buckets)
+    bytes_alone = 2 * (n - 1) / n * case["beta"] * sum(buckets)
     return _near(
         case,
         got,
@@ -152,7 +155,8 @@ def _of_messages(case: Case, got: float) -> str:
         (once, "That is one large bucket. Each of them pays for its own start."),
         (half, "A ring goes round twice: once to add up, once to hand out."),
         (no_share, "In each step of the ring a rank sends a part of the bucket, not all of it."),
-        (few, "The bytes are right. How often is α paid in a ring?"),
+        (bytes_alone + len(buckets) * case["alpha"], HOW_OFTEN),
+        (bytes_alone + 2 * len(buckets) * case["alpha"], HOW_OFTEN),
         otherwise="What does one bucket cost in a ring of so many ranks? Then one after the other.",
     )
 

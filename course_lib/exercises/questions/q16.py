@@ -579,7 +579,7 @@ def _of_decay(found: dict[str, Any], when: str = "") -> Finding:
     seen = f"{when}{name}, of {ndim} dimensions, " + (
         "is in no group" if decay is None else f"decays by {decay}"
     )
-    hint = "A name says nothing about the shape."
+    hint = "Neither its name nor the kind of its module decides, only its shape."
     if decay is None:
         hint = "Every parameter belongs into one of the groups, or it is never trained."
     elif len({each for _, _, each in found["decays"]}) == 1:

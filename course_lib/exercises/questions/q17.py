@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..asking import Ask, Finding, Refused, far, in_group, number, question, told
 from ..traffic import traffic
-from .cluster17 import NO_ORDER, gpus_of_a_node, minutes, names_a_shell, orders, run_body
+from .cluster17 import LEFT, NO_ORDER, gpus_of_a_node, minutes, names_a_shell, orders, run_body
 
 # --- 17.1 -------------------------------------------------------------------------------------------------
 
@@ -149,6 +149,8 @@ class _Started:
         shown = ", ".join(f"{name}: {count}" for name, count in zip(self.nodes, counts, strict=True))
         seen = f"nothing was started on the nodes {', '.join(self.nodes)}; {self.said}"
         hint = "On how many nodes does the body of a job file run, and what starts something on all?"
+        if LEFT in self.said:
+            hint = "The job ends with its body's last line. What makes that wait for what was started?"
         both = "some ranks are started by torchrun and some without"
         vain = "what was started on one node waited in vain for those on the others"
         return _first(
@@ -509,11 +511,12 @@ def _over(places: list[str], size: float) -> dict[str, float]:
     return sent
 
 
+EDGE = "What goes over an edge of a ring of so many ranks?"
 OWN = "What of it goes to a rank on the same node?"
 
 
 def _of_a_ring(places: list[str], size: int, node: str, got: Told) -> str:
-    n, right = len(places), _over(places, size)[node]
+    n, nodes, right = len(places), len(set(places)), _over(places, size)[node]
     edge = 2 * (n - 1) / n * size
     known = [
         (2 * right, "That is twice as much. Does an edge count where it leaves a node, or at both ends?"),
@@ -523,9 +526,13 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Told) -> str:
         (right / 2, "A ring goes round twice: once to add up, once to hand out."),
         (
             right * n / (n - 1) / 2,
-            "That is the tensor, once for each edge. What goes over an edge of a ring?",
+            f"That is the tensor, once for each edge. {EDGE}",
         ),
         (right * n / (n - 1), "In each step a rank sends a part of the tensor. How many steps are there?"),
+        (
+            (right / edge) * 2 * (nodes - 1) / nodes * size,
+            f"Divided as if the nodes were the ring's members. {EDGE}",
+        ),
         (_edges(places) * edge, "That is what crosses in all. Which of it leaves this node?"),
     ]
     if node not in got:

@@ -76,6 +76,16 @@ def by_all_gather(tensor):
     return each[dist.get_rank() - 1]
 
 
+@wrong("05.1", hint="Is each rank's of the same size, shape and dtype")
+def into_float32(tensor):
+    to, source = neighbours()
+    theirs = torch.empty(tensor.shape)
+    sending = dist.isend(tensor, to)
+    dist.recv(theirs, source)
+    sending.wait()
+    return theirs
+
+
 @wrong("05.1", hint="waited in recv")
 def forgets_the_last(tensor):
     rank, _ = me()

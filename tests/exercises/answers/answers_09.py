@@ -45,6 +45,13 @@ def forgets_mpi(tensors, gpus_per_node, ranks_per_node, network):
     return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
 
 
+@wrong("09.1", SHARED, CPU, hint="there are more than ranks")
+def as_many_gpus_as_ranks(tensors, gpus_per_node, ranks_per_node, network):
+    if "gpu" in tensors and gpus_per_node != ranks_per_node:
+        return "gloo", "shared GPU"
+    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
+
+
 @wrong("09.1", SHARED, CPU, BOTH, hint="Does the network change")
 def by_the_network(tensors, gpus_per_node, ranks_per_node, network):
     if tensors == "gpu" and network == "ethernet":

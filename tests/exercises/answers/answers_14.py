@@ -94,6 +94,13 @@ def alpha_once(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, lambda size: alpha + 2 * (ranks - 1) / ranks * size * beta)
 
 
+@wrong("14.1", hint="How often is α paid")
+def alpha_there_and_back(forward, backward, buckets, ranks, alpha, beta):
+    return in_a_queue(
+        forward, backward, buckets, lambda size: 2 * alpha + 2 * (ranks - 1) / ranks * size * beta
+    )
+
+
 @wrong("14.1", hint="nothing (None)")
 def prints_it(forward, backward, buckets, ranks, alpha, beta):
     print(forward + backward)

@@ -507,7 +507,24 @@ def steps_of(epochs, samples, batch_size, ranks):
     return math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
 
 
-@wrong("16.3", RATES, hint="A name says nothing")
+@wrong("16.3", RATES, hint="only its shape")
+def by_the_kind_of_module(model, lr, epochs, samples, batch_size, ranks):
+    spared = {
+        id(p) for each in model.modules() if isinstance(each, torch.nn.Embedding) for p in each.parameters()
+    }
+    decays = [0.01 if p.ndim > 1 and id(p) not in spared else 0.0 for p in model.parameters()]
+    groups = [
+        {
+            "params": [p for p, d in zip(model.parameters(), decays, strict=True) if d == each],
+            "weight_decay": each,
+        }
+        for each in (0.01, 0.0)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+@wrong("16.3", RATES, hint="only its shape")
 def by_name(model, lr, epochs, samples, batch_size, ranks):
     spared = ("bias", "LayerNorm.weight")
     named = dict(model.named_parameters())

@@ -123,7 +123,7 @@ def the_time_as_python_prints_it(script, nodes, gpus, minutes):
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", ASKS, hint="still at work")
+@wrong("17.1", ASKS, hint="What makes that wait for what was started")
 def in_the_background(script, nodes, gpus, minutes):
     body = f"srun {agents(nodes, gpus)} {C10D} {script} &\necho started\n"
     return orders(nodes, gpus, minutes) + HEAD + PORT + body
@@ -513,6 +513,14 @@ def the_tensor_once(places, size):
     sent = dict.fromkeys(places, 0)
     for one, _ in edges(places):
         sent[one] += size
+    return sent
+
+
+@wrong("17.3", NOTHING, hint="a ring of so many ranks")
+def a_ring_of_nodes(places, size):
+    sent, nodes = dict.fromkeys(places, 0.0), len(set(places))
+    for one, _ in edges(places):
+        sent[one] += 2 * (nodes - 1) / nodes * size
     return sent
 
 
