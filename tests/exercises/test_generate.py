@@ -40,7 +40,7 @@ def test_the_exercises_are_those_of_the_solutions() -> None:
 
 
 def test_a_solution_goes_with_its_outputs(tmp_path: Path) -> None:
-    marked = "### BEGIN SOLUTION\n        return 42\n\n        ### END SOLUTION"
+    marked = "### BEGIN SOLUTION\n        return 'a secret'\n\n        ### END SOLUTION"
     source = f"def f():\n    if 1:\n        {marked}\n    return 0"
     path = solution(tmp_path, source, solution=True, grade_id="a")
 
@@ -49,7 +49,7 @@ def test_a_solution_goes_with_its_outputs(tmp_path: Path) -> None:
     (cell,) = made.cells
     assert cell.source == "def f():\n    if 1:\n        # YOUR CODE HERE\n        ...\n    return 0"
     assert (cell.outputs, cell.execution_count, "tags" in cell.metadata) == ([], None, False)
-    assert "42" not in blank(path)
+    assert "a secret" not in blank(path)
 
 
 def test_a_locked_cell_cannot_be_edited(tmp_path: Path) -> None:
