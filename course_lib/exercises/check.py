@@ -26,7 +26,18 @@ from ..launcher.launch import start
 from ..report.failed import RankError, RankTimeout
 from ..report.stacks import python_stack
 from ..run_folder import RankFiles
-from .asking import QUESTIONS, Finding, Question, Refused, Work, answer_in_a_rank, read, reason, told
+from .asking import (
+    QUESTIONS,
+    Ask,
+    Finding,
+    Question,
+    Refused,
+    Work,
+    answer_in_a_rank,
+    read,
+    reason,
+    told,
+)
 from .progress import note
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
@@ -111,29 +122,45 @@ def check(number: str, answer: Any) -> Feedback:
         known = ", ".join(sorted(QUESTIONS))
         name = number if isinstance(number, str) else told(number)
         return Feedback(name, trouble=f"there is no question {name!r}; there are {known}")
-    asked = QUESTIONS[number]
+    feedback = judged(number, Door(QUESTIONS[number], answer), random.Random())
+    note(number, feedback.points, feedback.most)
+    return feedback
+
+
+class Troubled(Exception):
+    """Why nothing, or not all, could be judged, in the words that a learner reads."""
+
+
+def judged(number: str, ask: Ask, rng: random.Random) -> Feedback:
+    """What a question's judge finds by asking; what goes wrong meanwhile is feedback, too."""
     feedback = Feedback(number)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they would go to stderr
-            for found in asked.findings(Door(asked, answer), random.Random()):
+            for found in QUESTIONS[number].findings(ask, rng):
                 feedback.findings.append(found)
-    except Refused as why:
+    except (Refused, Troubled) as why:
         feedback.trouble = str(why)
-    except RankTimeout as error:
-        feedback.trouble = f"your code was {_report(error)}"
-        if any(_reads_what_came(error, rank) for rank in range(error.run.world_size)):
-            feedback.trouble += f"\n\n{ENDLESS}"
     except RankError as error:
-        feedback.trouble = f"your code failed: {_report(error)}"
-        if re.search(NO_MEMORY, str(error)):
-            feedback.trouble += f"\n\n{TOO_MUCH}"
-        elif "aborted (SIGABRT)" in str(error) and re.search(IN_A_CALL, str(error)):
-            feedback.trouble += f"\n\n{ABORTED}"
+        feedback.trouble = in_words(error)
     except Exception as error:
         feedback.trouble = f"your code failed: {reason(error)}"
-    note(number, feedback.points, feedback.most)
     return feedback
+
+
+def in_words(error: RankError) -> str:
+    """How an answer failed on the ranks, as a learner reads it."""
+    if isinstance(error, RankTimeout):
+        words = f"your code was {_report(error)}"
+        if any(_reads_what_came(error, rank) for rank in range(error.run.world_size)):
+            words += f"\n\n{ENDLESS}"
+        return words
+    words = f"your code failed: {_report(error)}"
+    if re.search(NO_MEMORY, str(error)):
+        words += f"\n\n{TOO_MUCH}"
+    elif "aborted (SIGABRT)" in str(error) and re.search(IN_A_CALL, str(error)):
+        words += f"\n\n{ABORTED}"
+    return words
 
 
 def pickled(answer: Any) -> bytes:
@@ -181,21 +208,46 @@ class Door:
         given = (self._asked.takes, self._asked.form), work, self._pickled, json.loads(json.dumps(args))
         warm_up()
         wait_until_loaded(threading.Event())  # the first time it takes seconds, which are not the answer's
-        if self._left <= 0:
-            raise Refused(f"your code was not done after {ALL_SECONDS:g} s, in all that was asked of it")
-        limit, began = min(LIMIT_SECONDS, self._left), time.monotonic()
+        limit, began = seconds_for(self._left), time.monotonic()
         try:
-            run = start(answer_in_a_rank, given, {}, nprocs, "cpu", limit, dashboard=False, trusted=False)
+            texts = told_by_ranks(answer_in_a_rank, given, nprocs, limit)
         finally:
             self._left -= time.monotonic() - began
-        texts = []
-        for rank in range(nprocs):
-            try:
-                with open(RankFiles(run.folder, rank).answer, "rb") as file:
-                    texts.append(file.read(MOST_BYTES).decode(errors="replace"))
-            except OSError:
-                raise Refused("your code ended its process before it was done (sys.exit?)") from None
         return [read(text) for text in texts]
+
+
+def seconds_for(left: float) -> float:
+    """How long an answer's work on the ranks may take now, of what is left for all.
+
+    Raises
+    ------
+    Refused
+        Nothing is left.
+    """
+    if left <= 0:
+        raise Refused(f"your code was not done after {ALL_SECONDS:g} s, in all that was asked of it")
+    return min(LIMIT_SECONDS, left)
+
+
+def told_by_ranks(work: Work, given: tuple[Any, ...], nprocs: int, limit: float) -> list[str]:
+    """What fresh ranks leave as their answer, a text each; none of it is looked at.
+
+    Raises
+    ------
+    RankError
+        A rank failed, or they were not done after ``limit`` seconds.
+    Refused
+        A rank ended and left nothing.
+    """
+    run = start(work, given, {}, nprocs, "cpu", limit, dashboard=False, trusted=False)
+    texts = []
+    for rank in range(nprocs):
+        try:
+            with open(RankFiles(run.folder, rank).answer, "rb") as file:
+                texts.append(file.read(MOST_BYTES).decode(errors="replace"))
+        except OSError:
+            raise Refused("your code ended its process before it was done (sys.exit?)") from None
+    return texts
 
 
 def _reads_what_came(error: RankError, rank: int) -> bool:

@@ -1,0 +1,155 @@
+"""Behind the walls: runs a submission's cells, or lets its answers work on ranks, as the grader asks.
+
+All that stands here is in the submission's reach, and may be changed by it: the grader believes no word of it.
+Requests come by standard input, replies go to what was standard output; both are JSON, a line each.
+
+A request is one of these, with an ``"id"`` that its replies repeat:
+
+- ``{"do": "run", "cells": [[name, source, number or None, skip]], "names": {number: name}, "seconds": …}``:
+  run the cells of a notebook. Replies: ``{"at": cell}`` before each; ``{"answer": number, "pickled": base64}``
+  or ``{"answer": number, "refused": words}`` at each cell with a check; the rest of them, and ``{"done": true}``.
+- ``{"do": "hold", "pickled": base64, "cells": {name: source}}``: the answer for the following requests.
+  Reply: ``{"done": true}``, once ranks start at once.
+- ``{"do": "ask", "work": base64, "args": […], "nprocs": …, "seconds": …}``: a work of the grader's, pickled.
+  Reply: ``{"texts": […]}`` by rank, ``{"refused": words}`` or ``{"trouble": words}``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import linecache
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Request = dict[str, Any]
+Reply = dict[str, Any]
+
+
+def main() -> None:
+    """Serve requests until their end."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        if standard < 2 or not os.environ.get("COURSE_GRADE_DEBUG"):
+            os.dup2(nothing, standard)
+    for line in requests:
+        request = json.loads(line)
+        for reply in DO[request["do"]](request):
+            rest = json.dumps(reply | {"id": request["id"]}).encode() + b"\n"
+            while rest:
+                rest = rest[os.write(replies, rest) :]
+
+
+# --- a notebook -------------------------------------------------------------------------------------------
+
+
+def run(request: Request) -> Iterator[Reply]:
+    """Run cells as a notebook does, each of them whatever became of those before, but those to skip."""
+    shell = _shell()
+    names, found = request["names"], set()
+    for place, (name, source, number, skip) in enumerate(request["cells"]):
+        yield {"at": place}
+        if number is not None:
+            answer = _answer(shell, number, names[number])
+            if "pickled" in answer:
+                found.add(number)
+                yield answer
+        elif not skip:
+            _run_cell(shell, name, source, request["seconds"])
+    yield {"at": len(request["cells"])}
+    for number in names:
+        if number not in found:
+            yield _answer(shell, number, names[number])
+    yield {"done": True}
+
+
+def _shell() -> Any:
+    """IPython, as in a kernel: cells have its magics. It keeps no history."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    import course_lib
+
+    course_lib.check = lambda *_: None  # its judges are not here; the grader's `check` is another one
+    course_lib.progress = lambda *_: None
+    config = Config()
+    config.HistoryManager.enabled = False
+    return InteractiveShell.instance(config=config, colors="NoColor")
+
+
+def _run_cell(shell: Any, name: str, source: str, seconds: float) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    shell.compile.get_code_name = lambda *_: name
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        shell.run_cell(source, store_history=False)
+    except BaseException:  # a cell may end as it likes, and the next one is run
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _answer(shell: Any, number: str, name: str) -> Reply:
+    from ..asking import Refused
+    from ..check import pickled
+
+    if name not in shell.user_ns:
+        return {"answer": number, "refused": f"there is no {name} in the notebook: which cell should define it?"}
+    try:
+        return {"answer": number, "pickled": base64.b64encode(pickled(shell.user_ns[name])).decode()}
+    except Refused as why:
+        return {"answer": number, "refused": str(why)}
+
+
+# --- an answer --------------------------------------------------------------------------------------------
+
+_held = b""  # the answer, pickled
+
+
+def hold(request: Request) -> Iterator[Reply]:
+    """Keep an answer for what will be asked of it, and get ready for ranks."""
+    global _held
+    from ...launcher.forkserver import wait_until_loaded, warm_up
+
+    _held = base64.b64decode(request["pickled"])
+    for name, source in request["cells"].items():
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    warm_up()
+    wait_until_loaded(threading.Event())
+    yield {"done": True}
+
+
+def ask(request: Request) -> Iterator[Reply]:
+    """Let a work meet the answer on fresh ranks."""
+    from ...report.failed import RankError
+    from ..asking import Refused
+    from ..check import in_words, told_by_ranks
+
+    given = base64.b64decode(request["work"]), _held, request["args"]
+    try:
+        yield {"texts": told_by_ranks(_in_a_rank, given, request["nprocs"], request["seconds"])}
+    except Refused as why:
+        yield {"refused": str(why)}
+    except RankError as error:
+        yield {"trouble": in_words(error)}
+    except Exception as error:
+        yield {"trouble": f"your code failed: {type(error).__name__}: {error}"}
+
+
+def _in_a_rank(work: bytes, answer: bytes, args: Any) -> None:
+    from ..asking import answer_in_a_rank
+
+    asked, does = pickle.loads(work)
+    answer_in_a_rank(asked, does, answer, args)
+
+
+DO: dict[str, Callable[[Request], Iterator[Reply]]] = {"run": run, "hold": hold, "ask": ask}

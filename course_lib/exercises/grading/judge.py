@@ -1,0 +1,254 @@
+"""Judges one submission: draws inputs, asks through the walls, and keeps the score on this side of them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from ..asking import QUESTIONS, Question, Refused, Work, read
+from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
+from . import submissions
+from .submissions import Exercise, Unreadable
+from .walls import Ended, Walls
+
+START_SECONDS = 180.0  # for Python and PyTorch behind the walls, on a busy machine
+GRACE_SECONDS = 30.0  # beyond a limit that is held behind the walls, for reports and the end of ranks
+CELL_SECONDS = 60.0  # for a cell
+MOST_STARTS = 4  # of a notebook whose cells end what runs them
+MOST_ANSWER = 24 << 20  # letters of a pickled answer, in base64
+MOST_LETTERS = 4000  # of what stands behind a ✗ or went wrong
+DRIFT = "the walls"
+
+Result = dict[str, Any]
+
+
+def forms() -> dict[str, str]:
+    """For each question the name of its answer."""
+    from .. import questions  # noqa: F401 – registers them
+
+    return {number: each.form.partition("(")[0] for number, each in QUESTIONS.items()}
+
+
+def grade(text: bytes, name: str, seed: str, seconds: float) -> Result:
+    """Points and feedback for each question of a notebook, as plain data.
+
+    Parameters
+    ----------
+    text
+        The notebook.
+    name
+        Of its file.
+    seed
+        With the notebook's own bytes it decides what is drawn.
+    seconds
+        For all of the notebook's cells, and again for each question.
+    """
+    try:
+        exercise = submissions.read(text, name, forms())
+    except Unreadable as why:
+        return {"exercise": None, "trouble": [str(why)], "questions": {}}
+    names = {number: of for number, of in forms().items() if number.startswith(exercise.number)}
+    answers, notes = answers_of(exercise, names, seconds)
+    found = {}
+    drawn = hashlib.sha256(text).hexdigest()
+    cells = {each.name: each.source for each in exercise.cells}
+    for number in names:
+        feedback = _of_a_question(number, answers.get(number, {}), cells, f"{seed} {drawn} {number}", seconds)
+        found[number] = _plain(feedback)
+    return {"exercise": exercise.number, "trouble": exercise.notes + notes, "questions": found}
+
+
+def _plain(feedback: Feedback) -> Result:
+    return {
+        "points": feedback.points,
+        "most": feedback.most,
+        "trouble": feedback.trouble[:MOST_LETTERS],
+        "findings": [
+            {
+                "what": each.what,
+                "ok": each.ok,
+                "points": each.points,
+                "seen": each.seen[:MOST_LETTERS],
+                "hint": each.hint[:MOST_LETTERS],
+            }
+            for each in feedback.findings
+        ],
+    }
+
+
+# --- the notebook -----------------------------------------------------------------------------------------
+
+
+def answers_of(
+    exercise: Exercise, names: dict[str, str], seconds: float
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """What a notebook answers to each question, pickled and never looked into, or why there is nothing.
+
+    A cell that ends the process, or never comes to an end, is left out, and the notebook is run again.
+    """
+    skip: set[int] = set()
+    notes: list[str] = []
+    found: dict[str, dict[str, str]] = {}
+    until = time.monotonic() + START_SECONDS + seconds
+    for _ in range(MOST_STARTS):
+        at = 0
+        request = {
+            "do": "run",
+            "names": names,
+            "seconds": min(CELL_SECONDS, seconds),
+            "cells": [[each.name, each.source, each.number, i in skip] for i, each in enumerate(exercise.cells)],
+        }
+        try:
+            with Walls() as walls:
+                for reply in _said(walls, request, until):
+                    at = _place(reply, at, len(exercise.cells))
+                    number = reply.get("answer")
+                    if isinstance(number, str) and number in names:
+                        found[number] = _answer(reply)
+                    if reply.get("done"):
+                        return found, notes
+        except Ended as why:
+            name = exercise.cells[at].name if at < len(exercise.cells) else "the end"
+            notes.append(f"{name} was left out, since there {why}")
+            skip.add(at)
+            until = time.monotonic() + START_SECONDS / MOST_STARTS + seconds / MOST_STARTS
+    notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
+    return found, notes
+
+
+def _place(reply: Result, at: int, count: int) -> int:
+    place = reply.get("at")
+    return place if isinstance(place, int) and at <= place <= count else at
+
+
+def _answer(reply: Result) -> dict[str, str]:
+    pickled, refused = reply.get("pickled"), reply.get("refused")
+    if isinstance(pickled, str) and len(pickled) <= MOST_ANSWER:
+        with contextlib.suppress(ValueError):
+            base64.b64decode(pickled, validate=True)
+            return {"pickled": pickled}
+    if isinstance(refused, str):
+        return {"refused": refused[:MOST_LETTERS]}
+    return {"refused": f"your answer cannot be sent to the ranks: it has more than {MOST_ANSWER >> 20} MiB"}
+
+
+def _said(walls: Walls, request: Result, until: float) -> Iterator[Result]:
+    """The replies to a request, and to no other."""
+    asked = secrets.token_hex(8)
+    walls.send(request | {"id": asked}, until)
+    for reply in walls.replies(until):
+        if reply.get("id") == asked:
+            yield reply
+
+
+# --- a question -------------------------------------------------------------------------------------------
+
+
+def _of_a_question(
+    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float
+) -> Feedback:
+    """A question's feedback; its draws are the same for the same seed."""
+    if "pickled" not in answer:
+        refused = answer.get("refused", "the notebook did not come as far as this question")
+        feedback = judged(number, Refuses(refused), random.Random(seed))
+        return feedback
+    with _same_dice(seed), Walls() as walls:
+        return judged(number, Through(walls, QUESTIONS[number], answer["pickled"], cells, seconds), random.Random(seed))
+
+
+@contextlib.contextmanager
+def _same_dice(seed: str) -> Iterator[None]:
+    """For what a judge draws without the dice that it is given."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+    yield
+
+
+class Refuses:
+    """A way to ask (`asking.Ask`) where there is no answer."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        raise Refused(self._why)
+
+
+class Through:
+    """The grader's way to ask (`asking.Ask`): the answer is behind walls, and JSON comes back.
+
+    A work goes there by value, with what it needs of its own file: the judges stay here, and so do the
+    expected values and the points.
+    """
+
+    def __init__(self, walls: Walls, asked: Question, pickled: str, cells: dict[str, str], seconds: float) -> None:
+        self._walls, self._asked, self._pickled, self._cells = walls, asked, pickled, cells
+        self._left = min(ALL_SECONDS, seconds)
+        self._held = False
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        try:
+            if not self._held:
+                request = {"do": "hold", "pickled": self._pickled, "cells": self._cells}
+                self._first(request, time.monotonic() + START_SECONDS)
+                self._held = True
+            limit, began = seconds_for(self._left), time.monotonic()
+            request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
+            request |= {"nprocs": nprocs, "seconds": limit}
+            try:
+                reply = self._first(request, began + limit + GRACE_SECONDS)
+            finally:
+                self._left -= time.monotonic() - began
+        except Ended as why:
+            raise Troubled(f"your code failed: {why}") from None
+        return _seen(reply, nprocs)
+
+    def _first(self, request: Result, until: float) -> Result:
+        for reply in _said(self._walls, request, until):
+            return reply
+        raise Ended("it said nothing")
+
+
+def _seen(reply: Result, nprocs: int) -> list[Any]:
+    """What the works saw, by rank, in a reply that may be anything."""
+    texts = reply.get("texts")
+    if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(each, str) for each in texts):
+        return [read(each) for each in texts]
+    for kind, error in (("refused", Refused), ("trouble", Troubled)):
+        if isinstance(words := reply.get(kind), str):
+            raise error(words[:MOST_LETTERS])
+    raise Refused("what your code left behind cannot be read")
+
+
+def sent(asked: Question, work: Work) -> str:
+    """A work on its way through the walls, with the functions that it calls and no other."""
+    from .. import questions
+
+    cloudpickle.register_pickle_by_value(questions)
+    try:
+        return base64.b64encode(cloudpickle.dumps(((asked.takes, asked.form), work))).decode()
+    finally:
+        cloudpickle.unregister_pickle_by_value(questions)
+
+
+def main(path: str, name: str, seed: str, seconds: float) -> Result:
+    """`grade` for a file."""
+    try:
+        text = submissions.content(Path(path))
+    except Unreadable as why:
+        return {"exercise": None, "trouble": [str(why)], "questions": {}}
+    return grade(text, name, seed, seconds)

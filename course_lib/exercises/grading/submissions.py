@@ -1,0 +1,208 @@
+"""What a class handed in: which notebooks are whose, and what is in one, whatever it turns out to be."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 20 << 20  # of a notebook; its pictures are in it
+MOST_CELLS = 2000
+OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_])")  # "06_ddp_with_spawn", and cells "e06-1-check"
+A_CHECK = re.compile(r"""^\s*check\(\s*["'](\d\d\.\d)["']\s*,""", re.MULTILINE)
+
+
+class Unreadable(Exception):
+    """Not a notebook that can be graded; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A notebook that a learner handed in."""
+
+    learner: str
+    path: Path
+
+
+@dataclass
+class Cell:
+    """A code cell: its name in reports, its source, and the question that it checks, if it is for that."""
+
+    name: str
+    source: str
+    number: str | None = None
+
+
+@dataclass
+class Exercise:
+    """A notebook as it was read: its number, its code cells, and what was odd about it."""
+
+    number: str  # "06"
+    cells: list[Cell]
+    notes: list[str] = field(default_factory=list)
+
+
+class NoSubmissions(Exception):
+    """There is nothing to grade; the text says where it was looked for."""
+
+
+def submissions(folders: Sequence[Path]) -> list[Submission]:
+    """All notebooks in the folders, by learner and path: links to notebooks, too, to be refused by name.
+
+    A notebook that lies in a folder itself is of the learner that its name names; of the rest the folder in
+    which they are says whose they are. Where a folder's own notebooks are named as exercises are, they are
+    all of one learner, whom the folder names. Links to folders are not followed.
+
+    Raises
+    ------
+    NoSubmissions
+        A folder is not there, or nowhere is a notebook.
+    """
+    found: dict[tuple[str, str], Submission] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise NoSubmissions(f"there is no folder {str(folder)!r}")
+        for place, inner, names in os.walk(folder):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            for name in sorted(names):
+                path = Path(place, name)
+                if path.suffix == ".ipynb" and not name.startswith("."):
+                    parts = path.relative_to(folder).parts
+                    learner = parts[0]
+                    if len(parts) == 1:
+                        learner = folder.resolve().name if OF_AN_EXERCISE.match(name) else path.stem
+                    found[learner, str(path)] = Submission(learner, path)
+    if not found:
+        where = ", ".join(map(str, folders))
+        raise NoSubmissions(f"there is no notebook (.ipynb) in {where}: name the folder with the submissions")
+    return [found[key] for key in sorted(found)]
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file that is one: no link, no pipe, not too long.
+
+    Raises
+    ------
+    Unreadable
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Unreadable("it is a link to another file, which is not followed: hand in the file") from None
+        raise Unreadable(f"it cannot be opened: {error.strerror}") from None
+    with open(file, "rb") as opened:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise Unreadable("it is no file, but a folder, a pipe or a device")
+        if about.st_size > MOST_BYTES:
+            raise Unreadable(
+                f"it has {about.st_size / 1e6:,.0f} MB, and {MOST_BYTES / 1e6:.0f} MB are the most: clear its "
+                "outputs (Edit, Clear Outputs of All Cells) and hand it in again"
+            )
+        return opened.read(MOST_BYTES + 1)
+
+
+def read(text: bytes, name: str, forms: Mapping[str, str]) -> Exercise:
+    """The exercise in a notebook's bytes.
+
+    Parameters
+    ----------
+    name
+        The file's, which may say which exercise it is.
+    forms
+        For the number of each question the name of its answer.
+
+    Raises
+    ------
+    Unreadable
+        It is no notebook, or none of an exercise of this course.
+    """
+    notes = []
+    try:
+        words = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        notes.append(f"it is not in UTF-8 (byte {text[error.start]:#x}), and was read as Latin-1")
+        words = text.decode("latin-1")
+    try:
+        whole = json.loads(words)
+        cells = whole["cells"]
+        if not isinstance(cells, list) or whole["nbformat"] != 4:
+            raise TypeError
+    except RecursionError:
+        raise Unreadable("its JSON is nested too deep") from None
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON, as notebooks are ({str(error):.100})") from None
+    except (KeyError, TypeError):
+        raise Unreadable("it is JSON, but no notebook of version 4: open and save it in JupyterLab") from None
+    if len(cells) > MOST_CELLS:
+        raise Unreadable(f"it has {len(cells)} cells, and {MOST_CELLS} are the most")
+    if (language := _language(whole)) != "python":
+        notes.append(f"its kernel is for {language:.30}, and its cells were run as Python")
+    code = [each for each in cells if isinstance(each, dict) and each.get("cell_type") == "code"]
+    number = _exercise(code, name, {each[:2] for each in forms})
+    return Exercise(number, list(_cells(code, number, forms)), notes)
+
+
+def _language(whole: dict[str, Any]) -> str:
+    about = whole.get("metadata")
+    about = about if isinstance(about, dict) else {}
+    for part, key in (("language_info", "name"), ("kernelspec", "language")):
+        language = about[part].get(key) if isinstance(about.get(part), dict) else None
+        if isinstance(language, str):
+            return language.lower()
+    return "python"
+
+
+def _marks(cell: dict[str, Any]) -> Iterator[str]:
+    """What says where a cell comes from."""
+    about = cell.get("metadata")
+    marks = about.get("nbgrader") if isinstance(about, dict) else None
+    for mark in (marks.get("grade_id") if isinstance(marks, dict) else None, cell.get("id")):
+        if isinstance(mark, str):
+            yield mark
+
+
+def _exercise(code: list[dict[str, Any]], name: str, known: Collection[str]) -> str:
+    """Which exercise it is: what most of its cells say, or else the file's name."""
+    votes: dict[str, int] = {}
+    for cell in code:
+        for number in {found[1] for mark in _marks(cell) if (found := OF_AN_EXERCISE.match(mark))}:
+            votes[number] = votes.get(number, 0) + (number in known)
+    number = max(sorted(votes), key=votes.__getitem__, default="")
+    if not votes.get(number):
+        found = OF_AN_EXERCISE.match(name)
+        number = found[1] if found else ""
+    if number not in known:
+        raise Unreadable(
+            "nothing in it says which exercise it is: keep the file's name (06_….ipynb), or the cells with the "
+            "checks"
+        )
+    return number
+
+
+def _cells(code: list[dict[str, Any]], number: str, forms: Mapping[str, str]) -> Iterator[Cell]:
+    for place, cell in enumerate(code, 1):
+        source, count = cell.get("source"), cell.get("execution_count")
+        if isinstance(source, list):
+            source = "".join(each for each in source if isinstance(each, str))
+        if not isinstance(source, str):
+            continue
+        shown = count if isinstance(count, int) and 0 < count < 10**6 else place
+        yield Cell(f"Cell In[{shown}]", source, _checked(cell, source, number, forms))
+
+
+def _checked(cell: dict[str, Any], source: str, number: str, forms: Mapping[str, str]) -> str | None:
+    """The question that a cell is there to check, whatever else is written in it."""
+    for mark in _marks(cell):
+        if found := re.fullmatch(rf"e{number}-(\d)-check", mark):
+            return f"{number}.{found[1]}" if f"{number}.{found[1]}" in forms else None
+    found = A_CHECK.search(source)
+    one_line = len(source.strip().splitlines()) == 1
+    return found[1] if found and one_line and found[1] in forms and found[1][:2] == number else None

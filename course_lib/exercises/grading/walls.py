@@ -1,0 +1,270 @@
+"""Walls around a submission: a process that reads requests and writes replies, with limits on all it takes.
+
+With bubblewrap it sees no network, no process but its own and no file but Python, PyTorch and this library
+without the judges. Without it the limits hold, and what it starts is ended; `open_without` says what is open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import select
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HOUSE = Path(__file__).parents[2]  # course_lib
+QUESTIONS = HOUSE / "exercises" / "questions"
+MOST_PROCESSES = 768  # threads count, too: five ranks on a large machine have some hundred
+MOST_FILE_BYTES = 256 << 20
+MOST_DISK_BYTES = 512 << 20  # in each of /tmp and /dev/shm, which are memory
+MOST_MEMORY_BYTES = 8 << 30  # of all processes together
+MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, in JSON once more
+LOOK_SECONDS = 0.25  # between two looks at memory and processes
+END_SECONDS = 20.0  # in which the processes behind the walls are gone
+PR_SET_CHILD_SUBREAPER = 36
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+OF_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nsswitch.conf", "protocols")
+WITHOUT = (
+    "bubblewrap's bwrap {}: not closed are the network, the files that you can read or write (the judges, the "
+    "solutions and other submissions among them), and your other processes. Install it (apt-get install "
+    "bubblewrap), or grade on a machine that you can afford to lose."
+)
+
+
+class Ended(Exception):
+    """There is nothing behind the walls any more; the text says why, in words for a learner."""
+
+
+@functools.cache
+def open_without() -> str:
+    """What is not closed on this machine, in one line; empty where bubblewrap works."""
+    if shutil.which("bwrap") is None:
+        return WITHOUT.format("is not installed")
+    done = subprocess.run(
+        [*_bubblewrap(_a_user()), sys.executable, "-I", "-S", "-c", ""],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    said = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[0]
+    return WITHOUT.format(f"does not work here ({said:.200})") if done.returncode else ""
+
+
+def _a_user() -> int:
+    """For root: the number of a user who owns nothing, another one for each process that asks; else 0."""
+    if os.geteuid() != 0:
+        return 0
+    first, _, count = map(int, Path("/proc/self/uid_map").read_text().split("\n")[0].split())
+    own = 1 << 30 if first == 0 and count > 3 << 29 else max(1, first + count - 5000)
+    return own + os.getpid() % 5000
+
+
+def _bubblewrap(user: int) -> list[str]:
+    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
+    if user:
+        command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user", "--cap-drop", "ALL"]
+    size = str(MOST_DISK_BYTES)
+    command += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
+    command += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
+    for name in SYSTEM:
+        if os.path.islink(name):
+            command += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            command += ["--ro-bind", name, name]
+    for name in OF_ETC:
+        command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for place in (*_of_python(), str(HOUSE)):
+        for parent in reversed(Path(place).parents[:-1]):  # bwrap's own are for root alone
+            command += ["--perms", "0755", "--dir", str(parent)]
+        command += ["--ro-bind", place, place]
+    if QUESTIONS.is_dir():
+        command += ["--size", "4096", "--tmpfs", str(QUESTIONS), "--remount-ro", str(QUESTIONS)]
+    command += ["--remount-ro", "/"]
+    for name, value in _environment(Path("/tmp")).items():
+        command += ["--setenv", name, value]
+    return [*command, "--chdir", "/tmp", "--"]
+
+
+def _of_python() -> list[str]:
+    """The folders that this Python and what is installed for it are in; none twice, and none of the system."""
+    places = [sys.prefix, sys.base_prefix, *site.getsitepackages()]
+    places += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    places += [str(Path(sys.executable).resolve().parents[1])]
+    found: list[str] = []
+    for place in sorted(set(places), key=len):
+        if os.path.isdir(place) and not any(Path(place).is_relative_to(each) for each in (*found, *SYSTEM)):
+            found.append(place)
+    return found
+
+
+def _environment(place: Path) -> dict[str, str]:
+    """Of the processes behind the walls; nothing of ours is in it but where Python finds what it needs."""
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
+        "PYTHONPATH": str(HOUSE.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "HOME": str(place),
+        "USER": "learner",
+        "LANG": "C.UTF-8",
+        "TMPDIR": str(place),
+        "COURSE_HOME": str(place / "course-home"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "MPLBACKEND": "Agg",
+    }
+
+
+class Walls:
+    """One process behind walls, and all that it starts; a context, after which nothing of it is left.
+
+    Where there is no bubblewrap this process becomes who inherits orphans, and ends them: it must have no
+    children of its own meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._closed = not open_without()
+        self._place = None if self._closed else tempfile.TemporaryDirectory(prefix="course-grade-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = bytearray()
+        self._looked = 0.0
+
+    def __enter__(self) -> Walls:
+        user = _a_user() if self._closed else 0
+        most = MOST_PROCESSES + (0 if user else _tasks_of_this_user())
+        python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lowered.py"))]
+        command = [*python, str(user), str(most), str(MOST_FILE_BYTES)]
+        command += [sys.executable, "-c", f"from {__package__}.inside import main; main()"]
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._process = subprocess.Popen(
+            [*_bubblewrap(user), *command] if self._closed else command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if os.environ.get("COURSE_GRADE_DEBUG") else subprocess.DEVNULL,
+            env=None if self._place is None else _environment(Path(self._place.name)),
+            cwd=None if self._place is None else self._place.name,
+            start_new_session=True,
+        )
+        for pipe in (self._process.stdin, self._process.stdout):
+            os.set_blocking(pipe.fileno(), False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        _end_all_children()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()
+        if self._place is not None:
+            self._place.cleanup()
+
+    def send(self, message: dict[str, Any], until: float) -> None:
+        """Write a message, until a `time.monotonic()` at most.
+
+        Raises
+        ------
+        Ended
+            Nobody reads any more, or not in time.
+        """
+        rest = memoryview(json.dumps(message).encode() + b"\n")
+        pipe = self._process.stdin.fileno()
+        while rest:
+            self._wait([], [pipe], until)
+            try:
+                rest = rest[os.write(pipe, rest[: 1 << 16]) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Ended("your code ended the process that runs it") from None
+
+    def replies(self, until: float) -> Iterator[dict[str, Any]]:
+        """The messages that come, until a `time.monotonic()` at most: a stranger's, whatever they hold.
+
+        Raises
+        ------
+        Ended
+            They end, are too long, or are not there in time; or too much is taken behind the walls.
+        """
+        pipe, searched = self._process.stdout.fileno(), 0
+        while True:
+            end = self._buffer.find(b"\n", searched)
+            if end >= 0:
+                line, searched = bytes(self._buffer[:end]), 0
+                del self._buffer[: end + 1]
+                with suppress(ValueError, RecursionError):
+                    if isinstance(message := json.loads(line), dict):
+                        yield message
+                continue
+            searched = len(self._buffer)
+            if searched > MOST_REPLY_BYTES:
+                raise Ended(f"more than {MOST_REPLY_BYTES >> 20} MiB came back from your code")
+            self._wait([pipe], [], until)
+            with suppress(BlockingIOError):
+                if not (data := os.read(pipe, 1 << 20)):
+                    raise Ended("your code ended the process that runs it")
+                self._buffer += data
+
+    def _wait(self, read: list[int], write: list[int], until: float) -> None:
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Ended("your code was not done in time")
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                self._look()
+                self._looked = time.monotonic()
+            if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
+                return
+
+    def _look(self) -> None:
+        """Whether all that is behind the walls keeps within what it may take together."""
+        taken = count = 0
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                count += 1
+                memory = process.memory_info()
+                taken += memory.rss - getattr(memory, "shared", 0)
+        if count > MOST_PROCESSES:
+            raise Ended(f"your code started more than {MOST_PROCESSES} processes")
+        if taken > MOST_MEMORY_BYTES:
+            raise Ended(f"your code took more than {MOST_MEMORY_BYTES >> 30} GiB of memory")
+
+
+def _tasks_of_this_user() -> int:
+    """Processes and threads, which the system counts together."""
+    count, own = 0, os.geteuid()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            count += process.num_threads() if process.uids().real == own else 0
+    return count
+
+
+def _end_all_children() -> None:
+    """Whoever is left behind the walls is a descendant of this process, or becomes one when its parent ends."""
+    until = time.monotonic() + END_SECONDS
+    while left := psutil.Process().children(recursive=True):
+        if time.monotonic() > until:
+            raise RuntimeError(f"{len(left)} processes of a submission could not be ended, {left[0]} among them")
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
