@@ -1,4 +1,4 @@
-"""The ``course`` command: ``course doctor`` and ``course exercises``."""
+"""The ``course`` command: ``course doctor``, ``course exercises`` and ``course grade``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,77 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
     made = commands.add_parser("exercises", help="write exercises/ anew from solutions/")
     made.add_argument("--check", action="store_true", help="write nothing; fail where they differ")
+    grades = commands.add_parser("grade", help="grade a class's notebooks, each behind walls")
+    grades.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="of exercise notebooks, one a learner, or of folders, one a learner",
+    )
+    grades.add_argument("--csv", type=Path, default=Path("grades.csv"), help="a row for each learner")
+    grades.add_argument(
+        "--html",
+        type=Path,
+        default=Path("report"),
+        metavar="FOLDER",
+        help="feedback for each learner, the class, and what is kept to go on from",
+    )
+    grades.add_argument("--jobs", type=_count, default=1, help="submissions at the same time")
+    grades.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="for a notebook's cells, and again for each question",
+    )
+    grades.add_argument(
+        "--exercises",
+        nargs="+",
+        default=[],
+        metavar="NN",
+        help="those that count; by default each that somebody handed in",
+    )
+    grades.add_argument("--seed", default="", help="draw other inputs; the same one gives the same grades")
     asked = parser.parse_args(arguments)
+    if asked.command == "grade":
+        return grade(asked)
     return doctor() if asked.command == "doctor" else exercises(asked.check)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more; got {text}")
+    return count
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, a day at most; got {text}")
+    return seconds
+
+
+def grade(asked: argparse.Namespace) -> int:
+    """Grade a class; 130 where it was interrupted, and goes on when it is started again."""
+    from .exercises.grading import grade, tables
+    from .exercises.grading.submissions import NoSubmissions
+
+    try:
+        graded = grade.grade(asked.folders, asked.html, asked.jobs, asked.timeout, asked.seed)
+    except NoSubmissions as error:
+        print(f"course grade: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("course grade: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    everyone = tables.learners(graded)
+    exercises = tables.exercises_of(everyone, asked.exercises)
+    tables.write_csv(asked.csv, everyone, exercises)
+    tables.write_report(asked.html, everyone, exercises)
+    print(f"{len(everyone)} learners: {asked.csv}, {asked.html / 'index.html'}")
+    return 0
 
 
 def exercises(check: bool) -> int:

@@ -50,6 +50,9 @@ class Ask(Protocol):
             The answer is not of the kind that was asked for, by `Question.takes` or by the work.
         """
 
+    def folder(self) -> contextlib.AbstractContextManager[Path]:
+        """An empty folder where the ranks are; where the judge is there need not be such a path."""
+
 
 class Refused(Exception):
     """The answer is not of the kind that was asked for; the text says what is."""

@@ -6,6 +6,7 @@ ranks, and looks at properties of what came out: a memorised result does not pas
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import html
 import json
@@ -38,6 +39,7 @@ from .asking import (
     reason,
     told,
 )
+from .drawn import folder
 from .progress import note
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
@@ -214,6 +216,10 @@ class Door:
         finally:
             self._left -= time.monotonic() - began
         return [read(text) for text in texts]
+
+    def folder(self) -> contextlib.AbstractContextManager[Path]:
+        """An empty folder, which is gone afterwards."""
+        return folder()
 
 
 def seconds_for(left: float) -> float:

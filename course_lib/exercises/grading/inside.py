@@ -1,15 +1,17 @@
 """Behind the walls: runs a submission's cells, or lets its answers work on ranks, as the grader asks.
 
-All that stands here is in the submission's reach, and may be changed by it: the grader believes no word of it.
+All that stands here is in the submission's reach, and may be changed by it: the grader believes no word.
 Requests come by standard input, replies go to what was standard output; both are JSON, a line each.
 
 A request is one of these, with an ``"id"`` that its replies repeat:
 
 - ``{"do": "run", "cells": [[name, source, number or None, skip]], "names": {number: name}, "seconds": …}``:
-  run the cells of a notebook. Replies: ``{"at": cell}`` before each; ``{"answer": number, "pickled": base64}``
-  or ``{"answer": number, "refused": words}`` at each cell with a check; the rest of them, and ``{"done": true}``.
+  run the cells of a notebook. Replies: ``{"at": cell}`` before each; ``{"answer": number, "pickled": …}``
+  (base64) or ``{"answer": number, "refused": words}`` at each cell with a check; the rest of them, and
+  ``{"done": true}``.
 - ``{"do": "hold", "pickled": base64, "cells": {name: source}}``: the answer for the following requests.
   Reply: ``{"done": true}``, once ranks start at once.
+- ``{"do": "folder"}``: an empty one. Reply: ``{"folder": path}``.
 - ``{"do": "ask", "work": base64, "args": […], "nprocs": …, "seconds": …}``: a work of the grader's, pickled.
   Reply: ``{"texts": […]}`` by rank, ``{"refused": words}`` or ``{"trouble": words}``.
 """
@@ -17,11 +19,14 @@ A request is one of these, with an ``"id"`` that its replies repeat:
 from __future__ import annotations
 
 import base64
+import contextlib
+import importlib
 import json
 import linecache
 import os
 import pickle
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,8 +40,7 @@ def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        if standard < 2 or not os.environ.get("COURSE_GRADE_DEBUG"):
-            os.dup2(nothing, standard)
+        os.dup2(nothing, standard)
     for line in requests:
         request = json.loads(line)
         for reply in DO[request["do"]](request):
@@ -55,7 +59,7 @@ def run(request: Request) -> Iterator[Reply]:
     for place, (name, source, number, skip) in enumerate(request["cells"]):
         yield {"at": place}
         if number is not None:
-            answer = _answer(shell, number, names[number])
+            answer = _answer(shell, number, names[number], request["seconds"])
             if "pickled" in answer:
                 found.add(number)
                 yield answer
@@ -64,7 +68,7 @@ def run(request: Request) -> Iterator[Reply]:
     yield {"at": len(request["cells"])}
     for number in names:
         if number not in found:
-            yield _answer(shell, number, names[number])
+            yield _answer(shell, number, names[number], request["seconds"])
     yield {"done": True}
 
 
@@ -83,31 +87,42 @@ def _shell() -> Any:
 
 
 def _run_cell(shell: Any, name: str, source: str, seconds: float) -> None:
+    shell.compile.get_code_name = lambda *_: name
+    with contextlib.suppress(BaseException), _interrupted_after(seconds):  # it may end as it likes
+        shell.run_cell(source, store_history=False)
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """As by the kernel's interrupt, and again each second; who does not hear it meets the grader's limit."""
+
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    shell.compile.get_code_name = lambda *_: name
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
-        shell.run_cell(source, store_history=False)
-    except BaseException:  # a cell may end as it likes, and the next one is run
-        pass
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _answer(shell: Any, number: str, name: str) -> Reply:
-    from ..asking import Refused
-    from ..check import pickled
+def _answer(shell: Any, number: str, name: str, seconds: float) -> Reply:
+    """Pickled as `check` does it; its own code may take part in that."""
+    from ...launcher.arguments import dumps
 
     if name not in shell.user_ns:
-        return {"answer": number, "refused": f"there is no {name} in the notebook: which cell should define it?"}
+        words = f"there is no {name} in the notebook: which cell should define it?"
+        return {"answer": number, "refused": words}
     try:
-        return {"answer": number, "pickled": base64.b64encode(pickled(shell.user_ns[name])).decode()}
-    except Refused as why:
-        return {"answer": number, "refused": str(why)}
+        with _interrupted_after(seconds):
+            return {"answer": number, "pickled": base64.b64encode(dumps(shell.user_ns[name])).decode()}
+    except BaseException as error:
+        words = f"your answer cannot be sent to the ranks: {type(error).__name__}"
+        with contextlib.suppress(BaseException):  # its own __str__ fails
+            words = f"{words}: {error}"
+        return {"answer": number, "refused": words[:600]}
 
 
 # --- an answer --------------------------------------------------------------------------------------------
@@ -124,6 +139,7 @@ def hold(request: Request) -> Iterator[Reply]:
     for name, source in request["cells"].items():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     warm_up()
+    importlib.import_module("torch.distributed")  # here, too, while the fork server loads it
     wait_until_loaded(threading.Event())
     yield {"done": True}
 
@@ -145,6 +161,14 @@ def ask(request: Request) -> Iterator[Reply]:
         yield {"trouble": f"your code failed: {type(error).__name__}: {error}"}
 
 
+def folder(_: Request) -> Iterator[Reply]:
+    """An empty folder, which is gone with the walls."""
+    from ..drawn import OTHER_DISK
+
+    other = OTHER_DISK if os.environ["TMPDIR"] == "/tmp" else None  # without walls it would stay
+    yield {"folder": tempfile.mkdtemp(prefix="course-", dir=other)}
+
+
 def _in_a_rank(work: bytes, answer: bytes, args: Any) -> None:
     from ..asking import answer_in_a_rank
 
@@ -152,4 +176,4 @@ def _in_a_rank(work: bytes, answer: bytes, args: Any) -> None:
     answer_in_a_rank(asked, does, answer, args)
 
 
-DO: dict[str, Callable[[Request], Iterator[Reply]]] = {"run": run, "hold": hold, "ask": ask}
+DO: dict[str, Callable[[Request], Iterator[Reply]]] = {"run": run, "hold": hold, "folder": folder, "ask": ask}

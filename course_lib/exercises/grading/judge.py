@@ -28,8 +28,8 @@ GRACE_SECONDS = 30.0  # beyond a limit that is held behind the walls, for report
 CELL_SECONDS = 60.0  # for a cell
 MOST_STARTS = 4  # of a notebook whose cells end what runs them
 MOST_ANSWER = 24 << 20  # letters of a pickled answer, in base64
+MOST_PATH = 200  # letters
 MOST_LETTERS = 4000  # of what stands behind a ✗ or went wrong
-DRIFT = "the walls"
 
 Result = dict[str, Any]
 
@@ -64,9 +64,11 @@ def grade(text: bytes, name: str, seed: str, seconds: float) -> Result:
     found = {}
     drawn = hashlib.sha256(text).hexdigest()
     cells = {each.name: each.source for each in exercise.cells}
-    for number in names:
-        feedback = _of_a_question(number, answers.get(number, {}), cells, f"{seed} {drawn} {number}", seconds)
-        found[number] = _plain(feedback)
+    with Behind() as behind:
+        for number in names:
+            dice = f"{seed} {drawn} {number}"
+            feedback = _of_a_question(number, answers.get(number, {}), cells, dice, seconds, behind)
+            found[number] = _plain(feedback)
     return {"exercise": exercise.number, "trouble": exercise.notes + notes, "questions": found}
 
 
@@ -102,26 +104,31 @@ def answers_of(
     notes: list[str] = []
     found: dict[str, dict[str, str]] = {}
     until = time.monotonic() + START_SECONDS + seconds
+    a_cell = min(CELL_SECONDS, seconds)
     for _ in range(MOST_STARTS):
-        at = 0
+        at = -1
         request = {
             "do": "run",
             "names": names,
-            "seconds": min(CELL_SECONDS, seconds),
-            "cells": [[each.name, each.source, each.number, i in skip] for i, each in enumerate(exercise.cells)],
+            "seconds": a_cell,
+            "cells": [
+                [each.name, each.source, each.number, i in skip] for i, each in enumerate(exercise.cells)
+            ],
         }
         try:
             with Walls() as walls:
-                for reply in _said(walls, request, until):
-                    at = _place(reply, at, len(exercise.cells))
+                walls.until = until
+                for reply in _said(walls, request):
+                    if (place := _place(reply, at, len(exercise.cells))) > at:
+                        at, walls.until = place, min(until, time.monotonic() + a_cell + GRACE_SECONDS)
                     number = reply.get("answer")
                     if isinstance(number, str) and number in names:
                         found[number] = _answer(reply)
                     if reply.get("done"):
                         return found, notes
         except Ended as why:
-            name = exercise.cells[at].name if at < len(exercise.cells) else "the end"
-            notes.append(f"{name} was left out, since there {why}")
+            name = exercise.cells[at].name if 0 <= at < len(exercise.cells) else "what is around the cells"
+            notes.append(f"{name} was left out: {why}")
             skip.add(at)
             until = time.monotonic() + START_SECONDS / MOST_STARTS + seconds / MOST_STARTS
     notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
@@ -144,11 +151,11 @@ def _answer(reply: Result) -> dict[str, str]:
     return {"refused": f"your answer cannot be sent to the ranks: it has more than {MOST_ANSWER >> 20} MiB"}
 
 
-def _said(walls: Walls, request: Result, until: float) -> Iterator[Result]:
+def _said(walls: Walls, request: Result) -> Iterator[Result]:
     """The replies to a request, and to no other."""
     asked = secrets.token_hex(8)
-    walls.send(request | {"id": asked}, until)
-    for reply in walls.replies(until):
+    walls.send(request | {"id": asked})
+    for reply in walls.replies():
         if reply.get("id") == asked:
             yield reply
 
@@ -157,15 +164,62 @@ def _said(walls: Walls, request: Result, until: float) -> Iterator[Result]:
 
 
 def _of_a_question(
-    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float
+    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float, behind: Behind
 ) -> Feedback:
     """A question's feedback; its draws are the same for the same seed."""
     if "pickled" not in answer:
         refused = answer.get("refused", "the notebook did not come as far as this question")
-        feedback = judged(number, Refuses(refused), random.Random(seed))
-        return feedback
-    with _same_dice(seed), Walls() as walls:
-        return judged(number, Through(walls, QUESTIONS[number], answer["pickled"], cells, seconds), random.Random(seed))
+        return judged(number, Refuses(refused), random.Random(seed))
+    with _same_dice(seed):
+        ask = Through(behind, QUESTIONS[number], answer["pickled"], cells, seconds)
+        feedback = judged(number, ask, random.Random(seed))
+    if feedback.trouble:
+        behind.end()
+    return feedback
+
+
+class Behind:
+    """The walls for a submission's answers: the same for all, until one of them leaves anything behind."""
+
+    def __init__(self) -> None:
+        self._walls: Walls | None = None
+        self._alone = 0  # processes that are there between two requests
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The next answer gets new walls."""
+        if self._walls is not None:
+            self._walls.__exit__()
+            self._walls = None
+
+    def hold(self, pickled: str, cells: dict[str, str]) -> None:
+        """Give an answer to those behind the walls, which nobody but they are by now."""
+        if self._walls is not None and self._walls.count() > self._alone:
+            self.end()
+        fresh = self._walls is None
+        if fresh:
+            self._walls = Walls().__enter__()
+        self.reply({"do": "hold", "pickled": pickled, "cells": cells}, time.monotonic() + START_SECONDS)
+        if fresh:
+            self._alone = self._walls.count()
+
+    def reply(self, request: Result, until: float) -> Result:
+        """The first reply to a request; where there is none, there are no walls any more, either."""
+        try:
+            if self._walls is None:
+                raise Ended("your code ended the process that runs it")
+            self._walls.until = until
+            for reply in _said(self._walls, request):
+                return reply
+            raise Ended("it said nothing")
+        except Ended:
+            self.end()
+            raise
 
 
 @contextlib.contextmanager
@@ -195,32 +249,41 @@ class Through:
     expected values and the points.
     """
 
-    def __init__(self, walls: Walls, asked: Question, pickled: str, cells: dict[str, str], seconds: float) -> None:
-        self._walls, self._asked, self._pickled, self._cells = walls, asked, pickled, cells
+    def __init__(
+        self, behind: Behind, asked: Question, pickled: str, cells: dict[str, str], seconds: float
+    ) -> None:
+        self._behind, self._asked, self._pickled, self._cells = behind, asked, pickled, cells
         self._left = min(ALL_SECONDS, seconds)
         self._held = False
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         try:
-            if not self._held:
-                request = {"do": "hold", "pickled": self._pickled, "cells": self._cells}
-                self._first(request, time.monotonic() + START_SECONDS)
-                self._held = True
+            self._hold()
             limit, began = seconds_for(self._left), time.monotonic()
             request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
             request |= {"nprocs": nprocs, "seconds": limit}
             try:
-                reply = self._first(request, began + limit + GRACE_SECONDS)
+                reply = self._behind.reply(request, began + limit + GRACE_SECONDS)
             finally:
                 self._left -= time.monotonic() - began
         except Ended as why:
             raise Troubled(f"your code failed: {why}") from None
         return _seen(reply, nprocs)
 
-    def _first(self, request: Result, until: float) -> Result:
-        for reply in _said(self._walls, request, until):
-            return reply
-        raise Ended("it said nothing")
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """An empty folder behind the walls, which is not there for this process."""
+        try:
+            self._hold()
+            reply = self._behind.reply({"do": "folder"}, time.monotonic() + START_SECONDS)
+        except Ended as why:
+            raise Troubled(f"your code failed: {why}") from None
+        yield Path(str(reply.get("folder"))[:MOST_PATH])
+
+    def _hold(self) -> None:
+        if not self._held:
+            self._behind.hold(self._pickled, self._cells)
+            self._held = True
 
 
 def _seen(reply: Result, nprocs: int) -> list[Any]:

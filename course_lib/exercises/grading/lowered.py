@@ -1,7 +1,7 @@
-"""The first program behind the walls: takes its limits, which nothing after it can raise, and starts the next.
+"""The first program behind the walls: takes limits, which nothing after it can raise, and starts the next.
 
-Run by its path, without the library: ``python -I -S lowered.py USER PROCESSES FILE_BYTES PROGRAM ARGUMENTS``.
-USER is 0 where it stays who it is; else it becomes a user who owns nothing on this machine.
+Run by its path, without the library: ``python -I -S lowered.py USER PROCESSES FILE_BYTES DATA_BYTES PROGRAM``
+and the program's arguments. USER is 0 where it stays who it is; else it becomes one who owns nothing here.
 """
 
 import os
@@ -9,9 +9,10 @@ import resource
 import sys
 
 if __name__ == "__main__":
-    user, processes, file_bytes = map(int, sys.argv[1:4])
+    user, processes, file_bytes, data_bytes = map(int, sys.argv[1:5])
     for what, most in (
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, data_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NPROC, processes),
     ):
@@ -22,4 +23,4 @@ if __name__ == "__main__":
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    os.execv(sys.argv[4], sys.argv[4:])
+    os.execv(sys.argv[5], sys.argv[5:])

@@ -95,7 +95,9 @@ def content(path: Path) -> bytes:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Unreadable("it is a link to another file, which is not followed: hand in the file") from None
+            raise Unreadable(
+                "it is a link to another file, which is not followed: hand in the file"
+            ) from None
         raise Unreadable(f"it cannot be opened: {error.strerror}") from None
     with open(file, "rb") as opened:
         about = os.fstat(file)
@@ -103,8 +105,8 @@ def content(path: Path) -> bytes:
             raise Unreadable("it is no file, but a folder, a pipe or a device")
         if about.st_size > MOST_BYTES:
             raise Unreadable(
-                f"it has {about.st_size / 1e6:,.0f} MB, and {MOST_BYTES / 1e6:.0f} MB are the most: clear its "
-                "outputs (Edit, Clear Outputs of All Cells) and hand it in again"
+                f"it has {about.st_size / 1e6:,.0f} MB, and {MOST_BYTES / 1e6:.0f} MB are the most: clear "
+                "its outputs (Edit, Clear Outputs of All Cells) and hand it in again"
             )
         return opened.read(MOST_BYTES + 1)
 
@@ -138,7 +140,7 @@ def read(text: bytes, name: str, forms: Mapping[str, str]) -> Exercise:
     except RecursionError:
         raise Unreadable("its JSON is nested too deep") from None
     except ValueError as error:
-        raise Unreadable(f"it is not JSON, as notebooks are ({str(error):.100})") from None
+        raise Unreadable(f"it is not JSON, as notebooks are ({error!s:.100})") from None
     except (KeyError, TypeError):
         raise Unreadable("it is JSON, but no notebook of version 4: open and save it in JupyterLab") from None
     if len(cells) > MOST_CELLS:
@@ -181,8 +183,8 @@ def _exercise(code: list[dict[str, Any]], name: str, known: Collection[str]) -> 
         number = found[1] if found else ""
     if number not in known:
         raise Unreadable(
-            "nothing in it says which exercise it is: keep the file's name (06_….ipynb), or the cells with the "
-            "checks"
+            "nothing in it says which exercise it is: keep the file's name (06_….ipynb), or the cells with "
+            "the checks"
         )
     return number
 

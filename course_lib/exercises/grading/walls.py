@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 import os
 import select
 import shutil
@@ -29,16 +30,25 @@ QUESTIONS = HOUSE / "exercises" / "questions"
 MOST_PROCESSES = 768  # threads count, too: five ranks on a large machine have some hundred
 MOST_FILE_BYTES = 256 << 20
 MOST_DISK_BYTES = 512 << 20  # in each of /tmp and /dev/shm, which are memory
-MOST_MEMORY_BYTES = 8 << 30  # of all processes together
+MOST_MEMORY_BYTES = min(8 << 30, psutil.virtual_memory().total // 2)  # of all processes together
+MOST_DATA_BYTES = 6 << 30  # of one; Python with PyTorch begins with 1 GiB or less
 MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, in JSON once more
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
 END_SECONDS = 20.0  # in which the processes behind the walls are gone
 PR_SET_CHILD_SUBREAPER = 36
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-OF_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nsswitch.conf", "protocols")
+OF_ETC = (
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "alternatives",
+    "localtime",
+    "nsswitch.conf",
+    "protocols",
+)
 WITHOUT = (
-    "bubblewrap's bwrap {}: not closed are the network, the files that you can read or write (the judges, the "
-    "solutions and other submissions among them), and your other processes. Install it (apt-get install "
+    "bubblewrap's bwrap {}: not closed are the network, the files that you can read or write (the judges, "
+    "the solutions and other submissions among them), and your other processes. Install it (apt-get install "
     "bubblewrap), or grade on a machine that you can afford to lose."
 )
 
@@ -102,7 +112,7 @@ def _bubblewrap(user: int) -> list[str]:
 
 
 def _of_python() -> list[str]:
-    """The folders that this Python and what is installed for it are in; none twice, and none of the system."""
+    """The folders that this Python and what is installed for it are in, but for those of the system."""
     places = [sys.prefix, sys.base_prefix, *site.getsitepackages()]
     places += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     places += [str(Path(sys.executable).resolve().parents[1])]
@@ -127,14 +137,14 @@ def _environment(place: Path) -> dict[str, str]:
         "COURSE_HOME": str(place / "course-home"),
         "CUDA_VISIBLE_DEVICES": "",
         "MPLBACKEND": "Agg",
+        "COURSE_LEAN": "1",  # the fork server loads no torchvision: it is started often
     }
 
 
 class Walls:
     """One process behind walls, and all that it starts; a context, after which nothing of it is left.
 
-    Where there is no bubblewrap this process becomes who inherits orphans, and ends them: it must have no
-    children of its own meanwhile.
+    This process inherits the orphans of it, and ends them: it must start nothing else meanwhile.
     """
 
     def __init__(self) -> None:
@@ -143,20 +153,23 @@ class Walls:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = bytearray()
         self._looked = 0.0
+        self._others: set[psutil.Process] = set()  # what this process had started before
+        self.until = math.inf  # time.monotonic() up to which anybody waits for those behind the walls
 
     def __enter__(self) -> Walls:
         user = _a_user() if self._closed else 0
         most = MOST_PROCESSES + (0 if user else _tasks_of_this_user())
         python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lowered.py"))]
-        command = [*python, str(user), str(most), str(MOST_FILE_BYTES)]
+        command = [*python, str(user), str(most), str(MOST_FILE_BYTES), str(MOST_DATA_BYTES)]
         command += [sys.executable, "-c", f"from {__package__}.inside import main; main()"]
+        self._others = set(psutil.Process().children(recursive=True))
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._process = subprocess.Popen(
             [*_bubblewrap(user), *command] if self._closed else command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None if os.environ.get("COURSE_GRADE_DEBUG") else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env=None if self._place is None else _environment(Path(self._place.name)),
             cwd=None if self._place is None else self._place.name,
             start_new_session=True,
@@ -168,15 +181,15 @@ class Walls:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        _end_all_children()
+        self._end_all()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()
         if self._place is not None:
             self._place.cleanup()
 
-    def send(self, message: dict[str, Any], until: float) -> None:
-        """Write a message, until a `time.monotonic()` at most.
+    def send(self, message: dict[str, Any]) -> None:
+        """Write a message.
 
         Raises
         ------
@@ -186,7 +199,7 @@ class Walls:
         rest = memoryview(json.dumps(message).encode() + b"\n")
         pipe = self._process.stdin.fileno()
         while rest:
-            self._wait([], [pipe], until)
+            self._wait([], [pipe])
             try:
                 rest = rest[os.write(pipe, rest[: 1 << 16]) :]
             except BlockingIOError:
@@ -194,8 +207,8 @@ class Walls:
             except OSError:
                 raise Ended("your code ended the process that runs it") from None
 
-    def replies(self, until: float) -> Iterator[dict[str, Any]]:
-        """The messages that come, until a `time.monotonic()` at most: a stranger's, whatever they hold.
+    def replies(self) -> Iterator[dict[str, Any]]:
+        """The messages that come: a stranger's, whatever they hold.
 
         Raises
         ------
@@ -215,15 +228,15 @@ class Walls:
             searched = len(self._buffer)
             if searched > MOST_REPLY_BYTES:
                 raise Ended(f"more than {MOST_REPLY_BYTES >> 20} MiB came back from your code")
-            self._wait([pipe], [], until)
+            self._wait([pipe], [])
             with suppress(BlockingIOError):
                 if not (data := os.read(pipe, 1 << 20)):
                     raise Ended("your code ended the process that runs it")
                 self._buffer += data
 
-    def _wait(self, read: list[int], write: list[int], until: float) -> None:
+    def _wait(self, read: list[int], write: list[int]) -> None:
         while True:
-            left = until - time.monotonic()
+            left = self.until - time.monotonic()
             if left <= 0:
                 raise Ended("your code was not done in time")
             if time.monotonic() - self._looked > LOOK_SECONDS:
@@ -232,10 +245,18 @@ class Walls:
             if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
                 return
 
+    def count(self) -> int:
+        """How many processes there are behind the walls, and of them."""
+        return len(self._family())
+
+    def _family(self) -> set[psutil.Process]:
+        """Who is left behind the walls descends from this process, or will when its parent ends."""
+        return set(psutil.Process().children(recursive=True)) - self._others
+
     def _look(self) -> None:
         """Whether all that is behind the walls keeps within what it may take together."""
         taken = count = 0
-        for process in psutil.Process().children(recursive=True):
+        for process in self._family():
             with suppress(psutil.Error):
                 count += 1
                 memory = process.memory_info()
@@ -243,7 +264,19 @@ class Walls:
         if count > MOST_PROCESSES:
             raise Ended(f"your code started more than {MOST_PROCESSES} processes")
         if taken > MOST_MEMORY_BYTES:
-            raise Ended(f"your code took more than {MOST_MEMORY_BYTES >> 30} GiB of memory")
+            raise Ended(f"your code took more than {MOST_MEMORY_BYTES / 2**30:.1f} GiB of memory")
+
+    def _end_all(self) -> None:
+        until = time.monotonic() + END_SECONDS
+        while left := self._family():
+            if time.monotonic() > until:
+                raise RuntimeError(f"{len(left)} processes of a submission could not be ended: {left}")
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+                with suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+            time.sleep(0.01)
 
 
 def _tasks_of_this_user() -> int:
@@ -253,18 +286,3 @@ def _tasks_of_this_user() -> int:
         with suppress(psutil.Error):
             count += process.num_threads() if process.uids().real == own else 0
     return count
-
-
-def _end_all_children() -> None:
-    """Whoever is left behind the walls is a descendant of this process, or becomes one when its parent ends."""
-    until = time.monotonic() + END_SECONDS
-    while left := psutil.Process().children(recursive=True):
-        if time.monotonic() > until:
-            raise RuntimeError(f"{len(left)} processes of a submission could not be ended, {left[0]} among them")
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.01)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from ..asking import Ask, Finding, Refused, far, in_group, question, reason, told
-from ..drawn import folder, machine, network, seeds, tensor, with_two_numbers
+from ..drawn import machine, network, seeds, tensor, with_two_numbers
 from .starts08 import NEVER, Notes, epochs_of, killed_often, started_again, undisturbed
 
 CLOSE = 1e-9  # the tensors are float64
@@ -277,16 +277,15 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     killed = rng.randint(3, epochs - 2)
     broken = rng.choice([epoch for epoch in range(1, epochs - 1) if epoch != killed])
     plan = {"kind": kind, "data": data, "values": values, "epochs": epochs}
-    with folder() as place, folder() as moments:
-        neighbour = place / "notes.txt"
-        neighbour.write_text("of another training")
-        plan |= {"path": f"{place}/checkpoint.pt", "other": f"{place}/another.pt", "moments": str(moments)}
+    with ask.folder() as place, ask.folder() as moments:
+        plan |= {"path": f"{place}/checkpoint.pt", "other": f"{place}/another.pt"}
+        plan |= {"neighbour": f"{place}/notes.txt", "moments": str(moments)}
         ranks = rng.randint(2, 4)
         first = ask(killed_often, plan, killed, broken, killed - 2, nprocs=ranks)
         if all(epochs_of(each["first"]) == [] and each["end"] == "done" for each in first):
             raise Refused("train never called run_epoch(epoch)")
         second = ask(started_again, plan, nprocs=ranks)
-        stays = neighbour.is_file() and neighbour.read_text() == "of another training"
+    stays = all(each["stays"] for each in second)
     goes_on = _goes_on(first, second, killed, epochs)
     yield goes_on
     right = undisturbed(plan)

@@ -20,12 +20,13 @@ import torch.distributed as dist
 from torch import nn
 
 from ..asking import Ask, Finding, Refused, in_group, number, question, reason, told
-from ..drawn import folder, network, seeds, tensor
+from ..drawn import network, seeds, tensor
 from ..written import NAMES, written
 
 SLOW_SECONDS = 0.4  # that rank 0's disk takes for a step
 PATIENCE = 3.0  # seconds that a rank waits in a collective when the disk is full
 LIMIT = 100_000  # bytes that fit on the disk that is full
+NOTES = "of somebody else"  # what is in the file beside
 
 # --- 10.1 -------------------------------------------------------------------------------------------------
 
@@ -106,13 +107,10 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         known = {old: "the state of before", new: "the new state", None: "nothing that can be loaded"}
         return known.get(state, "the state of another rank, or of another call")
 
-    with folder() as place:
-        neighbour, path, other = place / "notes.txt", place / "checkpoint.pt", place / "other.pt"
-        neighbour.write_text("of somebody else")
-        torch.save({"number": old}, path)
-        found = ask(_saved, new, [next_, last], str(path), str(other), nprocs=ranks)
-        ((left, another),) = ask(_left, [str(path), str(other)])
-        stays = neighbour.is_file() and neighbour.read_text() == "of somebody else"
+    with ask.folder() as place:
+        neighbour, path, other = (str(place / name) for name in ("notes.txt", "checkpoint.pt", "other.pt"))
+        found = ask(_saved, old, new, [next_, last], path, other, neighbour, nprocs=ranks)
+        ((left, another, stays),) = ask(_left, [path, other], neighbour)
     yield _of_a_save([each["first"] for each in found], new, shown)
     if found[0]["third"]:
         for place, right in enumerate((next_, last)):
@@ -172,9 +170,14 @@ def _of_the_error(why: str, ranks: list[dict[str, Any]]) -> Finding:
     return Finding(HEARD, True)
 
 
-def _left(_: Any, paths: list[str]) -> list[int | None]:
-    """The numbers in files, in a rank of their own: the kernel does not load what an answer has saved."""
-    return [_number_in(path) for path in paths]
+def _left(_: Any, paths: list[str], neighbour: str) -> list[Any]:
+    """The numbers in files, in a rank of their own: the kernel does not load what an answer has saved.
+
+    And whether the file beside them is as it was.
+    """
+    beside = Path(neighbour)
+    stays = beside.is_file() and beside.read_text() == NOTES
+    return [*(_number_in(path) for path in paths), stays]
 
 
 def _number_in(path: str | Path) -> int | None:
@@ -184,7 +187,13 @@ def _number_in(path: str | Path) -> int | None:
 
 
 @in_group
-def _saved(answer: Any, new: int, others: list[int], path: str, other: str) -> dict[str, Any]:
+def _saved(
+    answer: Any, old: int, new: int, others: list[int], path: str, other: str, neighbour: str
+) -> dict[str, Any]:
+    if dist.get_rank() == 0:
+        Path(neighbour).write_text(NOTES)
+        torch.save({"number": old}, path)
+    dist.barrier()
     state: dict[str, Any] = {}
     found = {"first": _one_save(answer, state, new, Path(path)), "third": None, "fourth": None}
     dist.barrier()
@@ -320,11 +329,10 @@ class _Code:
 def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     kind, other, *values = seeds(rng, 2 + len(OF_LOADS))
     numbers = dict(zip(OF_LOADS, values, strict=True))
-    with folder() as place:
+    with ask.folder() as place:
         paths = {what: f"{place}/{i}.pt" for i, what in enumerate((*OF_LOADS, CODE, *OTHERS))}
         ask(_written, kind, other, numbers, paths, f"{place}/it ran")
-        (loaded,) = ask(_loaded, kind, numbers[BARE] // 2, paths)
-        ran = (place / "it ran").exists()
+        ((loaded, ran),) = ask(_loaded, kind, numbers[BARE] // 2, paths, f"{place}/it ran")
     for what, seed in numbers.items():
         right = _state(_Net(kind, seed))
         state, error = loaded[what]["state"], loaded[what]["error"]
@@ -371,7 +379,10 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
     torch.save({"model": states[ELSEWHERE]}, paths[ELSEWHERE])
 
 
-def _loaded(answer: Any, kind: int, values: int, paths: dict[str, str]) -> dict[str, Any]:
+def _loaded(
+    answer: Any, kind: int, values: int, paths: dict[str, str], ran: str
+) -> tuple[dict[str, Any], bool]:
+    """What came of each load, and whether code of a file has run."""
     found, model = {}, _Net(kind, values)  # one model gets them all
     here = Path(f"{paths[BARE]}.now")
     shutil.copy(paths[TRAINING], here)
@@ -385,4 +396,4 @@ def _loaded(answer: Any, kind: int, values: int, paths: dict[str, str]) -> dict[
         except Exception as raised:
             error = reason(raised)
         found[what] = {"state": _state(model), "error": error}
-    return found
+    return found, os.path.exists(ran)

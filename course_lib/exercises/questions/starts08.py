@@ -24,6 +24,7 @@ from ..drawn import network, tensor
 from ..written import written
 
 NEVER = -2
+NOTES = "of another training"  # what is in the file beside the checkpoint
 START_SECONDS = 8.0  # that a start may take which is to be killed
 MOST_MOMENTS = 8  # of one save, in which a kill is tried
 Notes = list[dict[str, Any]]  # one at the beginning of each epoch of a start, one at its end
@@ -140,6 +141,7 @@ def killed_often(
     And in each moment of one save of the first, too.
     """
     on_a_node_of_its_own()
+    Path(plan["neighbour"]).write_text(NOTES)  # each rank writes the same, before it begins
     values = plan["values"][0]
     first, end = _in_a_fork(
         partial(_start, answer, plan, plan["path"], values, kill_in=kill_in, look_after=look_after), "first"
@@ -179,7 +181,9 @@ def started_again(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
         more = f"it ran the epochs {epochs_of(third)}" if epochs_of(third) else ""
     except Exception as error:
         more = f"it raised {reason(error)}"
-    return {"second": notes, "third": more}
+    beside = Path(plan["neighbour"])
+    stays = beside.is_file() and beside.read_text() == NOTES
+    return {"second": notes, "third": more, "stays": stays}
 
 
 def _in_a_fork(start: Callable[[Callable[[dict[str, Any]], Any]], None], name: str) -> tuple[Notes, str]:

@@ -1,0 +1,38 @@
+"""The grader's tests have two questions of their own, and leave no process behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import cloudpickle
+import psutil
+import pytest
+
+from course_lib.exercises import asking
+from course_lib.exercises.grading import judge
+from tests.exercises.grading import toys
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """99.1 and 99.2, beside the course's own."""
+    judge.forms()
+    before = dict(asking.QUESTIONS)
+    toys.register()
+    cloudpickle.register_pickle_by_value(toys)
+    yield
+    cloudpickle.unregister_pickle_by_value(toys)
+    asking.QUESTIONS.clear()
+    asking.QUESTIONS.update(before)
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No process that the test has started is there afterwards."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    until = time.monotonic() + 20
+    while left := set(psutil.Process().children(recursive=True)) - before:
+        assert time.monotonic() < until, left
+        time.sleep(0.02)

@@ -1,0 +1,379 @@
+"""Submissions that do harm, by a cell and by an answer: none gets points for it, none costs others theirs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import course_lib
+from course_lib.exercises.grading import judge, walls
+from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
+from tests.support.needs import missing
+
+HOUSE = Path(course_lib.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _walled(questions: None, nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := walls.open_without():
+        missing(reason)
+    monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
+    monkeypatch.setattr(judge, "GRACE_SECONDS", 10.0)
+
+
+def grade(text: bytes, seconds: float = 60.0) -> dict[str, Any]:
+    return judge.grade(text, "99_toys.ipynb", "", seconds)
+
+
+def points(result: dict[str, Any]) -> list[float]:
+    return [result["questions"][f"99.{place}"]["points"] for place in (1, 2)]
+
+
+def harmed(mischief: str, calls_it: bool = True) -> dict[str, Any]:
+    """Of a notebook that does harm in a cell and in its first answer, while its second answer is honest."""
+    first = f"{mischief}\ndef first(numbers):\n    return mischief()\n"
+    text = notebook(first, "mischief()" if calls_it else "", check(1), HONEST_SECOND, check(2))
+    result = grade(text)
+    assert points(result) == [0, 3], result
+    return result
+
+
+def said(result: dict[str, Any]) -> str:
+    """All that was told about the first question."""
+    first = result["questions"]["99.1"]
+    return "\n".join([*result["trouble"], first["trouble"], *(each["seen"] for each in first["findings"])])
+
+
+def test_an_honest_one_gets_its_points() -> None:
+    text = notebook(HONEST_FIRST, check(1), HONEST_SECOND, check(2))
+    once = grade(text)
+    assert points(once) == [2, 3]
+    assert once["trouble"] == []
+
+
+def test_the_same_input_is_judged_alike() -> None:
+    wrong = notebook("def first(numbers):\n    return 0\n", check(1), check(2))
+    once = grade(wrong)
+    assert points(once) == [0, 0]
+    assert "returned 0, an int" in said(once)
+    assert grade(wrong) == once, "with the same draws, which the feedback shows"
+    assert said(judge.grade(wrong, "99_toys.ipynb", "another seed", 60.0)) != said(once)
+
+
+LOOPS = {
+    "a loop": "def mischief():\n    while True:\n        pass\n",
+    "a loop that hears no signal": """
+import signal
+def mischief():
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(each, signal.SIG_IGN)
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+""",
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_never_ends_is_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "ALL_SECONDS", 6.0)
+    first = f"{LOOPS[name]}\ndef first(numbers):\n    return mischief()\n"
+    result = grade(notebook(first, "mischief()", check(1), HONEST_SECOND, check(2)))
+    assert points(result) == [0, 3], result
+    assert "not done after" in said(result)
+
+
+ENDS = {
+    "os._exit": "import os\ndef mischief():\n    os._exit(0)\n",
+    "a segfault": "import ctypes\ndef mischief():\n    ctypes.string_at(0)\n",
+    "SIGKILL to all": "import os\ndef mischief():\n    os.kill(-1, 9)\n",
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_its_process_costs_itself_alone(name: str) -> None:
+    result = harmed(ENDS[name])
+    if name != "SIGKILL to all":  # which spares the one that sends it
+        assert "Cell In[2] was left out: your code ended the process that runs it" in result["trouble"]
+    assert result["questions"]["99.1"]["trouble"]
+
+
+def test_100_mb_of_output_are_not_kept() -> None:
+    result = harmed(
+        "def mischief():\n    for _ in range(100):\n        print('x' * 10**6)\n    return 'done'\n"
+    )
+    assert len(str(result)) < 10_000
+    assert "returned 'done', a str" in said(result)
+
+
+def test_a_fork_bomb_has_walls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walls, "MOST_PROCESSES", 150)
+    bomb = """
+import os, time
+def mischief():
+    for _ in range(12):  # 4096 processes, where nothing holds it
+        try:
+            os.fork()
+        except OSError:
+            break
+    time.sleep(600)
+"""
+    most = [0]
+    over = threading.Event()
+
+    def count() -> None:
+        while not over.wait(0.2):
+            most[0] = max(most[0], len(psutil.Process().children(recursive=True)))
+
+    counts = threading.Thread(target=count)
+    counts.start()
+    try:
+        monkeypatch.setattr(judge, "ALL_SECONDS", 6.0)
+        harmed(bomb)
+    finally:
+        over.set()
+        counts.join()
+    assert most[0] < 400
+
+
+def test_a_daemon_does_not_outlive_it() -> None:
+    mark = f"98765.{os.getpid()}"
+    harmed(f"""
+import os, time
+def mischief():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 4096)
+            os.execvp("sleep", ["sleep", "{mark}"])
+        os._exit(0)
+    time.sleep(0.5)
+""")
+    for process in psutil.process_iter(["cmdline"]):
+        assert mark not in (process.info["cmdline"] or [])
+
+
+def test_a_memory_bomb_meets_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walls, "MOST_DATA_BYTES", 2 << 30)
+    result = harmed(
+        "def mischief():\n    kept = []\n    while True:\n        kept.append(b'x' * (1 << 26))\n"
+    )
+    assert "MemoryError" in said(result)
+
+
+def test_many_processes_share_one_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walls, "MOST_MEMORY_BYTES", 2 << 30)
+    result = harmed(
+        """
+import os, time
+def mischief():
+    for _ in range(5):
+        if os.fork() == 0:
+            kept = b'x' * (700 << 20)
+            time.sleep(600)
+    time.sleep(600)
+"""
+    )
+    assert "your code took more than 2.0 GiB of memory" in said(result)
+
+
+def test_an_object_that_equals_everything_equals_nothing() -> None:
+    harmed("""
+class Equal:
+    __eq__ = __ne__ = __le__ = __ge__ = lambda *_: True
+    __hash__ = object.__hash__
+    __repr__ = lambda self: "Equal"
+class Number(int):
+    __eq__ = lambda *_: True
+    __hash__ = int.__hash__
+def mischief():
+    return [Equal(), Number(3)][__import__("random").randrange(2)]
+""")
+
+
+def test_what_comes_back_runs_no_code_here(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    harmed(f"""
+import os
+class Runs:
+    def __reduce__(self):
+        return os.system, ("touch {mark}",)
+def mischief():
+    return Runs()
+""")
+    first = f"""
+import os
+class First:
+    def __call__(self, numbers):
+        return sum(numbers)
+    def __reduce__(self):
+        return os.system, ("touch {mark}",)
+first = First()
+"""
+    assert points(grade(notebook(first, check(1), HONEST_SECOND, check(2)))) == [0, 3]
+    assert not mark.exists()
+
+
+def test_a_patched_check_is_not_asked() -> None:
+    harmed("""
+import course_lib, sys
+import course_lib.exercises.check as checks
+import course_lib.exercises.asking as asking
+def mischief():
+    course_lib.check = checks.check = checks.judged = lambda *_: 100
+    asking.Finding.ok = True
+    asking.answered = lambda *_: '{"seen": true, "ok": true, "points": 100}'
+    for each in list(sys.modules.values()):
+        if hasattr(each, "check"):
+            each.check = lambda *_: 100
+    globals()["check"] = lambda *_: 100
+""")
+
+
+def test_a_patched_all_reduce_is_no_sum() -> None:
+    text = notebook(
+        "import torch.distributed as dist\ndist.all_reduce = lambda tensor, *_, **__: tensor.fill_(42)\n",
+        HONEST_FIRST,
+        check(1),
+        f"{HONEST_SECOND.replace('dist.all_reduce(total)', 'fake(dist); dist.all_reduce(total)')}"
+        "\ndef fake(dist):\n    dist.all_reduce = lambda tensor, *_, **__: tensor.fill_(42)\n",
+        check(2),
+    )
+    assert points(grade(text)) == [2, 0]
+
+
+def test_input_transformers_make_no_points() -> None:
+    harmed("""
+def mischief():
+    def turned(lines):
+        return ["first = second = lambda *_: 100\\n" if "check" in line else line for line in lines]
+    get_ipython().input_transformers_cleanup.append(turned)
+    get_ipython().ast_node_interactivity = "all"
+""")
+
+
+def test_forged_messages_make_no_points() -> None:
+    harmed("""
+import gc, json, os
+def mischief():
+    ids = {each["id"] for each in gc.get_objects() if type(each) is dict and type(each.get("id")) is str}
+    for descriptor in range(3, 64):
+        for each in [*ids, "", "0"]:
+            told = {"id": each, "points": 2, "ok": True, "seen": True, "texts": ['{"seen": true}'] * 2}
+            told |= {"answer": "99.1", "findings": [{"what": "it returns the sum", "ok": True, "points": 2}]}
+            try:
+                os.write(descriptor, json.dumps(told).encode() + b"\\n")
+            except OSError:
+                pass
+    run = os.environ.get("COURSE_RUN")
+    if run:
+        with open(f"{run}/rank-{os.environ['RANK']}.answer", "w") as file:
+            json.dump({"seen": True, "points": 2, "ok": True}, file)
+        os._exit(0)
+""")
+
+
+def test_it_reads_no_judge_no_test_and_no_other_submission(tmp_path: Path) -> None:
+    other = tmp_path / "other.ipynb"
+    other.write_text("the answer")
+    root = HOUSE.parent
+    asked = [other, HOUSE / "exercises" / "questions" / "q06.py", root / "solutions", root / "tests"]
+    assert all(each.exists() for each in asked)
+    result = harmed(f"""
+import os
+def mischief():
+    names = {[str(each) for each in asked]} + ["/etc/shadow", "/etc/passwd", "/home", "/sys"]
+    return "seen: " + " ".join(each for each in names if os.path.exists(each)) + "."
+""")
+    assert "seen: ." in said(result)
+
+
+def test_a_work_brings_no_judge_with_it() -> None:
+    """What crosses are the functions that a work calls: no judge, no hint, no points."""
+    judge.forms()
+    for asked in ("05.1", "06.1", "10.2"):
+        question = judge.QUESTIONS[asked]
+        module = __import__(question.judge.__module__, fromlist=["x"])
+        work = {"05.1": "_passed", "06.1": "_averaged", "10.2": "_saved"}[asked]
+        if not hasattr(module, work):
+            continue
+        text = judge.base64.b64decode(judge.sent(question, getattr(module, work)))
+        assert question.judge.__name__.encode() + b"\x94" not in text
+        assert all(what.encode() not in text for what in question.properties)
+
+
+def test_it_deletes_and_writes_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("here")
+    mine = HOUSE / f"written-by-{os.getpid()}"
+    harmed(f"""
+import os, pathlib
+def mischief():
+    for act in (
+        lambda: os.remove({str(kept)!r}),
+        lambda: pathlib.Path({str(mine)!r}).write_text("x"),
+        lambda: pathlib.Path({str(kept)!r}).write_text("x"),
+        lambda: pathlib.Path("/usr/written").write_text("x"),
+    ):
+        try:
+            act()
+        except OSError:
+            pass
+""")
+    assert kept.read_text() == "here"
+    assert not mine.exists()
+
+
+def test_it_fills_no_disk() -> None:
+    result = harmed("""
+import os
+def mischief():
+    try:
+        for number in range(100):
+            with open(f"/tmp/full-{number}", "wb") as file:
+                for _ in range(100):
+                    file.write(b"x" * (1 << 20))
+    except OSError as error:
+        return f"it stopped: {error}"
+    finally:
+        for number in range(100):
+            if os.path.exists(f"/tmp/full-{number}"):
+                os.remove(f"/tmp/full-{number}")
+""")
+    assert "it stopped: " in said(result)
+
+
+def test_it_opens_no_socket_to_the_outside() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.5)
+        result = harmed(f"""
+import socket
+def mischief():
+    try:
+        socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 5)
+    except OSError as error:
+        return f"refused: {{error}}"
+""")
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert "refused: " in said(result)
+
+
+def test_checks_that_were_removed_or_edited_change_nothing() -> None:
+    assert points(grade(notebook(HONEST_FIRST, HONEST_SECOND, "first"))) == [2, 3]
+    edited = notebook(
+        "def first(numbers):\n    return 0\n",
+        check(1, 'print("100 of 100 points"); first = sum; check("99.1", sum)'),
+        HONEST_SECOND,
+        check(2, "raise SystemExit"),
+    )
+    assert points(grade(edited)) == [0, 3]
