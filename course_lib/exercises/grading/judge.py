@@ -170,12 +170,16 @@ def _of_a_question(
     if "pickled" not in answer:
         refused = answer.get("refused", "the notebook did not come as far as this question")
         return judged(number, Refuses(refused), random.Random(seed))
-    with _same_dice(seed):
-        ask = Through(behind, QUESTIONS[number], answer["pickled"], cells, seconds)
-        feedback = judged(number, ask, random.Random(seed))
-    if feedback.trouble:
+    while True:
+        alone = not behind.there
+        with _same_dice(seed):
+            ask = Through(behind, QUESTIONS[number], answer["pickled"], cells, seconds)
+            feedback = judged(number, ask, random.Random(seed))
+        if not ask.failed:
+            return feedback
         behind.end()
-    return feedback
+        if alone:  # else another answer may have left a full disk
+            return feedback
 
 
 class Behind:
@@ -190,6 +194,11 @@ class Behind:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    @property
+    def there(self) -> bool:
+        """Whether an answer has been behind them."""
+        return self._walls is not None
 
     def end(self) -> None:
         """The next answer gets new walls."""
@@ -255,6 +264,7 @@ class Through:
         self._behind, self._asked, self._pickled, self._cells = behind, asked, pickled, cells
         self._left = min(ALL_SECONDS, seconds)
         self._held = False
+        self.failed = False  # a rank, or all that is behind the walls
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         try:
@@ -267,8 +277,13 @@ class Through:
             finally:
                 self._left -= time.monotonic() - began
         except Ended as why:
+            self.failed = True
             raise Troubled(f"your code failed: {why}") from None
-        return _seen(reply, nprocs)
+        try:
+            return _seen(reply, nprocs)
+        except Troubled:
+            self.failed = True
+            raise
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -277,6 +292,7 @@ class Through:
             self._hold()
             reply = self._behind.reply({"do": "folder"}, time.monotonic() + START_SECONDS)
         except Ended as why:
+            self.failed = True
             raise Troubled(f"your code failed: {why}") from None
         yield Path(str(reply.get("folder"))[:MOST_PATH])
 

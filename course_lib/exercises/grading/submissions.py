@@ -14,7 +14,7 @@ from typing import Any
 
 MOST_BYTES = 20 << 20  # of a notebook; its pictures are in it
 MOST_CELLS = 2000
-OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_])")  # "06_ddp_with_spawn", and cells "e06-1-check"
+OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_.])")  # "06_ddp_with_spawn", and cells "e06-1-check"
 A_CHECK = re.compile(r"""^\s*check\(\s*["'](\d\d\.\d)["']\s*,""", re.MULTILINE)
 
 

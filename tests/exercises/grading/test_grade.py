@@ -1,0 +1,118 @@
+"""`course grade`, from a folder of notebooks to the tables."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course_lib.__main__ import main
+from tests.exercises.grading.toys import notebook
+from tests.support.processes import wait_for
+
+ROOT = Path(__file__).parents[3]
+SOLUTION = (ROOT / "solutions" / "03_data_parallel.ipynb").read_bytes()
+BLANK = (ROOT / "exercises" / "03_data_parallel.ipynb").read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A class of five."""
+    place = tmp_path / "class"
+    for learner, text in {"anna": SOLUTION, "bert": BLANK, "cleo": b"no notebook"}.items():
+        (place / learner).mkdir(parents=True)
+        (place / learner / "03_data_parallel.ipynb").write_bytes(text)
+    (place / "dora.ipynb").symlink_to(place / "anna" / "03_data_parallel.ipynb")
+    (place / "emil.ipynb").write_bytes(notebook("x = 1"))
+    return place
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    outputs = ["--csv", str(folder.parent / "grades.csv"), "--html", str(folder.parent / "report")]
+    return [sys.executable, "-m", "course_lib", "grade", str(folder), *outputs, *more]
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    with open(folder.parent / "grades.csv", newline="", encoding="utf-8") as file:
+        return {row["student_id"]: row for row in csv.DictReader(file)}
+
+
+def results(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (folder.parent / "report").glob("submissions/*.json")}
+
+
+def test_a_class_is_graded_and_goes_on_where_it_was_stopped(folder: Path) -> None:
+    first = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: results(folder), what="the first result")
+    family = psutil.Process(first.pid).children(recursive=True)
+    first.send_signal(signal.SIGINT)
+    said = first.communicate(timeout=120)[1]
+    assert first.returncode == 130, said
+    assert "the same command goes on from here" in said
+    wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1], what="the end of all that it started")
+    before = results(folder)
+
+    done = subprocess.run(command(folder, "--jobs", "2"), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before)} of 5 submissions were graded before" in done.stderr
+    assert before.items() <= results(folder).items()
+    assert {name: (row["score"], row["max_score"]) for name, row in rows(folder).items()} == {
+        "anna": ("10", "10"),
+        **dict.fromkeys(["bert", "cleo", "dora", "emil"], ("0", "10")),
+    }
+    assert "link to another file" in rows(folder)["dora"]["trouble"]
+    assert "which exercise" in rows(folder)["emil"]["trouble"]
+
+    table = (folder.parent / "grades.csv").read_bytes()
+    again = subprocess.run(command(folder), capture_output=True, text=True, timeout=600)
+    assert "5 of 5 submissions were graded before" in again.stderr
+    assert (folder.parent / "grades.csv").read_bytes() == table
+    assert {path.name for path in folder.rglob("*")} == {
+        *("anna", "bert", "cleo", "dora.ipynb", "emil.ipynb", "03_data_parallel.ipynb")
+    }
+
+
+def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
+    grader = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def family() -> list[psutil.Process]:
+        return psutil.Process(grader.pid).children(recursive=True)
+
+    wait_for(lambda: any("bwrap" in each.name() for each in family()) or results(folder), what="the walls")
+    left = family()
+    os.kill(grader.pid, signal.SIGKILL)
+    grader.wait()
+    wait_for(lambda: not psutil.wait_procs(left, timeout=0)[1], what="the end of all that it started")
+
+
+def test_a_judge_that_dies_costs_no_other_submission(folder: Path) -> None:
+    (folder / "bert" / "03_data_parallel.ipynb").unlink()
+    grader = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+    def judges() -> list[psutil.Process]:
+        me = psutil.Process(grader.pid)
+        parents = [each.parent() for each in me.children(recursive=True) if each.name() == "bwrap"]
+        return [each for each in parents if each and each != me and each.name() != "bwrap"]
+
+    judge = wait_for(judges, what="a judge")[0]
+    judge.kill()
+    said = grader.communicate(timeout=600)[1]
+    assert grader.returncode == 0, said
+    assert "exit code -9" in rows(folder)["anna"]["trouble"]
+    assert "link to another file" in rows(folder)["dora"]["trouble"]
+    assert len(results(folder)) == 3, "what failed on this side is tried again another time"
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grade", str(tmp_path)]) == 2
+    assert "there is no notebook (.ipynb) in" in capsys.readouterr().err
+    for wrong in (["--jobs", "0"], ["--timeout", "-1"], ["--timeout", "nan"]):
+        with pytest.raises(SystemExit):
+            main(["grade", str(tmp_path), *wrong])
+    assert "must be" in capsys.readouterr().err

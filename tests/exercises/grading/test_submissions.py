@@ -1,0 +1,163 @@
+"""Which notebooks are whose, and what stands in a file that a stranger wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_lib.exercises.grading import judge
+from course_lib.exercises.grading.submissions import (
+    MOST_BYTES,
+    NoSubmissions,
+    Unreadable,
+    content,
+    read,
+    submissions,
+)
+from tests.exercises.grading.toys import cell, check, notebook
+
+ROOT = Path(__file__).parents[3]
+FORMS = {"99.1": "first", "99.2": "second", "06.1": "average_gradients"}
+
+
+def refused(text: bytes, name: str = "99_toys.ipynb") -> str:
+    with pytest.raises(Unreadable) as why:
+        read(text, name, FORMS)
+    return str(why.value)
+
+
+def test_a_form_begins_with_the_name_that_its_check_takes() -> None:
+    forms = judge.forms()
+    asked = {}
+    for path in sorted((ROOT / "exercises").glob("*.ipynb")):
+        exercise = read(content(path), "without a number.ipynb", forms)
+        assert exercise.number == path.name[:2]
+        checks = [each for each in exercise.cells if each.number]
+        asked |= {each.number: each.source for each in checks}
+    assert asked == {number: f'check("{number}", {name})' for number, name in forms.items()}
+
+
+def test_whose_notebooks_they_are(tmp_path: Path) -> None:
+    names = ["anna.ipynb", "bert/06_ddp.ipynb", "bert/deeper/07_x.ipynb", "cleo/x/06.ipynb", ".git/a.ipynb"]
+    names += ["bert/.ipynb_checkpoints/06_ddp.ipynb", "notes.txt"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(notebook())
+    found = [(each.learner, str(each.path.relative_to(tmp_path))) for each in submissions([tmp_path])]
+    assert found == [("anna", names[0]), ("bert", names[1]), ("bert", names[2]), ("cleo", names[3])]
+    assert [each.learner for each in submissions([tmp_path / "bert"])] == ["bert", "deeper"]
+
+
+def test_no_submissions_are_said_so(tmp_path: Path) -> None:
+    with pytest.raises(NoSubmissions, match=r"there is no notebook \(\.ipynb\) in"):
+        submissions([tmp_path])
+    with pytest.raises(NoSubmissions, match="there is no folder"):
+        submissions([tmp_path / "nowhere"])
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(notebook())
+    link = tmp_path / "class" / "anna.ipynb"
+    link.parent.mkdir()
+    link.symlink_to(secret)
+    (link.parent / "all").symlink_to("/")
+    (only,) = submissions([link.parent])
+    with pytest.raises(Unreadable, match="a link to another file"):
+        content(only.path)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    pipe = tmp_path / "a.ipynb"
+    os.mkfifo(pipe)
+    with pytest.raises(Unreadable, match="no file"):
+        content(pipe)
+
+
+def test_100_mb_are_not_read(tmp_path: Path) -> None:
+    long = tmp_path / "a.ipynb"
+    with open(long, "wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(Unreadable, match="it has 100 MB, and 21 MB are the most"):
+        content(long)
+    assert MOST_BYTES < 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "not JSON"),
+        (b"\x00\xff" * 100, "not JSON"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"1" * 10_000, "not JSON|no notebook"),
+        (b"[]", "no notebook"),
+        (b'{"cells": 3, "nbformat": 4}', "no notebook"),
+        (b'{"cells": [], "nbformat": 3}', "version 4"),
+        (b'{"cells": [1, null, {"cell_type": "code"}, {"cell_type": []}], "nbformat": 4}', ""),
+    ],
+)
+def test_what_is_no_notebook_says_why(text: bytes, words: str) -> None:
+    if words:
+        assert any(each in refused(text) for each in words.split("|"))
+    else:
+        assert read(text, "99_toys.ipynb", FORMS).cells == []
+
+
+def test_odd_values_are_left_out() -> None:
+    cells = [cell(7), cell(["a", 3, "b"]), cell("x", metadata=[]), cell("y", metadata={"nbgrader": 1}, id=3)]
+    cells += [cell("z", execution_count="<b>"), cell("w", execution_count=12)]
+    found = read(
+        notebook(*cells, kernelspec=[], language_info={"name": 3}), "99.ipynb", FORMS | {"99.3": "x"}
+    )
+    assert [each.source for each in found.cells] == ["ab", "x", "y", "z", "w"]
+    assert found.cells[-1].name == "Cell In[12]"
+    assert found.notes == []
+
+
+def test_latin_1_is_read_all_the_same() -> None:
+    text = json.dumps({"cells": [cell("# é")], "metadata": {}, "nbformat": 4}, ensure_ascii=False)
+    found = read(text.encode("latin-1"), "99_toys.ipynb", FORMS)
+    assert found.cells[0].source == "# é"
+    assert "not in UTF-8 (byte 0xe9)" in found.notes[0]
+    assert read(b"\xef\xbb\xbf" + text.encode(), "99_toys.ipynb", FORMS).notes == []
+
+
+def test_another_kernel_is_noted() -> None:
+    text = notebook("x", kernelspec={"name": "ir", "language": "R"}, language_info={"name": "R"})
+    assert read(text, "99_toys.ipynb", FORMS).notes == [
+        "its kernel is for r, and its cells were run as Python"
+    ]
+
+
+def test_which_exercise_it_is() -> None:
+    assert read(notebook(check(1)), "anna.ipynb", FORMS).number == "99"
+    assert read(notebook(cell("x", id="e06-import")), "99_toys.ipynb", FORMS).number == "06"
+    assert read(notebook(cell("x", id="e55-import")), "06_ddp.ipynb", FORMS).number == "06"
+    assert "nothing in it says which exercise it is" in refused(notebook("x"), "anna.ipynb")
+
+
+def test_a_check_is_known_by_its_mark_whatever_it_says() -> None:
+    found = read(
+        notebook(
+            check(1, "print(100)"),
+            'check("99.2", second)',
+            "check('06.1', x)",
+            'x = 3\ncheck("99.2", second)',
+            cell("", "e99-7-check"),
+        ),
+        "99_toys.ipynb",
+        FORMS,
+    )
+    assert [each.number for each in found.cells] == ["99.1", "99.2", None, None, None]
+
+
+def test_a_notebook_as_jupyterlab_writes_it(tmp_path: Path) -> None:
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("a = 1\nb = 2", execution_count=3)])
+    nbformat.write(book, tmp_path / "06_ddp.ipynb")
+    found = read(content(tmp_path / "06_ddp.ipynb"), "06_ddp.ipynb", FORMS)
+    assert [(each.name, each.source) for each in found.cells] == [("Cell In[3]", "a = 1\nb = 2")]

@@ -1,0 +1,109 @@
+"""What a batch leaves: rows, pages, and nothing in them that a name or an answer could turn into code."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib.exercises.grading import judge, tables
+from course_lib.exercises.grading.grade import Graded
+from course_lib.exercises.grading.submissions import Submission
+
+EVIL = "<script>alert(1)</script>"
+
+
+def result(points: float, trouble: str = "") -> dict[str, Any]:
+    """Of exercise 06: so many points for its last question."""
+    judge.forms()
+    questions = {}
+    for number in ("06.1", "06.2", "06.3"):
+        properties = judge.QUESTIONS[number].properties
+        found = [
+            {"what": what, "ok": number == "06.3", "points": most, "seen": EVIL, "hint": "Look."}
+            for what, most in properties.items()
+        ]
+        most = sum(properties.values())
+        reached = points if number == "06.3" else 0.0
+        questions[number] = {"points": reached, "most": most, "trouble": trouble, "findings": found}
+    return {"exercise": "06", "trouble": [], "questions": questions}
+
+
+def graded(learner: str, points: float | None, name: str = "06_ddp.ipynb") -> Graded:
+    nothing = {"exercise": None, "trouble": ["it is not JSON, as notebooks are"], "questions": {}}
+    return Graded(
+        Submission(learner, Path(learner, name)), nothing if points is None else result(points, EVIL)
+    )
+
+
+@pytest.fixture
+def everyone() -> list[tables.Learner]:
+    return tables.learners(
+        [
+            graded("=1+1", 5.0),
+            graded("bert", None),
+            graded(f"a{EVIL}/../x", 2.0),
+            graded("dora", 1.0, "06_old.ipynb"),
+            graded("dora", 5.0),
+        ]
+    )
+
+
+def test_one_row_a_learner_in_nbgraders_columns(everyone: list[tables.Learner], tmp_path: Path) -> None:
+    tables.write_csv(tmp_path / "grades.csv", everyone, tables.exercises_of(everyone, []))
+    with open(tmp_path / "grades.csv", newline="", encoding="utf-8") as file:
+        rows = {row["student_id"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["'=1+1", f"a{EVIL}/../x", "bert", "dora"]
+    dora = rows["dora"]
+    assert (dora["raw_score"], dora["score"], dora["max_score"], dora["06.3"]) == ("5", "5", "10", "5")
+    assert (dora["assignment"], dora["late_submission_penalty"]) == ("06", "0")
+    assert (rows["bert"]["score"], rows["bert"]["06.1"]) == ("0", "")
+    assert "not JSON" in rows["bert"]["trouble"]
+
+
+def test_exercises_that_count_may_be_named(everyone: list[tables.Learner], tmp_path: Path) -> None:
+    tables.write_csv(tmp_path / "grades.csv", everyone, tables.exercises_of(everyone, ["07"]))
+    with open(tmp_path / "grades.csv", newline="", encoding="utf-8") as file:
+        assert {(row["score"], row["max_score"]) for row in csv.DictReader(file)} == {("0", "10")}
+
+
+def test_the_pages_say_who_and_what_and_run_nothing(everyone: list[tables.Learner], tmp_path: Path) -> None:
+    tables.write_report(tmp_path, everyone, ["06"])
+    pages = {path.name: path.read_text() for path in tmp_path.glob("*.html")}
+    assert len(pages) == 5
+    assert all("<script" not in page for page in pages.values())
+    assert all("default-src 'none'" in page for page in pages.values())
+    index = pages["index.html"]
+    assert 'src="class.png"' in index
+    assert (tmp_path / "class.png").stat().st_size > 1000
+    assert "goes wrong most" in index
+    for name in pages:
+        assert name == "index.html" or f'href="{name}"' in index
+    dora = next(page for name, page in pages.items() if name.startswith("learner-dora"))
+    assert "06.3: 5 of 5 points" in dora
+    assert "It does not count." in dora
+    whole = json.loads((tmp_path / "grades.json").read_text())
+    assert whole["learners"][3] == {
+        "learner": "dora",
+        "score": 5.0,
+        "points": {"06.1": 0.0, "06.2": 0.0, "06.3": 5.0},
+        "trouble": [],
+    }
+
+
+def test_a_class_of_which_nothing_can_be_read(tmp_path: Path) -> None:
+    nobody = tables.learners([graded("bert", None)])
+    exercises = tables.exercises_of(nobody, [])
+    tables.write_csv(tmp_path / "grades.csv", nobody, exercises)
+    tables.write_report(tmp_path, nobody, exercises)
+    assert "not JSON" in (tmp_path / "index.html").read_text()
+
+
+def test_what_goes_wrong_most(everyone: list[tables.Learner]) -> None:
+    lost = tables.lost_share(everyone, ["06.1", "06.3"])
+    assert lost["06.1"] == 100
+    assert lost["06.3"] == pytest.approx(100 * (1 - 12 / 15))
+    assert tables.most_missed(everyone)[0]["learners"] == "3"
