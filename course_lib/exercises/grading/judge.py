@@ -64,11 +64,9 @@ def grade(text: bytes, name: str, seed: str, seconds: float) -> Result:
     found = {}
     drawn = hashlib.sha256(text).hexdigest()
     cells = {each.name: each.source for each in exercise.cells}
-    with Behind() as behind:
-        for number in names:
-            dice = f"{seed} {drawn} {number}"
-            feedback = _of_a_question(number, answers.get(number, {}), cells, dice, seconds, behind)
-            found[number] = _plain(feedback)
+    for number in names:
+        dice = f"{seed} {drawn} {number}"
+        found[number] = _plain(_of_a_question(number, answers.get(number, {}), cells, dice, seconds))
     return {"exercise": exercise.number, "trouble": exercise.notes + notes, "questions": found}
 
 
@@ -164,71 +162,18 @@ def _said(walls: Walls, request: Result) -> Iterator[Result]:
 
 
 def _of_a_question(
-    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float, behind: Behind
+    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float
 ) -> Feedback:
-    """A question's feedback; its draws are the same for the same seed."""
+    """A question's feedback; its draws are the same for the same seed.
+
+    It has walls of its own: what one answer leaves behind, and what it saw there, meets no other answer.
+    """
     if "pickled" not in answer:
         refused = answer.get("refused", "the notebook did not come as far as this question")
         return judged(number, Refuses(refused), random.Random(seed))
-    while True:
-        alone = not behind.there
-        with _same_dice(seed):
-            ask = Through(behind, QUESTIONS[number], answer["pickled"], cells, seconds)
-            feedback = judged(number, ask, random.Random(seed))
-        if not ask.failed:
-            return feedback
-        behind.end()
-        if alone:  # else another answer may have left a full disk
-            return feedback
-
-
-class Behind:
-    """The walls for a submission's answers: the same for all, until one of them leaves anything behind."""
-
-    def __init__(self) -> None:
-        self._walls: Walls | None = None
-        self._alone = 0  # processes that are there between two requests
-
-    def __enter__(self) -> Behind:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    @property
-    def there(self) -> bool:
-        """Whether an answer has been behind them."""
-        return self._walls is not None
-
-    def end(self) -> None:
-        """The next answer gets new walls."""
-        if self._walls is not None:
-            self._walls.__exit__()
-            self._walls = None
-
-    def hold(self, pickled: str, cells: dict[str, str]) -> None:
-        """Give an answer to those behind the walls, which nobody but they are by now."""
-        if self._walls is not None and self._walls.count() > self._alone:
-            self.end()
-        fresh = self._walls is None
-        if fresh:
-            self._walls = Walls().__enter__()
-        self.reply({"do": "hold", "pickled": pickled, "cells": cells}, time.monotonic() + START_SECONDS)
-        if fresh:
-            self._alone = self._walls.count()
-
-    def reply(self, request: Result, until: float) -> Result:
-        """The first reply to a request; where there is none, there are no walls any more, either."""
-        try:
-            if self._walls is None:
-                raise Ended("your code ended the process that runs it")
-            self._walls.until = until
-            for reply in _said(self._walls, request):
-                return reply
-            raise Ended("it said nothing")
-        except Ended:
-            self.end()
-            raise
+    with _same_dice(seed), Walls() as walls:
+        ask = Through(walls, QUESTIONS[number], answer["pickled"], cells, seconds)
+        return judged(number, ask, random.Random(seed))
 
 
 @contextlib.contextmanager
@@ -259,47 +204,42 @@ class Through:
     """
 
     def __init__(
-        self, behind: Behind, asked: Question, pickled: str, cells: dict[str, str], seconds: float
+        self, walls: Walls, asked: Question, pickled: str, cells: dict[str, str], seconds: float
     ) -> None:
-        self._behind, self._asked, self._pickled, self._cells = behind, asked, pickled, cells
+        self._walls, self._asked, self._pickled, self._cells = walls, asked, pickled, cells
         self._left = min(ALL_SECONDS, seconds)
         self._held = False
-        self.failed = False  # a rank, or all that is behind the walls
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        self._hold()
+        limit, began = seconds_for(self._left), time.monotonic()
+        request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
         try:
-            self._hold()
-            limit, began = seconds_for(self._left), time.monotonic()
-            request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
-            request |= {"nprocs": nprocs, "seconds": limit}
-            try:
-                reply = self._behind.reply(request, began + limit + GRACE_SECONDS)
-            finally:
-                self._left -= time.monotonic() - began
-        except Ended as why:
-            self.failed = True
-            raise Troubled(f"your code failed: {why}") from None
-        try:
-            return _seen(reply, nprocs)
-        except Troubled:
-            self.failed = True
-            raise
+            reply = self._reply(request | {"nprocs": nprocs, "seconds": limit}, limit + GRACE_SECONDS)
+        finally:
+            self._left -= time.monotonic() - began
+        return _seen(reply, nprocs)
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
         """An empty folder behind the walls, which is not there for this process."""
-        try:
-            self._hold()
-            reply = self._behind.reply({"do": "folder"}, time.monotonic() + START_SECONDS)
-        except Ended as why:
-            self.failed = True
-            raise Troubled(f"your code failed: {why}") from None
-        yield Path(str(reply.get("folder"))[:MOST_PATH])
+        self._hold()
+        yield Path(str(self._reply({"do": "folder"}, START_SECONDS).get("folder"))[:MOST_PATH])
 
     def _hold(self) -> None:
         if not self._held:
-            self._behind.hold(self._pickled, self._cells)
+            self._reply({"do": "hold", "pickled": self._pickled, "cells": self._cells}, START_SECONDS)
             self._held = True
+
+    def _reply(self, request: Result, seconds: float) -> Result:
+        """The first one."""
+        self._walls.until = time.monotonic() + seconds
+        try:
+            for reply in _said(self._walls, request):
+                return reply
+            raise Ended("it said nothing")
+        except Ended as why:
+            raise Troubled(f"your code failed: {why}") from None
 
 
 def _seen(reply: Result, nprocs: int) -> list[Any]:

@@ -245,10 +245,6 @@ class Walls:
             if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
                 return
 
-    def count(self) -> int:
-        """How many processes there are behind the walls, and of them."""
-        return len(self._family())
-
     def _family(self) -> set[psutil.Process]:
         """Who is left behind the walls descends from this process, or will when its parent ends."""
         return set(psutil.Process().children(recursive=True)) - self._others

@@ -297,20 +297,6 @@ def mischief():
     assert "seen: ." in said(result)
 
 
-def test_a_work_brings_no_judge_with_it() -> None:
-    """What crosses are the functions that a work calls: no judge, no hint, no points."""
-    judge.forms()
-    for asked in ("05.1", "06.1", "10.2"):
-        question = judge.QUESTIONS[asked]
-        module = __import__(question.judge.__module__, fromlist=["x"])
-        work = {"05.1": "_passed", "06.1": "_averaged", "10.2": "_saved"}[asked]
-        if not hasattr(module, work):
-            continue
-        text = judge.base64.b64decode(judge.sent(question, getattr(module, work)))
-        assert question.judge.__name__.encode() + b"\x94" not in text
-        assert all(what.encode() not in text for what in question.properties)
-
-
 def test_it_deletes_and_writes_nothing(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("here")
@@ -342,10 +328,10 @@ def mischief():
             with open(f"/tmp/full-{number}", "wb") as file:
                 for _ in range(100):
                     file.write(b"x" * (1 << 20))
-    except OSError as error:
-        return f"it stopped: {error}"
+    except OSError:
+        return "it stopped"
 """)
-    assert "it stopped: " in said(result)
+    assert "the disk is full" in said(result)
 
 
 def test_it_opens_no_socket_to_the_outside() -> None:
