@@ -1,0 +1,133 @@
+"""The walls themselves, and what holds where bubblewrap is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from course_lib.exercises.grading import grade, judge, walls
+from tests.exercises.grading.toys import HONEST_SECOND, check, notebook
+
+
+@pytest.fixture
+def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(shutil, "which", lambda name, *_: None)
+    walls.open_without.cache_clear()
+    yield
+    walls.open_without.cache_clear()
+
+
+@pytest.mark.usefixtures("no_bubblewrap")
+def test_what_is_not_closed_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "anna.ipynb").write_text("{}")
+    grade.grade([tmp_path], tmp_path / "report", out=sys.stdout)
+    warning = capsys.readouterr().out.splitlines()[0]
+    assert "bwrap is not installed: not closed are the network, the files" in warning
+    assert "apt-get install bubblewrap" in warning
+
+
+@pytest.mark.usefixtures("no_bubblewrap", "questions", "nothing_left")
+def test_without_bubblewrap_the_limits_hold_and_daemons_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
+    monkeypatch.setattr(judge, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(judge, "ALL_SECONDS", 6.0)
+    mark = f"87654.{os.getpid()}"
+    daemon = f"""
+import os, time
+def first(numbers=()):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 4096)
+            os.execve("/bin/sleep", ["sleep", "{mark}"], {{}})
+        os._exit(0)
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+"""
+    places = set(Path("/tmp").glob("course-grade-*"))
+    text = notebook(daemon, "first()", check(1), HONEST_SECOND, check(2))
+    found = judge.grade(text, "99_toys.ipynb", "", 60.0)["questions"]
+    assert [found["99.1"]["points"], found["99.2"]["points"]] == [0, 3], found
+    assert all(mark not in (each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
+    assert set(Path("/tmp").glob("course-grade-*")) <= places
+
+
+class Says(walls.Walls):
+    """Walls around a program of a test's own."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def __enter__(self) -> walls.Walls:
+        self._others = set(psutil.Process().children(recursive=True))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for pipe in (self._process.stdin, self._process.stdout):
+            os.set_blocking(pipe.fileno(), False)
+        self.until = time.monotonic() + 60
+        return self
+
+
+def replies(program: str, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 16) -> tuple[list[Any], str]:
+    monkeypatch.setattr(walls, "MOST_REPLY_BYTES", most)
+    found = []
+    with Says(program) as there, pytest.raises(walls.Ended) as why:
+        for each in there.replies():
+            found.append(each)
+    return found, str(why.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "found", "why"),
+    [
+        ("print('{\"a\": 1}')", [{"a": 1}], "ended the process"),
+        ("print('nonsense\\n[1]\\n3\\n{\"a\"\\n{}')", [{}], "ended the process"),
+        ("print('[' * 50000)", [], "ended the process"),
+        ("while True: print('x' * 1000, end='')", [], "more than 0 MiB came back"),
+        (
+            "import sys; sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n{}\\n')",
+            [{}],
+            "ended the process",
+        ),
+    ],
+)
+def test_what_comes_is_data_or_nothing(
+    program: str, found: list[Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, ended = replies(program, monkeypatch)
+    assert told == found
+    assert why in ended
+
+
+def test_who_does_not_read_is_given_up() -> None:
+    with Says("import time; time.sleep(600)") as there:
+        there.until = time.monotonic() + 1
+        with pytest.raises(walls.Ended, match="not done in time"):
+            there.send({"long": "x" * (1 << 20)})
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *({}, {"texts": 3}, {"texts": ["{}"]}, {"texts": ["{}", 3]}, {"texts": ["x", "y"]}, {"refused": 3}),
+        {"texts": [json.dumps({"points": 3})] * 2},
+    ],
+)
+def test_a_reply_that_is_none_is_refused(reply: dict[str, Any]) -> None:
+    with pytest.raises(judge.Refused, match="cannot be read"):
+        judge._seen(reply, 2)
