@@ -26,6 +26,7 @@ import linecache
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -77,10 +78,8 @@ def _shell() -> Any:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    import course_lib
-
-    course_lib.check = lambda *_: None  # its judges are not here; the grader's `check` is another one
-    course_lib.progress = lambda *_: None
+    face = sys.modules[__name__.partition(".")[0]]
+    face.check = face.progress = lambda *_: None  # the judges are not here; the grader asks by itself
     config = Config()
     config.HistoryManager.enabled = False
     return InteractiveShell.instance(config=config, colors="NoColor")
