@@ -29,6 +29,11 @@ class Submission:
     learner: str
     path: Path
 
+    @property
+    def name(self) -> str:
+        """Of its file, in letters that can be written everywhere."""
+        return _in_letters(self.path.name)
+
 
 @dataclass
 class Cell:
@@ -77,11 +82,16 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
                     learner = parts[0]
                     if len(parts) == 1:
                         learner = folder.resolve().name if OF_AN_EXERCISE.match(name) else path.stem
-                    found[learner, str(path)] = Submission(learner, path)
+                    found[learner, str(path)] = Submission(_in_letters(learner), path)
     if not found:
         where = ", ".join(map(str, folders))
         raise NoSubmissions(f"there is no notebook (.ipynb) in {where}: name the folder with the submissions")
     return [found[key] for key in sorted(found)]
+
+
+def _in_letters(name: str) -> str:
+    """A file's name, whose bytes need not be UTF-8."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def content(path: Path) -> bytes:

@@ -58,9 +58,7 @@ class Learner:
 
     @property
     def trouble(self) -> list[str]:
-        return [
-            f"{each.submission.path.name}: {word}" for each in self.graded for word in each.result["trouble"]
-        ]
+        return [f"{each.submission.name}: {word}" for each in self.graded for word in each.result["trouble"]]
 
 
 def learners(graded: Iterable[Graded]) -> list[Learner]:
@@ -111,10 +109,11 @@ def _text(words: str) -> str:
 def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[str]) -> None:
     """The class on ``index.html``, with a picture; a page for each learner; all of it in ``grades.json``."""
     questions = _questions(exercises)
+    folder.mkdir(parents=True, exist_ok=True)
     rows, summary = [], []
     for each in everyone:
         page = f"learner-{re.sub('[^A-Za-z0-9]+', '-', each.name)[:40]}-{_short(each.name)}.html"
-        write_whole(folder / page, _page_of(each, exercises))
+        _write_page(folder / page, each.name, _page_of(each, exercises))
         points = {number: each.points(number) for number in questions}
         score = each.score(exercises)
         cells = "".join(f"<td>{_number(value) or '–'}</td>" for value in points.values())
@@ -136,7 +135,13 @@ def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[
             body.append(f'<p><img src="class.png" alt="{html.escape(picture.alt)}"></p>')
         body.append(f"<h2>What goes wrong most</h2>{html_table(most_missed(everyone))}")
     body.append(f"<h2>Who</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
-    write_whole(folder / "index.html", PAGE.format(title="The class", body="\n".join(body)))
+    _write_page(folder / "index.html", "The class", "\n".join(body))
+
+
+def _write_page(path: Path, title: str, body: str) -> None:
+    """JSON may hold half a letter (a lone surrogate), which no file can."""
+    page = PAGE.format(title=html.escape(title), body=body)
+    write_whole(path, page.encode("utf-8", "backslashreplace").decode())
 
 
 def _short(name: str) -> str:
@@ -179,10 +184,8 @@ def _page_of(learner: Learner, exercises: Sequence[str]) -> str:
     for each in learner.graded:
         result = each.result
         counts = learner.best.get(result.get("exercise") or "") is each and result["exercise"] in exercises
-        parts.append(
-            f"<h2>{html.escape(each.submission.path.name)}: {each.points:g} of {each.most:g} points</h2>"
-        )
+        parts.append(f"<h2>{html.escape(each.submission.name)}: {each.points:g} of {each.most:g} points</h2>")
         parts += [] if counts else ["<p>It does not count.</p>"]
         parts += [f"<p>Note: {html.escape(word)}</p>" for word in result["trouble"]]
         parts += [feedback_of(n, found)._repr_html_() for n, found in result["questions"].items()]
-    return PAGE.format(title=html.escape(learner.name), body="\n".join(parts))
+    return "\n".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from course_lib.exercises.grading import judge, tables
 from course_lib.exercises.grading.grade import Graded
-from course_lib.exercises.grading.submissions import Submission
+from course_lib.exercises.grading.submissions import Submission, submissions
 
 EVIL = "<script>alert(1)</script>"
 
@@ -107,3 +108,17 @@ def test_what_goes_wrong_most(everyone: list[tables.Learner]) -> None:
     assert lost["06.1"] == 100
     assert lost["06.3"] == pytest.approx(100 * (1 - 12 / 15))
     assert tables.most_missed(everyone)[0]["learners"] == "3"
+
+
+def test_half_letters_and_names_in_other_bytes_spoil_no_report(tmp_path: Path) -> None:
+    for name in (b"caf\xe9.ipynb", b"new\nline.ipynb"):
+        (tmp_path / os.fsdecode(name)).write_text("{}")
+    odd = result(1.0, "half a letter: \ud800")
+    odd["questions"]["06.1"]["findings"][0]["seen"] = "\udfff \x00 \x1b[31m"
+    found = [Graded(each, odd) for each in submissions([tmp_path])]
+    everyone = tables.learners(found)
+    assert [each.name for each in everyone] == ["caf\\xe9", "new\nline"]
+    tables.write_csv(tmp_path / "grades.csv", everyone, ["06"])
+    tables.write_report(tmp_path / "report", everyone, ["06"])
+    assert "half a letter: \\ud800" in "".join(each.read_text() for each in tmp_path.glob("report/*.html"))
+    assert len((tmp_path / "grades.csv").read_text().splitlines()) == 3
