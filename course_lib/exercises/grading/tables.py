@@ -128,9 +128,8 @@ def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[
     body = [f"<p>{len(everyone)} learners, exercises {', '.join(exercises) or '(none)'}.</p>"]
     if questions and everyone:
         lost = lost_share(everyone, questions)
-        worst = max(lost, key=lambda number: lost[number])
-        if lost[worst] > 0:
-            picture = bars(lost, f"Question {worst} goes wrong most", "points not reached (%)")
+        if any(lost.values()):
+            picture = bars(lost, _worst(lost), "points not reached (%)")
             picture.save(str(folder / "class.png"))
             body.append(f'<p><img src="class.png" alt="{html.escape(picture.alt)}"></p>')
         body.append(f"<h2>What goes wrong most</h2>{html_table(most_missed(everyone))}")
@@ -155,6 +154,13 @@ def lost_share(everyone: Sequence[Learner], questions: Sequence[str]) -> dict[st
         reached = [points for each in everyone if (points := each.points(number)) is not None]
         found[number] = 100 * (1 - sum(reached) / len(reached) / _most(number)) if reached else 0.0
     return found
+
+
+def _worst(lost: dict[str, float]) -> str:
+    worst = [number for number, share in lost.items() if share == max(lost.values())]
+    if len(worst) == 1:
+        return f"Question {worst[0]} goes wrong most"
+    return f"{len(worst)} questions go wrong most: {', '.join(worst[:6])}{' …' * (len(worst) > 6)}"
 
 
 def most_missed(everyone: Sequence[Learner], rows: int = 10) -> list[dict[str, str]]:
