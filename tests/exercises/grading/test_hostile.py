@@ -24,7 +24,7 @@ def _walled(questions: None, nothing_left: None, monkeypatch: pytest.MonkeyPatch
     if reason := walls.open_without():
         missing(reason)
     monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
-    monkeypatch.setattr(judge, "GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(judge, "GRACE_SECONDS", 20.0)
 
 
 def grade(text: bytes, seconds: float = 60.0) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def mischief():
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_never_ends_is_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "ALL_SECONDS", 6.0)
+    monkeypatch.setattr(judge, "ALL_SECONDS", 15.0)
     first = f"{LOOPS[name]}\ndef first(numbers):\n    return mischief()\n"
     result = grade(notebook(first, "mischief()", check(1), HONEST_SECOND, check(2)))
     assert points(result) == [0, 3], result
@@ -137,7 +137,7 @@ def mischief():
     counts = threading.Thread(target=count)
     counts.start()
     try:
-        monkeypatch.setattr(judge, "ALL_SECONDS", 6.0)
+        monkeypatch.setattr(judge, "ALL_SECONDS", 15.0)
         harmed(bomb)
     finally:
         over.set()

@@ -39,8 +39,8 @@ def test_what_is_not_closed_is_said_in_one_line(tmp_path: Path, capsys: pytest.C
 @pytest.mark.usefixtures("no_bubblewrap", "questions", "nothing_left")
 def test_without_bubblewrap_the_limits_hold_and_daemons_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
-    monkeypatch.setattr(judge, "GRACE_SECONDS", 10.0)
-    monkeypatch.setattr(judge, "ALL_SECONDS", 6.0)
+    monkeypatch.setattr(judge, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(judge, "ALL_SECONDS", 15.0)
     mark = f"87654.{os.getpid()}"
     daemon = f"""
 import os, time
