@@ -6,7 +6,7 @@ Requests come by standard input, replies go to what was standard output; both ar
 A request is one of these, with an ``"id"`` that its replies repeat:
 
 - ``{"do": "run", "cells": [[name, source, number or None, skip]], "names": {number: name}, "seconds": …}``:
-  run the cells of a notebook. Replies: ``{"at": cell}`` before each; ``{"answer": number, "pickled": …}``
+  run the cells of a notebook. Replies: ``{"at": place}`` before each; ``{"answer": number, "pickled": …}``
   (base64) or ``{"answer": number, "refused": words}`` at each cell with a check; the rest of them, and
   ``{"done": true}``.
 - ``{"do": "hold", "pickled": base64, "cells": {name: source}}``: the answer for the following requests.
@@ -59,15 +59,15 @@ def run(request: Request) -> Iterator[Reply]:
     names, found = request["names"], set()
     for place, (name, source, number, skip) in enumerate(request["cells"]):
         yield {"at": place}
-        if number is not None:
+        if number in names:
             answer = _answer(shell, number, names[number], request["seconds"])
             if "pickled" in answer:
                 found.add(number)
                 yield answer
-        elif not skip:
+        elif number is None and not skip:
             _run_cell(shell, name, source, request["seconds"])
-    yield {"at": len(request["cells"])}
-    for number in names:
+    for place, number in enumerate(names, len(request["cells"])):
+        yield {"at": place}
         if number not in found:
             yield _answer(shell, number, names[number], request["seconds"])
     yield {"done": True}

@@ -103,31 +103,37 @@ def answers_of(
     found: dict[str, dict[str, str]] = {}
     until = time.monotonic() + START_SECONDS + seconds
     a_cell = min(CELL_SECONDS, seconds)
+    left = dict(names)  # questions whose answer has not ended what runs it
+    cells = exercise.cells
     for _ in range(MOST_STARTS):
         at = -1
         request = {
             "do": "run",
-            "names": names,
+            "names": left,
             "seconds": a_cell,
-            "cells": [
-                [each.name, each.source, each.number, i in skip] for i, each in enumerate(exercise.cells)
-            ],
+            "cells": [[each.name, each.source, each.number, i in skip] for i, each in enumerate(cells)],
         }
         try:
             with Walls() as walls:
                 walls.until = until
                 for reply in _said(walls, request):
-                    if (place := _place(reply, at, len(exercise.cells))) > at:
+                    if (place := _place(reply, at, len(cells) + len(left))) > at:
                         at, walls.until = place, min(until, time.monotonic() + a_cell + GRACE_SECONDS)
                     number = reply.get("answer")
-                    if isinstance(number, str) and number in names:
+                    if isinstance(number, str) and number in left:
                         found[number] = _answer(reply)
                     if reply.get("done"):
                         return found, notes
         except Ended as why:
-            name = exercise.cells[at].name if 0 <= at < len(exercise.cells) else "what is around the cells"
-            notes.append(f"{name} was left out: {why}")
-            skip.add(at)
+            places = [*(each.number for each in cells), *left, None]
+            number = places[at] if at >= 0 else None
+            if number in left:
+                del left[number]
+                found[number] = {"refused": f"your answer cannot be sent to the ranks: {why}"}
+            else:
+                name = cells[at].name if 0 <= at < len(cells) else "what is around the cells"
+                notes.append(f"{name} was left out: {why}")
+                skip.add(at)
             until = time.monotonic() + START_SECONDS / MOST_STARTS + seconds / MOST_STARTS
     notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
     return found, notes

@@ -223,6 +223,21 @@ first = First()
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_answer_that_ends_its_process_as_it_is_pickled_costs_itself_alone(marked: bool) -> None:
+    first = """
+import os
+class First:
+    def __reduce__(self):
+        os._exit(0)
+first = First()
+"""
+    cells = [first, check(1), HONEST_SECOND, check(2)] if marked else [first, HONEST_SECOND]
+    result = grade(notebook(*cells))
+    assert points(result) == [0, 3]
+    assert "your answer cannot be sent to the ranks: your code ended the process" in said(result)
+
+
 def test_a_patched_check_is_not_asked() -> None:
     harmed("""
 import course_lib, sys
