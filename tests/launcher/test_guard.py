@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from course_lib import python
 from course_lib.launcher.guard import end_families
+from tests.support.cells import quiet_launch
 from tests.support.kernels import Kernel, alive
 from tests.support.processes import wait_for
 
@@ -192,3 +194,28 @@ def test_a_fork_server_that_is_still_loading_ends_with_its_kernel(
         else:
             kernel.wait_for("loading")
         kernel.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux alone chooses by a score")
+def test_where_memory_runs_out_a_rank_is_killed_and_not_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score() -> int:
+        return int(Path("/proc/self/oom_score_adj").read_text())
+
+    program = tmp_path / "program.py"
+    program.write_text("""
+import os, time
+while (score := open("/proc/self/oom_score_adj").read()) == os.environ["SCORE_OF_THE_KERNEL"]:
+    time.sleep(0.02)  # it is set as soon as the program has started
+print("score", score)
+""")
+
+    mine = score()
+    monkeypatch.setenv("SCORE_OF_THE_KERNEL", f"{mine}\n")
+    of_ranks = quiet_launch(score).results
+    of_a_program = python(program, dashboard=False).output
+
+    assert score() == mine
+    assert of_ranks == [mine + 500] * 2
+    assert f"score {mine + 500}\n" in of_a_program
