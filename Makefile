@@ -69,5 +69,5 @@ bench: setup  ## what the course promises about speed, measured beside other too
 mutants: setup  ## the judges against changed solutions: make mutants, or ARGS="06.1 07" for one question and one lesson
 	@$(IN_VENV) python -m tests.mutants.run $(ARGS)
 
-gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show; WHEELS=folder without an index, OUT=folder
+gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; .ci/gpu.py has the options
 	@"$(PYTHON)" .ci/gpu.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)

@@ -1,4 +1,4 @@
-"""`make gpu`: all that a GPU can tell about this course, in one command, for a machine that is lent for half an hour.
+"""`make gpu`: all that a GPU can tell about this course, for a machine that is lent for half an hour.
 
     make gpu                                  with .venv where there is one, else with PYTHON (3.11 or newer)
     make gpu WHEELS=.whl OUT=/somewhere       no package index: what is missing comes from wheels in a folder
@@ -6,10 +6,11 @@
     make gpu ARGS="--minutes 9"               stops in time; the same with --resume goes on where it stopped
     make gpu ARGS="lesson/06 figure"          only the parts whose names begin so
 
-It works in `.gpu`, in parts: each is a process of its own with a time limit, and one that fails or hangs costs the
-others nothing. After each part OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs from what the
-lessons say), `state.json`, and all the rest, logs and executed notebooks, in `gpu.zip`. The recorded figures are in
-`lessons/recorded/gpu`, too. Without a GPU this is a rehearsal: parts that need one are skipped by name.
+It works in `.gpu`, in parts: each is a process of its own with a time limit, and one that fails or hangs
+costs the others nothing. After each part OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs
+from what the lessons say), `state.json`, and all the rest, logs and executed notebooks, in `gpu.zip`. The
+recorded figures are in `lessons/recorded/gpu`, too. Without a GPU this is a rehearsal: parts that need one
+are skipped by name.
 
 Standard library only: on that machine nothing else is certain.
 """
@@ -39,15 +40,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".gpu"
 MARK = "COURSE_GPU_PART"  # in the environment of all that a part starts
-SKIPPED, CUT = 77, -1000  # exit codes: it could not be tried here; the time of the whole was up
+SKIPPED = 77  # the exit code of what could not be tried here
 GRACE = 15  # seconds between the interrupt of a part that takes too long, and its end
 ENDED = {"done", "skipped", "failed", "hung"}  # not to be done again by --resume
 
 # What the course needs beside torch, torchvision, numpy, pillow and matplotlib, which such machines have
 WHEELS = ["ipykernel", "nbclient", "nbformat", "nbval", "pytest", "ipywidgets", "cloudpickle", "psutil"]
 WHEELS += ["platformdirs", "nvidia-ml-py", "transformers"]
-ARE_THERE = "numpy pillow matplotlib torch torchvision triton contourpy kiwisolver fonttools cycler pyparsing".split()
-PLATFORMS = ["manylinux1", "manylinux2014", *(f"manylinux_2_{n}" for n in (5, 12, 17, 24, 27, 28, 31, 34, 35, 39))]
+ARE_THERE = {"numpy", "pillow", "matplotlib", "torch", "torchvision", "triton", "contourpy", "kiwisolver"}
+ARE_THERE |= {"fonttools", "cycler", "pyparsing"}
+PLATFORMS = [
+    "manylinux1",
+    "manylinux2014",
+    *(f"manylinux_2_{n}" for n in (5, 12, 17, 24, 27, 28, 31, 34, 35, 39)),
+]
 
 FACTS = "import json; from tests.gpu.figures import facts; print(json.dumps(facts()))"
 FIGURES = "from tests.gpu.figures import FIGURES; print(*FIGURES)"
@@ -70,6 +76,8 @@ class Course:
         self.python, self.out, self.minutes = python, out, minutes
         self.deadline = time.monotonic() + 60 * minutes
         self.lock = threading.RLock()
+        self.running: set[int] = set()
+        self.stopped = False
         self.state: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Any] = {}
         paths = [*([str(site)] if site else []), str(ROOT)]
@@ -87,6 +95,8 @@ class Course:
 
     def run(self, part: Part) -> None:
         """Run it, unless the time is up, and note what became of it."""
+        if self.stopped:
+            return
         left = self.deadline - time.monotonic()
         if left < GRACE:
             self.note(part, "not started", 0, f"the {self.minutes:g} minutes were up")
@@ -101,7 +111,9 @@ class Course:
             self.note(part, "failed", time.monotonic() - began, f"it could not be started: {error}")
             return
         seconds, words = time.monotonic() - began, last_words(folder / "log.txt")
-        if code is None and left < part.seconds:
+        if self.stopped:
+            self.note(part, "cut", seconds, f"interrupted; before: {words}")
+        elif code is None and left < part.seconds:
             self.note(part, "cut", seconds, f"the {self.minutes:g} minutes were up; before: {words}")
         elif code is None:
             self.note(part, "hung", seconds, f"ended after {part.seconds:g} s; before: {words}")
@@ -123,6 +135,7 @@ class Course:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            self.running.add(process.pid)
             try:
                 return process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
@@ -136,12 +149,24 @@ class Course:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
                 process.wait()
+                self.running.discard(process.pid)
+
+    def stop(self) -> None:
+        """End what runs; nothing else begins."""
+        self.stopped = True
+        for pid in list(self.running):
+            send(pid, signal.SIGKILL)
 
     def note(self, part: Part, status: str, seconds: float, words: str) -> None:
         print(f"{part.name}: {status}, {seconds:.0f} s: {words}"[:300], flush=True)
         with self.lock:
             ended = datetime.datetime.now().isoformat(timespec="seconds")
-            self.state[part.name] = {"status": status, "seconds": round(seconds, 1), "words": words, "at": ended}
+            self.state[part.name] = {
+                "status": status,
+                "seconds": round(seconds, 1),
+                "words": words,
+                "at": ended,
+            }
             self.publish()
 
     # --- what is written --------------------------------------------------------------------------------
@@ -162,17 +187,25 @@ class Course:
                         archive.write(path, path.relative_to(WORK))
         new.replace(self.out / "gpu.zip")
 
-    def ask(self, code: str, seconds: float = 150) -> str:
+    def ask(self, code: str, seconds: float = 240) -> str:
         """What a line of Python prints there; empty, with a word to the reader, where it fails."""
         command = [self.python, "-c", code]
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
+        both = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+        }
         try:
             run = subprocess.run(command, cwd=ROOT, env=self.environment, timeout=seconds, **both)
         except (OSError, subprocess.TimeoutExpired) as error:
             print(f"{self.python} does not answer: {error}"[:300], flush=True)
             return ""
         if run.returncode:
-            print(f"{self.python} cannot tell: {(run.stderr.strip().splitlines() or ['no word'])[-1]}", flush=True)
+            print(
+                f"{self.python} cannot tell: {(run.stderr.strip().splitlines() or ['no word'])[-1]}",
+                flush=True,
+            )
             return ""
         return (run.stdout.strip().splitlines() or [""])[-1]
 
@@ -224,14 +257,25 @@ def where(facts: dict[str, Any]) -> str:
     if not facts:
         return "This machine could not be asked what it is."
     said = "{device}, driver {driver}, CUDA {cuda}, torch {torch}, Python {python}, {date}".format(**facts)
-    return said if facts["gpus"] else f"A rehearsal without a GPU: torch {facts['torch']}, Python {facts['python']}."
+    return (
+        said
+        if facts["gpus"]
+        else f"A rehearsal without a GPU: torch {facts['torch']}, Python {facts['python']}."
+    )
 
 
 def summary(facts: dict[str, Any], state: dict[str, dict[str, Any]]) -> str:
     counts: dict[str, int] = {}
     for each in state.values():
         counts[each["status"]] = counts.get(each["status"], 0) + 1
-    lines = ["# make gpu", "", where(facts), "", ", ".join(f"{n} {what}" for what, n in counts.items()) + ".", ""]
+    lines = [
+        "# make gpu",
+        "",
+        where(facts),
+        "",
+        ", ".join(f"{n} {what}" for what, n in counts.items()) + ".",
+        "",
+    ]
     lines += ["| part | became | seconds | its last words |", "| --- | --- | ---: | --- |"]
     for name, each in state.items():
         words = each["words"].replace("|", "\\|")[:200]
@@ -261,7 +305,9 @@ def differences(facts: dict[str, Any], parts: Path) -> str:
     lines += ["", "## Cells", ""]
     for lesson in filter(None, lessons):
         named = f"{lesson['lesson']}: {lesson['executed']} of {lesson['cells']} cells executed"
-        lines.append(f"- {named}, {len(lesson['differs'])} differ{lesson['stopped'] and '; ' + lesson['stopped']}")
+        lines.append(
+            f"- {named}, {len(lesson['differs'])} differ{lesson['stopped'] and '; ' + lesson['stopped']}"
+        )
         for each in lesson["differs"]:
             lines += [f"  - `{each['cell']}`, which begins `{each['begins'][:80]}`", ""]
             for side in ("saved", "here"):
@@ -283,7 +329,7 @@ def parts(python: str, figures: list[str]) -> list[Part]:
         out = ["--out", str(WORK / "parts" / name)]
         return Part(name, [python, "-m", module, *words, *out], seconds, group)
 
-    found = [Part("doctor", [python, "-m", "course_lib", "doctor"], 150)]
+    found = [Part("doctor", [python, "-m", "course_lib", "doctor"], 240)]
     found += [of(f"figure/{name}", 150, "tests.gpu.figures", name) for name in figures]
     found.append(of("claims", 240, "tests.gpu.claims"))
     for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
@@ -303,7 +349,9 @@ def side_by_side() -> int:
 
 def chosen(all_parts: list[Part], names: list[str]) -> list[Part]:
     if unknown := [name for name in names if not any(each.name.startswith(name) for each in all_parts)]:
-        raise SystemExit(f"make gpu: no part begins with {unknown[0]!r}; they are: {', '.join(p.name for p in all_parts)}")
+        raise SystemExit(
+            f"make gpu: no part begins with {unknown[0]!r}; they are: {', '.join(p.name for p in all_parts)}"
+        )
     return [each for each in all_parts if not names or each.name.startswith(tuple(names))]
 
 
@@ -311,7 +359,10 @@ def install(python: str, wheels: Path, site: Path) -> bool:
     """Put the wheels of a folder beside the machine's packages, with no index."""
     found = sorted(glob.glob(str(wheels / "*.whl")))
     if not found:
-        print(f"make gpu: there are no wheels in {wheels}: fill it where there is an index, by --fetch", flush=True)
+        print(
+            f"make gpu: there are no wheels in {wheels}: fill it where there is an index, by --fetch",
+            flush=True,
+        )
         return False
     if read_json(site / "wheels.json") == [os.path.basename(each) for each in found]:
         return True
@@ -354,7 +405,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=WORK / "out")
     parser.add_argument("--minutes", type=float, default=24, help="for all of it (24)")
     parser.add_argument("--resume", action="store_true", help="go on where the last call stopped")
-    parser.add_argument("--fetch", type=Path, metavar="FOLDER", help="fill a folder of wheels, and nothing else")
+    parser.add_argument(
+        "--fetch", type=Path, metavar="FOLDER", help="fill a folder of wheels, and nothing else"
+    )
     asked = parser.parse_args(arguments)
     if asked.fetch:
         return fetch(asked.fetch.resolve())
@@ -377,18 +430,18 @@ def main(arguments: list[str] | None = None) -> int:
         for part in chosen(parts(python, figures), asked.parts)
         if course.state.get(part.name, {}).get("status") not in ENDED
     ]
-    try:
-        alone = [part for part in to_do if not part.group]
-        for part in alone:
-            course.run(part)
-        with concurrent.futures.ThreadPoolExecutor(side_by_side()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(side_by_side()) as pool:
+        try:
+            for part in to_do:
+                if not part.group:
+                    course.run(part)
             list(pool.map(course.run, [part for part in to_do if part.group]))
-    except KeyboardInterrupt:
-        course.deadline = 0  # what has not begun does not begin
-        course.publish()
+        except KeyboardInterrupt:
+            course.stop()
+    course.publish()
+    if course.stopped:
         print("\nInterrupted: what is there so far is in", course.out)
         return 130
-    course.publish()
     print(f"{course.out / 'summary.md'} and differences.md beside it say what became of it.")
     return int(any(each["status"] not in ("done", "skipped") for each in course.state.values()))
 

@@ -100,7 +100,7 @@ def _tidy(text):
 
 
 class GpuFigure:
-    """A figure that a GPU made, as `make gpu` recorded it: a JSON file, and the picture beside it as a PNG."""
+    """A figure that a GPU made, as `make gpu` recorded it: a JSON file, and its picture beside it."""
 
     def __init__(self, record, png):
         self.record, self.png = record, png
@@ -112,7 +112,7 @@ class GpuFigure:
         inches = int.from_bytes(self.png[16:20], "big") / 144  # the course draws with 144 dots an inch
         return (
             {"image/png": self.png, "text/plain": repr(self)},
-            {"image/png": {"alt": self.record["alt"], "width": int(96 * inches)}},
+            {"image/png": {"alt": self.record["alt"], "width": round(96 * inches)}},
         )
 
     def write(self, path):

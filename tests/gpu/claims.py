@@ -2,15 +2,13 @@
 
     python -m tests.gpu.claims --out FOLDER
 
-Each claim quotes its lesson, and `tests/test_gpu.py` finds the quote there: a text that changes takes its claim
-along. The folder has `differs.json` after each of them.
+Each claim quotes its lesson, and `tests/test_gpu.py` finds the quote there: a text that changes takes its
+claim along. The folder has `differs.json` after each of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import json
 import sys
 import threading
 import time
@@ -85,7 +83,9 @@ def full_name() -> tuple[bool, str]:
     import torch
 
     device = torch.ones(1).to("cuda").device
-    return device != torch.device("cuda"), f"{device!r} == torch.device('cuda'): {device == torch.device('cuda')}"
+    return device != torch.device(
+        "cuda"
+    ), f"{device!r} == torch.device('cuda'): {device == torch.device('cuda')}"
 
 
 @claim("01", "On a CUDA GPU you will see `Expected all tensors to be on the same device, but`")
@@ -187,7 +187,7 @@ def cache() -> tuple[bool, str]:
     after = torch.cuda.memory_reserved()
     grown = freed[1] - before[1]
     return (freed[0] == before[0] and grown >= 256 * MIB and after < freed[1]), (
-        f"after 256 MiB were freed: allocated {freed[0] - before[0]} more, reserved {grown / MIB:.0f} MiB more, "
+        f"after 256 MiB were freed: allocated {freed[0] - before[0]}, reserved {grown / MIB:.0f} MiB more, "
         f"after empty_cache {(after - before[1]) / MIB:.0f} MiB more"
     )
 
@@ -208,7 +208,7 @@ def a_thread_for_each_device() -> tuple[bool, str]:
 @claim("05", "with NCCL even a call without `async_op` returns early")
 @claim("13", "a collective of NCCL is only *queued* by the call")
 def queued() -> tuple[bool, str]:
-    def work() -> tuple[float, float, float]:
+    def work() -> tuple[float, float]:
         import torch
         import torch.distributed as dist
 
@@ -223,11 +223,14 @@ def queued() -> tuple[bool, str]:
         begin = time.perf_counter()
         dist.all_reduce(x)
         called = time.perf_counter() - begin
-        value = x.item()
-        return called, time.perf_counter() - begin, value
+        x.item()
+        return called, time.perf_counter() - begin
 
-    called, done, value = in_one_rank(work)
-    return called < done / 4, f"the call took {1e3 * called:.1f} ms, its result was there after {1e3 * done:.1f} ms"
+    called, done = in_one_rank(work)
+    return (
+        called < done / 4,
+        f"the call took {1e3 * called:.1f} ms, its result was there after {1e3 * done:.1f} ms",
+    )
 
 
 @claim("09", "On a GPU machine it is `nccl` for CUDA tensors, and then a CPU tensor has no carrier.")

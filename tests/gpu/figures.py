@@ -41,6 +41,7 @@ class Figure:
 
 
 OF_02 = ("l02-01", "l02-02", "l02-05")
+OF_03 = ("l03-c01", "l03-c02", "l03-c06", "l03-c10", "l03-c11", "l03-c15")
 OF_09 = ("l09-import", "l09-ranks")
 TIMES = ("l09-measure", "l09-times: measured SIZES", "l09-times-nccl: on_gpus")
 FIGURES = {
@@ -56,8 +57,7 @@ FIGURES = {
         "{size: {'parts': parts, 'held': held} for size, (parts, held) in accounts.items()}",
     ),
     "03_data_parallel_memory": Figure(
-        ("l03-c01", "l03-c02", "l03-c06", "l03-c10", "l03-c11", "l03-c15", "l03-c17: gather")
-        + ("l03-c49", "l03-c50", "l03-c52"),
+        (*OF_03, "l03-c17: gather", "l03-c49", "l03-c50", "l03-c52"),
         "{'live bytes': counts, "
         "'torch.cuda.max_memory_allocated': [torch.cuda.max_memory_allocated(i) for i in range(gpus)]}",
     ),

@@ -2,9 +2,9 @@
 
     python -m tests.gpu.lesson 06 --out FOLDER --seconds-per-cell 120
 
-Nothing of the course is changed. A cell that fails or hangs does not end the lesson. After each cell the folder
-has `differs.json`: cells that fail here and not in the saved lesson, or the other way round, and those tagged
-`nbval-check-output` that print something else. At the end it has the executed notebook.
+Nothing of the course is changed. A cell that fails or hangs does not end the lesson. After each cell the
+folder has `differs.json`: cells that fail here and not in the saved lesson, or the other way round, and those
+tagged `nbval-check-output` that print something else. At the end it has the executed notebook.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Watched(NotebookClient):
 def differs(before: nbformat.NotebookNode, now: nbformat.NotebookNode) -> dict[str, str] | None:
     """What the saved cell says that this one does not; nothing where they agree."""
     wanted, found = errors(before), errors(now)
+    if found == ["KeyboardInterrupt"] != wanted:
+        return {"saved": "ends", "here": "took too long, and was interrupted"}
     if wanted != found:
         said = [line for each in now.outputs if each.output_type == "error" for line in [each.evalue]]
         return {
