@@ -21,9 +21,11 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
-from tests.notebooks.execute import KERNELSPEC, LessonError, errors, find, read, texts
+from tests.notebooks.execute import KERNELSPEC, LessonError, errors, find, hide, read
 
 UNSURE = re.compile(r"\bnot (?:been )?(?:run|tried)\b|PyTorch's (?:documentation|source)", re.IGNORECASE)
+
+READ_ON = re.compile(r"\*\*(Where to read|Read) on")
 
 
 class Watched(NotebookClient):
@@ -51,14 +53,14 @@ def differs(before: nbformat.NotebookNode, now: nbformat.NotebookNode) -> dict[s
     if found == ["KeyboardInterrupt"] != wanted:
         return {"saved": "ends", "here": "took too long, and was interrupted"}
     if wanted != found:
-        said = [line for each in now.outputs if each.output_type == "error" for line in [each.evalue]]
+        words = [each.evalue for each in now.outputs if each.output_type == "error"]
         return {
             "saved": f"raises {', '.join(wanted)}" if wanted else "no error",
-            "here": f"raises {', '.join(found)}: {' '.join(said)[:400]}" if found else "no error",
+            "here": f"raises {', '.join(found)}: {' '.join(words)[:400]}" if found else "no error",
         }
     if "nbval-check-output" not in now.metadata.get("tags", []):
         return None
-    saved, here = ("\n".join(texts(cell)).splitlines() for cell in (before, now))
+    saved, here = said(before), said(now)
     if saved == here:
         return None
     lines = list(difflib.ndiff(saved, here))
@@ -68,12 +70,21 @@ def differs(before: nbformat.NotebookNode, now: nbformat.NotebookNode) -> dict[s
     }
 
 
+def said(cell: nbformat.NotebookNode) -> list[str]:
+    """The lines that it printed or showed; into how many pieces a kernel cut them is chance."""
+    printed = "".join(each.text for each in cell.outputs if each.output_type == "stream")
+    shown = [each.get("data", {}).get("text/plain", "") for each in cell.outputs]
+    return [line for text in (printed, *shown) for line in hide(text).splitlines() if line.strip()]
+
+
 def doubts(notebook: nbformat.NotebookNode) -> list[dict[str, str]]:
     """The sentences of its texts that were never run: to be read beside the outputs of a GPU."""
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             for paragraph in cell.source.splitlines():
+                if READ_ON.match(paragraph):
+                    continue
                 sentences = re.split(r"(?<=[.!?)])\s+(?=[A-Z(*`])", paragraph)
                 found += [
                     {"cell": cell.id, "text": " ".join(sentences[max(at - 1, 0) : at + 1]).strip()}
