@@ -59,6 +59,12 @@ FACTS = "import json; from tests.gpu.figures import facts; print(json.dumps(fact
 FIGURES = "from tests.gpu.figures import FIGURES; print(*FIGURES)"
 
 
+NEXT = (
+    "Next, by hand: read differences.md and mend the texts; `make lesson` for the lessons whose figures are new "
+    "in lessons/recorded/gpu, so that their saved outputs show them; commit both."
+)
+
+
 @dataclass(frozen=True)
 class Part:
     """A command with a time limit; those of one group may run side by side."""
@@ -280,6 +286,8 @@ def summary(facts: dict[str, Any], state: dict[str, dict[str, Any]]) -> str:
     for name, each in state.items():
         words = each["words"].replace("|", "\\|")[:200]
         lines.append(f"| {name} | {each['status']} | {each['seconds']:.0f} | {words} |")
+    if facts.get("gpus") and any(name.startswith("figure/") for name in state):
+        lines += ["", NEXT]
     for status, title in {"skipped": "Skipped", "not started": "Not started", "cut": "Cut off"}.items():
         if named := [name for name, each in state.items() if each["status"] == status]:
             lines += ["", f"{title}: {', '.join(named)}."]
@@ -337,7 +345,8 @@ def parts(python: str, figures: list[str]) -> list[Part]:
         command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(path)]
         found.append(Part(f"tests/{path.stem.removeprefix('test_')}", command, 300))
     for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb")):
-        found.append(of(f"lesson/{path.stem[:2]}", 300, "tests.gpu.lesson", str(path), group="lessons"))
+        words = [str(path), "--seconds-per-cell", "75"]
+        found.append(of(f"lesson/{path.stem[:2]}", 300, "tests.gpu.lesson", *words, group="lessons"))
     return found
 
 

@@ -172,7 +172,7 @@ def driver() -> str:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
+        return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception as error:
         return f"not told ({type(error).__name__})"
 
@@ -196,6 +196,7 @@ def main() -> int:
     from scripts.helpers import GPU_RECORDS, GpuFigure
 
     picture, numbers = made(name, there)
+    print(json.dumps(numbers))  # whatever becomes of the record
     record = GpuFigure({"figure": name, "alt": picture.alt, "numbers": numbers} | facts(), picture.png())
     for folder in [out, *([GPU_RECORDS] if there else [])]:
         record.write(folder / f"{name}.json")

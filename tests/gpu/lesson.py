@@ -50,7 +50,7 @@ class Watched(NotebookClient):
 def differs(before: nbformat.NotebookNode, now: nbformat.NotebookNode) -> dict[str, str] | None:
     """What the saved cell says that this one does not; nothing where they agree."""
     wanted, found = errors(before), errors(now)
-    if found == ["KeyboardInterrupt"] != wanted:
+    if len(found) == 1 and found != wanted and found[0] in ("KeyboardInterrupt", "Stopped"):
         return {"saved": "ends", "here": "took too long, and was interrupted"}
     if wanted != found:
         words = [each.evalue for each in now.outputs if each.output_type == "error"]
