@@ -60,8 +60,8 @@ FIGURES = "from tests.gpu.figures import FIGURES; print(*FIGURES)"
 
 
 NEXT = (
-    "Next, by hand: read differences.md and mend the texts; `make lesson` for the lessons whose figures are new "
-    "in lessons/recorded/gpu, so that their saved outputs show them; commit both."
+    "Next, by hand: read differences.md and mend the texts; `make lesson` for the lessons whose figures are "
+    "new in lessons/recorded/gpu, so that their saved outputs show them; commit both."
 )
 
 
