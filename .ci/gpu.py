@@ -5,6 +5,7 @@
     make gpu ARGS="--fetch .whl"              before, on a machine with an index: fills that folder
     make gpu ARGS="--minutes 9"               stops in time; the same with --resume goes on where it stopped
     make gpu ARGS="lesson/06 figure"          only the parts whose names begin so
+    make gpu ARGS="--keep gpu.zip"            back home: its recorded figures go into lessons/recorded/gpu
 
 It works in `.gpu`, in parts: each is a process of its own with a time limit, and one that fails or hangs
 costs the others nothing. After each part OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs
@@ -39,6 +40,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".gpu"
+RECORDED = ROOT / "lessons" / "recorded" / "gpu"
+REHEARSED = (
+    ROOT / "tests" / "gpu" / "rehearsed.json"
+)  # from OUT of a rehearsal: which cells differ without a GPU
 MARK = "COURSE_GPU_PART"  # in the environment of all that a part starts
 SKIPPED = 77  # the exit code of what could not be tried here
 GRACE = 15  # seconds between the interrupt of a part that takes too long, and its end
@@ -60,8 +65,9 @@ FIGURES = "from tests.gpu.figures import FIGURES; print(*FIGURES)"
 
 
 NEXT = (
-    "Next, by hand: read differences.md and mend the texts; `make lesson` for the lessons whose figures are "
-    "new in lessons/recorded/gpu, so that their saved outputs show them; commit both."
+    "Next, by hand: `make gpu ARGS='--keep gpu.zip'`, where this was another copy of the course; read "
+    "differences.md and mend the texts; `make lesson` for the lessons whose figures are new in "
+    "lessons/recorded/gpu, so that their saved outputs show them; commit both."
 )
 
 
@@ -184,7 +190,10 @@ class Course:
         replace(WORK / "state.json", state)
         replace(self.out / "state.json", state)
         replace(self.out / "summary.md", summary(self.facts, self.state))
-        replace(self.out / "differences.md", differences(self.facts, WORK / "parts"))
+        replace(self.out / "differences.md", differences(self.facts, WORK / "parts", read_json(REHEARSED)))
+        if self.facts and not self.facts["gpus"]:
+            found = json.dumps(rehearsed(self.facts, WORK / "parts"), indent=1, ensure_ascii=False) + "\n"
+            replace(self.out / "rehearsed.json", found)
         new = self.out / ".gpu.zip.new"
         with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted((WORK / "parts").rglob("*")):
@@ -294,8 +303,20 @@ def summary(facts: dict[str, Any], state: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(facts: dict[str, Any], parts: Path) -> str:
-    """What differs from what the lessons say: claims, tests, cells. And what they say that nobody has run."""
+def rehearsed(facts: dict[str, Any], parts: Path) -> dict[str, Any]:
+    """Which cells of which lesson differ without a GPU: an older torch does that."""
+    lessons = filter(None, [read_json(path) for path in sorted((parts / "lesson").glob("*/differs.json"))])
+    cells = {each["lesson"]: [cell["cell"] for cell in each["differs"]] for each in lessons}
+    return {"torch": facts["torch"], "cells": {lesson: found for lesson, found in cells.items() if found}}
+
+
+def differences(facts: dict[str, Any], parts: Path, without: dict[str, Any] | None = None) -> str:
+    """What differs from what the lessons say: claims, tests, cells. And what they say that nobody has run.
+
+    ``without`` is what a rehearsal found: cells that differ without a GPU, too.
+    """
+    same_torch = bool(without) and bool(facts) and without["torch"] == facts["torch"] and facts["gpus"]
+    known = without["cells"] if same_torch else {}
     lines = ["# What differs from what the lessons say", "", where(facts), ""]
     claims = (read_json(parts / "claims" / "differs.json") or {}).get("claims", [])
     lines += ["## What the texts claim", ""]
@@ -317,7 +338,9 @@ def differences(facts: dict[str, Any], parts: Path) -> str:
             f"- {named}, {len(lesson['differs'])} differ{lesson['stopped'] and '; ' + lesson['stopped']}"
         )
         for each in lesson["differs"]:
-            lines += [f"  - `{each['cell']}`, which begins `{each['begins'][:80]}`", ""]
+            also = each["cell"] in known.get(lesson["lesson"], [])
+            also = f" (also without a GPU, with torch {facts['torch']})" if also else ""
+            lines += [f"  - `{each['cell']}`, which begins `{each['begins'][:80]}`{also}", ""]
             for side in ("saved", "here"):
                 lines += [f"        {side + ':':7}{line[:300]}" for line in each[side].splitlines() or [""]]
             lines.append("")
@@ -402,6 +425,36 @@ def fetch(folder: Path) -> int:
     return 0
 
 
+def keep(archive: Path) -> int:
+    """Put the figures that a GPU recorded into the course; those of a rehearsal are none."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            found = {name: opened.read(name) for name in opened.namelist()}
+    except (OSError, zipfile.BadZipFile) as error:
+        print(f"make gpu: {archive} cannot be read, cut off perhaps: {error}", file=sys.stderr)
+        return 1
+    kept = 0
+    for name in sorted(found):
+        if not re.fullmatch(r"parts/figure/(\w+)/\1\.json", name):
+            continue
+        picture = found.get(name.removesuffix("json") + "png")
+        try:
+            gpus = json.loads(found[name])["gpus"]
+        except (ValueError, TypeError, KeyError):
+            gpus = None
+        if not gpus or picture is None:
+            why = "a rehearsal made it, without a GPU" if gpus == 0 else "it is damaged, or has no picture"
+            print(f"{Path(name).stem}: not kept, {why}")
+            continue
+        RECORDED.mkdir(parents=True, exist_ok=True)
+        for suffix, content in ((".png", picture), (".json", found[name])):
+            (RECORDED / Path(name).with_suffix(suffix).name).write_bytes(content)
+        print(f"{Path(name).stem}: kept")
+        kept += 1
+    print(f"{kept} recorded figures are in {RECORDED}")
+    return int(kept == 0)
+
+
 def default_python() -> str:
     own = ROOT / ".venv" / "bin" / "python"
     return str(own) if own.exists() else sys.executable
@@ -417,7 +470,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--fetch", type=Path, metavar="FOLDER", help="fill a folder of wheels, and nothing else"
     )
+    parser.add_argument(
+        "--keep", type=Path, metavar="ZIP", help="take over what was recorded, and nothing else"
+    )
     asked = parser.parse_args(arguments)
+    if asked.keep:
+        return keep(asked.keep.resolve())
     if asked.fetch:
         return fetch(asked.fetch.resolve())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a limit around it ends it like Ctrl-C
@@ -427,7 +485,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.wheels:
         install(python, asked.wheels.resolve(), WORK / "site")
     course = Course(python, site, asked.out.resolve(), asked.minutes)
-    known = read_json(WORK / "state.json") if asked.resume else None
+    known = read_json(WORK / "state.json") if asked.resume or asked.parts else None
     course.state = known["parts"] if isinstance(known, dict) and isinstance(known.get("parts"), dict) else {}
     if not asked.resume and not asked.parts:
         shutil.rmtree(WORK / "parts", ignore_errors=True)
@@ -437,7 +495,7 @@ def main(arguments: list[str] | None = None) -> int:
     to_do = [
         part
         for part in chosen(parts(python, figures), asked.parts)
-        if course.state.get(part.name, {}).get("status") not in ENDED
+        if not (asked.resume and course.state.get(part.name, {}).get("status") in ENDED)
     ]
     with concurrent.futures.ThreadPoolExecutor(side_by_side()) as pool:
         try:

@@ -137,9 +137,10 @@ def test_the_command_itself(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert "doctor: done" in run.stdout
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["differences.md", "gpu.zip", "state.json", "summary.md"]
     if not torch.cuda.is_available():
+        written.remove("rehearsed.json")
         assert "A rehearsal without a GPU" in (tmp_path / "out" / "summary.md").read_text()
+    assert written == ["differences.md", "gpu.zip", "state.json", "summary.md"]
 
     run = subprocess.run(command(tmp_path, "no/part"), capture_output=True, text=True, timeout=300)
     assert run.returncode == 1
@@ -172,6 +173,12 @@ def test_resume_goes_on_and_half_a_state_is_none(tmp_path: Path) -> None:
         assert {name: each["status"] for name, each in became.items()} == {"long": "done", "later": "done"}
         assert (became["long"]["words"] == "before") == (words == "before")
 
+    state.write_text(json.dumps({"parts": {"other": done, "long": done}}))
+    subprocess.run(command(tmp_path, "long", change=quick), check=True, timeout=60)
+    became = json.loads((tmp_path / "out" / "state.json").read_text())["parts"]
+    assert became["other"]["words"] == "before", "what is not named stays"
+    assert became["long"]["words"] != "before", "what is named is done again"
+
 
 def test_a_folder_without_wheels_is_said(
     gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,6 +188,35 @@ def test_a_folder_without_wheels_is_said(
     (tmp_path / "broken-1.0-py3-none-any.whl").write_text("cut off")
     assert not gpu.install(sys.executable, tmp_path, tmp_path / "site")
     assert "going on with what the machine has" in capsys.readouterr().out
+
+
+def test_what_a_gpu_recorded_is_kept(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "RECORDED", tmp_path / "recorded")
+    path = tmp_path / "gpu.zip"
+    records = {
+        "01_a": '{"gpus": 1}',
+        "02_rehearsed": '{"gpus": 0}',
+        "03_cut": '{"gpus": 1',
+        "04_bare": '{"gpus": 1}',
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in records.items():
+            archive.writestr(f"parts/figure/{name}/{name}.json", text)
+            archive.writestr(f"parts/figure/{name}/log.txt", "recorded")
+            if name != "04_bare":
+                archive.writestr(f"parts/figure/{name}/{name}.png", "picture")
+
+    assert gpu.main(["--keep", str(path)]) == 0
+
+    said = capsys.readouterr().out
+    assert sorted(each.name for each in (tmp_path / "recorded").iterdir()) == ["01_a.json", "01_a.png"]
+    assert "02_rehearsed: not kept, a rehearsal made it, without a GPU" in said
+    assert said.count("it is damaged, or has no picture") == 2
+    path.write_bytes(path.read_bytes()[:100])
+    assert gpu.main(["--keep", str(path)]) == 1
+    assert "cannot be read, cut off perhaps" in capsys.readouterr().err
 
 
 def test_the_makefile_hands_the_words_on() -> None:
@@ -222,12 +258,17 @@ def test_what_differs_is_listed_and_half_a_file_is_passed_by(gpu: ModuleType, tm
     write("lesson/05/differs.json", json.dumps(lesson | {"differs": differs, "unsure": unsure}))
     write("lesson/06/differs.json", '{"lesson": "06_')
 
-    told = gpu.differences(FACTS | {"gpus": 1, "date": "2026-01-02"}, tmp_path)
+    without = gpu.rehearsed(FACTS, tmp_path)
+    assert without == {"torch": "2.11.0", "cells": {"05_collectives": ["a"]}}
+    facts = FACTS | {"gpus": 1, "date": "2026-01-02"}
+    assert "also without" not in gpu.differences(facts, tmp_path, without | {"torch": "2.12.0"})
+    told = gpu.differences(facts, tmp_path, without)
 
     assert "An Example GPU, driver 1.2, CUDA 13.0, torch 2.11.0, Python 3.12.1, 2026-01-02" in told
     assert told.index("**NOT SO**, lesson 02") < told.index("so, lesson 01")
     assert "test_x - assert 1 == 2" in told
     assert "05_collectives: 3 of 3 cells executed, 1 differ; its kernel died" in told
+    assert "`a`, which begins `x = 1` (also without a GPU, with torch 2.11.0)" in told
     assert "saved: sum: 3" in told
     assert "here:  sum: 4" in told
     assert "05, `b`: It is so. (Not run here.)" in told
