@@ -41,7 +41,7 @@ def protect(pids: Iterable[int]) -> None:
         _guarded |= new
         if _guard is None or _guard.poll() is not None:
             _guard = subprocess.Popen(
-                [sys.executable, "-I", __file__, str(os.getpid())],
+                [sys.executable, "-P", __file__, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -37,6 +38,18 @@ START = """
         while True:
             time.sleep(60)
     """
+
+
+# A psutil that leaves word of who found it, and makes way for the real one
+FINDABLE = """
+import os, sys
+from pathlib import Path
+
+(Path(os.environ["THERE"]) / f"{os.getpid()} found it").touch()
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["psutil"]
+import psutil
+"""
 
 
 def kernel_of(folder: Path, source: str) -> Kernel:
@@ -78,6 +91,22 @@ def test_families_end_with_their_kernel_and_released_ones_do_not(tmp_path: Path)
         kill(kernel)
         gone([*whole, *headless[:2], guard])
         assert all(map(alive, free))
+
+
+def test_the_guard_finds_packages_where_the_kernel_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By PYTHONPATH, or in the user's own folder: on such machines there was no guard, and a traceback."""
+    (tmp_path / "psutil.py").write_text(FINDABLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    source = """
+    guard.protect([])
+    stay()
+    """
+    with kernel_of(tmp_path, source) as kernel:
+        kernel.wait_for("ready")
+        (guard,) = guards(kernel)
+        kernel.wait_for(f"{guard.pid} found it", seconds=30)
 
 
 def test_a_group_whose_leader_is_gone_altogether_ends(tmp_path: Path) -> None:
