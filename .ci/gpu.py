@@ -1,17 +1,17 @@
 """`make gpu`: all that a GPU can tell about this course, for a machine that is lent for half an hour.
 
-    make gpu                                  with .venv where there is one, else with PYTHON (3.11 or newer)
-    make gpu WHEELS=.whl OUT=/somewhere       no package index: what is missing comes from wheels in a folder
-    make gpu ARGS="--fetch .whl"              before, on a machine with an index: fills that folder
-    make gpu ARGS="--minutes 9"               stops in time; the same with --resume goes on where it stopped
-    make gpu ARGS="lesson/06 figure"          only the parts whose names begin so
-    make gpu ARGS="--keep gpu.zip"            back home: its recorded figures go into lessons/recorded/gpu
+    make gpu ARGS="--fetch .whl"         the day before, where there is an index: wheels for the other machine
+    make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON, which has torch and torchvision; Linux, Python 3.12
+    make gpu                             where there is an index: by .venv, or else by PYTHON
+    make gpu ARGS="--minutes 9"          stops after 9 minutes (of 24); with --resume it goes on from there
+    make gpu ARGS="lesson/06 figure"     only the parts whose names begin so
+    make gpu ARGS="--keep gpu.zip"       back home: its recorded figures go into lessons/recorded/gpu
 
 It works in `.gpu`, in parts: each is a process of its own with a time limit, and one that fails or hangs
 costs the others nothing. After each part OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs
-from what the lessons say), `state.json`, and all the rest, logs and executed notebooks, in `gpu.zip`. The
-recorded figures are in `lessons/recorded/gpu`, too. Without a GPU this is a rehearsal: parts that need one
-are skipped by name.
+from what the lessons say), `state.json`, and all the rest, logs and executed notebooks, in `gpu.zip`. On a
+GPU the recorded figures are in `lessons/recorded/gpu`, too. Without one this is a rehearsal: parts that need
+a GPU are skipped by name.
 
 Standard library only: on that machine nothing else is certain.
 """

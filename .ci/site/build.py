@@ -91,7 +91,10 @@ OF_READMES = {
 
 def of_readme(readme: str, title: str) -> str:
     """A folder's README as a page; what it links to in the repository is only named on the site."""
-    named = re.sub(r"\[([^\]]+)\]\((?!https?:|#|\.\./lessons)[^)]*\)", r"\1", readme)
+    for name, (path, _) in OF_READMES.items():
+        readme = readme.replace(f"](../{path})", f"]({name})")
+    there = "|".join(["https?:", "#", r"\.\./lessons", *map(re.escape, OF_READMES)])
+    named = re.sub(rf"\[([^\]]+)\]\((?!{there})[^)]*\)", r"\1", readme)
     return re.sub(r"\A# .*", f"# {title}", named)
 
 

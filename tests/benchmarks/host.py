@@ -87,8 +87,9 @@ def peak(roots: Sequence[psutil.Process]) -> Iterator[Taken]:
     largest, ended = Taken(), threading.Event()
 
     def look() -> None:
-        cost = 0.0
-        while not ended.wait(max(SECONDS, 4 * cost)):  # looking must not become the load
+        over, cost = False, 0.0
+        while not over:
+            over = ended.wait(max(SECONDS, 4 * cost))  # looking must not become the load
             began = time.monotonic()
             now = taken(roots)
             cost = time.monotonic() - began
