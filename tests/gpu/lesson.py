@@ -21,7 +21,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
-from tests.notebooks.execute import KERNELSPEC, LessonError, errors, find, hide, read
+from tests.notebooks.execute import LessonError, errors, find, hide, kernel_in, read
 
 UNSURE = re.compile(r"\bnot (?:been )?(?:run|tried)\b|PyTorch's (?:documentation|source)", re.IGNORECASE)
 
@@ -38,11 +38,7 @@ class Watched(NotebookClient):
             interrupt_on_timeout=True,
             allow_errors=True,
             startup_timeout=120,
-            kernel_name=KERNELSPEC["name"],
-            resources={"metadata": {"path": str(folder)}},
-            coalesce_streams=True,
-            record_timing=False,
-            store_widget_state=False,
+            **kernel_in(folder),
             **more,
         )
 
