@@ -238,6 +238,27 @@ def test_a_small_collective_overtakes_a_large_one(monkeypatch: pytest.MonkeyPatc
     assert pace._under_way(), "it is cheaper to know, and enough"
 
 
+@pytest.mark.parametrize(
+    ("over_before", "over_after", "inside"), [(1, 2, 1), (2, 2, 0), (2, 1, 1)], ids=["ends", "none", "begins"]
+)
+def test_a_collective_that_ends_during_the_look_was_slept_in(
+    monkeypatch: pytest.MonkeyPatch, over_before: int, over_after: int, inside: int
+) -> None:
+    """The main thread may wake while the file is read that says where it sleeps, and be far away then."""
+    known = {"last_enqueued_collective": 2, "last_completed_collective": over_before}
+
+    def pread(*where: Any) -> bytes:
+        known["last_completed_collective"] = over_after
+        return pace.FUTEX + b" 0x7f"
+
+    monkeypatch.setattr(pace, "status", lambda: json.dumps({"pg_status": {"0": known}}).encode())
+    monkeypatch.setattr(pace, "collectives", list)
+    monkeypatch.setattr(pace.os, "pread", pread)
+    looks = pace.Samples(pace.Pace.read.__code__)
+    looks.look()
+    assert (looks.asleep, looks.in_collectives) == (1, inside)
+
+
 def test_only_the_threads_that_carry_collectives_count(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
