@@ -15,7 +15,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/data tests/rank/test_recorder.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test oldest lint lesson look site bench mutants
+.PHONY: help setup lab update test oldest lint lesson look site bench host mutants gpu
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -66,5 +66,11 @@ bench: setup  ## what the course promises about speed, measured beside other too
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)
 	@COURSE_KERNELS=30 $(IN_VENV) python -m pytest -sq tests/faults/test_many.py -k kernels
 
+host: setup  ## what kernels and their ranks take of a server's memory: ARGS="--kernels 8 --only idle 06"
+	@$(IN_VENV) python tests/benchmarks/host.py $(ARGS)
+
 mutants: setup  ## the judges against changed solutions: make mutants, or ARGS="06.1 07" for one question and one lesson
 	@$(IN_VENV) python -m tests.mutants.run $(ARGS)
+
+gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; .ci/gpu.py has the options
+	@"$(PYTHON)" .ci/gpu.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)

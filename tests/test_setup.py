@@ -524,7 +524,19 @@ def test_make_names_its_commands(course: Course) -> None:
     told = set(re.findall(r"^make (\w+): ", course.make(), re.M))
     for page in ("README.md", "AGENTS.md"):
         assert set(re.findall(r"(?:^|`)make (\w+)", (ROOT / page).read_text(), re.M)) <= told, page
-    assert {"setup", "lab", "update", "test", "oldest", "lint", "lesson", "look", "bench", "mutants"} <= told
+    assert {
+        "setup",
+        "lab",
+        "update",
+        "test",
+        "oldest",
+        "lint",
+        "lesson",
+        "look",
+        "bench",
+        "mutants",
+        "gpu",
+    } <= told
 
 
 def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def assemble(source: Path) -> None:
         (source / path.parent.name / path.name).write_text(json.dumps(notebook))
     (source / "lessons" / "index.md").write_text(contents("Lessons", OF_LESSONS, lessons))
     (source / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
-    (source / "teachers.md").write_text(for_teachers((ROOT / "exercises" / "README.md").read_text()))
+    for name, (path, title) in OF_READMES.items():
+        (source / name).write_text(of_readme((ROOT / path).read_text(), title))
 
 
 OF_LESSONS = """Each lesson is a notebook that runs as it stands, on CPU ranks, on one GPU or on several. The
@@ -82,11 +83,19 @@ def contents(title: str, words: str, notebooks: list[Path]) -> str:
     return "\n".join([f"# {title}\n", words, "", *rows, "", "```{toctree}", ":hidden:", "", tree, "```", ""])
 
 
-def for_teachers(readme: str) -> str:
-    """The exercises' README; what it links to in the repository is only named on the site."""
-    return re.sub(r"\[([^\]]+)\]\(\.\./(?!lessons)[^)]*\)", r"\1", readme).replace(
-        "# Exercises", "# For teachers", 1
-    )
+OF_READMES = {
+    "teachers.md": ("exercises/README.md", "For teachers"),
+    "hosts.md": (".binder/README.md", "For hosts"),
+}
+
+
+def of_readme(readme: str, title: str) -> str:
+    """A folder's README as a page; what it links to in the repository is only named on the site."""
+    for name, (path, _) in OF_READMES.items():
+        readme = readme.replace(f"](../{path})", f"]({name})")
+    there = "|".join(["https?:", "#", r"\.\./lessons", *map(re.escape, OF_READMES)])
+    named = re.sub(rf"\[([^\]]+)\]\((?!{there})[^)]*\)", r"\1", readme)
+    return re.sub(r"\A# .*", f"# {title}", named)
 
 
 def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:

@@ -10,6 +10,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
+    "sphinx.ext.githubpages",  # .nojekyll: else GitHub Pages leaves out _static
     "sphinx-mathjax-offline",  # MathJax itself, beside the pages
 ]
 nb_execution_mode = "off"

@@ -16,8 +16,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
+
+OOM_SCORE = 500  # a process that takes half of the memory, or of a container's limit, has as much
 
 _lock = threading.Lock()
 _guard: subprocess.Popen[bytes] | None = None
@@ -32,12 +35,13 @@ def protect(pids: Iterable[int]) -> None:
         return
     with _lock:
         new = set(pids)
+        _first_to_go(new)
         if _kernel_pid != os.getpid():
             _guard, _guarded, _kernel_pid = None, set(), os.getpid()
         _guarded |= new
         if _guard is None or _guard.poll() is not None:
             _guard = subprocess.Popen(
-                [sys.executable, "-I", __file__, str(os.getpid())],
+                [sys.executable, "-P", __file__, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -52,6 +56,17 @@ def release(pids: Iterable[int]) -> None:
         gone = _guarded.intersection(pids)
         _guarded.difference_update(gone)
         _tell("-", gone)
+
+
+def _first_to_go(pids: Iterable[int]) -> None:
+    """Where memory runs out Linux kills the largest: let it be a rank, whose end is told, never the kernel.
+
+    What these start inherits it.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):  # Linux alone has it
+            own = int(Path("/proc/self/oom_score_adj").read_text())
+            Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(own + OOM_SCORE, 1000)))
 
 
 def _tell(sign: str, pids: set[int]) -> None:

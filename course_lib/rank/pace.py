@@ -144,7 +144,8 @@ class Samples:
         stop.wait(max(0.0, began + seconds - time.monotonic()))
 
     def look(self) -> None:
-        """Once."""
+        """Once. The collective may be over when the file has been read: Python's lock is free meanwhile."""
+        before = status()
         try:
             call = os.pread(self._call or 0, 8, 0).split()[0]
         except (OSError, IndexError):
@@ -158,7 +159,7 @@ class Samples:
             return
         self.asleep += 1
         if call == FUTEX and not _of_the_library(innermost.f_code.co_filename):
-            self.in_collectives += _under_way()
+            self.in_collectives += _ends_open(before) or _under_way()
 
     def _open(self) -> bool:
         if self._call is None:
@@ -178,10 +179,15 @@ def _of_the_library(file: str) -> bool:
 def _under_way() -> bool:
     """Whether a collective of all ranks was called that is not over: a small one may overtake a large one."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        known = json.loads(status() or "{}")["pg_status"][EVERYONE]
-        if int(known["last_enqueued_collective"]) > int(known["last_completed_collective"]):
-            return True  # so much is cheap to know
-        return not all(is_over(each) for each in collectives() if _of_all(each))
+        return _ends_open(status()) or not all(is_over(each) for each in collectives() if _of_all(each))
+    return False
+
+
+def _ends_open(flights: bytes) -> bool:
+    """Whether the last collective of all ranks was not over; cheap to know."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        known = json.loads(flights or "{}")["pg_status"][EVERYONE]
+        return int(known["last_enqueued_collective"]) > int(known["last_completed_collective"])
     return False
 
 

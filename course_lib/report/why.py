@@ -276,7 +276,7 @@ def _of_one_rank(alone: Run) -> str:
         return ""
     return (
         f"one rank alone kept {parts.cores:.1f} of {cores():g} cores busy with its threads: more ranks share"
-        f" the same cores, on which they can be {cores() / parts.cores:.1f} times as fast at most."
+        f" the same cores, and can be about {cores() / parts.cores:.1f} times as fast."
     )
 
 

@@ -4,6 +4,7 @@ from scripts.helpers import Killer  # in a notebook of the folder lessons
 """
 
 import ast
+import hashlib
 import json
 import os
 import platform
@@ -22,6 +23,20 @@ import torch
 
 from course_lib import RankError, Run, launch
 
+GPU_RECORDS = Path(__file__).parents[1] / "recorded" / "gpu"
+GPU_RECORD = {  # what stands in a record of a GPU's figure, and its type
+    "figure": str,
+    "alt": str,  # what the picture shows, in words
+    "device": str,
+    "gpus": int,
+    "driver": str,
+    "cuda": str,
+    "torch": str,
+    "python": str,
+    "date": str,
+    "numbers": dict,
+    "picture_sha256": str,  # of the PNG beside it: the two are of one run
+}
 CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp|\.h):\d+\] ?")  # which errors of PyTorch's C++ begin with
 
 
@@ -82,6 +97,89 @@ def _tidy(text):
     for path, short in ((sys.prefix, ".venv"), (str(Path.cwd()), "."), (tempfile.gettempdir(), "/tmp")):
         text = text.replace(path, short)
     return text
+
+
+class GpuFigure:
+    """A figure that a GPU made, as `make gpu` recorded it: a JSON file, and its picture beside it."""
+
+    def __init__(self, record, png):
+        self.record, self.png = record, png
+
+    def __repr__(self):
+        return f"[picture: {self.record['alt']}]"
+
+    def _repr_mimebundle_(self, **_):
+        inches = int.from_bytes(self.png[16:20], "big") / 144  # the course draws with 144 dots an inch
+        return (
+            {"image/png": self.png, "text/plain": repr(self)},
+            {"image/png": {"alt": self.record["alt"], "width": round(96 * inches)}},
+        )
+
+    def write(self, path):
+        """The picture first: a record that is cut off is none."""
+        record = self.record | {"picture_sha256": hashlib.sha256(self.png).hexdigest()}
+        fault = _fault_of(record)
+        if fault:
+            raise ValueError(f"this is no record of a GPU's figure: {fault}")
+        text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for target, content in ((path.with_suffix(".png"), self.png), (path, text.encode())):
+            new = target.with_name(f".{target.name}.new")
+            new.write_bytes(content)
+            new.replace(target)
+
+    @classmethod
+    def read(cls, path):
+        """Raise FileNotFoundError where nothing was recorded, ValueError where it is damaged."""
+        path = Path(path)
+        content = path.read_bytes()
+        try:
+            record = json.loads(content)
+        except ValueError:
+            raise ValueError(f"{path.name} is no JSON, cut off perhaps") from None
+        if fault := _fault_of(record):
+            raise ValueError(f"{path.name}: {fault}")
+        try:
+            png = path.with_suffix(".png").read_bytes()
+        except OSError:
+            raise ValueError(f"its picture, {path.stem}.png, is missing") from None
+        if hashlib.sha256(png).hexdigest() != record["picture_sha256"]:
+            raise ValueError(f"{path.stem}.png is not the picture of {path.name}, or was cut off")
+        return cls(record, png)
+
+
+def _fault_of(record):
+    """What is wrong with a record, in words; nothing where it is right."""
+    if not isinstance(record, dict):
+        return f"a {type(record).__name__} where a record is a dict"
+    for key, kind in GPU_RECORD.items():
+        if not isinstance(record.get(key), kind):
+            return f"it has no {key!r}" if key not in record else f"its {key!r} is no {kind.__name__}"
+    return ""
+
+
+def gpu_figure(name, own=None, records=GPU_RECORDS):
+    """This machine's own figure of a GPU; where it has none, the recorded one with its device and date.
+
+    ``own()`` makes it here. Without ``own`` the cell above has made it. `make gpu` records them.
+    """
+    if torch.cuda.is_available():
+        if own is None:
+            print("This machine has a GPU: the figure above is its own.")
+            return None
+        return own()
+    try:
+        found = GpuFigure.read(Path(records) / f"{name}.json")
+    except FileNotFoundError:
+        print("On a GPU: no figure has been recorded yet.")
+        return None
+    except (OSError, ValueError) as error:
+        print(f"On a GPU: the recorded figure cannot be shown ({error}).")
+        return None
+    what = "{device}, driver {driver}, torch {torch}".format(**found.record)
+    print(f"On a GPU ({what}), recorded on {found.record['date']}:")
+    return found
 
 
 def source_of(path, name):

@@ -83,7 +83,7 @@ class SlurmHere:
             asked = {"parent": os.getpid(), "folder": str(self.folder), "path": path()}
             asked |= {"count": count, "cpus": cpus, "seconds": start_seconds}
             self._keeper = subprocess.Popen(
-                [sys.executable, "-I", KEEPER, json.dumps(asked)],
+                [sys.executable, "-P", KEEPER, json.dumps(asked)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -20,3 +20,20 @@ def test_the_cheapest_part_ends_in_a_table() -> None:
     for what in ("bare loop", "track", "log(loss=0.5)"):
         (row,) = [line for line in run.stdout.splitlines() if line.strip().startswith(what + "  ")]
         assert float(row.split(what)[1].split()[0]) > 0, row
+
+
+def test_what_a_learner_takes_of_a_servers_memory_ends_in_a_table() -> None:
+    command = [sys.executable, str(BENCH.with_name("host.py")), "--only", "idle"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+    assert run.returncode == 0, run.stderr
+    taken = {
+        what: [int(number.replace(",", "")) for number in line.removeprefix(what).split()]
+        for what in ("a kernel that has run nothing", "a kernel between two launches")
+        for line in run.stdout.splitlines()
+        if line.startswith(what)
+    }
+    fresh, launched = taken.values()
+    assert fresh[0] == 1
+    assert launched[0] > fresh[0], "its fork server"
+    assert launched[2] > fresh[2] > 0, "PSS"

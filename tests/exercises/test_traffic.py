@@ -58,9 +58,10 @@ def watched() -> dict[str, Any]:
             with contextlib.suppress(RuntimeError):
                 dist.all_reduce(tensor, async_op=True).wait(timedelta(milliseconds=1))
             store.set("in vain", "1")
-        else:  # it comes when the first has lost its patience
+        else:  # it comes when the first has lost its patience, and may be gone
             store.wait(["in vain"])
-            dist.all_reduce(tensor)
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(tensor)
     seen["waited for in vain"] = list(works)
     return seen
 

@@ -53,7 +53,7 @@ LAUNCHES = """
 def test_many_kernels_launch_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its own fork server, store and guard; they share the course's folder."""
     free = memory()[1]
-    if 0.8 * free < KERNELS * KERNEL_BYTES:  # as the README says for a server that many share
+    if 0.8 * free < KERNELS * KERNEL_BYTES:  # as .binder/README.md says
         monkeypatch.setenv("COURSE_LEAN", "1")
     count = min(KERNELS, int(0.8 * free / LEAN_BYTES))  # other tests may be at work on this machine
     if count < 2:

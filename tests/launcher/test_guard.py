@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from course_lib import python
 from course_lib.launcher.guard import end_families
+from tests.support.cells import quiet_launch
 from tests.support.kernels import Kernel, alive
 from tests.support.processes import wait_for
 
@@ -35,6 +38,18 @@ START = """
         while True:
             time.sleep(60)
     """
+
+
+# A psutil that leaves word of who found it, and makes way for the real one
+FINDABLE = """
+import os, sys
+from pathlib import Path
+
+(Path(os.environ["THERE"]) / f"{os.getpid()} found it").touch()
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["psutil"]
+import psutil
+"""
 
 
 def kernel_of(folder: Path, source: str) -> Kernel:
@@ -76,6 +91,22 @@ def test_families_end_with_their_kernel_and_released_ones_do_not(tmp_path: Path)
         kill(kernel)
         gone([*whole, *headless[:2], guard])
         assert all(map(alive, free))
+
+
+def test_the_guard_finds_packages_where_the_kernel_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By PYTHONPATH, or in the user's own folder: on such machines there was no guard, and a traceback."""
+    (tmp_path / "psutil.py").write_text(FINDABLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    source = """
+    guard.protect([])
+    stay()
+    """
+    with kernel_of(tmp_path, source) as kernel:
+        kernel.wait_for("ready")
+        (guard,) = guards(kernel)
+        kernel.wait_for(f"{guard.pid} found it", seconds=30)
 
 
 def test_a_group_whose_leader_is_gone_altogether_ends(tmp_path: Path) -> None:
@@ -192,3 +223,28 @@ def test_a_fork_server_that_is_still_loading_ends_with_its_kernel(
         else:
             kernel.wait_for("loading")
         kernel.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux alone chooses by a score")
+def test_where_memory_runs_out_a_rank_is_killed_and_not_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score() -> int:
+        return int(Path("/proc/self/oom_score_adj").read_text())
+
+    program = tmp_path / "program.py"
+    program.write_text("""
+import os, time
+while (score := open("/proc/self/oom_score_adj").read()) == os.environ["SCORE_OF_THE_KERNEL"]:
+    time.sleep(0.02)  # it is set as soon as the program has started
+print("score", score)
+""")
+
+    mine = score()
+    monkeypatch.setenv("SCORE_OF_THE_KERNEL", f"{mine}\n")
+    of_ranks = quiet_launch(score).results
+    of_a_program = python(program, dashboard=False).output
+
+    assert score() == mine
+    assert of_ranks == [mine + 500] * 2
+    assert f"score {mine + 500}\n" in of_a_program

@@ -134,6 +134,13 @@ def test_what_lies_in_a_label_is_computing_and_its_pauses_are_waiting() -> None:
     ]
 
 
+def test_a_clock_that_was_read_late_does_not_count() -> None:
+    """On a busy machine a thread may wait for a core between the reading and the event."""
+    clocks = [label(f"{CLOCK}{1_000_000 * at}", began, began) for at, began in ((5, 8), (9, 9), (10, 12))]
+    (span,) = spans_of([*clocks, label("forward", 20, 30), event("aten::mm", 20, 30)])
+    assert (round(1e3 * span.start, 6), round(1e3 * span.end, 6)) == (20, 30)
+
+
 def test_collectives_that_overlap_have_lanes_of_their_own() -> None:
     carried = [(10, 20), (12, 30), (21, 25), (31, 32)]
     spans = read(*[event("gloo:all_reduce", *each, thread=2, is_user_annotation=True) for each in carried])

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -69,6 +70,17 @@ def read(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def kernel_in(folder: Path) -> dict[str, Any]:
+    """For a NotebookClient: the kernel of a notebook in that folder, and what of its outputs is kept."""
+    return {
+        "kernel_name": KERNELSPEC["name"],
+        "resources": {"metadata": {"path": str(folder)}},
+        "coalesce_streams": True,
+        "record_timing": False,
+        "store_widget_state": False,
+    }
+
+
 def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
     """Execute its cells in a fresh kernel in that folder; their outputs are in the notebook then."""
     started: list[int] = []
@@ -76,11 +88,7 @@ def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float =
         notebook,
         timeout=seconds_per_cell,
         startup_timeout=300,
-        kernel_name=KERNELSPEC["name"],
-        resources={"metadata": {"path": str(folder)}},
-        coalesce_streams=True,
-        record_timing=False,
-        store_widget_state=False,
+        **kernel_in(folder),
         on_cell_execute=lambda cell, cell_index: started.append(cell_index),
     )
     try:

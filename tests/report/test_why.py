@@ -74,6 +74,7 @@ def more_ranks_than_cores() -> None:
         busy(0.1)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("training", "ranks", "cause", "words"),
     [
@@ -85,13 +86,17 @@ def more_ranks_than_cores() -> None:
     ],
 )
 def test_each_cause_is_named(training: Any, ranks: int, cause: str, words: str) -> None:
-    run = quiet_launch(training, nprocs=ranks)
-
-    verdict = why(run)
-
-    print(verdict)
-    if cause != "shared cores" and others_had_the_cores(verdict):
-        pytest.skip("other programs had the cores, and the verdict says so")
+    """On a machine with much else to do it may be silent, and gets another try; wrong it must never be."""
+    silent = {"unknown", "shared cores"} - {cause}
+    for _ in range(3):
+        run = quiet_launch(training, nprocs=ranks)
+        verdict = why(run)
+        print(verdict)
+        if verdict.cause not in silent:
+            break
+    else:
+        if others_had_the_cores(verdict):
+            pytest.skip("other programs had the cores, and the verdict says so")
     assert verdict.cause == cause
     assert words in verdict.sentence
     assert why(Run.open(run.folder)) == verdict, "from the folder, too"

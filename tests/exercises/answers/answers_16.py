@@ -656,7 +656,7 @@ def counts_in_a_variable(model, lr, epochs, samples, batch_size, ranks):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-@wrong("16.3", RATES, hint="A name says nothing about the shape")
+@wrong("16.3", RATES, hint="only its shape")
 def two_dimensions_alone(model, lr, epochs, samples, batch_size, ranks):
     groups = [
         {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.01},

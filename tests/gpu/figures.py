@@ -1,0 +1,211 @@
+"""The figures of a GPU that lessons show: each is made by its lesson's own cells, without Jupyter.
+
+    python -m tests.gpu.figures 02_batch_size --out FOLDER
+
+On a machine with a GPU the record goes to `lessons/recorded/gpu` and to the folder. On another one this is a
+rehearsal: the cells run on the CPU as far as they can, and only the folder gets a file. `make gpu` starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import linecache
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = ROOT / "lessons"
+SKIPPED = 77  # the exit code of what could not be tried here
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Which cells of its lesson make it, and where its numbers are then.
+
+    A cell is named by its id; ``"id: name other"`` takes from it only what binds these names. The value of
+    the last cell, or of ``picture``, is the picture. ``numbers`` is evaluated after it.
+    """
+
+    cells: tuple[str, ...]
+    numbers: str
+    picture: str = ""
+    only_on_gpus: bool = False
+    rehearsal: str = ""  # run before the cells on a CPU: what makes it short there
+
+
+OF_02 = ("l02-01", "l02-02", "l02-05")
+OF_03 = ("l03-c01", "l03-c02", "l03-c06", "l03-c10", "l03-c11", "l03-c15")
+OF_09 = ("l09-import", "l09-ranks")
+TIMES = ("l09-measure", "l09-times: measured SIZES", "l09-times-nccl: on_gpus")
+FIGURES = {
+    "01_transfer_bandwidth": Figure(
+        ("import", "device", "fastest", "ways", "measure", "bandwidth"), "{'KiB': sizes, 'seconds': seconds}"
+    ),
+    "02_batch_size": Figure(
+        (*OF_02, "l02-07: math", "l02-41", "l02-42"),
+        "{'width': width, 'batch sizes': sizes, 'samples per second': measured}",
+    ),
+    "02_memory_by_kind": Figure(
+        (*OF_02, "l02-25", "l02-46", "l02-46-give", "l02-47", "l02-42: sizes", "l02-49"),
+        "{size: {'parts': parts, 'held': held} for size, (parts, held) in accounts.items()}",
+    ),
+    "03_data_parallel_memory": Figure(
+        (*OF_03, "l03-c17: gather", "l03-c49", "l03-c50", "l03-c52"),
+        "{'live bytes': counts, "
+        "'torch.cuda.max_memory_allocated': [torch.cuda.max_memory_allocated(i) for i in range(gpus)]}",
+    ),
+    "09_backend_table": Figure(
+        (*OF_09, *(f"l09-calls-{i}" for i in range(1, 6)), "l09-ask", "l09-measure-table"), "table"
+    ),
+    "09_one_rank_over_nccl": Figure(
+        (*OF_09, *TIMES, "l09-times-nccl"), "lines_of(picture)", only_on_gpus=True
+    ),
+    "09_ranks_share_a_gpu": Figure(
+        (*OF_09, *TIMES, "l09-times-shared"), "lines_of(picture)", only_on_gpus=True
+    ),
+    "15_mixed_precision": Figure(
+        ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: gpu_figure bfloat16_on_gpu"),
+        "lines_of(picture)",
+        picture="bfloat16_on_gpu(*rehearsed)",
+        rehearsal="rehearsed = [(2, 4)]",
+    ),
+}
+
+
+def cells_of(name: str) -> list[tuple[str, ast.Module]]:
+    """The cells of a figure as trees, each with the name of a file under which its lines can be found."""
+    path = next(LESSONS.glob(f"{name[:2]}_*.ipynb"))
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    sources = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+    found = []
+    for asked in FIGURES[name].cells:
+        ident, _, names = asked.partition(": ")
+        if ident not in sources:
+            raise LookupError(f"{path.name} has no cell {ident!r}, of which {name} is made")
+        filename = f"<{path.name}, cell {ident}>"
+        source = sources[ident]
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        tree = ast.parse(source, filename)
+        if names:
+            tree.body = [node for node in tree.body if bound_by(node) & set(names.split())]
+            if missing := set(names.split()) - set().union(*map(bound_by, tree.body)):
+                raise LookupError(f"cell {ident!r} of {path.name} does not bind {sorted(missing)}")
+        found.append((filename, tree))
+    return found
+
+
+def bound_by(node: ast.stmt) -> set[str]:
+    """The names that a statement at the top of a cell gives a value."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(each.asname or each.name).split(".")[0] for each in node.names}
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and type(each.ctx) is ast.Store}
+
+
+def executed(filename: str, tree: ast.Module, names: dict[str, Any]) -> Any:
+    """Run a cell; the value of its last line, as a notebook shows it."""
+    body, last = tree.body, None
+    if body and isinstance(body[-1], ast.Expr):
+        body, last = body[:-1], ast.Expression(body[-1].value)
+    exec(compile(ast.Module(body, []), filename, "exec"), names)
+    return eval(compile(last, filename, "eval"), names) if last else None
+
+
+def made(name: str, on_a_gpu: bool) -> tuple[Any, dict[str, Any]]:
+    """A figure's picture and its numbers."""
+    figure = FIGURES[name]
+    names: dict[str, Any] = {"__name__": "__main__", "lines_of": lines_of, "rehearsed": []}
+    if not on_a_gpu:
+        exec(figure.rehearsal, names)
+    picture = None
+    for filename, tree in cells_of(name):
+        picture = executed(filename, tree, names)
+    if figure.picture:
+        picture = eval(figure.picture, names)
+    names["picture"] = picture
+    return picture, plain(eval(figure.numbers, names))
+
+
+def lines_of(picture: Any) -> dict[str, dict[str, Any]]:
+    """What the lines of a picture were drawn from."""
+    axes = picture.figure.axes[0]
+    return {line.get_label(): {"x": line.get_xdata(), "y": line.get_ydata()} for line in axes.lines}
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON knows it: dicts with strings, lists, numbers."""
+    if isinstance(value, dict):
+        return {str(key).replace("\n", " "): plain(each) for key, each in value.items()}
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(each) for each in value]
+
+
+def facts() -> dict[str, Any]:
+    """The machine and the versions, as a record names them."""
+    import torch
+
+    there = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name(0) if there else "a CPU, in a rehearsal",
+        "gpus": torch.cuda.device_count(),
+        "driver": driver() if there else "none",
+        "cuda": torch.version.cuda or "none",
+        "torch": torch.__version__.split("+")[0],
+        "python": platform.python_version(),
+        "date": date.today().isoformat(),
+    }
+
+
+def driver() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception as error:
+        return f"not told ({type(error).__name__})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("figure", choices=FIGURES)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    name, out = arguments.figure, arguments.out.resolve()
+
+    import torch
+
+    there = torch.cuda.is_available()
+    if FIGURES[name].only_on_gpus and not there:
+        cells_of(name)  # they are there
+        print("skipped: it is made on a GPU alone, and torch sees none here")
+        return SKIPPED
+    sys.path.insert(0, str(LESSONS))
+    os.chdir(LESSONS)
+    from scripts.helpers import GPU_RECORDS, GpuFigure
+
+    picture, numbers = made(name, there)
+    print(json.dumps(numbers))  # whatever becomes of the record
+    record = GpuFigure({"figure": name, "alt": picture.alt, "numbers": numbers} | facts(), picture.png())
+    for folder in [out, *([GPU_RECORDS] if there else [])]:
+        record.write(folder / f"{name}.json")
+    if there:
+        print(f"recorded: {picture.alt}")
+    else:
+        print(f"rehearsed on the CPU, nothing recorded: {picture.alt}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
