@@ -12,12 +12,14 @@ import json
 import multiprocessing.connection
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 
 from ...launcher.forkserver import METHOD, wait_until_loaded, warm_up, without_main
@@ -26,7 +28,7 @@ from ...run_folder import write_whole
 from . import judge, submissions
 from .judge import Result
 from .submissions import Submission, Unreadable
-from .walls import HOUSE, open_without
+from .walls import END_SECONDS, HOUSE, Walls, open_without
 
 MOST_SECONDS = 1800.0  # for one submission, whatever it does
 KEPT = "submissions"  # the folder of results, a JSON file each
@@ -83,30 +85,27 @@ def grade(
     kept = {each: report / KEPT / f"{_key(each, seed, seconds)}.json" for each in handed_in}
     left = list({path: each for each, path in reversed(kept.items()) if _kept(path) is None}.items())[::-1]
     bar = Bar(len(set(kept.values())), len(set(kept.values())) - len(left), out)
-    running: dict[Any, tuple[Submission, Path, float]] = {}
+    judges: list[Judge] = []
     failed: dict[Path, Result] = {}  # not kept: another time it may do
     try:
-        while left or running:
-            while left and len(running) < jobs:
-                path, each = left.pop(0)
-                running[_start(each, path, seed, seconds)] = each, path, time.monotonic() + MOST_SECONDS
-            multiprocessing.connection.wait([process.sentinel for process in running], 1.0)
-            for process, (each, path, until) in list(running.items()):
-                if process.exitcode is None and time.monotonic() < until:
-                    continue
-                code = process.exitcode
-                _end(process)
-                del running[process]
-                if _kept(path) is None:
-                    why = (
-                        "it was not done in time" if code is None else f"grading it failed (exit code {code})"
-                    )
-                    words = f"{why}: look at it yourself"
-                    failed[path] = {"exercise": None, "trouble": [words], "questions": {}}
-                bar.step(each.learner)
+        while left or judges:
+            while left and len(judges) < jobs:
+                judges.append(Judge(seed, seconds))
+                judges[-1].take(*left.pop(0))
+            multiprocessing.connection.wait([way for each in judges for way in each.ways], 1.0)
+            for at_work in [each for each in judges if not each.is_busy()]:
+                if _kept(at_work.path) is None:
+                    words = f"{at_work.failure()}: look at it yourself"
+                    failed[at_work.path] = {"exercise": None, "trouble": [words], "questions": {}}
+                bar.step(at_work.submission.learner)
+                if left and at_work.path not in failed:
+                    at_work.take(*left.pop(0))
+                else:
+                    at_work.end()
+                    judges.remove(at_work)
     finally:
-        for process in running:
-            _end(process)
+        for each in judges:
+            each.end()
         bar.close()
     return [Graded(each, _kept(path) or failed[path]) for each, path in kept.items()]
 
@@ -140,43 +139,60 @@ def _kept(path: Path) -> Result | None:
     return None
 
 
-def _start(each: Submission, path: Path, seed: str, seconds: float) -> Any:
-    """A fresh process that judges one submission: a judge has torch's dice and defaults for itself."""
-    warm_up()
-    wait_until_loaded(_never)
-    context = multiprocessing.get_context(METHOD)
-    process = context.Process(target=_judge, args=(str(each.path), str(path), seed, seconds))
-    with without_main():
-        process.start()
-    protect([process.pid])
-    return process
+class Judge:
+    """A process that judges one submission after the other, all behind the same walls."""
+
+    def __init__(self, seed: str, seconds: float) -> None:
+        warm_up()
+        wait_until_loaded(threading.Event())
+        context = multiprocessing.get_context(METHOD)
+        self._way, its = context.Pipe()
+        self._process: Any = context.Process(target=_judge, args=(its, seed, seconds))
+        with without_main():
+            self._process.start()
+        its.close()
+        protect([self._process.pid])
+        self.ways = (self._way, self._process.sentinel)
+
+    def take(self, path: Path, submission: Submission) -> None:
+        """Begin with the next one, whose result belongs into a file."""
+        self.path, self.submission = path, submission
+        self._until = time.monotonic() + MOST_SECONDS
+        with contextlib.suppress(OSError, EOFError):  # it has ended: `is_busy` sees it
+            if self._way.poll():
+                self._way.recv()  # the word about the one before
+            self._way.send((str(submission.path), str(path)))
+
+    def is_busy(self) -> bool:
+        """Whether it is still at work on what it took, in time."""
+        return self._process.exitcode is None and not self._way.poll() and time.monotonic() < self._until
+
+    def failure(self) -> str:
+        """Why there is no result."""
+        code = self._process.exitcode
+        return "it was not done in time" if code is None else f"grading it failed (exit code {code})"
+
+    def end(self) -> None:
+        """End it and all behind its walls."""
+        is_idle = self._process.exitcode is None and self._way.poll()
+        self._way.close()
+        self._process.join(END_SECONDS if is_idle else 0)  # it tidies up
+        if self._process.exitcode is None:
+            with contextlib.suppress(psutil.Error):
+                end_families([psutil.Process(self._process.pid)])
+            self._process.join(END_SECONDS)
+        release([self._process.pid])
 
 
-class _Never:
-    @staticmethod
-    def is_set() -> bool:
-        return False
-
-
-_never: Any = _Never()
-
-
-def _judge(path: str, result: str, seed: str, seconds: float) -> None:
+def _judge(way: Any, seed: str, seconds: float) -> None:
     os.setsid()  # Ctrl-C is for the batch, which ends this
     torch.set_num_threads(1)
-    found = judge.main(path, Path(path).name, seed, seconds)
-    write_whole(Path(result), json.dumps(found, indent=1))
-
-
-def _end(process: Any) -> None:
-    """Of a judge and all behind its walls."""
-    import psutil
-
-    if process.exitcode is None:
-        with contextlib.suppress(psutil.Error):
-            end_families([psutil.Process(process.pid)])
-    process.join(10)
-    release([process.pid])
+    with Walls() as walls, contextlib.suppress(EOFError):
+        while True:
+            path, result = way.recv()
+            found = judge.main(path, Path(path).name, seed, seconds, walls)
+            write_whole(Path(result), json.dumps(found, indent=1))
+            way.send("done")
 
 
 class Bar:

@@ -1,7 +1,7 @@
 """Behind the walls: runs a submission's cells, or lets its answers work on ranks, as the grader asks.
 
 All that stands here is in the submission's reach, and may be changed by it: the grader believes no word.
-Requests come by standard input, replies go to what was standard output; both are JSON, a line each.
+Requests and replies are JSON, a line each.
 
 A request is one of these, with an ``"id"`` that its replies repeat:
 
@@ -20,34 +20,78 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib
 import json
 import linecache
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...launcher.forkserver import wait_until_loaded, warm_up
+from .apart import Copy, fork_server_is_a_copy
+
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
 
-def main() -> None:
-    """Serve requests until their end."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
+def main(user: int = 0, disk_bytes: int = 0) -> None:
+    """Load what all sessions need, then make them, one after the other.
+
+    Commands are one byte each: ``o``, with a socket, opens a session, of which there is one at a time, and
+    ``c`` closes it; each is answered by the same byte once it is done. With ``disk_bytes`` a session is in a
+    world of its own (`apart`), and is ended in it; else there is one, which the grader ends.
+    """
+    control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    for line in requests:
-        request = json.loads(line)
-        for reply in DO[request["do"]](request):
-            rest = json.dumps(reply | {"id": request["id"]}).encode() + b"\n"
-            while rest:
-                rest = rest[os.write(replies, rest) :]
+    os.dup2(nothing, 0)
+    _load()
+    session: Copy | None = None
+    while True:
+        word, passed, _, _ = socket.recv_fds(control, 1, 1)
+        if word == b"o":
+            (way,) = passed
+
+            def serve(way: int = way) -> None:
+                control.close()
+                _serve(socket.socket(fileno=way))
+
+            if not disk_bytes:
+                control.send(word)
+                return serve()
+            session = Copy(serve, user, disk_bytes)
+            os.close(way)
+            if not session.is_there:
+                return
+        elif word == b"c" and session:
+            session.end()
+        else:
+            return
+        control.send(word)
+
+
+def _load() -> None:
+    """Once, what each session would have to load."""
+    import torch._dynamo  # noqa: F401 – by the first optimizer, in seconds
+    from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
+
+    from ...rank import preload  # noqa: F401
+    from .. import check  # noqa: F401
+
+
+def _serve(way: socket.socket) -> None:
+    """A session: requests until their end."""
+    with fork_server_is_a_copy():
+        warm_up()
+    with way.makefile("rb") as requests:
+        for line in requests:
+            request = json.loads(line)
+            for reply in DO[request["do"]](request):
+                way.sendall(json.dumps(reply | {"id": request["id"]}).encode() + b"\n")
 
 
 # --- a notebook -------------------------------------------------------------------------------------------
@@ -132,13 +176,9 @@ _held = b""  # the answer, pickled
 def hold(request: Request) -> Iterator[Reply]:
     """Keep an answer for what will be asked of it, and get ready for ranks."""
     global _held
-    from ...launcher.forkserver import wait_until_loaded, warm_up
-
     _held = base64.b64decode(request["pickled"])
     for name, source in request["cells"].items():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    warm_up()
-    importlib.import_module("torch.distributed")  # here, too, while the fork server loads it
     wait_until_loaded(threading.Event())
     yield {"done": True}
 

@@ -21,9 +21,8 @@ from ..asking import QUESTIONS, Question, Refused, Work, read
 from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
 from . import submissions
 from .submissions import Exercise, Unreadable
-from .walls import Ended, Walls
+from .walls import START_SECONDS, Ended, Session, Walls
 
-START_SECONDS = 180.0  # for Python and PyTorch behind the walls, on a busy machine
 GRACE_SECONDS = 30.0  # beyond a limit that is held behind the walls, for reports and the end of ranks
 CELL_SECONDS = 60.0  # for a cell
 MOST_STARTS = 4  # of a notebook whose cells end what runs them
@@ -41,7 +40,7 @@ def forms() -> dict[str, str]:
     return {number: each.form.partition("(")[0] for number, each in QUESTIONS.items()}
 
 
-def grade(text: bytes, name: str, seed: str, seconds: float) -> Result:
+def grade(text: bytes, name: str, seed: str, seconds: float, walls: Walls) -> Result:
     """Points and feedback for each question of a notebook, as plain data.
 
     Parameters
@@ -54,19 +53,21 @@ def grade(text: bytes, name: str, seed: str, seconds: float) -> Result:
         With the notebook's own bytes it decides what is drawn.
     seconds
         For all of the notebook's cells, and again for each question.
+    walls
+        Behind which its code runs.
     """
     try:
         exercise = submissions.read(text, name, forms())
     except Unreadable as why:
         return {"exercise": None, "trouble": [str(why)], "questions": {}}
     names = {number: of for number, of in forms().items() if number.startswith(exercise.number)}
-    answers, notes = answers_of(exercise, names, seconds)
+    answers, notes = answers_of(exercise, names, seconds, walls)
     found = {}
     drawn = hashlib.sha256(text).hexdigest()
     cells = {each.name: each.source for each in exercise.cells}
     for number in names:
         dice = f"{seed} {drawn} {number}"
-        found[number] = _plain(_of_a_question(number, answers.get(number, {}), cells, dice, seconds))
+        found[number] = _plain(_of_a_question(number, answers.get(number, {}), cells, dice, seconds, walls))
     return {"exercise": exercise.number, "trouble": exercise.notes + notes, "questions": found}
 
 
@@ -92,7 +93,7 @@ def _plain(feedback: Feedback) -> Result:
 
 
 def answers_of(
-    exercise: Exercise, names: dict[str, str], seconds: float
+    exercise: Exercise, names: dict[str, str], seconds: float, walls: Walls
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     """What a notebook answers to each question, pickled and never looked into, or why there is nothing.
 
@@ -114,11 +115,11 @@ def answers_of(
             "cells": [[each.name, each.source, each.number, i in skip] for i, each in enumerate(cells)],
         }
         try:
-            with Walls() as walls:
-                walls.until = until
-                for reply in _said(walls, request):
+            with walls.session() as session:
+                session.until = until
+                for reply in _said(session, request):
                     if (place := _place(reply, at, len(cells) + len(left))) > at:
-                        at, walls.until = place, min(until, time.monotonic() + a_cell + GRACE_SECONDS)
+                        at, session.until = place, min(until, time.monotonic() + a_cell + GRACE_SECONDS)
                     number = reply.get("answer")
                     if isinstance(number, str) and number in left:
                         found[number] = _answer(reply)
@@ -155,11 +156,11 @@ def _answer(reply: Result) -> dict[str, str]:
     return {"refused": f"your answer cannot be sent to the ranks: it has more than {MOST_ANSWER >> 20} MiB"}
 
 
-def _said(walls: Walls, request: Result) -> Iterator[Result]:
+def _said(session: Session, request: Result) -> Iterator[Result]:
     """The replies to a request, and to no other."""
     asked = secrets.token_hex(8)
-    walls.send(request | {"id": asked})
-    for reply in walls.replies():
+    session.send(request | {"id": asked})
+    for reply in session.replies():
         if reply.get("id") == asked:
             yield reply
 
@@ -168,17 +169,17 @@ def _said(walls: Walls, request: Result) -> Iterator[Result]:
 
 
 def _of_a_question(
-    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float
+    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float, walls: Walls
 ) -> Feedback:
     """A question's feedback; its draws are the same for the same seed.
 
-    It has walls of its own: what one answer leaves behind, and what it saw there, meets no other answer.
+    It has a session of its own: what one answer leaves behind, and what it saw there, meets no other answer.
     """
     if "pickled" not in answer:
         refused = answer.get("refused", "the notebook did not come as far as this question")
         return judged(number, Refuses(refused), random.Random(seed))
-    with _same_dice(seed), Walls() as walls:
-        ask = Through(walls, QUESTIONS[number], answer["pickled"], cells, seconds)
+    with _same_dice(seed), walls.session() as session:
+        ask = Through(session, QUESTIONS[number], answer["pickled"], cells, seconds)
         return judged(number, ask, random.Random(seed))
 
 
@@ -210,9 +211,9 @@ class Through:
     """
 
     def __init__(
-        self, walls: Walls, asked: Question, pickled: str, cells: dict[str, str], seconds: float
+        self, session: Session, asked: Question, pickled: str, cells: dict[str, str], seconds: float
     ) -> None:
-        self._walls, self._asked, self._pickled, self._cells = walls, asked, pickled, cells
+        self._session, self._asked, self._pickled, self._cells = session, asked, pickled, cells
         self._left = min(ALL_SECONDS, seconds)
         self._held = False
 
@@ -239,9 +240,9 @@ class Through:
 
     def _reply(self, request: Result, seconds: float) -> Result:
         """The first one."""
-        self._walls.until = time.monotonic() + seconds
+        self._session.until = time.monotonic() + seconds
         try:
-            for reply in _said(self._walls, request):
+            for reply in _said(self._session, request):
                 return reply
             raise Ended("it said nothing")
         except Ended as why:
@@ -270,10 +271,10 @@ def sent(asked: Question, work: Work) -> str:
         cloudpickle.unregister_pickle_by_value(questions)
 
 
-def main(path: str, name: str, seed: str, seconds: float) -> Result:
+def main(path: str, name: str, seed: str, seconds: float, walls: Walls) -> Result:
     """`grade` for a file."""
     try:
         text = submissions.content(Path(path))
     except Unreadable as why:
         return {"exercise": None, "trouble": [str(why)], "questions": {}}
-    return grade(text, name, seed, seconds)
+    return grade(text, name, seed, seconds, walls)

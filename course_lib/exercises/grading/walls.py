@@ -1,7 +1,11 @@
-"""Walls around a submission: a process that reads requests and writes replies, with limits on all it takes.
+"""Walls around submissions: a process that reads requests and writes replies, with limits on all it takes.
 
 With bubblewrap it sees no network, no process but its own and no file but Python, PyTorch and this library
 without the judges. Without it the limits hold, and what it starts is ended; `open_without` says what is open.
+
+The process behind the walls runs nothing of a submission. For each `Session` it makes a copy of itself, which
+has PyTorch loaded already, in a world of its own (`apart`). Where that cannot be, each session has walls of
+its own.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import os
 import select
 import shutil
 import site
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ MOST_MEMORY_BYTES = min(8 << 30, psutil.virtual_memory().total // 2)  # of all p
 MOST_DATA_BYTES = 6 << 30  # of one; Python with PyTorch begins with 1 GiB or less
 MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, in JSON once more
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
+START_SECONDS = 180.0  # for Python and PyTorch behind the walls, on a busy machine
 END_SECONDS = 20.0  # in which the processes behind the walls are gone
 PR_SET_CHILD_SUBREAPER = 36
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -82,13 +88,13 @@ def _a_user() -> int:
     return own + os.getpid() % 5000
 
 
-def _bubblewrap(user: int) -> list[str]:
+def _bubblewrap(user: int, makes_worlds: bool = False) -> list[str]:
     command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
-    if user:
-        command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        command += ["--unshare-user", "--cap-drop", "ALL"]
+    command += ["--cap-drop", "ALL"] if user else ["--unshare-user", "--cap-drop", "ALL"]
+    keeps = ["CAP_SETUID", "CAP_SETGID"] * bool(user) + ["CAP_SYS_ADMIN", "CAP_KILL"] * makes_worlds
+    for capability in keeps:  # until `lowered` or `apart` drops them
+        command += ["--cap-add", capability]
     size = str(MOST_DISK_BYTES)
     command += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
     command += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
@@ -99,7 +105,7 @@ def _bubblewrap(user: int) -> list[str]:
             command += ["--ro-bind", name, name]
     for name in OF_ETC:
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for place in (*_of_python(), str(HOUSE)):
+    for place in _places():
         for parent in reversed(Path(place).parents[:-1]):  # bwrap's own are for root alone
             command += ["--perms", "0755", "--dir", str(parent)]
         command += ["--ro-bind", place, place]
@@ -111,8 +117,8 @@ def _bubblewrap(user: int) -> list[str]:
     return [*command, "--chdir", "/tmp", "--"]
 
 
-def _of_python() -> list[str]:
-    """The folders that this Python and what is installed for it are in, but for those of the system."""
+def _places() -> list[str]:
+    """The folders that this Python, what is installed for it and this library are in; not the system's."""
     places = [sys.prefix, sys.base_prefix, *site.getsitepackages()]
     places += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     places += [str(Path(sys.executable).resolve().parents[1])]
@@ -120,7 +126,7 @@ def _of_python() -> list[str]:
     for place in sorted(set(places), key=len):
         if os.path.isdir(place) and not any(Path(place).is_relative_to(each) for each in (*found, *SYSTEM)):
             found.append(place)
-    return found
+    return [*found, str(HOUSE)]
 
 
 def _environment(place: Path) -> dict[str, str]:
@@ -149,101 +155,89 @@ class Walls:
 
     def __init__(self) -> None:
         self._closed = not open_without()
-        self._place = None if self._closed else tempfile.TemporaryDirectory(prefix="course-grade-")
+        own = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # a session's own hides it
+        self._apart = self._closed and not own  # whether sessions share the walls; the first one may deny it
         self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = bytearray()
-        self._looked = 0.0
         self._others: set[psutil.Process] = set()  # what this process had started before
-        self.until = math.inf  # time.monotonic() up to which anybody waits for those behind the walls
 
     def __enter__(self) -> Walls:
-        user = _a_user() if self._closed else 0
-        most = MOST_PROCESSES + (0 if user else _tasks_of_this_user())
-        python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lowered.py"))]
-        command = [*python, str(user), str(most), str(MOST_FILE_BYTES), str(MOST_DATA_BYTES)]
-        command += [sys.executable, "-c", f"from {__package__}.inside import main; main()"]
-        self._others = set(psutil.Process().children(recursive=True))
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._process = subprocess.Popen(
-            [*_bubblewrap(user), *command] if self._closed else command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=None if self._place is None else _environment(Path(self._place.name)),
-            cwd=None if self._place is None else self._place.name,
-            start_new_session=True,
-        )
-        for pipe in (self._process.stdin, self._process.stdout):
-            os.set_blocking(pipe.fileno(), False)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A process behind the walls that has seen nothing yet, and of which nothing stays.
+
+        Raises
+        ------
+        RuntimeError
+            It did not start, whatever is in the submission.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                if not self._opened(theirs):
+                    self._end()
+                    self._apart = False
+                    if not self._opened(theirs):
+                        raise RuntimeError("the process behind the walls did not start")
+            try:
+                yield Session(ours, self._look)
+            finally:
+                if not (self._apart and self._asked(b"c")):
+                    self._end()
+
+    def _opened(self, theirs: socket.socket) -> bool:
+        self._begin()
+        return self._asked(b"o", theirs)
+
+    def _asked(self, word: bytes, *passed: socket.socket) -> bool:
+        """Whether the process behind the walls did it; it runs nobody's code but ours."""
+        with suppress(OSError):
+            socket.send_fds(self._control, [word], [each.fileno() for each in passed])
+            return self._control.recv(1) == word
+        return False
+
+    def _begin(self) -> None:
+        if self._process is not None:
+            return
+        user = _a_user() if self._closed else 0
+        most = MOST_PROCESSES + (0 if user else _tasks_of_this_user())
+        python = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lowered.py"))]
+        command = [*python, str(0 if self._apart else user)]
+        command += [str(most), str(MOST_FILE_BYTES), str(MOST_DATA_BYTES)]
+        how = f"user={user}, disk_bytes={MOST_DISK_BYTES}" if self._apart else ""
+        command += [sys.executable, "-c", f"from {__package__}.inside import main; main({how})"]
+        self._others = set(psutil.Process().children(recursive=True))
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        place = None if self._closed else tempfile.TemporaryDirectory(prefix="course-grade-")
+        self._place = place
+        self._control, its = socket.socketpair()
+        self._control.settimeout(START_SECONDS)
+        with its:
+            self._process = subprocess.Popen(
+                [*_bubblewrap(user, self._apart), *command] if self._closed else command,
+                stdin=its,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=None if place is None else _environment(Path(place.name)),
+                cwd=None if place is None else place.name,
+                start_new_session=True,
+            )
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
         self._process.kill()
         self._process.wait()
+        self._process = None
+        self._control.close()
         self._end_all()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()
         if self._place is not None:
             self._place.cleanup()
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Write a message.
-
-        Raises
-        ------
-        Ended
-            Nobody reads any more, or not in time.
-        """
-        rest = memoryview(json.dumps(message).encode() + b"\n")
-        pipe = self._process.stdin.fileno()
-        while rest:
-            self._wait([], [pipe])
-            try:
-                rest = rest[os.write(pipe, rest[: 1 << 16]) :]
-            except BlockingIOError:
-                continue
-            except OSError:
-                raise Ended("your code ended the process that runs it") from None
-
-    def replies(self) -> Iterator[dict[str, Any]]:
-        """The messages that come: a stranger's, whatever they hold.
-
-        Raises
-        ------
-        Ended
-            They end, are too long, or are not there in time; or too much is taken behind the walls.
-        """
-        pipe, searched = self._process.stdout.fileno(), 0
-        while True:
-            end = self._buffer.find(b"\n", searched)
-            if end >= 0:
-                line, searched = bytes(self._buffer[:end]), 0
-                del self._buffer[: end + 1]
-                with suppress(ValueError, RecursionError):
-                    if isinstance(message := json.loads(line), dict):
-                        yield message
-                continue
-            searched = len(self._buffer)
-            if searched > MOST_REPLY_BYTES:
-                raise Ended(f"more than {MOST_REPLY_BYTES >> 20} MiB came back from your code")
-            self._wait([pipe], [])
-            with suppress(BlockingIOError):
-                if not (data := os.read(pipe, 1 << 20)):
-                    raise Ended("your code ended the process that runs it")
-                self._buffer += data
-
-    def _wait(self, read: list[int], write: list[int]) -> None:
-        while True:
-            left = self.until - time.monotonic()
-            if left <= 0:
-                raise Ended("your code was not done in time")
-            if time.monotonic() - self._looked > LOOK_SECONDS:
-                self._look()
-                self._looked = time.monotonic()
-            if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
-                return
 
     def _family(self) -> set[psutil.Process]:
         """Who is left behind the walls descends from this process, or will when its parent ends."""
@@ -273,6 +267,78 @@ class Walls:
                 with suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
             time.sleep(0.01)
+
+
+class Session:
+    """The way to a process behind walls: messages there and back, until a moment that may be moved."""
+
+    def __init__(self, way: socket.socket, look: Callable[[], None]) -> None:
+        way.setblocking(False)
+        self._way, self._look = way, look
+        self._buffer = bytearray()
+        self._looked = 0.0
+        self.until = math.inf  # time.monotonic() up to which anybody waits for those behind the walls
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write a message.
+
+        Raises
+        ------
+        Ended
+            Nobody reads any more, or not in time.
+        """
+        rest = memoryview(json.dumps(message).encode() + b"\n")
+        while rest:
+            self._wait([], [self._way])
+            try:
+                rest = rest[self._way.send(rest[: 1 << 16]) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise Ended("your code ended the process that runs it") from None
+
+    def replies(self) -> Iterator[dict[str, Any]]:
+        """The messages that come: a stranger's, whatever they hold.
+
+        Raises
+        ------
+        Ended
+            They end, are too long, or are not there in time; or too much is taken behind the walls.
+        """
+        searched = 0
+        while True:
+            end = self._buffer.find(b"\n", searched)
+            if end >= 0:
+                line, searched = bytes(self._buffer[:end]), 0
+                del self._buffer[: end + 1]
+                with suppress(ValueError, RecursionError):
+                    if isinstance(message := json.loads(line), dict):
+                        yield message
+                continue
+            searched = len(self._buffer)
+            if searched > MOST_REPLY_BYTES:
+                raise Ended(f"more than {MOST_REPLY_BYTES >> 20} MiB came back from your code")
+            self._wait([self._way], [])
+            try:
+                data = self._way.recv(1 << 20)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                raise Ended("your code ended the process that runs it")
+            self._buffer += data
+
+    def _wait(self, read: list[Any], write: list[Any]) -> None:
+        while True:
+            left = self.until - time.monotonic()
+            if left <= 0:
+                raise Ended("your code was not done in time")
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                self._look()
+                self._looked = time.monotonic()
+            if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
+                return
 
 
 def _tasks_of_this_user() -> int:

@@ -1,0 +1,127 @@
+"""Behind the walls: a copy of this process, which has loaded PyTorch, in a world of its own.
+
+To load PyTorch takes seconds, a copy of a process that has it some milliseconds. Each copy sees processes, a
+/tmp, a /dev/shm and a System V memory that no other copy sees, and all of it ends with the copy. bubblewrap
+has closed the rest; a copy cannot be made by it, since it starts programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing.util
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+# Of linux/sched.h, linux/mount.h, linux/prctl.h and linux/capability.h
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x20000, 0x8000000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+CAPABILITY_VERSION_3 = 0x20080522
+READY = b"1"
+
+
+class Copy:
+    """The process beside the copy: it lives in this world, and ends the copy when it is told to."""
+
+    def __init__(self, work: Callable[[], None], user: int, disk_bytes: int) -> None:
+        ready, told = os.pipe()
+        hold, self._let_go = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            for mine in (ready, self._let_go):
+                os.close(mine)
+            _end_with(hold, lambda: _in_its_world(work, user, disk_bytes, told, hold), told)
+        for its in (told, hold):
+            os.close(its)
+        self.is_there = os.read(ready, 1) == READY
+        os.close(ready)
+
+    def end(self) -> None:
+        """End the copy and all that it has started, and wait until it is gone."""
+        os.close(self._let_go)
+        os.waitpid(self._pid, 0)
+
+
+def _end_with(hold: int, copy: Callable[[], None], told: int) -> None:
+    """In the process beside: make the copy, wait until nobody wants it any more, and end it."""
+    with contextlib.suppress(BaseException):
+        if _libc("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID):
+            first = os.fork()  # its process 1: with it the kernel ends all the others
+            if first == 0:
+                copy()
+            os.close(told)
+            os.read(hold, 1)
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+    os._exit(0)
+
+
+def _in_its_world(work: Callable[[], None], user: int, disk_bytes: int, told: int, hold: int) -> None:
+    """As its first process: lay it out, drop all rights, and reap orphans while a child works."""
+    with contextlib.suppress(BaseException):
+        os.close(hold)
+        plain = MS_NOSUID | MS_NODEV
+        size = f"size={disk_bytes},mode=1777".encode()
+        laid_out = _libc("mount", b"proc", b"/proc", b"proc", plain | MS_NOEXEC, None)
+        for place in (b"/tmp", b"/dev/shm"):
+            laid_out = laid_out and _libc("mount", b"tmpfs", place, b"tmpfs", plain, size)
+        os.chdir("/tmp")
+        if laid_out and _without_rights(user):
+            os.write(told, READY)
+            os.close(told)
+            works = os.fork()
+            if works == 0:
+                work()
+                os._exit(0)
+            while os.wait()[0] != works:
+                pass
+    os._exit(0)
+
+
+def _without_rights(user: int) -> bool:
+    """Become a user who owns nothing here, where root does this, and give up every capability."""
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    head, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    return _libc("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) and _libc("capset", head, none)
+
+
+def _libc(name: str, *given: Any) -> bool:
+    return getattr(ctypes.CDLL(None, use_errno=True), name)(*given) == 0
+
+
+@contextlib.contextmanager
+def fork_server_is_a_copy() -> Any:
+    """Meanwhile multiprocessing starts its fork server as a copy of this process, not as a new Python."""
+    starts = multiprocessing.util.spawnv_passfds
+
+    def copies(path: Any, words: list[str], passed: Any) -> int:
+        if "multiprocessing.forkserver" not in words[-1]:
+            return starts(path, words, passed)
+        pid = os.fork()
+        if pid == 0:
+            _only(passed)
+            with contextlib.suppress(BaseException):
+                exec(words[-1], {"__name__": "__main__"})
+            os._exit(0)
+        return pid
+
+    multiprocessing.util.spawnv_passfds = copies
+    try:
+        yield
+    finally:
+        multiprocessing.util.spawnv_passfds = starts
+
+
+def _only(files: Any) -> None:
+    """Close all files but these and the standard ones, as a new program would have it."""
+    after = 3
+    for file in sorted(files):
+        os.closerange(after, file)
+        after = file + 1
+    os.closerange(after, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 1 << 16)
