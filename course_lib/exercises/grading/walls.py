@@ -211,8 +211,7 @@ class Walls:
         how = f"user={user}, disk_bytes={MOST_DISK_BYTES}" if self._apart else ""
         command += [sys.executable, "-c", f"from {__package__}.inside import main; main({how})"]
         self._others = set(psutil.Process().children(recursive=True))
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _inherit(True)
         place = None if self._closed else tempfile.TemporaryDirectory(prefix="course-grade-")
         self._place = place
         self._control, its = socket.socketpair()
@@ -236,6 +235,7 @@ class Walls:
         self._process = None
         self._control.close()
         self._end_all()
+        _inherit(False)
         if self._place is not None:
             self._place.cleanup()
 
@@ -339,6 +339,12 @@ class Session:
                 self._looked = time.monotonic()
             if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
                 return
+
+
+def _inherit(orphans: bool) -> None:
+    """Whether this process becomes the parent of those among its descendants that have lost theirs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans))
 
 
 def _tasks_of_this_user() -> int:

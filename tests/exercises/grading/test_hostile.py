@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,31 @@ from tests.support.needs import missing
 HOUSE = Path(course_lib.__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def _walled(questions: None, nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[None]:
+    """One pair of walls for all: what one submission does costs no other anything."""
     if reason := walls.open_without():
         missing(reason)
+    with walls.Walls() as there:
+        WALLS.append(there)
+        yield
+        WALLS.clear()
+
+
+WALLS: list[walls.Walls] = []
+
+
+@pytest.fixture(autouse=True)
+def _walled(questions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
     monkeypatch.setattr(judge, "GRACE_SECONDS", 20.0)
+    yield
+    left = WALLS[0]._family()
+    assert len(left) <= 3, left  # bubblewrap, its first process, and the one that makes the sessions
 
 
-def grade(text: bytes, seconds: float = 60.0) -> dict[str, Any]:
-    return judge.grade(text, "99_toys.ipynb", "", seconds)
+def grade(text: bytes, seconds: float = 60.0, seed: str = "") -> dict[str, Any]:
+    return judge.grade(text, "99_toys.ipynb", seed, seconds, WALLS[0])
 
 
 def points(result: dict[str, Any]) -> list[float]:
@@ -63,7 +79,7 @@ def test_the_same_input_is_judged_alike() -> None:
     assert points(once) == [0, 0]
     assert "returned 0, an int" in said(once)
     assert grade(wrong) == once, "with the same draws, which the feedback shows"
-    assert said(judge.grade(wrong, "99_toys.ipynb", "another seed", 60.0)) != said(once)
+    assert said(grade(wrong, seed="another seed")) != said(once)
 
 
 LOOPS = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,34 +61,35 @@ def first(numbers=()):
 """
     places = set(Path("/tmp").glob("course-grade-*"))
     text = notebook(daemon, "first()", check(1), HONEST_SECOND, check(2))
-    found = judge.grade(text, "99_toys.ipynb", "", 60.0)["questions"]
+    with walls.Walls() as there:
+        found = judge.grade(text, "99_toys.ipynb", "", 60.0, there)["questions"]
     assert [found["99.1"]["points"], found["99.2"]["points"]] == [0, 3], found
     assert all(mark not in (each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
     assert set(Path("/tmp").glob("course-grade-*")) <= places
 
 
-class Says(walls.Walls):
-    """Walls around a program of a test's own."""
-
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
-
-    def __enter__(self) -> walls.Walls:
-        self._others = set(psutil.Process().children(recursive=True))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for pipe in (self._process.stdin, self._process.stdout):
-            os.set_blocking(pipe.fileno(), False)
-        self.until = time.monotonic() + 60
-        return self
+@contextmanager
+def says(program: str) -> Iterator[walls.Session]:
+    """A program of a test's own on the other side of the way."""
+    ours, theirs = socket.socketpair()
+    with (
+        ours,
+        theirs,
+        subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs) as there,
+    ):
+        theirs.close()
+        session = walls.Session(ours, lambda: None)
+        session.until = time.monotonic() + 60
+        try:
+            yield session
+        finally:
+            there.kill()
 
 
 def replies(program: str, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 16) -> tuple[list[Any], str]:
     monkeypatch.setattr(walls, "MOST_REPLY_BYTES", most)
     found = []
-    with Says(program) as there:
+    with says(program) as there:
         try:
             for each in there.replies():
                 found.append(each)
@@ -118,7 +121,7 @@ def test_what_comes_is_data_or_nothing(
 
 
 def test_who_does_not_read_is_given_up() -> None:
-    with Says("import time; time.sleep(600)") as there:
+    with says("import time; time.sleep(600)") as there:
         there.until = time.monotonic() + 1
         with pytest.raises(walls.Ended, match="not done in time"):
             there.send({"long": "x" * (1 << 20)})

@@ -1,0 +1,104 @@
+"""Minutes that a lesson takes to teach and its exercise to solve, by a rule.
+
+    python -m tests.notebooks.minutes
+
+The table stands in exercises/README.md, and `test_minutes.py` holds it to the notebooks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import nbformat
+
+from tests.notebooks.execute import ROOT
+
+SPOKEN, READ = 130, 200  # words a minute
+SHOWN, WRITTEN = 20, 1  # lines of code a minute
+PREDICTS, LOOKS_AT, TRIES = (
+    1.5,
+    0.5,
+    4,
+)  # minutes for a prediction, for a picture, and for a question's checks
+STEP = 5  # minutes to which it is rounded: more would be pretence
+SOLUTION = re.compile(r"### BEGIN SOLUTION(.*?)### END SOLUTION", re.DOTALL)
+ANSWERS = re.compile(r"<details>.*?</details>", re.DOTALL)  # of a quiz: they are read afterwards
+
+
+@dataclass(frozen=True)
+class Minutes:
+    """Of a lesson and its exercise, not rounded."""
+
+    name: str
+    teach: float
+    solve: float
+
+    def row(self) -> str:
+        """In the table."""
+        solve = f"{_rounded(self.solve)}" if self.solve else "–"
+        return f"| {self.name} | {_rounded(self.teach)} | {solve} |"
+
+
+def of_all() -> list[Minutes]:
+    """One for each lesson, in their order."""
+    return [
+        Minutes(path.stem[:2], _teach(path.name), _solve(path.name))
+        for path in sorted((ROOT / "lessons").glob("*.ipynb"))
+    ]
+
+
+def table() -> str:
+    """In Markdown."""
+    every = of_all()
+    rows = [each.row() for each in every]
+    hours = [sum(each.teach for each in every) / 60, sum(each.solve for each in every) / 60]
+    rows.append("| all | {:.0f} h | {:.0f} h |".format(*hours))
+    return "\n".join(
+        ["| lesson | minutes to teach | minutes to solve its exercise |", "| --- | --- | --- |", *rows]
+    )
+
+
+def _teach(name: str) -> float:
+    texts, codes = _parts("lessons", name)
+    pictures = sum("image/png" in output.get("data", {}) for cell in codes for output in cell.outputs)
+    predictions = sum(text.count("**Predict") for text in texts)
+    return (
+        _words(texts) / SPOKEN
+        + _lines(cell.source for cell in codes) / SHOWN
+        + predictions * PREDICTS
+        + pictures * LOOKS_AT
+    )
+
+
+def _solve(name: str) -> float:
+    if not (ROOT / "exercises" / name).exists():
+        return 0.0
+    texts, codes = _parts("exercises", name)
+    questions = sum(cell.source.startswith("check(") for cell in codes)
+    solutions = [each for cell in _parts("solutions", name)[1] for each in SOLUTION.findall(cell.source)]
+    return _words(texts) / READ + questions * TRIES + _lines(solutions) / WRITTEN
+
+
+def _parts(folder: str, name: str) -> tuple[list[str], list[Any]]:
+    cells = nbformat.read(ROOT / folder / name, as_version=4).cells
+    texts = [ANSWERS.sub("", cell.source) for cell in cells if cell.cell_type == "markdown"]
+    return texts, [cell for cell in cells if cell.cell_type == "code"]
+
+
+def _words(texts: Iterable[str]) -> int:
+    return sum(len(re.findall(r"\w+", text)) for text in texts)
+
+
+def _lines(sources: Iterable[str]) -> int:
+    return sum(bool(line.strip()) for source in sources for line in source.splitlines())
+
+
+def _rounded(minutes: float) -> int:
+    return max(STEP, STEP * round(minutes / STEP))
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,24 @@
+"""How long lessons and exercises take, as teachers read it."""
+
+from __future__ import annotations
+
+import re
+
+from tests.notebooks.execute import ROOT
+from tests.notebooks.minutes import of_all, table
+
+README = (ROOT / "exercises" / "README.md").read_text()
+
+
+def test_the_table_is_that_of_the_notebooks() -> None:
+    assert table() in README, "python -m tests.notebooks.minutes prints it"
+
+
+def test_each_lesson_has_its_week_and_fits_into_it() -> None:
+    minutes = {each.name: each.teach + each.solve for each in of_all()}
+    plan = README.partition("| week |")[2].partition("\n\n")[0]
+    weeks = re.findall(r"^\| \d+ \| ([\d, ]+) \|", plan, re.MULTILINE)
+    named = [number for week in weeks for number in re.findall(r"\d\d", week)]
+    assert sorted(named) == sorted(minutes)
+    longest = max(sum(minutes[number] for number in re.findall(r"\d\d", week)) for week in weeks)
+    assert longest <= 300, "of a week, in class and at home"
