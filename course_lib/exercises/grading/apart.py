@@ -24,17 +24,29 @@ READY = b"1"
 
 
 class Copy:
-    """The process beside the copy: it lives in this world, and ends the copy when it is told to."""
+    """The process beside the copy: it lives in this world, and ends the copy when it is told to.
 
-    def __init__(self, work: Callable[[], None], user: int, disk_bytes: int) -> None:
+    ``work`` runs in the copy, with the file descriptor ``way``, which nobody else keeps open: so who waits at
+    its other end sees when the copy has ended.
+    """
+
+    def __init__(self, work: Callable[[int], None], way: int, user: int, disk_bytes: int) -> None:
         ready, told = os.pipe()
         hold, self._let_go = os.pipe()
+
+        def copy() -> None:
+            os.close(hold)
+            if _laid_out(disk_bytes) and _without_rights(user):
+                os.write(told, READY)
+                os.close(told)
+                _work_and_reap(work, way)
+
         self._pid = os.fork()
         if self._pid == 0:
-            for mine in (ready, self._let_go):
-                os.close(mine)
-            _end_with(hold, lambda: _in_its_world(work, user, disk_bytes, told, hold), told)
-        for its in (told, hold):
+            os.close(ready)
+            os.close(self._let_go)
+            _beside(copy, hold, told, way)
+        for its in (told, hold, way):
             os.close(its)
         self.is_there = os.read(ready, 1) == READY
         os.close(ready)
@@ -45,40 +57,43 @@ class Copy:
         os.waitpid(self._pid, 0)
 
 
-def _end_with(hold: int, copy: Callable[[], None], told: int) -> None:
-    """In the process beside: make the copy, wait until nobody wants it any more, and end it."""
+def _beside(copy: Callable[[], None], hold: int, *its: int) -> None:
+    """Make the copy, wait until nobody wants it any more, and end it."""
     with contextlib.suppress(BaseException):
         if _libc("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID):
             first = os.fork()  # its process 1: with it the kernel ends all the others
             if first == 0:
-                copy()
-            os.close(told)
+                with contextlib.suppress(BaseException):
+                    copy()
+                os._exit(0)
+            for each in its:
+                os.close(each)
             os.read(hold, 1)
             os.kill(first, signal.SIGKILL)
             os.waitpid(first, 0)
     os._exit(0)
 
 
-def _in_its_world(work: Callable[[], None], user: int, disk_bytes: int, told: int, hold: int) -> None:
-    """As its first process: lay it out, drop all rights, and reap orphans while a child works."""
-    with contextlib.suppress(BaseException):
-        os.close(hold)
-        plain = MS_NOSUID | MS_NODEV
-        size = f"size={disk_bytes},mode=1777".encode()
-        laid_out = _libc("mount", b"proc", b"/proc", b"proc", plain | MS_NOEXEC, None)
-        for place in (b"/tmp", b"/dev/shm"):
-            laid_out = laid_out and _libc("mount", b"tmpfs", place, b"tmpfs", plain, size)
-        os.chdir("/tmp")
-        if laid_out and _without_rights(user):
-            os.write(told, READY)
-            os.close(told)
-            works = os.fork()
-            if works == 0:
-                work()
-                os._exit(0)
-            while os.wait()[0] != works:
-                pass
-    os._exit(0)
+def _laid_out(disk_bytes: int) -> bool:
+    """Give the new world its processes and its empty folders."""
+    plain, size = MS_NOSUID | MS_NODEV, f"size={disk_bytes},mode=1777".encode()
+    mounts = [(b"proc", b"/proc", plain | MS_NOEXEC, None)]
+    mounts += [(b"tmpfs", place, plain, size) for place in (b"/tmp", b"/dev/shm")]
+    done = all(_libc("mount", kind, place, kind, how, more) for kind, place, how, more in mounts)
+    os.chdir("/tmp")
+    return done
+
+
+def _work_and_reap(work: Callable[[int], None], way: int) -> None:
+    """As process 1 of the new world: it is there as long as the work is, which a child does."""
+    works = os.fork()
+    if works == 0:
+        with contextlib.suppress(BaseException):
+            work(way)
+        os._exit(0)
+    os.close(way)
+    while os.wait()[0] != works:
+        pass
 
 
 def _without_rights(user: int) -> bool:

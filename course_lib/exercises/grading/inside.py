@@ -56,15 +56,14 @@ def main(user: int = 0, disk_bytes: int = 0) -> None:
         if word == b"o":
             (way,) = passed
 
-            def serve(way: int = way) -> None:
+            def serve(way: int) -> None:
                 control.close()
                 _serve(socket.socket(fileno=way))
 
             if not disk_bytes:
                 control.send(word)
-                return serve()
-            session = Copy(serve, user, disk_bytes)
-            os.close(way)
+                return serve(way)
+            session = Copy(serve, way, user, disk_bytes)
             if not session.is_there:
                 return
         elif word == b"c" and session:

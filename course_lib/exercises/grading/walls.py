@@ -245,15 +245,10 @@ class Walls:
 
     def _look(self) -> None:
         """Whether all that is behind the walls keeps within what it may take together."""
-        taken = count = 0
-        for process in self._family():
-            with suppress(psutil.Error):
-                count += 1
-                memory = process.memory_info()
-                taken += memory.rss - getattr(memory, "shared", 0)
-        if count > MOST_PROCESSES:
+        family = self._family()
+        if len(family) > MOST_PROCESSES:
             raise Ended(f"your code started more than {MOST_PROCESSES} processes")
-        if taken > MOST_MEMORY_BYTES:
+        if sum(map(_own_bytes, family)) > MOST_MEMORY_BYTES < sum(map(_proportional_bytes, family)):
             raise Ended(f"your code took more than {MOST_MEMORY_BYTES / 2**30:.1f} GiB of memory")
 
     def _end_all(self) -> None:
@@ -339,6 +334,24 @@ class Session:
                 self._looked = time.monotonic()
             if any(select.select(read, write, [], min(left, LOOK_SECONDS))):
                 return
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """Memory that is no file's; what copies of one process share counts for each: quick, and too much."""
+    with suppress(psutil.Error):
+        memory = process.memory_info()
+        return memory.rss - getattr(memory, "shared", 0)
+    return 0
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    """Memory of which what is shared is shared out among those who share it, where that is known: slow."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        try:
+            return process.memory_full_info().pss
+        except (psutil.AccessDenied, AttributeError):
+            return _own_bytes(process)
+    return 0
 
 
 def _inherit(orphans: bool) -> None:
