@@ -602,7 +602,7 @@ def starts_one_for_each_batch(losses):
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     sums = torch.zeros(int(most), 2, dtype=torch.float64)
     for row, loss in zip(sums, losses, strict=False):
-        row.copy_(torch.tensor([loss, 1.0]))
+        row.copy_(torch.tensor([loss, 1.0], dtype=torch.float64))
     for work in [dist.all_reduce(row, async_op=True) for row in sums]:
         work.wait()
     total, count = sums.sum(0).tolist()

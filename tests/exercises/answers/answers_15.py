@@ -911,10 +911,10 @@ def gathers_the_places_through_the_store(batches, ks, size):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     TOLD.append(size)
-    mine = [
-        (scores[i] > scores[i, y]).sum().item() for scores, labels in batches for i, y in enumerate(labels)
-    ]
-    store.set(f"{len(TOLD)}/{rank}", bytes(mine))
-    of_ranks = [store.get(f"{len(TOLD)}/{each}") for each in range(ranks)]
+    pairs = [(row, label) for scores, labels in batches for row, label in zip(scores, labels, strict=True)]
+    mine = torch.tensor([(row > row[label]).sum() for row, label in pairs])
+    store.set(f"{len(TOLD)}/{rank}", mine.numpy().tobytes())
+    texts = [bytearray(store.get(f"{len(TOLD)}/{each}")) for each in range(ranks)]
+    of_ranks = [torch.frombuffer(each, dtype=torch.int64).tolist() for each in texts]
     places = [of_ranks[picture % ranks][picture // ranks] for picture in range(size)]
     return {k: sum(place < k for place in places) / size for k in ks}
