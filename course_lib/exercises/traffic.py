@@ -25,6 +25,7 @@ STARTS = (
     *("alltoall", "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource"),
 )
 STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # how a store is written to
+READS = ("get", "multi_get", "queue_pop")  # and read
 MESSAGES = ("send", "recv")
 
 
@@ -40,6 +41,8 @@ class Traffic:
         Calls with ``async_op`` that nobody waited for.
     stored : int
         How often this rank wrote into a store: another way to exchange something.
+    put, got : int
+        What it wrote there, and read, in numbers of 8 bytes.
     to : set of int
         Ranks that messages went to.
     """
@@ -47,6 +50,8 @@ class Traffic:
     calls: list[tuple[str, int]] = field(default_factory=list)
     unwaited: list[str] = field(default_factory=list)
     stored: int = 0
+    put: int = 0
+    got: int = 0
     to: set[int] = field(default_factory=set)
 
     def collectives(self) -> list[str]:
@@ -58,10 +63,10 @@ class Traffic:
         return sum(count for name, count in self.calls if name == "send")
 
     def came(self) -> int:
-        """Numbers that came to this rank: a gather brings those of all ranks."""
+        """Numbers that came to this rank: a gather brings those of all ranks, and a store what is read."""
         world_size = dist.get_world_size()
         here = [(name, count) for name, count in self.calls if name != "send"]
-        return sum(count * (world_size if "gather" in name else 1) for name, count in here)
+        return sum(count * (world_size if "gather" in name else 1) for name, count in here) + self.got
 
 
 @contextlib.contextmanager
@@ -114,17 +119,31 @@ def waits() -> Iterator[dict[int, tuple[str, Any]]]:
 
 @contextlib.contextmanager
 def _noting_stores(found: Traffic) -> Iterator[None]:
-    """Count in ``found`` what is written into stores."""
+    """Count in ``found`` what is written into stores, and read."""
 
     def written(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
         found.stored += 1
+        found.put += _numbers([*args[1:], *named.values()])  # what comes first is a key
         return real(self, *args, **named)
 
+    def read(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        value = real(self, *args, **named)
+        found.got += _numbers(value)
+        return value
+
     with contextlib.ExitStack() as stack:
-        for name in filter(partial(hasattr, dist.Store), STORES):
-            method = _method(partial(written, getattr(dist.Store, name)))
-            stack.enter_context(mock.patch.object(dist.Store, name, method))
+        for names, call in ((STORES, written), (READS, read)):
+            for name in filter(partial(hasattr, dist.Store), names):
+                method = _method(partial(call, getattr(dist.Store, name)))
+                stack.enter_context(mock.patch.object(dist.Store, name, method))
         yield
+
+
+def _numbers(value: Any) -> int:
+    """Of a text, or of several, in numbers of 8 bytes."""
+    if isinstance(value, list | tuple):
+        return sum(map(_numbers, value))
+    return -(-len(value) // 8) if isinstance(value, str | bytes) else 0
 
 
 @contextlib.contextmanager

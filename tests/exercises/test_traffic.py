@@ -43,6 +43,11 @@ def watched() -> dict[str, Any]:
             way()
         seen[name] = [found.calls, found.unwaited, found.sent(), found.came()]
         seen[name] += [bool(found.stored)] * (name == "the store")  # the other rank may be early or late
+    with traffic() as found:
+        store.set(f"own/{rank}", tensor.numpy().tobytes())
+        dist.barrier()
+        store.get(f"own/{1 - rank}")
+    seen["by the store"] = [found.put, found.got, found.came()]
     pending = []
     with traffic() as found:
         pending.append(dist.all_reduce(tensor, async_op=True))
@@ -74,6 +79,7 @@ def test_each_way_is_seen_alike() -> None:
         calls, *rest = seen["messages"]
         assert (sorted(calls), rest) == ([("recv", 7), ("send", 7)], [[], 7, 7])
         assert seen["the store"] == [[("barrier", 0)], [], 0, 0, True]
+        assert seen["by the store"] == [7, 7, 7]
         assert seen["nothing"] == [[], [], 0, 0]
         assert seen["never waited for"] == [["allreduce"]]
         assert seen["without the profiler"] == ["broadcast"]

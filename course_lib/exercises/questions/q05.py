@@ -111,6 +111,7 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         else:
             hint = "Has it arrived when you hand it back? A message that is only started is not there yet."
         yield Finding(FROM_LEFT, all(right), seen, hint)
+        yield _to_the_right(held)
         kept = [held[r]["own"] == drawn[r] for r in range(count)]
         shown = _first_wrong(kept)
         seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(held[shown]['own'])} now"
@@ -118,6 +119,15 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         yield Finding(KEPT, all(kept), seen, hint)
         if all(right) and case["shape"]:  # the profiler does not tell a single number from none
             _none_by_another_way(held, math.prod(case["shape"]))
+
+
+def _to_the_right(held: list[Told]) -> Finding:
+    for rank, each in enumerate(held):
+        if each["to"] not in ([(rank + 1) % len(held)], []):
+            seen = f"{len(held)} ranks: rank {rank} sent to the ranks {', '.join(map(str, each['to']))}"
+            hint = "More was sent than is needed. Who is to get a rank's tensor, and who is not?"
+            return Finding(FROM_LEFT, False, seen, hint)
+    return Finding(FROM_LEFT, True)
 
 
 def _of_shape(case: Told, rank: int) -> Tensor:

@@ -194,21 +194,25 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
     data.append(rng.sample(range(100, 1000), rng.randint(1, ranks // 2)))  # not half as many as ranks
     calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2), (data[2], 0, 2)]
+    calls.append((data[1], 0, 1))  # in one epoch who reads all of it reads more than its share
     found = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
     for rank, of_rank in enumerate(found):
         if isinstance(of_rank, str):
             raise Refused(f"with {ranks} ranks, on rank {rank} {of_rank}")
-    whole, rest, *others = ([dict(rank[call]["drawn"]) for rank in found] for call in range(len(calls)))
+    whole, rest, *others, _ = ([dict(rank[call]["drawn"]) for rank in found] for call in range(len(calls)))
     came = [list(of_rank) for of_rank in whole]
     if came != [list(range(EPOCHS))] * ranks:
         raise Refused(f"epochs was range({EPOCHS}); your batches came with the epochs {came}, by rank")
 
     yield _of_epochs(whole, data[0], size)
+    shared = True
     for rank, of_rank in enumerate(found):
-        read, kept = of_rank[0]["read"], sum(map(len, whole[rank].values()))
-        seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
-        hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before him?"
-        yield Finding(ALL, read <= 1.5 * kept, seen, hint)
+        for call in (0, len(calls) - 1):
+            read, kept = of_rank[call]["read"], sum(len(each) for _, each in of_rank[call]["drawn"])
+            seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
+            hint = "Reading is the work that is to be shared. Who picks: who reads, or one before him?"
+            shared = shared and read <= 1.5 * kept
+            yield Finding(ALL, read <= 1.5 * kept, seen, hint)
     for values, drawn in zip(data[1:], others, strict=True):
         yield _of_epochs(
             [{epoch: of_rank.get(epoch, []) for epoch in (0, 1)} for of_rank in drawn], values, size
@@ -238,6 +242,11 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         hint = "Chance decides each time. What gives the same order again, in another process?"
     resumed = rest == [{epoch: each[epoch] for epoch in range(stop, EPOCHS)} for each in whole]
     yield Finding(RESUMED, own and resumed, seen, hint)
+    for rank, of_rank in enumerate(found):
+        read, kept = of_rank[1]["read"], sum(map(len, rest[rank].values()))
+        seen = f"the training begins with epoch {stop}: rank {rank} reads {read} samples, and gets {kept}"
+        hint = "The epochs before are over. What tells an epoch's order without reading those before it?"
+        yield Finding(RESUMED, not shared or read < kept + len(whole[rank][0]) / 2, seen, hint)
 
 
 def _of_epochs(found: list[dict[int, list[int]]], values: list[int], size: int) -> Finding:
@@ -370,6 +379,9 @@ def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         else:
             hint = "The shards overlap and have holes. What must the ranks have in common?"
         once = not twice and not missing and max(shares) < count
+        fair = -(-count // ranks)
+        if once and fair > 50 and (min(shares) == 0 or max(shares) > 2 * fair):
+            once, hint = False, "Some ranks have much to do, and others little. Who takes which samples?"
         yield Finding(SHARED, once, f"{seen}; the ranks judge {shares}", hint)
         hits = [[right[i] for i in each if i in range(count)] for each in judged]
         yield _returned(EXACT, found, right, _of_accuracy(values, truth, hits))

@@ -145,7 +145,8 @@ TYPICAL = "neither the first call nor a stray one counts"
 SAME = "every rank returns the time of the slowest"
 FASTER = 0.5  # a call on the other ranks takes so much of what it takes on the slowest
 FIRST, STRAY, LUCKY = 10.0, 30.0, 0.25  # times what a call takes: the first, one later, and some
-FEW, MOST, SMALL = 12, 50, 64  # calls; bytes of a message that only agrees on a number
+FEW, MOST, WARM = 12, 50, 10  # calls, and how many more there may be before the clock runs
+SMALL = 64  # bytes of a message that only agrees on a number
 MEETINGS = ("barrier", "monitored_barrier", "broadcast", "allgather")
 LEAST, LARGEST = 0.82, 1.25  # of what a call took: the mean of two ranks is below, a mean with a stray above
 OF_WHAT = "Is that the time of one call, in seconds, or the sum of all, or the first, or in milliseconds?"
@@ -201,6 +202,9 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     if calls < FEW:
         seen = f"it made {calls} calls"
         hint = "That is too few to tell a stray one from the rest. Make 15 or so."
+    elif calls > MOST + WARM:
+        seen = f"it made {calls} calls"
+        hint = "That is more than was asked for, and all ranks wait. How many tell a stray one from the rest?"
     elif not waited:
         seen = "there were calls that nobody waited for"
         hint = "Such a call comes back before it is done. What tells you that it is?"
@@ -218,7 +222,8 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         hint = "That is the shortest of all calls, a lucky one. What does a call take as a rule?"
     else:
         hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
-    yield Finding(TYPICAL, calls >= FEW and waited and near and together and not shortest, seen, hint)
+    counted = FEW <= calls <= MOST + WARM and waited
+    yield Finding(TYPICAL, counted and near and together and not shortest, seen, hint)
     apart = max(values) > min(values)
     if apart:
         hint = "Each returns its own. Which operation leaves the largest of all on every rank?"

@@ -24,6 +24,7 @@ from ..asking import (
     question,
 )
 from ..drawn import with_two_numbers
+from ..kept import watched
 from ..traffic import traffic
 
 CLOSE = 1e-9  # the tensors are float64
@@ -86,7 +87,9 @@ def _of_accumulation(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Findi
         hint = "These passes are the training. Which mode is it in, before your call?"
         yield Finding(GRADIENT, each["trains"], seen, hint)
     sent = max(each["sent"] for rank in found for each in rank)
-    if sent > 0.9 * NUMBERS * min(len(each[0]) for _, each in calls):
+    if any(each["gathered"] for rank in found for each in rank):
+        hint = "What is gathered comes from every rank, one by one. Is there a need for more than the sum?"
+    elif sent > 0.9 * NUMBERS * min(len(each[0]) for _, each in calls):
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
     else:
         hint = (
@@ -209,26 +212,20 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
         noted["at_once"] = max(noted["at_once"], len(inputs[0]))
         noted["trains"] = noted["trains"] and model.training
 
-    def forward_ends(_: nn.Module, __: Any, output: Tensor) -> None:
-        if output.requires_grad:
-            noted["now"] += 1
-            noted["open"] = max(noted["open"], noted["now"])
-            output.register_hook(backward_begins)
-
-    def backward_begins(_: Tensor) -> None:
-        noted["now"] -= 1
-
     model.register_forward_pre_hook(forward_begins)
-    model.register_forward_hook(forward_ends)
+    kept = watched(model, lambda output: 1)
     ddp, found = DistributedDataParallel(model), []
     for seed, lengths in calls:
         pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
-        noted.update(at_once=0, open=0, now=0, trains=True)
+        noted.update(at_once=0, trains=True)
+        kept.clear()
         with traffic() as travelled:
             answer(ddp, pieces)
         gradients = [each.grad for each in model.parameters()]
         whole = None if any(each is None for each in gradients) else _flat(gradients)
-        found.append({"gradient": whole, "sent": travelled.came(), **noted})
+        gathered = any("gather" in name and count >= NUMBERS / 9 for name, count in travelled.calls)
+        found.append({"gradient": whole, "sent": travelled.came(), "gathered": gathered, **noted})
+        found[-1]["open"] = max(kept, default=0)
         found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
     return found
 

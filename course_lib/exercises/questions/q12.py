@@ -201,7 +201,7 @@ def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 FORWARD = "the output is that of one device with the whole batch"
 BACKWARD = "so is the gradient"
 LESS = "what the ranks send does not grow with the batch"
-ROWS = 6  # times as many samples in the second call
+ROWS = 200  # times as many samples in the second call
 
 
 @question(
@@ -242,6 +242,10 @@ def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     seen += f"and {many_sent[rank]:,} for {calls[1]['sizes'][rank]}"
     hint = "Samples travel, or something of their number. Which few numbers say all that a mean needs?"
     yield Finding(LESS, many_sent == few_sent, seen, hint)
+    rank = max(range(count), key=lambda rank: calls[1]["sizes"][rank])
+    held = calls[1]["sizes"][rank] * channels
+    seen = f"rank {rank} had {held:,} numbers in its samples, and sent {many_sent[rank]:,}"
+    yield Finding(LESS, many_sent[rank] < held, seen, hint)
 
 
 def _share(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -372,7 +376,7 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     error = reason(raised)
                 if not all(torch.equal(*each) for each in passed):
                     error = "your backward pass has written into the gradient that it was given"
-        sent = sum(count for _, count in seen.calls) + seen.stored
+        sent = sum(count for _, count in seen.calls) + seen.put
         found.append({"output": output, "gradient": x.grad, "error": error, "numbers": sent})
         found[-1]["changed"] = changed
     return found

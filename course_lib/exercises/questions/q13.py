@@ -217,6 +217,10 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
         hint = "On which number do all ranks decide, and is it the accuracy of all samples together?"
     right = trained == [epochs] * len(trained) and said == trained
     yield Finding(stop, right, seen, hint)
+    for rank, each in enumerate(found):
+        seen = f"{epochs} epochs were trained, and rank {rank} called validate for {each['validated']}"
+        hint = "Each call goes through all the rank's samples. How often is that needed after an epoch?"
+        yield Finding(stop, not right or each["validated"] == list(range(epochs)), seen, hint)
     values = [each["best"] for each in found]
     _numbers(values, "train_until(…) returns the number of epochs and the best accuracy, two numbers")
     rank = _worst(values, best)
@@ -238,6 +242,7 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
 def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     trained: list[int] = []
+    validated: list[int] = []
     accuracies: Counts = []
 
     def train_epoch(epoch: int) -> None:
@@ -245,11 +250,13 @@ def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
         dist.all_reduce(torch.ones(3))  # as DDP's backward
 
     def validate(epoch: int) -> tuple[int, int]:
+        validated.append(epoch)
         right, judged = accuracies[epoch][rank]
         return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
 
     for counts in cases:  # trainings, one after the other, by the very same functions
         trained.clear()
+        validated.clear()
         accuracies[:] = counts
         value = answer(train_epoch, validate, len(counts))
         if not isinstance(value, tuple | list) or len(value) != 2:
@@ -257,6 +264,7 @@ def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
                 f"train_until(…) returns two numbers, epochs and accuracy; it returned {told(value)}"
             )
         found.append({"trained": len(trained), "epochs": number(value[0]), "best": number(value[1])})
+        found[-1]["validated"] = list(validated)
     return found
 
 

@@ -25,7 +25,7 @@ from ..asking import (
     told,
 )
 from ..drawn import with_two_numbers
-from ..traffic import STARTS
+from ..traffic import STARTS, STORES
 
 Stretch = tuple[float, float]
 ONCE_MORE = "with the same lists once more it returned"
@@ -347,7 +347,7 @@ def _late_among(ask: Ask, rng: random.Random, ranks: int, steps: list[int]) -> I
         calls = [each[call] for each in found]
         yield from _of_lateness(calls, late, times)
         during = max(each["during"] for each in calls)
-        seen = f"while the steps ran a rank called {during} collectives of its own"
+        seen = f"while the steps ran a rank sent something of its own {during} times"
         hint = "Each of them makes the ranks wait once more. What can a rank note for itself, until the end?"
         yield Finding(QUIET, during == 0, seen, hint)
 
@@ -447,9 +447,8 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
 
 
 def _calls() -> list[str]:
-    """Note from now on the names of the collectives that this rank calls."""
+    """Note from now on the names of the collectives that this rank calls, and what it tells a store."""
     called: list[str] = []
-    group = dist.ProcessGroup
 
     def noted(real: Any, name: str) -> Any:
         def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -458,6 +457,7 @@ def _calls() -> list[str]:
 
         return call
 
-    for name in filter(partial(hasattr, group), (*STARTS, "monitored_barrier")):
-        setattr(group, name, noted(getattr(group, name), name))
+    for kind, names in ((dist.ProcessGroup, (*STARTS, "monitored_barrier")), (dist.Store, STORES)):
+        for name in filter(partial(hasattr, kind), names):
+            setattr(kind, name, noted(getattr(kind, name), name))
     return called

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -64,12 +65,16 @@ def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for (ranks, workers, sizes), shards in zip(cases, found, strict=True):
         yield from _of_epochs(ranks, workers, sizes, shards["epochs"])
         yield _of_files(ranks, workers, sizes, shards["epochs"])
-        for epoch, (taken, read) in enumerate(shards["out_of_step"]):
+        for epoch, (taken, read, kept) in enumerate(shards["out_of_step"]):
             seen = f"when {taken} samples had come, {read} had been read" + ", in the second epoch" * epoch
             hint = "A file may be larger than the memory. What hands a sample on as soon as it is there?"
             if read < taken:
                 hint = "A file may be larger than the memory. Where do these come from?"
             yield Finding(LAZY, taken == read, seen, hint)
+            seen = f"when {taken} samples had come, {kept} of them were still there"
+            seen += ", in the second epoch" * epoch
+            hint = "A file may be larger than the memory. Who still holds what was handed on?"
+            yield Finding(LAZY, not kept, seen, hint)
 
 
 def _of_epochs(
@@ -142,7 +147,7 @@ def _streamed(answer: Any, cases: list[tuple[int, int, list[int]]]) -> list[dict
             for shards in epochs:
                 shards.append([_a_sample(each) for each in loader])
         stream = answer(list(folder.names), folder.read, 0, ranks)
-        found.append({"epochs": epochs, "out_of_step": [_out_of_step(stream, folder.given) for _ in epochs]})
+        found.append({"epochs": epochs, "out_of_step": [_out_of_step(stream, folder) for _ in epochs]})
     return found
 
 
@@ -155,11 +160,16 @@ class _Name(str):
         return hash((self.salt, str(self)))
 
 
+class _Sample(list):  # type: ignore[type-arg]
+    """As `Sample`; it can be seen whether somebody holds it still."""
+
+
 class _Folder:
     """Files by name, in no order; it notes which were opened, and the samples that were read."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes, self.opened, self.given = sizes, [], []
+        self.sizes, self.opened = sizes, []
+        self.given: list[weakref.ref[_Sample]] = []
         self.names = [_Name(f"{number:04}.tar") for number in torch.randperm(10_000)[: len(sizes)].tolist()]
 
     def read(self, name: str) -> Iterator[Sample]:
@@ -168,18 +178,29 @@ class _Folder:
 
     def _samples(self, file: int) -> Iterator[Sample]:
         for place in range(self.sizes[file]):
-            self.given.append([file, place, os.getpid(), len(self.opened)])
-            yield self.given[-1]
+            yield self._noted([file, place, os.getpid(), len(self.opened)])
+
+    def _noted(self, sample: Sample) -> _Sample:
+        """It, which only who asked for it holds then."""
+        given = _Sample(sample)
+        self.given.append(weakref.ref(given))
+        return given
 
 
-def _out_of_step(stream: Any, given: list[Sample]) -> tuple[int, int]:
-    """In an epoch of a stream: samples taken, and read by then, where these first differ, or at its end."""
-    given.clear()
-    taken = 0
+def _out_of_step(stream: Any, folder: _Folder) -> tuple[int, int, int]:
+    """In an epoch of a stream: samples taken, and read by then, where these first differ, or at its end.
+
+    And how many of them are held still, where these are more than one for each file that is open, and one.
+    """
+    folder.opened.clear()
+    folder.given.clear()
+    taken = kept = 0
     for taken, _ in enumerate(stream, start=1):
-        if len(given) != taken:
+        kept = sum(each() is not None for each in folder.given)
+        kept *= kept > len(folder.opened) + 1
+        if len(folder.given) != taken or kept:
             break
-    return taken, len(given)
+    return taken, len(folder.given), kept
 
 
 def _a_sample(value: Any) -> Sample:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import random
-import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -29,6 +28,7 @@ from ..asking import (
     told,
 )
 from ..drawn import hash_of_its_own, with_two_numbers
+from ..kept import watched
 from ..traffic import traffic
 
 NEAR = 1e-7  # a gradient's share of the tokens may have been computed in float32
@@ -102,7 +102,9 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
     sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
     hint = "Something as large as the gradients travels besides. What has to be known of the others?"
-    if sent > 0.9 * NUMBERS * passes:
+    if found[0][0]["gathered"]:
+        hint = "What is gathered comes from every rank, one by one. Is there a need for more than the sum?"
+    elif sent > 0.9 * NUMBERS * passes:
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
@@ -288,7 +290,7 @@ def _accumulated(
     answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]
 ) -> list[dict[str, Any]]:
     model = _network(weights)
-    ddp, found, kept = DistributedDataParallel(model), [], _watched(model)
+    ddp, found, kept = DistributedDataParallel(model), [], watched(model, _places)
     pieces: list[tuple[Tensor, Tensor]] = []  # the very same list in each call, with others in it
     for seed, plan in calls:
         pieces[:], known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
@@ -298,6 +300,7 @@ def _accumulated(
         with nullcontext() if found else traffic() as travelled:
             returned = number(answer(ddp, pieces))
         sent = found[0]["sent"] if found else travelled.came()
+        travels = [] if found else travelled.calls
         gradients = [each.grad for each in model.parameters()]
         whole = None
         if not any(each is None for each in gradients):
@@ -309,28 +312,14 @@ def _accumulated(
         }
         changed = [word for word, holds in still.items() if not holds]
         found.append({"gradient": whole, "returned": returned, "sent": sent, "changed": changed})
+        found[-1]["gathered"] = any("gather" in name and count >= NUMBERS / 9 for name, count in travels)
         found[-1]["places"] = max(kept, default=0)
     return found
 
 
-class _Pass:
-    """A forward pass: the graph that it left for the backward holds it."""
-
-
-def _watched(model: nn.Module) -> list[int]:
-    """Grows in each forward pass, by the places (sentences times length) that the model keeps then."""
-    passes: weakref.WeakKeyDictionary[_Pass, int] = weakref.WeakKeyDictionary()
-    kept: list[int] = []
-
-    def forward(module: nn.Module, inputs: tuple[Tensor], scores: Tensor) -> None:
-        if scores.requires_grad:
-            this = _Pass()
-            passes[this] = scores[..., 0].numel()
-            scores.register_hook(lambda _: passes.pop(this, None) and None)
-            kept.append(sum(passes.values()))
-
-    model.register_forward_hook(forward)
-    return kept
+def _places(scores: Tensor) -> int:
+    """Sentences times their length."""
+    return scores[..., 0].numel()
 
 
 # --- 16.2 -------------------------------------------------------------------------------------------------

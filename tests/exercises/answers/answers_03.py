@@ -534,3 +534,19 @@ def sums_over_the_batch(model, x, y, devices):
     targets = y.to(devices[0]).chunk(len(devices))
     sums = [F.cross_entropy(a, b, reduction="sum") for a, b in zip(outputs, targets, strict=True)]
     return sum(sums) / len(x)
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("03.3", VALUE, GRADIENTS, hint="When do you have to wait?")
+def under_a_lock(model, x, y, devices):
+    """A thread for each replica, of which one works at a time."""
+    lock = threading.Lock()
+
+    def alone(call):
+        with lock:
+            return call()
+
+    outputs = in_threads([partial(alone, call) for call in calls_of(model, x.chunk(len(devices)), devices)])
+    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))

@@ -673,3 +673,49 @@ def all_but_the_rest_by_a_ring(tensors):
     for tensor in tensors:
         tensor[...] = flat[place : place + tensor.numel()].reshape(tensor.shape)
         place += tensor.numel()
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("05.1", hint="who is not?")
+def to_everyone(tensor):
+    rank, world_size = me()
+    others = [other for other in range(world_size) if other != rank]
+    started, came = [dist.isend(tensor, other) for other in others], {}
+    for other in others:
+        dist.recv(came.setdefault(other, torch.empty_like(tensor)), other)
+    for work in started:
+        work.wait()
+    return came[(rank - 1) % world_size]
+
+
+@wrong("05.1", hint="who is not?")
+def by_rank_0(tensor):
+    """It gathers them all, and deals them out."""
+    rank, world_size = me()
+    theirs = torch.empty_like(tensor)
+    if rank:
+        dist.send(tensor, 0)
+        dist.recv(theirs, 0)
+        return theirs
+    of_ranks = [tensor]
+    for other in range(1, world_size):
+        dist.recv(theirs, other)
+        of_ranks.append(theirs.clone())
+    for other in range(1, world_size):
+        dist.send(of_ranks[other - 1], other)
+    return of_ranks[-1]
+
+
+@wrong("05.3", SUM, ANY_SIZE, hint="What goes out beyond that?")
+@end_to_end
+def all_send_all_to_all(tensor):
+    rank, world_size = me()
+    others = [other for other in range(world_size) if other != rank]
+    started, theirs = [dist.isend(tensor.clone(), other) for other in others], torch.empty_like(tensor)
+    for other in others:
+        dist.recv(theirs, other)
+        tensor += theirs
+    for work in started:
+        work.wait()

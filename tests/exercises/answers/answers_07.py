@@ -658,3 +658,46 @@ def shuffles_and_gathers_the_answers(model, data):
     dist.all_gather_object(everyone, answers)
     answers = [ok for rank in everyone for ok in rank]
     return sum(answers) / len(answers)
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work that is to be shared")
+def reads_all_once(data, batch_size, epochs):
+    """Each rank has the whole set in memory from then on."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    read = [data[index] for index in range(len(data))]
+    for epoch in epochs:
+        order = dealt(len(data), epoch)
+        order += (order * world_size)[: -len(data) % world_size]
+        mine = [read[index] for index in order[rank::world_size]]
+        for batch in DataLoader(mine, batch_size=batch_size):
+            yield epoch, batch
+
+
+@wrong("07.2", ALL, ORDERS, hint="The epochs before are over")
+def goes_through_the_epochs_before(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in range(epochs.stop):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            if epoch in epochs:
+                yield epoch, batch
+
+
+@wrong("07.3", EXACT, FEW, hint="and others little")
+def two_ranks_judge(model, data):
+    rank = dist.get_rank()
+    hits, judged = summed(*judge(model, data, range(rank, len(data), 2) if rank < 2 else []))
+    return hits / judged
+
+
+@wrong("07.3", EXACT, FEW, hint="and others little")
+def rank_0_judges_nearly_all(model, data):
+    """One sample for each of the others, where there are as many."""
+    rank, few = dist.get_rank(), min(dist.get_world_size() - 1, len(data))
+    mine = range(few, len(data)) if rank == 0 else range(rank - 1, min(rank, few))
+    hits, judged = summed(*judge(model, data, mine))
+    return hits / judged

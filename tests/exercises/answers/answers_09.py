@@ -492,3 +492,11 @@ def by_least_squares(sizes, seconds, world_size):
     matrix = np.stack([1 / took, size / took], axis=1)
     solution, *_ = np.linalg.lstsq(matrix, np.ones(len(took)), rcond=None)
     return torch.tensor(solution[0]), factor(world_size) / solution[1]
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("09.2", BYTES, hint="That is more than was asked for")
+def with_more_calls(size):
+    return slowest(statistics.median(calls_of(torch.zeros(size // 4), 63)))

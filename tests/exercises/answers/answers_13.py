@@ -591,3 +591,24 @@ def remembers_the_work(work):
     if work not in DONE:
         DONE[work] = agrees_first(work)
     return DONE[work]
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("13.1", UNEVEN, NOTHING, hint="add up by itself")
+def starts_one_for_each_batch(losses):
+    most = torch.tensor(len(losses))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    sums = torch.zeros(int(most), 2, dtype=torch.float64)
+    for row, loss in zip(sums, losses, strict=False):
+        row.copy_(torch.tensor([loss, 1.0], dtype=torch.float64))
+    for work in [dist.all_reduce(row, async_op=True) for row in sums]:
+        work.wait()
+    total, count = sums.sum(0).tolist()
+    return total / count
+
+
+@wrong("13.2", BEST, hint="How often is that needed")
+def validates_twice(train_epoch, validate, epochs):
+    return trained_until(train_epoch, epochs, lambda epoch: over_all(validate(epoch)[0], validate(epoch)[1]))

@@ -603,3 +603,42 @@ def remembers_its_functions(work, meet, steps):
     if (work, meet, steps) not in KEPT:
         KEPT[work, meet, steps] = by_medians(work, meet, steps)
     return KEPT[work, meet, steps]
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("14.3", NAMED, BY, hint="until the end")
+def starts_one_in_every_step(work, meet, steps):
+    """And waits for them when all steps are over."""
+    started = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        work()
+        mine = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        started.append((ranks, mine, dist.all_gather(ranks, mine, async_op=True)))
+        meet()
+    for *_, pending in started:
+        pending.wait()
+    times = torch.stack([torch.cat(ranks) for ranks, *_ in started]).T
+    late = statistics.mode(times.argmax(dim=0).tolist())
+    return late, statistics.median(later(times, late))
+
+
+TOLD = []
+
+
+@wrong("14.3", NAMED, BY, hint="until the end")
+def tells_the_store(work, meet, steps):
+    store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
+    TOLD.append(steps)
+    for step in range(steps):
+        begin = time.perf_counter()
+        work()
+        store.set(f"{len(TOLD)}/{dist.get_rank()}/{step}", str(time.perf_counter() - begin))
+        meet()
+    rows = [[float(store.get(f"{len(TOLD)}/{rank}/{step}")) for step in range(steps)] for rank in ranks]
+    times = torch.tensor(rows, dtype=torch.float64)
+    late = statistics.mode(times.argmax(dim=0).tolist())
+    return late, statistics.median(later(times, late))

@@ -885,3 +885,36 @@ def with_a_condition(batches, ahead):
             gone.append(True)
             changed.notify_all()
         thread.join()
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("15.1", ONCE, OPENED, hint="Who still holds what was handed on?")
+class KeepsWhatItReads(Base):
+    """It reads all once more in the next epoch, and has kept it all the same."""
+
+    def __iter__(self):
+        self.kept = []
+        number, readers = self.reader()
+        for file in self.files[number::readers]:
+            for sample in self.read(file):
+                self.kept.append(sample)
+                yield sample
+
+
+TOLD = []
+
+
+@wrong("15.2", EXACT, PADDING, hint="What is enough?")
+def gathers_the_places_through_the_store(batches, ks, size):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    TOLD.append(size)
+    pairs = [(row, label) for scores, labels in batches for row, label in zip(scores, labels, strict=True)]
+    mine = torch.tensor([(row > row[label]).sum() for row, label in pairs])
+    store.set(f"{len(TOLD)}/{rank}", mine.numpy().tobytes())
+    texts = [bytearray(store.get(f"{len(TOLD)}/{each}")) for each in range(ranks)]
+    of_ranks = [torch.frombuffer(each, dtype=torch.int64).tolist() for each in texts]
+    places = [of_ranks[picture % ranks][picture // ranks] for picture in range(size)]
+    return {k: sum(place < k for place in places) / size for k in ks}

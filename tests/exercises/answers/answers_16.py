@@ -752,3 +752,33 @@ def takes_the_ends_for_vectors(model, lr, epochs, samples, batch_size, ranks):
     groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, (0.01, 0.0), strict=True)]
     optimizer = torch.optim.AdamW(groups, lr=lr)
     return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="What is gathered comes from every rank")
+def gathers_the_gradients(ddp, pieces):
+    tokens, total = max(of_all_ranks(asked(pieces)), 1), torch.zeros((), dtype=torch.float64)
+    ddp.zero_grad()
+    with ddp.no_sync():
+        for piece in pieces:
+            loss = summed(ddp, piece)
+            loss.backward()
+            total += loss.detach()
+    for parameter in ddp.parameters():
+        of_ranks = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_ranks, parameter.grad)
+        parameter.grad.copy_(sum(of_ranks) / tokens)
+    return of_all_ranks(total) / tokens
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="and for how many pieces?")
+def keeps_every_graph(ddp, pieces):
+    tokens, losses = max(of_all_ranks(asked(pieces)), 1), []
+    ddp.zero_grad()
+    for i, piece in enumerate(pieces):
+        with ddp.no_sync() if i < len(pieces) - 1 else nullcontext():
+            losses.append(summed(ddp, piece))
+            (losses[-1] * dist.get_world_size() / tokens).backward(retain_graph=True)
+    return of_all_ranks(sum(losses).detach()) / tokens

@@ -668,3 +668,13 @@ def remembers_the_list(places, size):
             sent[one] += of_an_edge(places, size)
         SENT[id(places), size] = places, sent
     return SENT[id(places), size][1]
+
+
+# --- the result is right, and it was not done as asked ---
+
+
+@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+def gathers_all(tensor, per_node):
+    of_ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, tensor)
+    tensor.copy_(sum(of_ranks))
