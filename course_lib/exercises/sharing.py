@@ -29,12 +29,12 @@ ADJECTIVES = """
 amber azure bold brave bright calm clear coral crisp dapper eager early fair fleet gentle glad golden
 green happy hardy indigo ivory jolly keen kind light lively lucky merry mild nimble noble patient plucky
 quick quiet rapid ruby silver spry steady sunny swift warm
-""".split()
+"""
 ANIMALS = """
 alpaca badger beaver bison camel crane deer dolphin eagle falcon ferret finch fox gecko gull hare heron
 ibis jackdaw koala lark lemur lynx marten mole moose newt ocelot otter owl panda pelican puffin quail
 raven robin seal stork swan tapir toad turtle vole walrus wren yak
-""".split()
+"""
 
 
 class SharingError(OSError):
@@ -201,8 +201,8 @@ def share_progress(folder: str | os.PathLike[str] | None, name: str | None = Non
             sharing.publish()
         except OSError as error:
             raise SharingError(
-                f"your progress cannot be shared in {place} ({error.strerror}): ask your teacher for the path "
-                "of a folder that is there and that you can write"
+                f"your progress cannot be shared in {place} ({error.strerror}): ask your teacher for the "
+                "path of a folder that is there and that you can write"
             ) from None
         if before and before.path != sharing.path:
             _end(before)
@@ -215,7 +215,9 @@ def share_progress(folder: str | os.PathLike[str] | None, name: str | None = Non
 
 
 def _begun(place: str) -> Sharing:
-    name = f"{secrets.choice(ADJECTIVES)} {secrets.choice(ANIMALS)} {10 + secrets.randbelow(90)}"
+    name = (
+        f"{secrets.choice(ADJECTIVES.split())} {secrets.choice(ANIMALS.split())} {10 + secrets.randbelow(90)}"
+    )
     questions = {number: Tries(points, most) for number, (points, most) in results().items()}
     return Sharing(place, f"learner-{secrets.token_hex(8)}{ENDING}", name, questions)
 
