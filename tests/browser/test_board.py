@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,26 +10,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 
 from course_lib import share_progress
 from course_lib.exercises import sharing
 from course_lib.exercises.sharing import note_try
 from tests.browser.test_site import PHONE, RULES, WIDTH, violations
-from tests.support.lab import LIMIT, fresh_page
+from tests.support.lab import fresh_page
 from tests.support.needs import require
-from tests.support.processes import wait_for
+from tests.support.processes import listening
 
 pytestmark = [pytest.mark.browser, pytest.mark.alone]
 HOSTILE = "<img src=x onerror=alert(1)>"
 CLASS = [HOSTILE, *(f"learner {number:02}" for number in range(2, 31))]
+PATIENCE_MS = 180_000
 MOST = {"05.1": 3, "06.1": 3, "06.2": 2, "06.3": 5}
 ROW = "#wide tbody tr:has(th:text-is({}))"
 
@@ -66,7 +69,7 @@ class Served:
     """`course board` as a program."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "course_lib", "board", str(folder), *options]
+        command = [sys.executable, "-m", "course_lib", "board", str(folder), "--port", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().split()[-1]
@@ -78,10 +81,21 @@ class Served:
 
 
 @pytest.fixture
-def board(thirty: Class) -> Iterator[Served]:
-    served = Served(thirty.folder, "--port", "0")
-    yield served
-    served.end()
+def serve() -> Iterator[Callable[..., Served]]:
+    """Starts boards, and ends those that the test has not ended."""
+    with contextlib.ExitStack() as ends:
+
+        def start(folder: Path, *options: str) -> Served:
+            served = Served(folder, *options)
+            ends.callback(served.end)
+            return served
+
+        yield start
+
+
+@pytest.fixture
+def board(thirty: Class, serve: Callable[..., Served]) -> Served:
+    return serve(thirty.folder)
 
 
 @pytest.fixture
@@ -89,7 +103,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
     """A page; nothing may go wrong in it."""
     wrong: list[str] = []
     with fresh_page(require("chromium", "it shows the board"), tmp_path / "profile") as fresh:
-        fresh.set_default_timeout(LIMIT)
+        fresh.set_default_timeout(PATIENCE_MS)
         fresh.on("pageerror", lambda error: wrong.append(str(error)))
         fresh.on("dialog", lambda dialog: wrong.append(dialog.message))
         yield fresh
@@ -100,8 +114,8 @@ def row(page: Any, name: str) -> Any:
     return page.locator(ROW.format(json.dumps(name)))
 
 
-def shows(page: Any, words: str, place: str = "main") -> None:
-    page.locator(place).get_by_text(words).first.wait_for()
+def shows(page: Any, words: str) -> None:
+    page.locator("main").get_by_text(words).locator("visible=true").first.wait_for()
 
 
 def test_a_class_of_thirty_at_work(page: Any, thirty: Class, board: Served) -> None:
@@ -159,25 +173,22 @@ def test_readable_by_all_in_light_and_dark_and_on_a_phone(page: Any, thirty: Cla
     assert wrong == []
 
 
-def test_a_board_that_ends_and_comes_back(page: Any, thirty: Class) -> None:
-    """And a folder that goes: what was seen last stays, and it is said how old it is."""
-    board = Served(thirty.folder, "--port", "0")
+def test_a_folder_and_a_board_that_go_are_told_of(page: Any, thirty: Class, board: Served) -> None:
+    """What was seen last stays."""
     page.goto(board.address)
     shows(page, "30 learners")
     moved = thirty.folder.rename(thirty.folder.with_name("moved"))
     shows(page, "cannot be read: No such file or directory. What you see is older.")
     moved.rename(thirty.folder)
-    page.locator("#alarm").get_by_text("cannot be read").wait_for(state="detached")
+    page.locator("#alarm:empty").wait_for(state="attached")
     board.end()
     shows(page, "The board does not answer. What you see is from")
     assert page.locator("#wide tbody tr").count() == 30
 
 
-def test_nobody_shares_yet(page: Any, tmp_path: Path) -> None:
-    board = Served(tmp_path, "--port", "0")
-    page.goto(board.address)
+def test_nobody_shares_yet(page: Any, tmp_path: Path, serve: Callable[..., Served]) -> None:
+    page.goto(serve(tmp_path).address)
     shows(page, f'share_progress("{tmp_path}")')
-    board.end()
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -200,24 +211,15 @@ class Proxy(BaseHTTPRequestHandler):
         pass
 
 
-def test_behind_a_hubs_proxy(page: Any, thirty: Class) -> None:
+def test_behind_a_hubs_proxy(page: Any, thirty: Class, serve: Callable[..., Served]) -> None:
     to: list[str] = []
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Proxy, to)) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{hub.server_port}/user/anna/proxy/8642/"
-        board = Served(thirty.folder, "--port", "0", "--base-url", base)
-        port = wait_for(lambda: _port_of(board.process.pid), what="its port")
-        to.append(f"http://127.0.0.1:{port}")
+        board = serve(thirty.folder, "--base-url", base)
+        (socket,) = listening(psutil.Process(board.process.pid))
+        to.append(f"http://127.0.0.1:{socket.port}")
         assert board.address.startswith(base)
         page.goto(board.address)
         shows(page, "30 learners")
-        board.end()
         hub.shutdown()
-
-
-def _port_of(pid: int) -> int | None:
-    import psutil
-
-    from tests.support.processes import listening
-
-    return next((each.port for each in listening(psutil.Process(pid))), None)

@@ -84,7 +84,9 @@ def test_nothing_is_fetched_from_elsewhere_and_nothing_but_the_page_runs(board: 
     assert re.fullmatch(r"'sha256-[\w+/]+='", policy["style-src"])
 
 
-@pytest.mark.parametrize("path", ["/", "/class.json", "/{}", "/{}/class.jsonx", "/{}/../x", "/%00/", "//", "*"])
+@pytest.mark.parametrize(
+    "path", ["/", "/class.json", "/{}", "/{}/class.jsonx", "/{}/../x", "/%00/", "//", "*"]
+)
 def test_no_other_path_is_known(path: str, board: Board) -> None:
     status, headers, words = ask(board, path.format(board.token))
     assert status == 404
