@@ -192,21 +192,24 @@ def share_progress(folder: str | os.PathLike[str] | None, name: str | None = Non
     with locked():
         before = _kept()
         if folder is None:
-            print(_end(before))
+            _kept_in().unlink(missing_ok=True)
+            print(_taken_away(before) if before else "Your progress was not shared.")
             return
         place = str(Path(folder).expanduser().absolute())
         sharing = before if before and before.folder == place else _begun(place)
         sharing.name = sharing.name if name is None else _name(name)
         try:
             sharing.publish()
+            sharing.keep()
         except OSError as error:
+            if sharing is not before:
+                discard(sharing.path)
             raise SharingError(
                 f"your progress cannot be shared in {place} ({error.strerror}): ask your teacher for the "
                 "path of a folder that is there and that you can write"
             ) from None
-        if before and before.path != sharing.path:
-            _end(before)
-        sharing.keep()
+        if before and sharing is not before:
+            _taken_away(before)
     print(
         f"Whoever can read {place} sees you as “{sharing.name}” from now on, with your best points in each "
         "question, how many tries you made, when the first and the last was, and since when your points have "
@@ -237,11 +240,8 @@ def cleaned(name: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
 
 
-def _end(sharing: Sharing | None) -> str:
-    """Stop, and say how that went."""
-    _kept_in().unlink(missing_ok=True)
-    if sharing is None:
-        return "Your progress was not shared."
+def _taken_away(sharing: Sharing) -> str:
+    """Remove what the class sees, and say how that went."""
     try:
         sharing.path.unlink(missing_ok=True)
     except OSError as error:

@@ -23,7 +23,7 @@ import pytest
 from course_lib import share_progress
 from course_lib.exercises import sharing
 from course_lib.exercises.sharing import note_try
-from tests.browser.test_site import PHONE, RULES, WIDTH, violations
+from tests.support.axe import PHONE, RULES, WIDTH, violations
 from tests.support.lab import fresh_page
 from tests.support.needs import require
 from tests.support.processes import listening
@@ -154,7 +154,6 @@ def test_a_class_of_thirty_at_work(page: Any, thirty: Class, board: Served) -> N
 
 
 def test_readable_by_all_in_light_and_dark_and_on_a_phone(page: Any, thirty: Class, board: Served) -> None:
-    pytest.importorskip("axe_playwright_python")
     for seconds_ago in (840, 400, 2):
         thirty.tries("learner 09", "06.3", 0, seconds_ago)
     (thirty.folder / "broken.json").write_text("{")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import progress, share_progress
+from course_lib import check, progress, share_progress
 from course_lib.exercises import sharing
 from course_lib.exercises.progress import note
 from course_lib.exercises.sharing import note_try
@@ -57,6 +58,15 @@ def test_what_is_shared_is_points_and_tries_alone(folder: Path, monkeypatch: pyt
             "06.1": {"points": 2, "most": 3, **tried},
         },
     }
+
+
+def test_each_check_is_a_try(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("course_lib.exercises.check")
+    monkeypatch.setattr(module, "judged", lambda number, *_: module.Feedback(number))
+    share_progress(folder)
+    for number in ("06.1", "06.1", "06.9", "no question"):
+        check(number, None)
+    assert {number: tries["tries"] for number, tries in shared(folder)["questions"].items()} == {"06.1": 2}
 
 
 def test_others_may_read_the_file_and_not_write_it(folder: Path) -> None:
@@ -123,6 +133,14 @@ def test_a_folder_that_is_not_there_is_said_and_changes_nothing(folder: Path, tm
     with pytest.raises(sharing.SharingError):
         share_progress(tmp_path / "gone")
     assert shared(folder)["name"] == "anna"
+
+
+def test_what_cannot_be_noted_is_not_shared(folder: Path, course_home: Path) -> None:
+    """Else nobody could take it away."""
+    (course_home / "sharing.json").mkdir(parents=True)
+    with pytest.raises(sharing.SharingError):
+        share_progress(folder)
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", " \n", "\u202e", "a" * 41])
