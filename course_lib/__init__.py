@@ -43,6 +43,7 @@ _HOME_OF = {
     "rejoin": "launcher.slurm",
     "save_checkpoint": "checkpoint.checkpoint",
     "shard_map": "figures.shards",
+    "share_progress": "exercises.sharing",
     "slurm": "launcher.slurm",
     "stacked_bars": "figures.charts",
     "stalls": "report.stalls",

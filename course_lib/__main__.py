@@ -1,4 +1,4 @@
-"""The ``course`` command: ``course doctor``, ``course exercises`` and ``course grade``."""
+"""The ``course`` command: ``course doctor``, ``exercises``, ``grade`` and ``board``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,18 @@ def main(arguments: list[str] | None = None) -> int:
         help="those that count; by default each that somebody handed in",
     )
     grades.add_argument("--seed", default="", help="draw other inputs; the same one gives the same grades")
+    boards = commands.add_parser("board", help="a class at work on one page, by the progress it shares")
+    boards.add_argument("folder", type=Path, metavar="FOLDER", help="what learners give to `share_progress`")
+    boards.add_argument("--port", type=_port, default=8642, help="of 127.0.0.1; 0 for any that is free")
+    boards.add_argument(
+        "--base-url",
+        type=_address,
+        metavar="URL",
+        help="behind a hub: where its proxy shows that port, https://HUB/user/NAME/proxy/8642/",
+    )
     asked = parser.parse_args(arguments)
+    if asked.command == "board":
+        return board(asked)
     if asked.command == "grade":
         return grade(asked)
     return doctor() if asked.command == "doctor" else exercises(asked.check)
@@ -71,6 +83,37 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 86400:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, a day at most; got {text}")
     return seconds
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535; got {text}")
+    return port
+
+
+def _address(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", text):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole address, as in https://hub.example.org/user/anna/proxy/8642/; got {text!r}"
+        )
+    return text
+
+
+def board(asked: argparse.Namespace) -> int:
+    """Show a class at work, until Ctrl-C."""
+    from .exercises.board.serve import Board, BoardError
+
+    try:
+        with Board(asked.folder, asked.port, asked.base_url) as served:
+            print(f"The class is at {served.address}\nCtrl-C ends this.", flush=True)
+            served.serve_forever()
+    except BoardError as error:
+        print(f"course board: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("course board: ended", file=sys.stderr)
+    return 0
 
 
 def grade(asked: argparse.Namespace) -> int:

@@ -41,6 +41,7 @@ from .asking import (
 )
 from .drawn import folder
 from .progress import note
+from .sharing import note_try
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
 ALL_SECONDS = 30.0  # for all that a judge asks in one check
@@ -126,6 +127,7 @@ def check(number: str, answer: Any) -> Feedback:
         return Feedback(name, trouble=f"there is no question {name!r}; there are {known}")
     feedback = judged(number, Door(QUESTIONS[number], answer), random.Random())
     note(number, feedback.points, feedback.most)
+    note_try(number, feedback.points, feedback.most)
     return feedback
 
 

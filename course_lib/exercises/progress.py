@@ -19,7 +19,7 @@ from ..run_folder import write_whole
 
 def note(number: str, points: float, most: float) -> None:
     """Keep the best result of a question; a folder that cannot be written spoils no check."""
-    with contextlib.suppress(OSError, CourseHomeError), _locked():
+    with contextlib.suppress(OSError, CourseHomeError), locked():
         best = results()
         if points >= best.get(number, (-1.0, most))[0]:
             best[number] = (points, most)
@@ -27,7 +27,7 @@ def note(number: str, points: float, most: float) -> None:
 
 
 @contextlib.contextmanager
-def _locked() -> Iterator[None]:
+def locked() -> Iterator[None]:
     """One kernel at a time reads and writes; where there are no locks, the last to write wins."""
     with open(home() / "progress.lock", "w") as lock:
         if fcntl:
@@ -48,8 +48,8 @@ def results() -> dict[str, tuple[float, float]]:
 class Progress:
     """The best result of each question; draws itself as a table."""
 
-    def __init__(self, rows: list[dict[str, str]], points: float, most: float) -> None:
-        self._rows, self._head = rows, f"{points:g} of {most:g} points"
+    def __init__(self, rows: list[dict[str, str]], points: float, most: float, shared: str = "") -> None:
+        self._rows, self._head = rows, f"{points:g} of {most:g} points{shared}"
 
     def __repr__(self) -> str:
         return f"{self._head}\n{text_table(self._rows)}"
@@ -64,10 +64,12 @@ def progress() -> Progress:
     Returns
     -------
     Progress
-        For each question the best points that a `check` has given, and how many there are.
+        For each question the best points that a `check` has given, and how many there are. Where they are
+        shared (`share_progress`), it says so.
     """
     from . import questions  # noqa: F401 – registers them
     from .asking import QUESTIONS
+    from .sharing import shared_where
 
     best = results()
     rows, reached, possible = [], 0.0, 0.0
@@ -77,4 +79,4 @@ def progress() -> Progress:
         reached, possible = reached + points, possible + most
         state = "✓" if points == most else "begun" if number in best else "–"
         rows.append({"question": number, "points": f"{points:g} of {most:g}", "": state})
-    return Progress(rows, reached, possible)
+    return Progress(rows, reached, possible, shared_where())

@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 import course_lib
+from tests.support.axe import PHONE, RULES, WIDTH, violations
 from tests.support.lab import LIMIT, fresh_page
 from tests.support.needs import missing, require
 
 pytestmark = [pytest.mark.browser, pytest.mark.alone]
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 300_000  # of a page, without its pictures
-PHONE = 390  # CSS pixels
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -31,9 +30,8 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    for package in ("sphinx", "axe_playwright_python"):
-        if importlib.util.find_spec(package) is None:
-            missing(f"{package} is not installed: `make setup` brings it")
+    if importlib.util.find_spec("sphinx") is None:
+        missing("sphinx is not installed: `make setup` brings it")
     command = [sys.executable, ROOT / ".ci" / "site" / "build.py", *options, folder]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -107,14 +105,6 @@ AT_REST = """async () => {
     await Promise.all(document.getAnimations().map(each => each.finished.catch(() => {})))
 }"""
 NOT_SEEN = """[...document.images].filter(each => !each.alt || !each.naturalWidth).map(each => each.src)"""
-WIDTH = "document.documentElement.scrollWidth"
-
-
-def violations(page: Any, name: str, options: dict[str, Any], within: Any = None) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page, within, {**options, "resultTypes": ["violations"], "preload": False})
-    return [f"{name}: {found.generate_report()}"] if found.violations_count else []
 
 
 def test_every_page_is_readable_by_all(pages: Path, address: str, tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""Progress that is shared: only when asked for, nothing but points and tries, and never at a check's cost."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib import check, progress, share_progress
+from course_lib.exercises import sharing
+from course_lib.exercises.progress import note
+from course_lib.exercises.sharing import note_try
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The class's."""
+    made = tmp_path / "class"
+    made.mkdir()
+    return made
+
+
+def shared(folder: Path) -> dict[str, Any]:
+    (file,) = folder.iterdir()
+    return json.loads(file.read_text())
+
+
+def at(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(sharing.time, "time", lambda: seconds)
+
+
+def test_nothing_is_kept_or_shared_unless_asked_for(folder: Path, course_home: Path) -> None:
+    note_try("06.1", 1, 3)
+    assert not list(folder.iterdir())
+    assert not (course_home / "sharing.json").exists()
+    assert "shared" not in repr(progress())
+
+
+def test_what_is_shared_is_points_and_tries_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note("05.1", 2, 3)  # before it was shared
+    share_progress(folder, "  anna \n b. ")
+    for seconds, points in ((100.0, 1), (200.0, 2), (300.0, 0), (400.0, 2)):
+        at(monkeypatch, seconds)
+        note_try("06.1", points, 3)
+    before = {"tries": 0, "first": None, "last": None, "in_vain": 0, "since": None}
+    tried = {"tries": 4, "first": 100.0, "last": 400.0, "in_vain": 2, "since": 200.0}
+    assert shared(folder) == {
+        "name": "anna b.",
+        "questions": {
+            "05.1": {"points": 2.0, "most": 3.0, **before},
+            "06.1": {"points": 2, "most": 3, **tried},
+        },
+    }
+
+
+def test_each_check_is_a_try(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("course_lib.exercises.check")
+    monkeypatch.setattr(module, "judged", lambda number, *_: module.Feedback(number))
+    share_progress(folder)
+    for number in ("06.1", "06.1", "06.9", "no question"):
+        check(number, None)
+    assert {number: tries["tries"] for number, tries in shared(folder)["questions"].items()} == {"06.1": 2}
+
+
+def test_others_may_read_the_file_and_not_write_it(folder: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        share_progress(folder)
+    finally:
+        os.umask(before)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_name_is_drawn_and_stays(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    share_progress(folder)
+    name = shared(folder)["name"]
+    assert re.fullmatch(r"[a-z]+ [a-z]+ \d\d", name)
+    assert f"Whoever can read {folder} sees you as “{name}”" in capsys.readouterr().out
+    share_progress(folder)
+    assert shared(folder)["name"] == name
+    assert f"points, shared in {folder} as “{name}”" in repr(progress())
+    assert len(sharing.ADJECTIVES.split()) * len(sharing.ANIMALS.split()) * 90 > 100_000
+
+
+def test_two_with_the_same_name_have_a_file_each(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for who in ("one", "other"):
+        monkeypatch.setenv("COURSE_HOME", str(tmp_path / who))
+        share_progress(folder, "../../anna")
+    assert len(list(folder.iterdir())) == 2
+    assert all(re.fullmatch(r"learner-[0-9a-f]{16}\.json", file.name) for file in folder.iterdir())
+
+
+def test_stopping_takes_the_file_away(
+    folder: Path, course_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    share_progress(folder)
+    (file,) = folder.iterdir()
+    capsys.readouterr()
+    share_progress(None)
+    assert capsys.readouterr().out == f"Your progress is not shared any more, and {file} is removed.\n"
+    assert not file.exists()
+    assert not (course_home / "sharing.json").exists()
+    note_try("06.1", 1, 3)
+    assert not list(folder.iterdir())
+    share_progress(None)
+    assert capsys.readouterr().out == "Your progress was not shared.\n"
+
+
+def test_another_folder_takes_the_place_of_the_first(folder: Path, tmp_path: Path) -> None:
+    share_progress(folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    share_progress(other)
+    assert not list(folder.iterdir())
+    assert shared(other)["questions"] == {}
+
+
+def test_a_folder_that_is_not_there_is_said_and_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(sharing.SharingError, match=r"shared in .*gone \(No such file.*ask your teacher"):
+        share_progress(tmp_path / "gone")
+    assert "shared" not in repr(progress())
+    share_progress(folder, "anna")
+    with pytest.raises(sharing.SharingError):
+        share_progress(tmp_path / "gone")
+    assert shared(folder)["name"] == "anna"
+
+
+def test_what_cannot_be_noted_is_not_shared(folder: Path, course_home: Path) -> None:
+    """Else nobody could take it away."""
+    (course_home / "sharing.json").mkdir(parents=True)
+    with pytest.raises(sharing.SharingError):
+        share_progress(folder)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", " \n", "\u202e", "a" * 41])
+def test_a_name_that_cannot_be_shown_is_refused(name: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match="name must have 1 to 40 letters; got"):
+        share_progress(folder, name)
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_vanished_spoils_no_check_and_may_come_back(folder: Path) -> None:
+    share_progress(folder)
+    (file,) = folder.iterdir()
+    file.unlink()
+    folder.rmdir()
+    note_try("06.1", 1, 3)
+    folder.mkdir()
+    note_try("06.1", 2, 3)
+    assert shared(folder)["questions"]["06.1"]["tries"] == 2
+    folder.chmod(0o500)
+    note_try("06.1", 3, 3)
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "3", "{}", '{"folder": 1, "file": 2, "name": 3, "questions": 4}']
+)
+def test_a_damaged_note_of_it_spoils_no_check(damage: str, folder: Path, course_home: Path) -> None:
+    share_progress(folder)
+    (course_home / "sharing.json").write_text(damage)
+    note_try("06.1", 1, 3)
+    share_progress(folder)
+
+
+def test_a_link_in_the_folder_is_not_written_through(folder: Path, tmp_path: Path) -> None:
+    share_progress(folder)
+    (file,) = folder.iterdir()
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    file.unlink()
+    file.symlink_to(mine)
+    note_try("06.1", 1, 3)
+    assert mine.read_text() == "mine"
+    assert shared(folder)["questions"]["06.1"]["tries"] == 1
+
+
+NOTES = """
+from course_lib.exercises.sharing import note_try
+
+for _ in range(30):
+    note_try("06.1", 1, 3.0)
+"""
+
+
+def test_kernels_that_share_at_once_count_every_try(folder: Path) -> None:
+    share_progress(folder)
+    kernels = [subprocess.Popen([sys.executable, "-c", NOTES]) for _ in range(3)]
+    assert [each.wait(120) for each in kernels] == [0] * 3
+    assert shared(folder)["questions"]["06.1"]["tries"] == 90

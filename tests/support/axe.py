@@ -1,0 +1,22 @@
+"""Whether a page can be read by all: what WCAG wants, as axe finds it, and how wide a phone is."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from tests.support.needs import missing
+
+PHONE = 390  # CSS pixels
+WIDTH = "document.documentElement.scrollWidth"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+
+
+def violations(page: Any, name: str, options: dict[str, Any], within: Any = None) -> list[str]:
+    """What is wrong with a page, in words."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        missing("axe_playwright_python is not installed: `make setup` brings it")
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, within, {**options, "resultTypes": ["violations"], "preload": False})
+    return [f"{name}: {found.generate_report()}"] if found.violations_count else []
