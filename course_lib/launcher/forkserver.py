@@ -6,6 +6,7 @@ So each rank is a fresh process, with none of the kernel's state and no CUDA con
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -21,6 +22,7 @@ from .guard import protect, release
 WAKE_SECONDS = 0.05  # how often someone who waits looks around
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the heap of the fork server: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+PRELOAD = "course_lib.rank.preload"  # what the fork server has loaded
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
 _loaded: int | None = None  # the fork server that has loaded torch
 _protected: int | None = None  # the one that the guard knows
@@ -29,7 +31,7 @@ _protected: int | None = None  # the one that the guard knows
 def warm_up() -> None:
     """Start the fork server, which loads torch meanwhile; nothing happens where it runs already."""
     if METHOD == "forkserver":
-        multiprocessing.set_forkserver_preload(["course_lib.rank.preload"])
+        multiprocessing.set_forkserver_preload([PRELOAD])
         protect([])  # the guard is there first: a kernel may be killed in the next moment
         with without_main():
             multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signal below
@@ -42,6 +44,11 @@ def warm_up() -> None:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _end_it_with_the_kernel()
+
+
+def load_here() -> None:
+    """Load what the fork server loads: for a process whose fork servers are copies of it."""
+    importlib.import_module(PRELOAD)
 
 
 @contextlib.contextmanager

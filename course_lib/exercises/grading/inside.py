@@ -32,7 +32,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...launcher.forkserver import wait_until_loaded, warm_up
+from ...launcher.forkserver import load_here, wait_until_loaded, warm_up
 from .apart import Copy, fork_server_is_a_copy
 
 Request = dict[str, Any]
@@ -78,8 +78,9 @@ def _load() -> None:
     import torch._dynamo  # noqa: F401 – by the first optimizer, in seconds
     from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
 
-    from ...rank import preload  # noqa: F401
     from .. import check  # noqa: F401
+
+    load_here()
 
 
 def _serve(way: socket.socket) -> None:
