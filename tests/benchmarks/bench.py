@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.hardware import cores
+from grading import by_graders
 from kernel import ROOT
 from peers import Peers, installed_peers
 from starts import by_ranks, from_cell_to_result
@@ -30,6 +31,7 @@ PIECES: dict[str, Callable[[argparse.Namespace, Path, Peers], Section]] = {
     "ranks": lambda asked, folder, peers: by_ranks(asked.rounds, folder, asked.most_ranks),
     "steps": lambda asked, folder, peers: cost(asked.rounds, folder, peers, asked.steps),
     "training": lambda asked, folder, peers: throughput(asked.rounds, folder, asked.epochs),
+    "grading": lambda asked, folder, peers: by_graders(asked, folder),
 }
 
 
@@ -44,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--most-ranks", type=int, default=64, help="of a launch")
     parser.add_argument("--steps", type=int, default=200_000, help="of a loop that does nothing")
     parser.add_argument("--epochs", type=int, default=3, help="of lesson 06's training")
+    parser.add_argument("--submissions", type=int, default=30, help="of exercise 06, graded once")
     return parser.parse_args()
 
 

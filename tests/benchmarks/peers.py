@@ -19,8 +19,9 @@ from pathlib import Path
 
 NAMES = ("accelerate", "ipyparallel", "tqdm")
 PROBE = """
-import importlib.util, platform, sysconfig
-there = [name for name in {names} if importlib.util.find_spec(name)]
+import importlib.metadata, platform, sysconfig
+known = {{each.metadata["Name"] for each in importlib.metadata.distributions()}}
+there = [name for name in {names} if name in known]
 print(platform.python_version(), sysconfig.get_path("purelib"), *there, sep="\\n")
 """
 
