@@ -169,6 +169,8 @@ class Judge:
 
     def failure(self) -> str:
         """Why there is no result."""
+        if self._way.poll():  # it is on its way out
+            self._process.join(END_SECONDS)
         code = self._process.exitcode
         return "it was not done in time" if code is None else f"grading it failed (exit code {code})"
 

@@ -378,7 +378,9 @@ def _later(came: Times, late: int) -> list[float]:
 
 
 def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterator[Finding]:
-    names, seconds, came = ([each[part] for each in calls] for part in ("rank", "seconds", "came"))
+    names, seconds, came, worked = (
+        [each[part] for each in calls] for part in ("rank", "seconds", "came", "worked")
+    )
     wrong = next((rank for rank, name in enumerate(names) if name != late), 0)
     steps = len(times[late])
     seen = f"rank {late} worked longer than the others in {steps - 2} of {steps} steps;"
@@ -392,8 +394,10 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
     else:
         hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
     yield Finding(NAMED, all(name == late for name in names), seen, hint)
-    right = statistics.median(_later(came, late))
-    rank = max(range(len(seconds)), key=lambda rank: far(seconds[rank], right))
+    # By when they came, or by how long they worked: on a busy machine they do not leave a meeting together.
+    right, too = (statistics.median(_later(each, late)) for each in (came, worked))
+    off = [min(far(each, right), far(each, too)) for each in seconds]
+    rank = max(range(len(seconds)), key=off.__getitem__)
     seen = f"rank {late} is {1e3 * right:.0f} ms later; rank {rank} returned {1e3 * seconds[rank]:.0f} ms"
     mean = statistics.mean(_later(came, late))
     hint = nearest(
@@ -405,7 +409,7 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
     )
     if far(seconds[rank] / 1e3, right) < NOISE:
         hint = "In which unit? Seconds are asked for."
-    yield Finding(BY, all(far(each, right) < NOISE for each in seconds), seen, hint)
+    yield Finding(BY, max(off) < NOISE, seen, hint)
 
 
 @in_group
@@ -415,15 +419,17 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
 
     def work() -> None:
         done.append(len(called))
+        begun = time.perf_counter()
         time.sleep(mine[(len(done) - 1) % len(mine)])
         came.append(time.perf_counter())  # by a clock that all processes of a machine share
+        worked.append(came[-1] - begun)
 
     def meet() -> None:
         dist.all_reduce(torch.zeros(1))
         meetings.append(len(called))
 
     for times, begin in zip(cases, begins, strict=True):
-        mine, done, came, meetings = times[dist.get_rank()], [], [], []
+        mine, done, came, worked, meetings = times[dist.get_rank()], [], [], [], []
         time.sleep(begin[dist.get_rank()])
         value = answer(work, meet, len(mine))
         if len(done) != len(mine) or len(meetings) != len(mine):
@@ -440,6 +446,7 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
                 "rank": the_number(rank, "late_rank returns a rank first"),
                 "seconds": the_number(seconds, "late_rank returns seconds as the second"),
                 "came": came,
+                "worked": worked,
                 "during": meetings[-1] - done[0] - len(mine),
             }
         )
