@@ -147,7 +147,7 @@ class OpensAll(Base):
             yield from samples
 
 
-@wrong("15.1", ONCE, OPENED, hint="Where do these come from?")
+@wrong("15.1", ONCE, OPENED, hint="Who still holds what was handed on?")
 class KeepsThem(Base):
     """Reads in the first epoch alone, and has all in memory from then on."""
 
@@ -164,6 +164,14 @@ class KeepsThem(Base):
                 kept.append(sample)
                 yield sample
         self.kept = kept
+
+
+@wrong("15.1", ONCE, OPENED, hint="Where do these come from?")
+class KeepsCopies(KeepsThem):
+    """The same, of which nobody sees what is kept."""
+
+    def __init__(self, files, read, rank, world_size):
+        super().__init__(files, lambda file: map(list, read(file)), rank, world_size)
 
 
 @wrong("15.1", ONCE, OPENED, hint="What hands a sample on as soon as it is there?")
