@@ -390,3 +390,38 @@ def test_checks_that_were_removed_or_edited_change_nothing() -> None:
         check(2, "raise SystemExit"),
     )
     assert points(grade(edited)) == [0, 3]
+
+
+LEAVES = """
+import ctypes, os, socket, time
+import torch, torch.distributed as dist
+
+def kept():
+    memory = ctypes.CDLL(None).shmget(4711, 64, 0)
+    way = socket.socket(socket.AF_UNIX)
+    files = [os.path.exists(place) for place in ("/tmp/kept", "/dev/shm/kept")]
+    return [*files, memory != -1, way.connect_ex("\\0kept") == 0]
+"""
+
+
+def test_what_one_answer_leaves_no_other_finds() -> None:
+    first = """
+def first(numbers):
+    for place in ("/tmp/kept", "/dev/shm/kept"):
+        open(place, "w").close()
+    ctypes.CDLL(None).shmget(4711, 64, 0o1666)
+    listens = socket.socket(socket.AF_UNIX)
+    listens.bind("\\0kept")
+    listens.listen()
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    return sum(numbers) if all(kept()) else "it cannot be left"
+"""
+    second = """
+def second(number):
+    total = torch.tensor(number + sum(kept()))
+    dist.all_reduce(total)
+    return total.item()
+"""
+    assert points(grade(notebook(LEAVES + first, check(1), second, check(2)))) == [2, 3]

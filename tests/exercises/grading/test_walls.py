@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from course_lib.exercises.grading import grade, judge, walls
-from tests.exercises.grading.toys import HONEST_SECOND, check, notebook
+from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
+from tests.support.needs import missing
 
 
 @pytest.fixture
@@ -66,6 +67,22 @@ def first(numbers=()):
     assert [found["99.1"]["points"], found["99.2"]["points"]] == [0, 3], found
     assert all(mark not in (each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
     assert set(Path("/tmp").glob("course-grade-*")) <= places
+
+
+@pytest.mark.usefixtures("questions", "nothing_left")
+def test_where_no_worlds_can_be_made_each_session_has_walls_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if reason := walls.open_without():
+        missing(reason)
+    usual = walls._bubblewrap
+    monkeypatch.setattr(walls, "_bubblewrap", lambda user, makes_worlds=False: usual(user))
+    text = notebook(HONEST_FIRST, check(1), HONEST_SECOND, check(2))
+    with walls.Walls() as there:
+        there._apart = True
+        found = judge.grade(text, "99_toys.ipynb", "", 60.0, there)["questions"]
+        assert not there._apart
+    assert [found["99.1"]["points"], found["99.2"]["points"]] == [2, 3], found
 
 
 @contextmanager
