@@ -1,24 +1,28 @@
 """Behind the walls: a copy of this process, which has loaded PyTorch, in a world of its own.
 
 To load PyTorch takes seconds, a copy of a process that has it some milliseconds. Each copy sees processes, a
-/tmp, a /dev/shm and a System V memory that no other copy sees, and all of it ends with the copy. bubblewrap
-has closed the rest; a copy cannot be made by it, since it starts programs.
+/tmp, a /dev/shm, a System V memory and a loopback network that no other one sees, and all of it ends with it.
+bubblewrap has closed the rest; a copy cannot be made by it, since it starts programs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import multiprocessing.util
 import os
 import signal
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
-# Of linux/sched.h, linux/mount.h, linux/prctl.h and linux/capability.h
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x20000, 0x8000000, 0x20000000
+# Of linux/sched.h, linux/mount.h, linux/prctl.h, linux/sockios.h, linux/if.h and linux/capability.h
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x8000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
-PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+PR_SET_DUMPABLE, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 CAPABILITY_VERSION_3 = 0x20080522
 READY = b"1"
 
@@ -26,8 +30,8 @@ READY = b"1"
 class Copy:
     """The process beside the copy: it lives in this world, and ends the copy when it is told to.
 
-    ``work`` runs in the copy, with the file descriptor ``way``, which nobody else keeps open: so who waits at
-    its other end sees when the copy has ended.
+    ``work`` runs in the copy, with the file descriptor ``way`` and no other of this process. Nobody else
+    keeps it open, so that who waits at its other end sees when the copy has ended.
     """
 
     def __init__(self, work: Callable[[int], None], way: int, user: int, disk_bytes: int) -> None:
@@ -43,8 +47,7 @@ class Copy:
 
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(ready)
-            os.close(self._let_go)
+            _only([hold, told, way])
             _beside(copy, hold, told, way)
         for its in (told, hold, way):
             os.close(its)
@@ -60,7 +63,7 @@ class Copy:
 def _beside(copy: Callable[[], None], hold: int, *its: int) -> None:
     """Make the copy, wait until nobody wants it any more, and end it."""
     with contextlib.suppress(BaseException):
-        if _libc("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID):
+        if _libc("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET):
             first = os.fork()  # its process 1: with it the kernel ends all the others
             if first == 0:
                 with contextlib.suppress(BaseException):
@@ -75,12 +78,14 @@ def _beside(copy: Callable[[], None], hold: int, *its: int) -> None:
 
 
 def _laid_out(disk_bytes: int) -> bool:
-    """Give the new world its processes and its empty folders."""
+    """Give the new world its processes, its empty folders and its loopback."""
     plain, size = MS_NOSUID | MS_NODEV, f"size={disk_bytes},mode=1777".encode()
     mounts = [(b"proc", b"/proc", plain | MS_NOEXEC, None)]
     mounts += [(b"tmpfs", place, plain, size) for place in (b"/tmp", b"/dev/shm")]
     done = all(_libc("mount", kind, place, kind, how, more) for kind, place, how, more in mounts)
     os.chdir("/tmp")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", IFF_UP))
     return done
 
 
@@ -92,6 +97,7 @@ def _work_and_reap(work: Callable[[int], None], way: int) -> None:
             work(way)
         os._exit(0)
     os.close(way)
+    _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody looks into it
     while os.wait()[0] != works:
         pass
 

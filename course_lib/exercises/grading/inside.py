@@ -55,15 +55,11 @@ def main(user: int = 0, disk_bytes: int = 0) -> None:
         word, passed, _, _ = socket.recv_fds(control, 1, 1)
         if word == b"o":
             (way,) = passed
-
-            def serve(way: int) -> None:
-                control.close()
-                _serve(socket.socket(fileno=way))
-
             if not disk_bytes:
                 control.send(word)
-                return serve(way)
-            session = Copy(serve, way, user, disk_bytes)
+                control.close()
+                return _serve(way)
+            session = Copy(_serve, way, user, disk_bytes)
             if not session.is_there:
                 return
         elif word == b"c" and session:
@@ -83,10 +79,11 @@ def _load() -> None:
     load_here()
 
 
-def _serve(way: socket.socket) -> None:
-    """A session: requests until their end."""
+def _serve(number: int) -> None:
+    """A session, by the number of an open file: requests until their end."""
     with fork_server_is_a_copy():
         warm_up()
+    way = socket.socket(fileno=number)
     with way.makefile("rb") as requests:
         for line in requests:
             request = json.loads(line)

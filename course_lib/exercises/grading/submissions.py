@@ -15,7 +15,7 @@ from typing import Any
 MOST_BYTES = 20 << 20  # of a notebook; its pictures are in it
 MOST_CELLS = 2000
 OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_.])")  # "06_ddp_with_spawn", and cells "e06-1-check"
-A_CHECK = re.compile(r"""^\s*check\(\s*["'](\d\d\.\d)["']\s*,""", re.MULTILINE)
+A_CHECK = re.compile(r"""check\(\s*["'](\d\d\.\d)["']\s*,""")
 
 
 class Unreadable(Exception):
@@ -215,6 +215,6 @@ def _checked(cell: dict[str, Any], source: str, number: str, forms: Mapping[str,
     for mark in _marks(cell):
         if found := re.fullmatch(rf"e{number}-(\d)-check", mark):
             return f"{number}.{found[1]}" if f"{number}.{found[1]}" in forms else None
-    found = A_CHECK.search(source)
-    one_line = len(source.strip().splitlines()) == 1
+    line = source.strip()
+    found, one_line = A_CHECK.match(line), len(line.splitlines()) == 1
     return found[1] if found and one_line and found[1] in forms and found[1][:2] == number else None

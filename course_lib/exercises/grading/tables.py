@@ -23,7 +23,7 @@ OF_NBGRADER = (
     *("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email"),
     *("raw_score", "late_submission_penalty", "score", "max_score"),
 )
-A_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a spreadsheet's formula begins
+A_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # how a spreadsheet's formula begins
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta http-equiv="Content-Security-Policy"
@@ -86,7 +86,8 @@ def write_csv(path: Path, everyone: Sequence[Learner], exercises: Sequence[str])
     questions = _questions(exercises)
     most = sum(map(_most, questions))
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*OF_NBGRADER, *questions, "trouble"])
+        names = [*OF_NBGRADER, *questions, "trouble"]
+        writer = csv.DictWriter(file, names, quoting=csv.QUOTE_ALL)  # a spreadsheet may split at semicolons
         writer.writeheader()
         for each in everyone:
             score = each.score(exercises)
@@ -103,7 +104,7 @@ def _number(points: float | None) -> str:
 def _text(words: str) -> str:
     """Words that a spreadsheet shows, and does not compute."""
     words = "".join(letter if letter.isprintable() else " " for letter in words)
-    return f"'{words}" if words.startswith(A_FORMULA) else words
+    return f"'{words}" if words.lstrip().startswith(A_FORMULA) else words
 
 
 def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[str]) -> None:

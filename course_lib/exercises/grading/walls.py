@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import os
+import re
 import select
 import shutil
 import site
@@ -30,6 +31,8 @@ from typing import Any
 
 import psutil
 
+from .denied import system_calls
+
 HOUSE = Path(__file__).parents[2]  # course_lib
 QUESTIONS = HOUSE / "exercises" / "questions"
 MOST_PROCESSES = 768  # threads count, too: five ranks on a large machine have some hundred
@@ -41,6 +44,8 @@ MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, in JSON once mo
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
 START_SECONDS = 180.0  # for Python and PyTorch behind the walls, on a busy machine
 END_SECONDS = 20.0  # in which the processes behind the walls are gone
+LEAST_FREE = 0.05  # of the machine's memory, whoever took the rest
+OWN = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)  # in /proc/N/status, in KiB
 PR_SET_CHILD_SUBREAPER = 36
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 OF_ETC = (
@@ -61,6 +66,15 @@ WITHOUT = (
 
 class Ended(Exception):
     """There is nothing behind the walls any more; the text says why, in words for a learner."""
+
+
+@contextmanager
+def _file_of(content: bytes) -> Iterator[int]:
+    """A file's number, for a program that reads it once."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
 
 
 @functools.cache
@@ -88,15 +102,25 @@ def _a_user() -> int:
     return own + os.getpid() % 5000
 
 
-def _bubblewrap(user: int, makes_worlds: bool = False) -> list[str]:
-    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+def _bubblewrap(user: int, makes_worlds: bool = False, denied: int = -1) -> list[str]:
+    """The command before a command; ``denied`` is an open file with the system calls that are."""
+    command = [
+        "bwrap",
+        *(["--seccomp", str(denied)] if denied >= 0 else []),
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+    ]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
     command += ["--cap-drop", "ALL"] if user else ["--unshare-user", "--cap-drop", "ALL"]
-    keeps = ["CAP_SETUID", "CAP_SETGID"] * bool(user) + ["CAP_SYS_ADMIN", "CAP_KILL"] * makes_worlds
+    keeps = ["CAP_SETUID", "CAP_SETGID"] * bool(user)
+    keeps += ["CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_KILL"] * makes_worlds
     for capability in keeps:  # until `lowered` or `apart` drops them
         command += ["--cap-add", capability]
     size = str(MOST_DISK_BYTES)
     command += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
+    command += ["--remount-ro", "/dev"]
     command += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
     for name in SYSTEM:
         if os.path.islink(name):
@@ -216,15 +240,19 @@ class Walls:
         self._place = place
         self._control, its = socket.socketpair()
         self._control.settimeout(START_SECONDS)
-        with its:
+        calls = system_calls()
+        with its, _file_of(calls) as denied:
+            if self._closed:
+                command = [*_bubblewrap(user, self._apart, denied if calls else -1), *command]
             self._process = subprocess.Popen(
-                [*_bubblewrap(user, self._apart), *command] if self._closed else command,
+                command,
                 stdin=its,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=None if place is None else _environment(Path(place.name)),
                 cwd=None if place is None else place.name,
                 start_new_session=True,
+                pass_fds=[denied],
             )
 
     def _end(self) -> None:
@@ -244,12 +272,23 @@ class Walls:
         return set(psutil.Process().children(recursive=True)) - self._others
 
     def _look(self) -> None:
-        """Whether all that is behind the walls keeps within what it may take together."""
+        """Whether all that is behind the walls keeps within what it may take together.
+
+        Raises
+        ------
+        Ended
+            It does not.
+        MemoryError
+            The machine has none left, and nobody knows whose fault it is: that makes no grade.
+        """
         family = self._family()
         if len(family) > MOST_PROCESSES:
             raise Ended(f"your code started more than {MOST_PROCESSES} processes")
         if sum(map(_own_bytes, family)) > MOST_MEMORY_BYTES < sum(map(_proportional_bytes, family)):
             raise Ended(f"your code took more than {MOST_MEMORY_BYTES / 2**30:.1f} GiB of memory")
+        memory = psutil.virtual_memory()
+        if memory.available < LEAST_FREE * memory.total:
+            raise MemoryError(f"{memory.available / 2**20:.0f} MiB of this machine's memory are left")
 
     def _end_all(self) -> None:
         until = time.monotonic() + END_SECONDS
@@ -338,9 +377,11 @@ class Session:
 
 def _own_bytes(process: psutil.Process) -> int:
     """Memory that is no file's; what copies of one process share counts for each: quick, and too much."""
-    with suppress(psutil.Error):
-        memory = process.memory_info()
-        return memory.rss - getattr(memory, "shared", 0)
+    with suppress(OSError):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return 1024 * sum(map(int, OWN.findall(status)))
+    with suppress(psutil.Error):  # no Linux
+        return process.memory_info().rss
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -400,7 +401,8 @@ def kept():
     memory = ctypes.CDLL(None).shmget(4711, 64, 0)
     way = socket.socket(socket.AF_UNIX)
     files = [os.path.exists(place) for place in ("/tmp/kept", "/dev/shm/kept")]
-    return [*files, memory != -1, way.connect_ex("\\0kept") == 0]
+    port = any(f":{4711:04X} " in line for line in open("/proc/net/tcp"))  # of a connection that is over
+    return [*files, memory != -1, way.connect_ex("\\0kept") == 0, port]
 """
 
 
@@ -413,6 +415,11 @@ def first(numbers):
     listens = socket.socket(socket.AF_UNIX)
     listens.bind("\\0kept")
     listens.listen()
+    with socket.create_server(("127.0.0.1", 4711)) as server:
+        with socket.create_connection(("127.0.0.1", 4711)) as there:
+            here = server.accept()[0]
+            here.close()
+            there.recv(1)
     if os.fork() == 0:
         os.setsid()
         time.sleep(600)
@@ -425,3 +432,68 @@ def second(number):
     return total.item()
 """
     assert points(grade(notebook(LEAVES + first, check(1), second, check(2)))) == [2, 3]
+
+
+LOOKS = """
+import ctypes, errno, os, torch
+libc = ctypes.CDLL(None, use_errno=True)
+
+def mischief():
+    found = []
+    for line in open("/proc/self/mounts"):
+        place = line.split()[1]
+        if os.access(place, os.W_OK):
+            found.append(f"{place} can be written")
+    for place in ("/dev", "/", "/proc/sys"):
+        try:
+            open(f"{place}/mine", "w")
+            found.append(f"{place} was written")
+        except OSError:
+            pass
+    try:
+        for each in os.listdir("/proc/1/fd"):
+            if "socket" in os.readlink(f"/proc/1/fd/{each}"):
+                found.append("process 1 holds a socket")
+    except PermissionError:
+        pass
+    calls = {"keyctl": 250, "add_key": 248, "memfd_create": 319, "pidfd_getfd": 438}
+    if os.uname().machine == "x86_64":
+        for name, number in calls.items():
+            libc.syscall(number, 0, 0, 0, 0)
+            if ctypes.get_errno() != errno.ENOSYS:
+                found.append(f"{name} can be called")
+    if libc.unshare(0x10000000) == 0:
+        found.append("it made a user namespace")
+    return " and ".join(found) or "nothing"
+"""
+
+
+def test_what_is_open_behind_the_walls() -> None:
+    found = said(harmed(LOOKS, calls_it=False))
+    where = re.findall(r"(/[\w/]*) can be written", found)
+    assert set(where) <= {"/tmp", "/dev/shm"}, found
+    assert not re.search(r"was written|socket|can be called|it made", found), found
+
+
+def test_shared_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walls, "MOST_MEMORY_BYTES", 2 << 30)
+    result = harmed("""
+import mmap, time
+def mischief():
+    kept = mmap.mmap(-1, 9 << 28)
+    for place in range(0, 9 << 28, 4096):
+        kept[place] = 1
+    time.sleep(600)
+""")
+    assert "took more than 2.0 GiB of memory" in said(result)
+
+
+def test_a_machine_without_memory_makes_no_grade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walls, "LEAST_FREE", 2.0)
+    with pytest.raises(MemoryError, match="of this machine's memory are left"):
+        grade(notebook(HONEST_FIRST, check(1)))
+
+
+def test_a_long_cell_of_nothing_is_read_at_once() -> None:
+    text = notebook(HONEST_FIRST, "\n" * 300_000, check(1), HONEST_SECOND, check(2))
+    assert points(grade(text)) == [2, 3]

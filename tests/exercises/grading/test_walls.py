@@ -76,7 +76,7 @@ def test_where_no_worlds_can_be_made_each_session_has_walls_of_its_own(
     if reason := walls.open_without():
         missing(reason)
     usual = walls._bubblewrap
-    monkeypatch.setattr(walls, "_bubblewrap", lambda user, makes_worlds=False: usual(user))
+    monkeypatch.setattr(walls, "_bubblewrap", lambda user, makes_worlds=False, denied=-1: usual(user))
     text = notebook(HONEST_FIRST, check(1), HONEST_SECOND, check(2))
     with walls.Walls() as there:
         there._apart = True
