@@ -1,4 +1,4 @@
-"""What an answer keeps in memory of the forward passes that it makes."""
+"""What an answer keeps in memory: of its forward passes, and of the samples that it was given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+
+class Held(list):  # type: ignore[type-arg]
+    """A list of which a weak reference can say whether somebody holds it still.
+
+    It is here, and not with its question, since a loader's workers send it by its module's name.
+    """
 
 
 class _Pass:

@@ -31,6 +31,7 @@ from ..asking import (
     told,
 )
 from ..drawn import with_two_numbers
+from ..kept import Held
 from ..traffic import traffic
 
 # --- 15.1 -------------------------------------------------------------------------------------------------
@@ -160,16 +161,12 @@ class _Name(str):
         return hash((self.salt, str(self)))
 
 
-class _Sample(list):  # type: ignore[type-arg]
-    """As `Sample`; it can be seen whether somebody holds it still."""
-
-
 class _Folder:
     """Files by name, in no order; it notes which were opened, and the samples that were read."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.opened = sizes, []
-        self.given: list[weakref.ref[_Sample]] = []
+        self.given: list[weakref.ref[Held]] = []
         self.names = [_Name(f"{number:04}.tar") for number in torch.randperm(10_000)[: len(sizes)].tolist()]
 
     def read(self, name: str) -> Iterator[Sample]:
@@ -180,9 +177,9 @@ class _Folder:
         for place in range(self.sizes[file]):
             yield self._noted([file, place, os.getpid(), len(self.opened)])
 
-    def _noted(self, sample: Sample) -> _Sample:
+    def _noted(self, sample: Sample) -> Held:
         """It, which only who asked for it holds then."""
-        given = _Sample(sample)
+        given = Held(sample)
         self.given.append(weakref.ref(given))
         return given
 

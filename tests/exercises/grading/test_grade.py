@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 from course_lib.__main__ import main
+from course_lib.exercises.grading import walls
 from tests.exercises.grading.toys import notebook
+from tests.support.needs import missing
 from tests.support.processes import wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -76,6 +79,19 @@ def test_a_class_is_graded_and_goes_on_where_it_was_stopped(folder: Path) -> Non
     assert {path.name for path in folder.rglob("*")} == {
         *("anna", "bert", "cleo", "dora.ipynb", "emil.ipynb", "03_data_parallel.ipynb")
     }
+
+
+@pytest.mark.alone
+def test_the_solutions_have_full_points_behind_the_walls(tmp_path: Path) -> None:
+    """What a work takes along, and what it finds there, is not what it has in a notebook."""
+    if reason := walls.open_without():
+        missing(reason)
+    folder = tmp_path / "class"
+    shutil.copytree(ROOT / "solutions", folder / "anna")
+    subprocess.run(command(folder, "--jobs", "2"), check=True, timeout=1800)
+    row = rows(folder)["anna"]
+    assert (row["score"], row["trouble"]) == (row["max_score"], ""), row
+    assert len(row["assignment"].split()) == len(list((ROOT / "solutions").glob("*.ipynb")))
 
 
 def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
