@@ -44,6 +44,14 @@ def _walled(questions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert len(left) <= 3, left  # bubblewrap, its first process, and the one that makes the sessions
 
 
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """The limits with which walls begin are those of the test."""
+    WALLS[0]._end()
+    yield
+    WALLS[0]._end()
+
+
 def grade(text: bytes, seconds: float = 60.0, seed: str = "") -> dict[str, Any]:
     return judge.grade(text, "99_toys.ipynb", seed, seconds, WALLS[0])
 
@@ -132,6 +140,7 @@ def test_100_mb_of_output_are_not_kept() -> None:
     assert "returned 'done', a str" in said(result)
 
 
+@pytest.mark.usefixtures("anew")
 def test_a_fork_bomb_has_walls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walls, "MOST_PROCESSES", 150)
     bomb = """
@@ -179,6 +188,7 @@ def mischief():
         assert mark not in (process.info["cmdline"] or [])
 
 
+@pytest.mark.usefixtures("anew")
 def test_a_memory_bomb_meets_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walls, "MOST_DATA_BYTES", 2 << 30)
     result = harmed(
