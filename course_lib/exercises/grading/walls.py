@@ -77,6 +77,10 @@ def _file_of(content: bytes) -> Iterator[int]:
         yield file.fileno()
 
 
+class Unjudged(BaseException):
+    """This machine cannot judge now; no judge may take that for an answer's fault, so it is no Exception."""
+
+
 @functools.cache
 def open_without() -> str:
     """What is not closed on this machine, in one line; empty where bubblewrap works."""
@@ -167,7 +171,7 @@ def _environment(place: Path) -> dict[str, str]:
         "COURSE_HOME": str(place / "course-home"),
         "CUDA_VISIBLE_DEVICES": "",
         "MPLBACKEND": "Agg",
-        "COURSE_LEAN": "1",  # the fork server loads no torchvision: it is started often
+        "COURSE_LEAN": "1",  # no exercise needs torchvision, and without it walls begin sooner
     }
 
 
@@ -196,8 +200,8 @@ class Walls:
 
         Raises
         ------
-        RuntimeError
-            It did not start, whatever is in the submission.
+        Unjudged
+            It did not start.
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -206,7 +210,7 @@ class Walls:
                     self._end()
                     self._apart = False
                     if not self._opened(theirs):
-                        raise RuntimeError("the process behind the walls did not start")
+                        raise Unjudged("the process behind the walls did not start")
             try:
                 yield Session(ours, self._look)
             finally:
@@ -278,8 +282,8 @@ class Walls:
         ------
         Ended
             It does not.
-        MemoryError
-            The machine has none left, and nobody knows whose fault it is: that makes no grade.
+        Unjudged
+            The machine has no memory left, and nobody knows whose fault that is.
         """
         family = self._family()
         if len(family) > MOST_PROCESSES:
@@ -288,7 +292,7 @@ class Walls:
             raise Ended(f"your code took more than {MOST_MEMORY_BYTES / 2**30:.1f} GiB of memory")
         memory = psutil.virtual_memory()
         if memory.available < LEAST_FREE * memory.total:
-            raise MemoryError(f"{memory.available / 2**20:.0f} MiB of this machine's memory are left")
+            raise Unjudged(f"{memory.available / 2**20:.0f} MiB of this machine's memory are left")
 
     def _end_all(self) -> None:
         until = time.monotonic() + END_SECONDS

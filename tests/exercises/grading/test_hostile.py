@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -445,44 +444,39 @@ def second(number):
 
 
 LOOKS = """
-import ctypes, errno, os, torch
-libc = ctypes.CDLL(None, use_errno=True)
+import ctypes, errno, os
 
 def mischief():
-    found = []
+    found, libc = [], ctypes.CDLL(None, use_errno=True)
     for line in open("/proc/self/mounts"):
         place = line.split()[1]
-        if os.access(place, os.W_OK):
-            found.append(f"{place} can be written")
+        if os.path.isdir(place) and os.access(place, os.W_OK) and place not in ("/tmp", "/dev/shm"):
+            found.append(place)
     for place in ("/dev", "/", "/proc/sys"):
         try:
             open(f"{place}/mine", "w")
-            found.append(f"{place} was written")
+            found.append(f"{place}/mine")
         except OSError:
             pass
     try:
         for each in os.listdir("/proc/1/fd"):
             if "socket" in os.readlink(f"/proc/1/fd/{each}"):
-                found.append("process 1 holds a socket")
+                found.append("a socket")
     except PermissionError:
         pass
     calls = {"keyctl": 250, "add_key": 248, "memfd_create": 319, "pidfd_getfd": 438}
     if os.uname().machine == "x86_64":
         for name, number in calls.items():
-            libc.syscall(number, 0, 0, 0, 0)
-            if ctypes.get_errno() != errno.ENOSYS:
-                found.append(f"{name} can be called")
+            if libc.syscall(number, 0, 0, 0, 0) != -1 or ctypes.get_errno() != errno.ENOSYS:
+                found.append(name)
     if libc.unshare(0x10000000) == 0:
-        found.append("it made a user namespace")
-    return " and ".join(found) or "nothing"
+        found.append("a user namespace")
+    return " ".join(found) or "nothing"
 """
 
 
 def test_what_is_open_behind_the_walls() -> None:
-    found = said(harmed(LOOKS, calls_it=False))
-    where = re.findall(r"(/[\w/]*) can be written", found)
-    assert set(where) <= {"/tmp", "/dev/shm"}, found
-    assert not re.search(r"was written|socket|can be called|it made", found), found
+    assert "it returned 'nothing', a str" in said(harmed(LOOKS, calls_it=False))
 
 
 def test_shared_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,9 +492,19 @@ def mischief():
     assert "took more than 2.0 GiB of memory" in said(result)
 
 
-def test_a_machine_without_memory_makes_no_grade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walls, "LEAST_FREE", 2.0)
-    with pytest.raises(MemoryError, match="of this machine's memory are left"):
+@pytest.mark.parametrize("when", ["in its cells", "in a question"])
+def test_a_machine_without_memory_makes_no_grade(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers_of = judge.answers_of
+
+    def then(*given: Any) -> Any:
+        found = answers_of(*given)
+        monkeypatch.setattr(walls, "LEAST_FREE", 2.0)
+        return found
+
+    if when == "in its cells":
+        monkeypatch.setattr(walls, "LEAST_FREE", 2.0)
+    monkeypatch.setattr(judge, "answers_of", then)
+    with pytest.raises(walls.Unjudged, match="of this machine's memory are left"):
         grade(notebook(HONEST_FIRST, check(1)))
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from course_lib.exercises.grading import grade, judge, walls
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.needs import missing
+from tests.support.processes import wait_for
 
 
 @pytest.fixture
@@ -83,6 +84,34 @@ def test_where_no_worlds_can_be_made_each_session_has_walls_of_its_own(
         found = judge.grade(text, "99_toys.ipynb", "", 60.0, there)["questions"]
         assert not there._apart
     assert [found["99.1"]["points"], found["99.2"]["points"]] == [2, 3], found
+
+
+def test_no_session_holds_the_way_to_the_others() -> None:
+    """Who had it could answer in their place."""
+    if reason := walls.open_without():
+        missing(reason)
+    with walls.Walls() as there, there.session():
+        if not there._apart:
+            pytest.skip("this folder is in /tmp, so that each session has walls of its own")
+
+        def ours() -> list[psutil.Process]:
+            family = [each for each in there._family() if each.name() != "bwrap"]
+            found = [each for each in family if "inside import main" in " ".join(each.cmdline())]
+            return sorted(found, key=lambda each: each.pid)
+
+        # beside the trusted one: who ends the copy, its first process, and the one that works
+        trusted, *others = wait_for(lambda: ours() if len(ours()) > 3 else None, what="the copy")
+        assert _sockets(trusted)
+        for each in others:
+            assert not _sockets(trusted) & _sockets(each)
+
+
+def _sockets(process: psutil.Process) -> set[str]:
+    found = set()
+    for each in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(os.readlink(each))
+    return {name for name in found if name.startswith("socket:")}
 
 
 @contextmanager
