@@ -109,6 +109,7 @@ def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
 
 def test_a_judge_that_dies_costs_no_other_submission(folder: Path) -> None:
     (folder / "bert" / "03_data_parallel.ipynb").unlink()
+    (folder / "anna" / "03_data_parallel.ipynb").write_bytes(notebook("import time\ntime.sleep(600)"))
     grader = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def judges() -> list[psutil.Process]:
@@ -120,7 +121,7 @@ def test_a_judge_that_dies_costs_no_other_submission(folder: Path) -> None:
     judge.kill()
     said = grader.communicate(timeout=600)[1]
     assert grader.returncode == 0, said
-    assert "exit code -9" in rows(folder)["anna"]["trouble"]
+    assert "exit code -9" in rows(folder)["anna"]["trouble"], rows(folder)["anna"]
     assert "link to another file" in rows(folder)["dora"]["trouble"]
     assert len(results(folder)) == 3, "what failed on this side is tried again another time"
 
