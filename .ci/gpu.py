@@ -1,9 +1,9 @@
 """`make gpu`: all that a GPU can tell about this course, for a machine that is lent for half an hour.
 
     make gpu ARGS="--fetch .whl"         the day before, where there is an index: wheels for the other machine
-    make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON, which has torch and torchvision; Linux, Python 3.12
-    make gpu                             where there is an index: by .venv, or else by PYTHON
-    make gpu ARGS="--minutes 9"          stops after 9 minutes (of 24); with --resume it goes on from there
+    make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON (3.12), which has torch, torchvision, matplotlib
+    make gpu                             where an index served `make setup`: by .venv, or else by PYTHON
+    make gpu ARGS="--minutes 9"          stops after 9 minutes (of 24); the same with --resume goes on
     make gpu ARGS="lesson/06 figure"     only the parts whose names begin so
     make gpu ARGS="--keep gpu.zip"       back home: its recorded figures go into lessons/recorded/gpu
 
@@ -100,6 +100,8 @@ class Course:
             "COURSE_HOME": str(WORK / "home"),
             "PYTHONUNBUFFERED": "1",
         }
+        # Where it is set, as in many containers, each rank would compile all that it imports.
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if site:
             self.environment["JUPYTER_PATH"] = str(site / "share" / "jupyter")
 

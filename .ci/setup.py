@@ -76,6 +76,14 @@ def set_up():
     print(f"Set-up done: the course is in {NAME}.")
 
 
+def keep_compiled():
+    """The course's modules: where PYTHONDONTWRITEBYTECODE is set, each rank would compile what it imports."""
+    folders = [os.path.join(ROOT, *each) for each in (["course_lib"], ["tests"], ["lessons", "scripts"])]
+    there = list(filter(os.path.isdir, folders))
+    if there:  # without a folder, compileall takes all that Python has
+        subprocess.call([PYTHON, "-m", "compileall", "-qq", *there])
+
+
 def wanted():
     """The stamp of a .venv that is as pyproject.toml asks: its folder, and a digest of what is asked."""
     tables = re.findall(r"(?ms)^\[.*?(?=^\[|\Z)", read(os.path.join(ROOT, "pyproject.toml")))
@@ -316,6 +324,7 @@ def write(path, text):
 def main():
     try:
         set_up()
+        keep_compiled()
     except Fault as fault:
         print(f"Set-up stopped: {fault}", file=sys.stderr)
         return 1

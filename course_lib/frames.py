@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import os
+import sys
 import sysconfig
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from .notebook import shell
@@ -33,6 +36,22 @@ def is_learners(filename: str) -> bool:
 def is_ours(filename: str) -> bool:
     """Whether a file is this package's."""
     return filename.startswith(OURS)
+
+
+def frame_of(thread: int | None) -> FrameType | None:
+    """Where a thread is now, by its identifier; None where there is none. Hold it only for a moment.
+
+    Before Python 3.12 the garbage collector must not run in there: what it collects may let another thread go
+    on, and if that one starts a thread, both wait for ever (CPython issue 106883).
+    """
+    collects = sys.version_info < (3, 12) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        return sys._current_frames().get(thread or 0)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def with_source(filename: str, line: int, function: str) -> dict[str, Any]:

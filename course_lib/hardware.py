@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import math
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,22 +157,41 @@ def accelerators() -> list[Accelerator]:
 def cores() -> int:
     """CPU cores that this process may use: its affinity, and a container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-        return max(1, min(count, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no container, or no quota ("max")
-        return count
+    for names in (
+        ["cpu.max"],
+        ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"],
+    ):  # cgroups of version 2, of 1
+        with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
+            quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
+            if quota > 0:  # -1 is none, in version 1
+                return max(1, min(count, math.ceil(quota / period)))
+    return count
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of main memory, and how many are available, within a container's limit."""
+    """Bytes of main memory, and how many are available, within a container's limit.
+
+    Files that Linux has read and can drop count as available, as they do without a container.
+    """
     now = psutil.virtual_memory()
-    try:
-        limit = int((CGROUP / "memory.max").read_text())
-        used = int((CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return now.total, now.available
-    return min(now.total, limit), min(now.available, limit - used)
+    for limit_in, used_in, droppable in (
+        ("memory.max", "memory.current", "inactive_file"),  # cgroups of version 2
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "total_inactive_file",
+        ),  # of version 1
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (int((CGROUP / name).read_text()) for name in (limit_in, used_in))
+            if limit < now.total:
+                counts = ""
+                with contextlib.suppress(OSError):
+                    counts = (CGROUP / limit_in).with_name("memory.stat").read_text()
+                dropped = re.search(rf"^{droppable} (\d+)$", counts, re.MULTILINE)
+                left = limit - used + (int(dropped[1]) if dropped else 0)
+                return limit, max(0, min(now.available, left))
+    return now.total, now.available
 
 
 def backends() -> dict[str, bool]:

@@ -65,21 +65,50 @@ def test_a_hostile_name_cannot_break_the_card(monkeypatch: pytest.MonkeyPatch) -
     assert "<script>" not in machine()._repr_html_()
 
 
-def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+CGROUPS = {  # version: the files of the limits, and how one says that it has none
+    1: (
+        "cpu/cpu.cfs_quota_us",
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "-1",
+        str(2**63 - 4096),
+    ),
+    2: ("cpu.max", "memory.max", "memory.current", "max 100000", "max"),
+}
+
+
+@pytest.mark.parametrize("version", CGROUPS)
+def test_a_containers_limits_count(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    assert cores() == 64
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cores() == 64
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert cores() == 2
-    (tmp_path / "cpu.max").write_text("1000 100000\n")
-    assert cores() == 1
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert memory()[0] == psutil.virtual_memory().total
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert memory() == (5000, 4000)
+    total = psutil.virtual_memory().total
+    cpu, limit, used, no_quota, no_limit = CGROUPS[version]
+    (tmp_path / cpu).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+
+    def quota(text: str) -> int:
+        if version == 1:
+            text, _, period = text.partition(" ")
+            (tmp_path / "cpu/cpu.cfs_period_us").write_text(f"{period or 100000}\n")
+        (tmp_path / cpu).write_text(f"{text}\n")
+        return cores()
+
+    assert (cores(), memory()[0]) == (64, total), "no such files"
+    assert quota(no_quota) == 64
+    assert quota("150000 100000") == 2
+    assert quota("1000 100000") == 1
+
+    (tmp_path / limit).write_text(f"{no_limit}\n")
+    (tmp_path / used).write_text("3000\n")
+    own = "inactive_file 7\ntotal_" if version == 1 else ""  # version 1 counts the groups below apart
+    (tmp_path / limit).with_name("memory.stat").write_text(f"{own}inactive_file 500\nactive_file 9\n")
+    assert memory()[0] == total
+    (tmp_path / limit).write_text("5000\n")
+    assert memory() == (5000, 2500), "what can be dropped is free"
+    (tmp_path / limit).with_name("memory.stat").unlink()
+    assert memory() == (5000, 2000), "the limit holds where nobody says what can be dropped"
+    (tmp_path / used).write_text("6000\n")
+    assert memory() == (5000, 0)
 
 
 def test_a_torch_without_distributed_has_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:

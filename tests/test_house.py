@@ -139,5 +139,12 @@ def test_the_fork_server_loads_no_launcher() -> None:
 
 
 def test_a_judges_work_loads_no_launcher() -> None:
-    loaded = loaded_by("import course_lib.exercises.questions")
+    loaded = loaded_by("from course_lib.exercises import questions; questions.load()")
     assert rooms_in(loaded) == {"exercises"}
+
+
+def test_a_judges_work_loads_no_other_judge() -> None:
+    """Each rank of a check would pay for it."""
+    package = "course_lib.exercises.questions"
+    loaded = loaded_by(f"import {package}.q05")
+    assert {each for each in loaded if each.startswith(package)} == {package, f"{package}.q05"}

@@ -475,7 +475,7 @@ def test_make_oldest_runs_in_an_environment_of_the_lowest_versions(course: Cours
     write_wheel(tmp_path, "torchvision", "0.24.0", TORCHVISION, ["torch==2.9.0"])
     write_wheel(tmp_path, "ruff", "2.0", {})
     (course.root / "course_lib").mkdir()
-    for name, code in {"__init__": "", "__main__": RECORDER}.items():
+    for name, code in {"__init__": "", "__main__": RECORDER, "broken": "def"}.items():
         (course.root / "course_lib" / f"{name}.py").write_text(code)
     for number in ("00", "01", "02", "06", "07", "08"):
         (course.root / "lessons" / f"{number}_topic.ipynb").touch()
@@ -492,6 +492,8 @@ def test_make_oldest_runs_in_an_environment_of_the_lowest_versions(course: Cours
     assert "Set-up done: the course is in .venv-oldest." in told
     assert told.endswith("make oldest: doctor, tests and notebooks passed with the lowest versions.\n")
     assert doctor == "course_lib doctor"
+    compiled = {path.name.partition(".")[0] for path in (course.root / "course_lib").glob("*/*.pyc")}
+    assert compiled == {"__init__", "__main__"}, "by set-up: PYTHONDONTWRITEBYTECODE is set here"
     for path in tests.split()[2:]:
         assert (ROOT / path).exists(), path
     assert re.findall(r"\d\d_topic", notebooks) == ["00_topic", "02_topic", "06_topic", "08_topic"]

@@ -27,6 +27,7 @@ from ..launcher.launch import start
 from ..report.failed import RankError, RankTimeout
 from ..report.stacks import python_stack
 from ..run_folder import RankFiles
+from . import questions
 from .asking import (
     QUESTIONS,
     Ask,
@@ -119,8 +120,7 @@ def check(number: str, answer: Any) -> Feedback:
         Points, and each property with ✓ or ✗; for an ✗ what was seen, and a hint. It never raises: what the
         answer raises, and where it hangs, is feedback.
     """
-    from . import questions  # noqa: F401 – registers them
-
+    questions.load()
     if not isinstance(number, str) or number not in QUESTIONS:
         known = ", ".join(sorted(QUESTIONS))
         name = number if isinstance(number, str) else told(number)

@@ -67,10 +67,11 @@ def progress() -> Progress:
         For each question the best points that a `check` has given, and how many there are. Where they are
         shared (`share_progress`), it says so.
     """
-    from . import questions  # noqa: F401 – registers them
+    from . import questions
     from .asking import QUESTIONS
     from .sharing import shared_where
 
+    questions.load()
     best = results()
     rows, reached, possible = [], 0.0, 0.0
     for number, asked in sorted(QUESTIONS.items()):

@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from ..hardware import cores, gpu_count
 from ..run.run import Run
 
+# A notebook's kernel asks its programs for colours (FORCE_COLOR). What ranks print goes to files, where
+# Python 3.13 would put escapes between the words of a traceback.
+PLAIN = {"PYTHON_COLORS": "0"}
+
 
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
@@ -36,6 +40,7 @@ def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dic
     """What torchrun sets, what keeps gloo and NCCL on this machine, and where the figures go."""
     return {
         **loopback_environment(),
+        **PLAIN,
         **os.environ,
         **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
         "WORLD_SIZE": str(world_size),
@@ -66,6 +71,7 @@ def of_a_program(run: Run) -> dict[str, str]:
     """What a program that starts its own ranks is told; torchrun sets the rest for them."""
     return {
         **loopback_environment(),
+        **PLAIN,
         **os.environ,
         "COURSE_RUN": str(run.folder),
         "COURSE_KERNEL": str(os.getpid()),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -27,6 +28,12 @@ from .guard import end_families, protect, release
 
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
 CLOCK_SECONDS = 2.0  # by so much two clocks may differ that say when a process began
+FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+NO_ROOM = (
+    "The processes for {} ranks could not all be started: the system has no room for them. Mostly a limit is "
+    "reached: on processes and threads (a container's, `ulimit -u`), open files (`ulimit -n`) or memory. "
+    "Take fewer ranks (nprocs), or shut down the kernels of other notebooks."
+)
 REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
 
 
@@ -70,9 +77,12 @@ class Ranks(Started):
                 self._processes = start_processes(
                     launched.main, (job,), nprocs=world_size, join=False, start_method=METHOD
                 ).processes
-            except BaseException:  # the system has no room for so many
+            except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
                     process.kill()
+                # the fork server could not fork, and has ended; or this process is at a limit of its own
+                if isinstance(reason, EOFError) or getattr(reason, "errno", None) in FULL:
+                    raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(each.pid for each in self._processes)
 

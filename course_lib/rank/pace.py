@@ -13,13 +13,13 @@ import math
 import os
 import platform
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
 
+from ..frames import frame_of
 from ..run_folder import EVERYONE
 from .standstill import ONE_WAY, collectives, is_over, status
 
@@ -152,7 +152,7 @@ class Samples:
             return
         if call == b"running":
             return
-        frame = innermost = sys._current_frames().get(self._main)
+        frame = innermost = frame_of(self._main)
         while frame is not None and frame.f_code is not self._loader:
             frame = frame.f_back
         if innermost is None or frame is not None:

@@ -17,7 +17,7 @@ import torch.optim  # noqa: F401
 
 from . import launched as entry  # noqa: F401
 
-if os.environ.get("COURSE_LEAN") != "1":  # many kernels on one server: 160 MiB less for each of them
+if os.environ.get("COURSE_LEAN") != "1":  # many kernels on one server: 90 MiB less for each of them
     with contextlib.suppress(Exception):  # only some lessons need it; a rank would say what is wrong with it
         import torchvision  # noqa: F401
 

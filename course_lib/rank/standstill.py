@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ..frames import frame_of
 from ..run_folder import ASKED, RankFiles, discard, write_whole
 
 STILL_SECONDS = 0.3  # who has not moved for so long gets a record
@@ -63,11 +64,11 @@ class Lookout:
     # No frame is held for longer than these two take, or what the learner's function holds would live on.
 
     def _where(self) -> tuple[int, int]:
-        frame = sys._current_frames().get(self._main or 0)
+        frame = frame_of(self._main)
         return id(frame), frame.f_lasti if frame else -1
 
     def _stack(self) -> list[tuple[str, int, str]]:
-        frame, places = sys._current_frames().get(self._main or 0), []
+        frame, places = frame_of(self._main), []
         while frame is not None and len(places) < MOST_FRAMES:
             places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back

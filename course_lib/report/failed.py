@@ -55,6 +55,11 @@ HINTS = [
         "(nprocs). Run.open().metrics has what each rank held.",
     ),
     (
+        re.compile(r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread"),
+        "The system lets no more processes and threads run: a limit is reached (a container's, `ulimit -u`). "
+        "Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other notebooks.",
+    ),
+    (
         re.compile(r"MemoryError\b|an(not|'t) allocate memory"),
         "There is no memory left for this, on the machine or under a limit (a container's, ulimit's). Every "
         "rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer ranks "
@@ -62,8 +67,8 @@ HINTS = [
     ),
 ]
 OUT_OF_MEMORY = (
-    "was killed (SIGKILL) because the machine ran out of memory; take fewer ranks, smaller batches or fewer "
-    "DataLoader workers"
+    "was killed (SIGKILL) because memory ran out, the machine's or that of a container's limit; take fewer "
+    "ranks, smaller batches or fewer DataLoader workers"
 )
 
 

@@ -99,6 +99,8 @@ def _is_about_to_tell(run: Run, rank: int) -> bool:
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
     """What a rank was doing when it was last asked."""
     if run.trace(rank).has_returned():
+        if (seconds := _lingers(run, rank)) >= WARN_SECONDS:
+            return f"had returned {seconds:.1f} s before, and its process had not ended"
         return "had returned"
     if failure := failure_of(run, rank, exit_code):
         if failure.consequence and failure.frames:
@@ -134,18 +136,36 @@ def stalled(run: Run) -> str:
         for rank, record in records.items()
         if now[rank] - record.get("since", now[rank]) >= WARN_SECONDS and not run.trace(rank).has_returned()
     }
-    if not still:
+    ending = {rank: seconds for rank in records if (seconds := _lingers(run, rank)) >= WARN_SECONDS}
+    if not all(run.trace(rank).has_returned() for rank in records):  # the others work on, or wait
+        ending = {}
+    if not still and not ending:
         return ""
-    lines = [odd_one_out(run, PRESENT)]
-    for rank, record in list(still.items())[:MOST_SHOWN]:
+    lines = []
+    for rank, record in still.items():
         if _is_in_the_learners_code(record["stack"]):
             doing_now = _in_the_learners_code(run, rank, record["stack"], record, PRESENT)
             lines.append(f"{run.who(rank)} {doing_now}")
         else:
             lines.append(f"{run.who(rank)} has not moved for {now[rank] - record['since']:.1f} s")
-    if len(still) > MOST_SHOWN:
-        lines.append(f"and {len(still) - MOST_SHOWN} more")
-    return "\n".join(line for line in lines if line)
+    for rank, seconds in ending.items():
+        lines.append(f"{run.who(rank)} returned {seconds:.1f} s ago, and its process has not ended")
+    more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+    return "\n".join(filter(None, [odd_one_out(run, PRESENT), *lines[:MOST_SHOWN], *more]))
+
+
+def _lingers(run: Run, rank: int) -> float:
+    """How long ago a rank returned whose process is still there; 0 for all others.
+
+    Something keeps it: a thread that it waits for, a function of `atexit`, or the end of Python itself.
+    """
+    if run.is_job or not run.trace(rank).has_returned() or not run.lives(rank):
+        return 0.0
+    files = RankFiles(run.folder, rank)
+    with contextlib.suppress(OSError):
+        told = files.result if files.result.exists() else files.facts
+        return max(0.0, time.time() - told.stat().st_mtime)
+    return 0.0
 
 
 def _is_in_the_learners_code(stack: list[Place]) -> bool:

@@ -194,7 +194,8 @@ def source_of(path, name):
 def terminal(module, *words):
     """What ``python -m module words…`` prints in a terminal."""
     command = [sys.executable, "-m", module, *map(str, words)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    plain = os.environ | {"PYTHON_COLORS": "0"}  # a notebook asks its programs for colours
+    done = subprocess.run(command, env=plain, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.stdout.replace(sys.executable, "python")
 
 

@@ -138,6 +138,7 @@ class TwoHosts:
         It has this process's environment, without what names a network card there, and what is added.
         """
         here = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+        here["PYTHON_COLORS"] = "0"  # a notebook asks its programs for colours
         return subprocess.Popen(
             self.within(host, command),
             env=here | environment,

@@ -15,8 +15,8 @@ import nbformat
 import pytest
 import torch
 
-import course_lib.exercises.questions  # noqa: F401 – registers them
 from course_lib import launch
+from course_lib.exercises import questions
 from course_lib.exercises.asking import QUESTIONS, Work, answered, read
 from course_lib.exercises.check import Feedback, check
 from course_lib.exercises.generate import blank
@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
 SOLUTIONS = sorted((HERE.parents[1] / "solutions").glob("*.ipynb"))
 
+questions.load()
 for path in sorted((HERE / "answers").glob("answers_*.py")):
     module = importlib.import_module(f"tests.exercises.answers.{path.stem}")
     cloudpickle.register_pickle_by_value(module)  # as a notebook's; no rank imports this file

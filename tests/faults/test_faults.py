@@ -113,7 +113,8 @@ def test_the_system_kills_a_rank_for_want_of_memory() -> None:
         group.rmdir()
     first = str(caught.value).splitlines()[0]
     assert first.startswith(
-        "rank 1 was killed (SIGKILL) because the machine ran out of memory; take fewer ranks"
+        "rank 1 was killed (SIGKILL) because memory ran out, the machine's or that of a container's limit; "
+        "take fewer ranks"
     )
     assert_no_rank_left(caught.value.run)
 
@@ -143,6 +144,39 @@ def test_the_fork_server_dies_under_the_ranks() -> None:
     pids = [caught.value.run.facts(rank)["pid"] for rank in range(2)]
     wait_for(lambda: not any(map(alive, pids)), what="the ranks to end with their server")
     assert quiet_launch(os.getppid).results[0] != server
+
+
+def test_the_system_has_no_room_for_so_many_ranks(tmp_path: Path) -> None:
+    """As under a limit on processes: the fork server may fork three times, once for a look, for two ranks."""
+    (tmp_path / "three_forks.py").write_text(
+        """
+import errno, os
+
+def fork(real=os.fork, left=["look", "rank 0", "rank 1"]):
+    if not left:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    left.pop()
+    return real()
+
+os.fork = fork
+"""
+    )
+    source = """
+        from course_lib import launch
+
+        os.environ["COURSE_PRELOAD"] = "three_forks"
+        try:
+            launch(time.sleep, 60, nprocs=4, dashboard=False)
+        except RuntimeError as error:
+            say("told", str(error))
+        del os.environ["COURSE_PRELOAD"]
+        assert launch(os.getpid, nprocs=4, dashboard=False).results
+        say("goes on")
+    """
+    with Kernel(tmp_path, source) as kernel:
+        kernel.wait_for("goes on")
+        assert "for 4 ranks could not all be started" in (kernel.there / "told").read_text()
+        wait_for(lambda: not kernel.ranks(), what="no rank to be left")
 
 
 def test_many_faults_in_a_row_leave_a_kernel_that_works() -> None:
@@ -176,8 +210,9 @@ def test_a_failed_start_leaves_no_rank_and_no_running_run(monkeypatch: pytest.Mo
         started.append(self.pid)
 
     monkeypatch.setattr(popen_forkserver.Popen, "_launch", launch)
-    with pytest.raises(OSError, match="temporarily unavailable"):
+    with pytest.raises(RuntimeError, match="for 3 ranks could not all be started") as caught:
         quiet_launch(time.sleep, 60, nprocs=3)
+    assert isinstance(caught.value.__cause__, BlockingIOError)
     wait_for(lambda: not any(map(alive, started)), seconds=20, what="them to be gone")
     assert Run.open().state == "failed"
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from course_lib import RankError, RankTimeout, Run, torchrun
+from course_lib.report import waiting
 from tests.support.kernels import Kernel, alive
 from tests.support.processes import wait_for
 from tests.support.programs import (
@@ -166,6 +167,35 @@ def test_a_timeout_names_the_odd_one_out(how: str, tmp_path: Path, monkeypatch: 
     print(f"timeout to RankTimeout: {took:.2f} s")
     assert took < ENOUGH
     assert_timed_out(caught.value, why, doing, path.name)
+
+
+def test_a_rank_that_has_returned_and_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun waits for its process, and so for ever: a thread, or the end of Python itself, keeps it."""
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.3)
+    path = script(
+        tmp_path,
+        """
+        import os, threading, time
+
+        if os.environ["RANK"] == "1":
+            threading.Thread(target=time.sleep, args=[1000]).start()
+        """,
+    )
+
+    def one_lingers() -> Any:
+        run = Run.open()
+        return run.facts(0) and not run.lives(0) and waiting.stalled(run).startswith("rank 1 returned")
+
+    Jump(monkeypatch, one_lingers)
+    with pytest.raises(RankTimeout) as caught:
+        quiet_torchrun(path, timeout=120)
+    head, _, first, last = str(caught.value).splitlines()
+    assert head == "not done after 120 s; the ranks were ended"
+    assert first == "rank 0 had returned"
+    assert re.fullmatch(r"rank 1 had returned \d+\.\d s before, and its process had not ended", last)
+    assert_none_left(caught.value.run)
 
 
 # --- interrupted, and its kernel or its agent killed --------------------------------------------------------

@@ -263,6 +263,21 @@ def test_the_learners_changes_reach_the_ranks(tmp_path: Path, monkeypatch: pytes
     assert quiet_launch(work).results == [(None, str(tmp_path), True)] * 2
 
 
+def test_what_ranks_print_has_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's kernel asks for them: Python 3.13 would put them between the words of a traceback."""
+
+    def work() -> str:
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        return os.environ["PYTHON_COLORS"]
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run = quiet_launch(work, nprocs=1)
+    assert run.results == ["0"]
+    assert run.logs[0].endswith("ZeroDivisionError: division by zero\n")
+
+
 def test_the_cores_are_shared_out() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for nprocs in (1, 2, 5):

@@ -155,6 +155,7 @@ def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: py
         "OF_THE_LEARNER": "kept",
         "GLOO_SOCKET_IFNAME": "eth7",
         "MPLBACKEND": "Agg",
+        "PYTHON_COLORS": "0",
     }
     for given in watched[0][1]:
         assert given | told == given

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from course_lib.exercises import check
 from course_lib.exercises.asking import Question, Refused, Work, answered, read
 from course_lib.launcher.environment import loopback_environment, loopback_store
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` finds loaded
@@ -39,11 +40,8 @@ def get_ready() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class Door:
-    """As `check`'s own; a rank that raises, or ends, ends the others, and so does the limit."""
-
-    def __init__(self, asked: Question, answer: Any) -> None:
-        self._asked, self._answer = asked, answer
+class Door(check.Door):
+    """As `check`'s own, but for the ranks: one that raises, or ends, ends the others; so does the limit."""
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         return _ask_ranks(self._asked, self._answer, work, args, nprocs)
@@ -51,20 +49,28 @@ class Door:
 
 def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
     given = json.loads(json.dumps(args))
+
+    def judged_work() -> str:
+        # The store's thread looks up the name of who connects, under a lock of glibc's: a process forked at
+        # that moment waits for ever in its own first connection. So none connects before all are forked.
+        os.close(go)
+        os.read(all_are_there, 1)
+        return answered(_kind(asked), work, answer, given)
+
     with loopback_store() as port, selectors.DefaultSelector() as pipes:
         pids: list[int] = []
         texts: list[bytes] = [b""] * nprocs
+        all_are_there, go = os.pipe()
         try:
             for rank in range(nprocs):
                 reads, writes = os.pipe()
                 pid = os.fork()
                 if pid == 0:
-                    _be_a_rank(
-                        rank, nprocs, port, writes, lambda: answered(_kind(asked), work, answer, given)
-                    )
+                    _be_a_rank(rank, nprocs, port, writes, judged_work)
                 os.close(writes)
                 pids.append(pid)
                 pipes.register(reads, selectors.EVENT_READ, rank)
+            os.close(go)
             limit = LONGER.get(asked.form.partition("(")[0], LIMIT_SECONDS)
             until = time.monotonic() + limit
             while pipes.get_map():
@@ -81,6 +87,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
                         why = texts[key.data].decode(errors="replace") or "it ended its process"
                         raise Refused(f"rank {key.data}: {why}")
         finally:
+            os.close(all_are_there)
             for key in list(pipes.get_map().values()):
                 os.close(key.fd)
             for pid in pids:

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-import course_lib.exercises.questions  # noqa: F401 – registers them
+from course_lib.exercises import questions
 from course_lib.exercises.asking import QUESTIONS, Ask, Finding, Judge
 from course_lib.exercises.check import Feedback, check
 from tests.mutants import forked
 from tests.mutants.answers import made
 
+questions.load()
 check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
 
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import time
+from typing import Any
 
 import pytest
 
+from course_lib.exercises import questions
+from course_lib.exercises.asking import QUESTIONS
+from tests.mutants import forked
 from tests.mutants.answers import answers
 from tests.mutants.mutate import mutants
 from tests.mutants.run import UNCHANGED, Judged, Mutant, difference, equivalent, judged
 
-QUESTIONS, OF_EACH = 10, 2
+questions.load()
+ASKED, OF_EACH = 10, 2
 
 
 @pytest.mark.alone  # a judge waits some seconds for ranks, not for a machine with much else to do
@@ -23,19 +29,48 @@ def test_a_sample_by_date_is_caught() -> None:
     day = os.environ.get("COURSE_MUTANT_DAY") or str(datetime.date.today().toordinal())
     print(f"COURSE_MUTANT_DAY={day} draws the same sample again")
     dice = random.Random(day)
-    chosen = dice.sample(answers(), QUESTIONS)
+    chosen = dice.sample(answers(), ASKED)
     work = [(chosen[0], Mutant(UNCHANGED, chosen[0].source))]
     for answer in chosen:
         known = equivalent().get(answer.number, {})
         made = [each for each in mutants(answer.source) if each.change not in known]
         work += [(answer, each) for each in dice.sample(made, OF_EACH)]
     found = list(judged(work, day, side_by_side=1))
-    assert len(found) == 1 + QUESTIONS * OF_EACH
+    assert len(found) == 1 + ASKED * OF_EACH
     solution, *rest = found
     assert solution.caught == "", "the solution itself has all points"
     sources = {answer.number: answer.source for answer in chosen}
     missed = [_shown(each, sources[each.number]) for each in rest if not each.caught]
     assert not missed, "\n".join([f"COURSE_MUTANT_DAY={day}", *missed])
+
+
+@pytest.mark.alone
+def test_a_judge_that_needs_a_folder_has_one() -> None:
+    """It had none: each mutant of three questions looked caught, and so did their solutions."""
+    (answer,) = [each for each in answers() if each.number == "10.3"]
+    (found,) = judged([(answer, Mutant(UNCHANGED, answer.source))], "a seed", side_by_side=1)
+    assert found.caught == "", "the solution itself has all points"
+
+
+@pytest.mark.alone
+def test_no_rank_begins_before_all_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It connects to the store then, whose thread holds a lock of glibc's meanwhile: the next one kept it."""
+    forks = []
+
+    def slow_fork() -> int:
+        time.sleep(0.3)
+        forks.append(time.time())
+        return fork()
+
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", slow_fork)
+    began = forked.Door(QUESTIONS["01.1"], lambda: None)(_now, nprocs=3)
+    assert len(forks) == 3
+    assert min(began) >= forks[-1]
+
+
+def _now(answer: Any) -> float:
+    return time.time()
 
 
 def _shown(each: Judged, source: str) -> str:

@@ -107,11 +107,17 @@ def explain(notebook: nbformat.NotebookNode, started: list[int], error: Exceptio
     if isinstance(error, CellExecutionError):
         what = f"{error.ename}: {error.evalue}\n{error.traceback}"
     elif isinstance(error, CellTimeoutError):
-        what = f"not done after {seconds:g} s"
+        what = f"not done after {seconds:g} s" + shown(notebook.cells[started[-1]])
     else:
-        what = "its kernel died"
+        what = "its kernel died" + shown(notebook.cells[started[-1]])
     first_line = notebook.cells[started[-1]].source.strip().splitlines()[0]
     return f"cell {started[-1] + 1} of {len(notebook.cells)}, which begins {first_line!r}: {what}"
+
+
+def shown(cell: nbformat.NotebookNode) -> str:
+    """What a cell that did not end had shown until then: of ranks that wait, its figure says where."""
+    found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
+    return "".join(f"\n{text.rstrip()}" for text in found if text)
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:

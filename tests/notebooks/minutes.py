@@ -2,7 +2,8 @@
 
     python -m tests.notebooks.minutes
 
-The table stands in exercises/README.md, and `test_minutes.py` holds it to the notebooks.
+The table stands in exercises/README.md, its numbers in the head of each notebook, and `test_minutes.py` holds
+both to what the notebooks have.
 """
 
 from __future__ import annotations
@@ -18,11 +19,7 @@ from tests.notebooks.execute import ROOT
 
 SPOKEN, READ = 130, 200  # words a minute
 SHOWN, WRITTEN = 20, 1  # lines of code a minute
-PREDICTS, LOOKS_AT, TRIES = (
-    1.5,
-    0.5,
-    4,
-)  # minutes for a prediction, for a picture, and for a question's checks
+PREDICTS, LOOKS_AT, TRIES = 1.5, 0.5, 4  # minutes for a prediction, a picture, and a question's checks
 STEP = 5  # minutes to which it is rounded: more would be pretence
 SOLUTION = re.compile(r"### BEGIN SOLUTION(.*?)### END SOLUTION", re.DOTALL)
 ANSWERS = re.compile(r"<details>.*?</details>", re.DOTALL)  # of a quiz: they are read afterwards
@@ -38,8 +35,7 @@ class Minutes:
 
     def row(self) -> str:
         """In the table."""
-        solve = f"{_rounded(self.solve)}" if self.solve else "–"
-        return f"| {self.name} | {_rounded(self.teach)} | {solve} |"
+        return f"| {self.name} | {rounded(self.teach)} | {rounded(self.solve) if self.solve else '–'} |"
 
 
 def of_all() -> list[Minutes]:
@@ -96,7 +92,8 @@ def _lines(sources: Iterable[str]) -> int:
     return sum(bool(line.strip()) for source in sources for line in source.splitlines())
 
 
-def _rounded(minutes: float) -> int:
+def rounded(minutes: float) -> int:
+    """As the table and the heads of the notebooks say it."""
     return max(STEP, STEP * round(minutes / STEP))
 
 

@@ -88,11 +88,20 @@ def test_a_cell_that_fails_is_named_and_nothing_is_saved(tmp_path: Path) -> None
     assert good.read_bytes() != before[1], "a lesson after one that fails is executed all the same"
 
 
-def test_a_cell_that_hangs_is_named(tmp_path: Path) -> None:
-    path = notebook_of(tmp_path / "hangs.ipynb", "import threading\nthreading.Event().wait()")
+HANGS = """\
+import threading
+print("rank 0 is late")
+shown = display("rank 1 works", display_id=True)
+shown.update("rank 1 waits for rank 0")
+threading.Event().wait()"""
+
+
+def test_a_cell_that_hangs_is_named_with_what_it_had_shown(tmp_path: Path) -> None:
+    path = notebook_of(tmp_path / "hangs.ipynb", HANGS)
     before = path.read_bytes()
-    with pytest.raises(execute.LessonError, match=r"cell 2 of 2.*'import threading': not done after 1 s"):
-        execute.execute(path, seconds_per_cell=1)
+    where = r"cell 2 of 2.*'import threading': not done after 15 s\nrank 0 is late\n'rank 1 waits for rank 0'"
+    with pytest.raises(execute.LessonError, match=where):
+        execute.execute(path, seconds_per_cell=15)
     assert path.read_bytes() == before
 
 

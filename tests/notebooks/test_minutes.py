@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 
+import nbformat
+
 from tests.notebooks.execute import ROOT
-from tests.notebooks.minutes import of_all, table
+from tests.notebooks.minutes import of_all, rounded, table
 
 README = (ROOT / "exercises" / "README.md").read_text()
 
 
 def test_the_table_is_that_of_the_notebooks() -> None:
     assert table() in README, "python -m tests.notebooks.minutes prints it"
+
+
+def test_the_heads_of_the_notebooks_say_the_same() -> None:
+    for each in of_all():
+        for folder, minutes in (("lessons", each.teach), ("exercises", each.solve)):
+            for path in (ROOT / folder).glob(f"{each.name}_*.ipynb"):
+                head = nbformat.read(path, as_version=4).cells[0].source
+                assert f"**Time:** {rounded(minutes)} minutes" in head, path.name
 
 
 def test_each_lesson_has_its_week_and_fits_into_it() -> None:

@@ -287,6 +287,23 @@ def test_only_a_long_standstill_is_told_and_only_of_who_is_still_there() -> None
     assert len(stalled(run_of(waits(5), elsewhere({"0": 4}, stood=0))).splitlines()) == 2
 
 
+def test_a_rank_that_has_returned_and_does_not_end_is_told() -> None:
+    run = run_of(elsewhere({"0": 4}), elsewhere({"0": 4}), elsewhere({"0": 4}), returned=(0, 1, 2))
+    for rank in (0, 1):
+        lives(run, rank)
+    for rank in (0, 2):  # rank 1 has only just returned, and rank 2 has ended
+        os.utime(RankFiles(run.folder, rank).result, times=(time.time() - LONG,) * 2)
+    ended = r"rank 0 returned 1[2-9]\.\d s ago, and its process has not ended"
+    assert re.fullmatch(ended, stalled(run))
+    assert re.fullmatch(
+        r"had returned 1[2-9]\.\d s before, and its process had not ended", doing(run, 0, None)
+    )
+    assert [doing(run, rank, None) for rank in (1, 2)] == ["had returned"] * 2
+    RankFiles(run.folder, 2).result.unlink()
+    (run.folder / "rank-2.where").write_text(json.dumps(elsewhere(stood=0)))
+    assert stalled(run) == "", "rank 2 works on: that is progress"
+
+
 def test_of_many_some_are_shown() -> None:
     lines = stalled(run_of(*[waits(5)] * (MOST_SHOWN + 12))).splitlines()
     assert len(lines) == MOST_SHOWN + 1

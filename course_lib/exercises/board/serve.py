@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from .. import questions
 from ..asking import QUESTIONS
 from .shared import ClassFolder
 
@@ -52,8 +53,7 @@ class Board(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int, base_url: str | None = None) -> None:
-        from .. import questions  # noqa: F401 – registers them
-
+        questions.load()
         most = {number: sum(asked.properties.values()) for number, asked in QUESTIONS.items()}
         titles = {number: asked.form.partition("(")[0] for number, asked in QUESTIONS.items()}
         self.shared = ClassFolder(folder.expanduser().absolute(), most, titles)

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 
+from .. import questions
 from ..asking import QUESTIONS, Question, Refused, Work, read
 from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
 from . import submissions
@@ -35,8 +36,7 @@ Result = dict[str, Any]
 
 def forms() -> dict[str, str]:
     """For each question the name of its answer."""
-    from .. import questions  # noqa: F401 – registers them
-
+    questions.load()
     return {number: each.form.partition("(")[0] for number, each in QUESTIONS.items()}
 
 
@@ -262,8 +262,6 @@ def _seen(reply: Result, nprocs: int) -> list[Any]:
 
 def sent(asked: Question, work: Work) -> str:
     """A work on its way through the walls, with the functions that it calls and no other."""
-    from .. import questions
-
     cloudpickle.register_pickle_by_value(questions)
     try:
         return base64.b64encode(cloudpickle.dumps(((asked.takes, asked.form), work))).decode()

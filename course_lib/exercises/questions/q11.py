@@ -235,7 +235,7 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 STEP = "the step is that of one device: its gradient is the mean, clipped"
 NORM = "every rank returns the norm of the mean, as it was before clipping"
 ALL = "where the mean is not finite no rank steps, and the next step is right again"
-CALLS = (0.15, 2.5, 1.0, 1.0)  # the norm of the mean over the limit; the first two begin a training
+CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)  # the norm of the mean over the limit; the first two begin a training
 AGAIN = 1  # the call whose model, optimizer and limit come once more, in the last call
 SCALE = 40.0  # of the gradients: a large norm is no broken one
 
@@ -247,16 +247,17 @@ def step_together(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     broken = rng.randrange(1, ranks)  # rank 0 alone could not know
-    kinds = ["", "", *rng.sample(("nan", "inf"), 2), ""]
+    # Clipping spreads a nan over the whole gradient. An inf stays in its layer: no layer alone may decide.
+    fine = ("", 0)
+    broken_at = rng.sample((("nan", rng.choice((0, -1))), ("inf", 0), ("inf", -1)), 3)
     calls: list[dict[str, Any]] = []
     layers = rng.sample((0, 2), 2)  # which is frozen, in the first training and in the other
-    for i, kind in enumerate(kinds):
-        call = {"seed": rng.randrange(2**31), "kind": kind, "place": 0, "weights": None}
+    for i, (kind, place) in enumerate([fine, fine, *broken_at, fine]):
+        call = {"seed": rng.randrange(2**31), "kind": kind, "place": place, "weights": None}
         call["frozen"] = layers[bool(calls)]
         again = i == len(CALLS)
         limit = calls[AGAIN]["limit"] if again else _mean(call, ranks).norm().item() / CALLS[i]
         calls.append(call | {"limit": limit})
-    calls[3]["place"] = -1  # of what is broken, in the gradient
     for call in calls[:2]:
         call["weights"] = rng.randrange(2**31)
     found = ask(_stepped, calls, broken, nprocs=ranks)
@@ -289,10 +290,10 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         else:
             hint = "Which gradient is measured, at which moment?"
         yield Finding(NORM, not wrong, seen, hint)
-    for call in (2, 3, 4):
+    for call in range(2, len(calls)):
         gaps = off(call)
         rank = gaps.index(max(gaps))
-        a_kind = {"nan": "a nan", "inf": "an inf"}.get(kinds[call])
+        a_kind = {"nan": "a nan", "inf": "an inf"}.get(calls[call]["kind"])
         if a_kind is None:
             seen, hint = (
                 f"rank {rank}'s weights are off by {gaps[rank]:.2g} after the step that follows",

@@ -422,6 +422,15 @@ def the_last_layer_decides(model, optimizer, max_norm):
     return norm
 
 
+@wrong("11.2", STEP, NORM, hint="before the step?")
+def the_first_layer_decides(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if next(each.grad for each in model.parameters() if each.grad is not None).isfinite().all():
+        optimizer.step()
+    return norm
+
+
 @wrong("11.2", NORM, hint="The weights have not moved")
 def a_large_norm_is_broken(model, optimizer, max_norm):
     """As lesson 11's `by_norm`."""

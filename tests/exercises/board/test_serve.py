@@ -203,8 +203,6 @@ def test_ctrl_c_ends_it_with_a_page_open_and_leaves_nothing(folder: Path) -> Non
                 _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (0, "course board: ended\n")
     assert sorted(folder.iterdir()) == files
-    with socket.create_server((str(address.hostname), address.port or 0)):
-        pass  # the port is free again
 
 
 def test_many_pages_ask_at_once(board: Board) -> None:
