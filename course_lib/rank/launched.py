@@ -95,6 +95,7 @@ def _run(job: Job) -> Any:
 
     linecache.cache.update(job.cells)
     torch.set_num_threads(job.threads)
+    own_autograd()
     # Forked processes share their random state, and so would the next launch; fresh ones draw a seed each, as
     # Python's own `random` does after a fork.
     torch.seed()
@@ -108,6 +109,17 @@ def _run(job: Job) -> Any:
         if error.code in (None, 0):
             return None
         raise
+
+
+def own_autograd() -> None:
+    """For a forked process, before its first thread.
+
+    The first one there that uses autograd makes a new engine in the place of the old one, and two at once end
+    the process: torch has no lock there (`get_python_engine`, torch 2.14).
+    """
+    import torch
+
+    torch.zeros(1, requires_grad=True).exp()  # which keeps its result for a backward
 
 
 def end_with(kernel_pid: int) -> None:

@@ -24,7 +24,7 @@ from course_lib.exercises import check
 from course_lib.exercises.asking import Question, Refused, Work, answered, read
 from course_lib.launcher.environment import loopback_environment, loopback_store
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` finds loaded
-from course_lib.rank.launched import end_with
+from course_lib.rank.launched import end_with, own_autograd
 
 LIMIT_SECONDS = 6.0  # for a mutant on the ranks; the solutions take fewer than two
 LONGER = {"job_file": 20.0}  # by the function's name: a job file starts dozens of processes
@@ -55,6 +55,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
         # that moment waits for ever in its own first connection. So none connects before all are forked.
         os.close(go)
         os.read(all_are_there, 1)
+        own_autograd()
         return answered(_kind(asked), work, answer, given)
 
     with loopback_store() as port, selectors.DefaultSelector() as pipes:

@@ -1,7 +1,9 @@
-"""When a rank leaves: others may still be joining the group."""
+"""How a rank begins, and how it leaves: others may still be joining the group."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -52,3 +54,47 @@ def test_who_met_not_all_the_others_gives_them_time(last: Callable, stays: bool)
     (seconds,) = quiet_launch(leaves, nprocs=1).results
 
     assert (seconds >= 0.5) == stays, f"{seconds:.3f} s"
+
+
+THREADS_FIRST = """
+import os
+import sys
+import threading
+
+import torch
+
+from course_lib.rank.launched import own_autograd
+
+torch.set_num_threads(1)
+torch.zeros(1, requires_grad=True).exp().backward()  # so that there is an engine to be replaced
+
+
+def multiply_in_threads():
+    meeting = threading.Barrier(4)
+
+    def multiply(x, w):
+        meeting.wait()
+        x @ w
+
+    pairs = [(torch.randn(5, 6), torch.randn(6, 6, requires_grad=True)) for _ in range(4)]
+    threads = [threading.Thread(target=multiply, args=pair) for pair in pairs]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+for _ in range(400):
+    if (pid := os.fork()) == 0:
+        own_autograd()
+        multiply_in_threads()
+        os._exit(0)
+    if status := os.waitpid(pid, 0)[1]:
+        sys.exit(f"a forked process ended with {os.waitstatus_to_exitcode(status)}")
+"""
+
+
+def test_threads_of_a_forked_process_may_be_the_first_to_use_autograd() -> None:
+    """One in a hundred of them was ended by a SIGSEGV."""
+    done = subprocess.run([sys.executable, "-c", THREADS_FIRST], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -192,7 +192,8 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     each = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]  # the last batch is short
     uneven, even = each[0] * ranks - rng.randint(1, ranks - 1), each[1] * ranks
     data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
-    data.append(rng.sample(range(100, 1000), rng.randint(1, ranks // 2)))  # not half as many as ranks
+    few = rng.randint(1, max(1, (ranks - 1) // 2))  # not half as many as ranks, of which one number is over 3
+    data.append(rng.sample(range(100, 1000), few))
     calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2), (data[2], 0, 2)]
     calls.append((data[1], 0, 1))  # in one epoch who reads all of it reads more than its share
     found = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
