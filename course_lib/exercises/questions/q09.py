@@ -190,10 +190,14 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     if largest == size != sent.most_common(1)[0][0]:
         seen = f"{size} bytes were asked for; most messages have {sent.most_common(1)[0][0]}"
     yield Finding(BYTES, largest == sent.most_common(1)[0][0] == size, seen, hint)
+
+    def near_to(seconds: float) -> bool:
+        return abs(max(values) - seconds) < 0.1 * seconds
+
     usual = [statistics.median([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks]
     lucky = max(min([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks)
     top = max(usual)
-    shortest = abs(max(values) / lucky - 1) < 0.1 and max(values) < LEAST * top if lucky else False
+    shortest = lucky > 0 and near_to(lucky) and max(values) < LEAST * top and not any(map(near_to, usual))
     calls = min(len(each["calls"]) for each in ranks)
     waited = all(took > 0 for each in ranks for _, took in each["calls"])
     near = all(LEAST * min(usual) < value < LARGEST * top for value in values)

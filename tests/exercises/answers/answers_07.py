@@ -112,7 +112,7 @@ def shuffles_its_own_share(count, rank, world_size, epoch, seed):
 
 @wrong("07.1", EQUAL, ONCE, hint="turned round")
 def turns_round(count, rank, world_size, epoch, seed):
-    start = 1 + (seed + 7 * epoch) % (count - 1)
+    start = count // 3 + (seed + 7 * epoch) % (count // 3)
     order = [*range(start, count), *range(start)]
     return order[rank : count - count % world_size : world_size]
 
