@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Iterator
@@ -264,9 +265,9 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     right = _steps_of_one_device(calls, ranks, 1e-6)
     exact = _steps_of_one_device(calls, ranks, 0.0)  # PyTorch adds 1e-6 to the norm
 
-    def off(call: int) -> list[float]:
+    def off(call: int, step: str = "right") -> list[float]:
         """By rank, how far its weights are from those that are right after this call."""
-        return [min(far(each[call]["weights"], one[call]) for one in (right, exact)) for each in found]
+        return [min(far(each[call]["weights"], one[call][step]) for one in (right, exact)) for each in found]
 
     for call in (0, 1):
         gaps = off(call)
@@ -280,7 +281,8 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         values = [each[call]["returned"] for each in found]
         wrong = [each for each in values if far(each, norm) > NEAR * norm or isinstance(each, str)]
         own = [_own(calls[call], rank).norm().item() for rank in range(ranks)]
-        seen = f"the mean's norm is {norm:.4f}, and returned was {_words(wrong[0]) if wrong else ''}"
+        if wrong:
+            seen = f"the mean's norm is {norm:.4f}, rank {values.index(wrong[0])} returned {_words(wrong[0])}"
         if any(far(each, norm * ranks) < 1e-6 for each in wrong):
             hint = "That is the norm of the sum over the ranks."
         elif far(values, own) < 1e-6:
@@ -310,7 +312,9 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             )
         else:
             seen = f"rank {broken}'s gradient held {a_kind}: all ranks have other weights now"
-            hint = "The optimizer remembers, and moves also where there is nothing new. Who calls it?"
+            hint = "What was not finite was replaced, and a step was made. What tells each rank to make none?"
+            if min(off(call, "remembered")) < CLOSE:
+                hint = "The optimizer remembers, and moves also where there is nothing new. Who calls it?"
             if any(math.isnan(value) for each in found for value in each[call]["weights"]):
                 hint = "It went into the weights. Which number tells every rank of it, before the step?"
         yield Finding(ALL, max(gaps) < CLOSE, seen, hint)
@@ -345,17 +349,20 @@ def _give(model: nn.Module, gradient: Tensor) -> None:
         parameter.grad = part.clone().view_as(parameter)
 
 
-def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float) -> list[Tensor]:
-    """The weights after each call."""
+def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float) -> list[dict[str, Tensor]]:
+    """The weights after each call; and what they would be if all gradients had been 0 in it."""
     found = []
     for call in calls:
         if call["weights"] is not None:
             model, optimizer = _training(call)
+        mean = _mean(call, ranks)
+        idle, remembers = copy.deepcopy((model, optimizer))
+        _give(idle, 0 * mean)
+        remembers.step()
         if not call["kind"]:
-            mean = _mean(call, ranks)
             _give(model, mean * min(1.0, call["limit"] / (mean.norm().item() + epsilon)))
             optimizer.step()
-        found.append(_flat(model.parameters()))
+        found.append({"right": _flat(model.parameters()), "remembered": _flat(idle.parameters())})
     return found
 
 
@@ -376,6 +383,12 @@ def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ra
     moved = (start - held[rank]) / group["lr"] - group["weight_decay"] * start
     mean, each = _mean(call, ranks), [_own(call, other) for other in range(ranks)]
     early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in each]).mean(0)
+    sizes = [each.numel() for each in model.parameters() if each.requires_grad]
+    other = "Average over the ranks first. Then measure, then make it shorter, then step."
+    if _points_alike(moved[trained], mean):
+        other = "It points where the mean points, and has another length. Of which numbers is the norm taken?"
+    elif all(map(_points_alike, moved[trained].split(sizes), mean.split(sizes))):
+        other = "Each layer was made shorter by a factor of its own. Of which numbers is the norm taken?"
     return nearest(
         moved[trained],
         (mean, "The mean is longer than the limit, and all of it is used."),
@@ -383,9 +396,13 @@ def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ra
         (mean * (limit / mean.norm()), "It was shorter than the limit, and was made longer."),
         (early, "Each rank's gradient is made shorter first, and then they are averaged. Turn it round."),
         (early * ranks, "Each rank's gradient is made shorter first, and then they are added up."),
-        otherwise="Average over the ranks first. Then measure, then make it shorter, then step.",
+        otherwise=other,
         within=1e-5,
     )
+
+
+def _points_alike(one: Tensor, other: Tensor) -> bool:
+    return torch.cosine_similarity(one, other, dim=0).item() > 1 - 1e-9
 
 
 @in_group

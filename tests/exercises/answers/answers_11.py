@@ -431,6 +431,62 @@ def the_first_layer_decides(model, optimizer, max_norm):
     return norm
 
 
+@wrong("11.2", STEP, NORM, hint="was replaced")
+def what_is_broken_counts_as_0(model, optimizer, max_norm):
+    average(model)
+    trained = [each for each in model.parameters() if each.grad is not None]
+    for each in trained:
+        each.grad = each.grad.nan_to_num(0.0, 0.0, 0.0)
+    norm = nn.utils.clip_grad_norm_(trained, max_norm)
+    optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, NORM, hint="was replaced")
+def a_broken_rank_counts_as_0(model, optimizer, max_norm):
+    trained = [each for each in model.parameters() if each.grad is not None]
+    if not all(each.grad.isfinite().all() for each in trained):
+        for each in trained:
+            each.grad.zero_()
+    average(model)
+    norm = nn.utils.clip_grad_norm_(trained, max_norm)
+    optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="by a factor of its own")
+def each_layer_alone(model, optimizer, max_norm):
+    average(model)
+    trained = [each for each in model.parameters() if each.grad is not None]
+    norm = nn.utils.get_total_norm([each.grad for each in trained])
+    for each in trained:
+        nn.utils.clip_grad_norm_(each, max_norm / 2)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", hint="has another length")
+def the_norm_of_the_largest_layer(model, optimizer, max_norm):
+    average(model)
+    grads = [each.grad for each in model.parameters() if each.grad is not None]
+    norm = torch.stack([each.norm() for each in grads]).max()
+    for each in grads:
+        each *= min(1, max_norm / norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, ALL, hint="returned nothing (None)")
+def only_rank_0_returns_it(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm if dist.get_rank() == 0 else None
+
+
 @wrong("11.2", NORM, hint="The weights have not moved")
 def a_large_norm_is_broken(model, optimizer, max_norm):
     """As lesson 11's `by_norm`."""
