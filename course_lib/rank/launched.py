@@ -115,7 +115,7 @@ def own_autograd() -> None:
     """For a forked process, before its first thread.
 
     The first one there that uses autograd makes a new engine in the place of the old one, and two at once end
-    the process: torch has no lock there (`get_python_engine`, torch 2.14).
+    the process: torch has no lock there (`get_python_engine`, torch 2.15).
     """
     import torch
 
