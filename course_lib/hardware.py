@@ -157,10 +157,8 @@ def accelerators() -> list[Accelerator]:
 def cores() -> int:
     """CPU cores that this process may use: its affinity, and a container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for names in (
-        ["cpu.max"],
-        ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"],
-    ):  # cgroups of version 2, of 1
+    version_2, version_1 = ["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]  # of cgroups
+    for names in (version_2, version_1):
         with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
             quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
             if quota > 0:  # -1 is none, in version 1
@@ -174,14 +172,9 @@ def memory() -> tuple[int, int]:
     Files that Linux has read and can drop count as available, as they do without a container.
     """
     now = psutil.virtual_memory()
-    for limit_in, used_in, droppable in (
-        ("memory.max", "memory.current", "inactive_file"),  # cgroups of version 2
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "total_inactive_file",
-        ),  # of version 1
-    ):
+    version_2 = "memory.max", "memory.current", "inactive_file"  # of cgroups
+    version_1 = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"
+    for limit_in, used_in, droppable in (version_2, version_1):
         with contextlib.suppress(OSError, ValueError):
             limit, used = (int((CGROUP / name).read_text()) for name in (limit_in, used_in))
             if limit < now.total:
