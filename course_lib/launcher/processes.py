@@ -30,9 +30,9 @@ KILL_SECONDS = 5.0  # how long a killed process may take to be gone
 CLOCK_SECONDS = 2.0  # by so much two clocks may differ that say when a process began
 FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 NO_ROOM = (
-    "The processes for {} ranks could not all be started: the system has no room for them. Mostly a limit is "
-    "reached: on processes and threads (a container's, `ulimit -u`), open files (`ulimit -n`) or memory. "
-    "Take fewer ranks (nprocs), or shut down the kernels of other notebooks."
+    "The processes for {} ranks could not all be started: the system has no room for them. Usually a limit "
+    "has been reached: on processes and threads (a container's, `ulimit -u`), open files (`ulimit -n`) or "
+    "memory. Take fewer ranks (nprocs), or shut down the kernels of other notebooks."
 )
 REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
 

@@ -56,8 +56,9 @@ HINTS = [
     ),
     (
         re.compile(r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread"),
-        "The system lets no more processes and threads run: a limit is reached (a container's, `ulimit -u`). "
-        "Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other notebooks.",
+        "Where a process or a thread was to start: a limit on their number has been reached (a container's, "
+        "`ulimit -u`). Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other "
+        "notebooks. Where a lock was asked for: somebody else holds it.",
     ),
     (
         re.compile(r"MemoryError\b|an(not|'t) allocate memory"),

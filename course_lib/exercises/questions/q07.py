@@ -192,7 +192,7 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     each = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]  # the last batch is short
     uneven, even = each[0] * ranks - rng.randint(1, ranks - 1), each[1] * ranks
     data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
-    few = rng.randint(1, max(1, (ranks - 1) // 2))  # not half as many as ranks, of which one number is over 3
+    few = rng.randint(1, max(1, (ranks - 1) // 2))  # fewer than half of the ranks, with 3 or more
     data.append(rng.sample(range(100, 1000), few))
     calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2), (data[2], 0, 2)]
     calls.append((data[1], 0, 1))  # in one epoch who reads all of it reads more than its share
@@ -211,7 +211,7 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         for call in (0, len(calls) - 1):
             read, kept = of_rank[call]["read"], sum(len(each) for _, each in of_rank[call]["drawn"])
             seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
-            hint = "Reading is the work that is to be shared. Who picks: who reads, or one before him?"
+            hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before?"
             shared = shared and read <= 1.5 * kept
             yield Finding(ALL, read <= 1.5 * kept, seen, hint)
     for values, drawn in zip(data[1:], others, strict=True):
@@ -219,30 +219,38 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             [{epoch: of_rank.get(epoch, []) for epoch in (0, 1)} for of_rank in drawn], values, size
         )
 
-    orders = list(whole[0].values())  # rank 0 has no padding
-    places = [[data[0].index(value) for value in order] for order in orders]
+    orders = whole[0]  # rank 0 has no padding
+    places = [[data[0].index(value) for value in order] for order in orders.values()]
     plain = all(order == sorted(order) or _regular(order) for order in places)
-    own = not plain and all(a != b for a, b in itertools.combinations(orders, 2))
+    alike = [(a, b) for a, b in itertools.combinations(orders, 2) if orders[a] == orders[b]]
+    own = not plain and not alike
     seen = f"rank 0 reads {_some(whole[0][0])} in epoch 0, and {_some(whole[0][1])} in epoch 1"
     if plain:
         hint = "Nothing is shuffled. Who has to do it?"
     elif all(order == of_rank[0] for of_rank in whole for order in of_rank.values()):
         hint = "The order of every epoch is that of the first. Who tells the sampler which epoch it is?"
-    else:
+    elif alike:
+        a, b = alike[0]
+        seen = f"rank 0 reads {_some(orders[a])} in epoch {a}, and the same in epoch {b}"
         hint = "Two epochs have the same order. Is the sampler told of each one, before the loader begins?"
     yield Finding(ORDERS, own, seen, hint)
 
-    went_on = rest[0].get(stop, [])
-    seen = f"epoch {stop} begins on rank 0 with {_some(whole[0][stop])}"
+    of_rest = [{epoch: each[epoch] for epoch in range(stop, EPOCHS)} for each in whole]
+    other = next((rank for rank in range(ranks) if rest[rank] != of_rest[rank]), 0)
+    epoch = next((each for each, order in of_rest[other].items() if rest[other].get(each) != order), stop)
+    went_on = rest[other].get(epoch, [])
+    seen = f"epoch {epoch} begins on rank {other} with {_some(whole[other][epoch])}"
     seen += f"; where the training begins with epoch {stop}, with {_some(went_on) or 'nothing'}"
-    if not own:
+    if rest[other].keys() != of_rest[other].keys():
+        seen = f"epochs was range({stop}, {EPOCHS}); on rank {other} your batches came with {[*rest[other]]}"
+        hint = "With which epoch does a training begin that goes on?"
+    elif not own:
         hint = "First every epoch needs an order of its own."
-    elif went_on == whole[0][0]:
+    elif went_on == whole[other][0]:
         hint = "The count starts at 0 again. Which number has the epoch that is going on?"
     else:
         hint = "Chance decides each time. What gives the same order again, in another process?"
-    resumed = rest == [{epoch: each[epoch] for epoch in range(stop, EPOCHS)} for each in whole]
-    yield Finding(RESUMED, own and resumed, seen, hint)
+    yield Finding(RESUMED, own and rest == of_rest, seen, hint)
     for rank, of_rank in enumerate(found):
         read, kept = of_rank[1]["read"], sum(map(len, rest[rank].values()))
         seen = f"the training begins with epoch {stop}: rank {rank} reads {read} samples, and gets {kept}"
@@ -263,7 +271,7 @@ def _of_epochs(found: list[dict[int, list[int]]], values: list[int], size: int) 
         hint = "Each rank reads everything. Who tells the loader that there are other ranks?"
     elif len(set(lengths)) > 1:
         hint = (
-            "The ranks make different numbers of steps, and one would wait for ever. What fills the shards?"
+            "Where that is a step more on one rank, it waits for the others for ever. What fills the shards?"
         )
     elif missing < ranks and sum(lengths) < count:
         hint = "The rest is left out. Here it must be read, too: a few samples twice."

@@ -191,13 +191,18 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         seen = f"{size} bytes were asked for; most messages have {sent.most_common(1)[0][0]}"
     yield Finding(BYTES, largest == sent.most_common(1)[0][0] == size, seen, hint)
 
-    def near_to(seconds: float) -> bool:
-        return abs(max(values) - seconds) < 0.1 * seconds
+    def off(seconds: float) -> float:
+        return abs(max(values) / seconds - 1) if seconds > 0 else math.inf
 
     usual = [statistics.median([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks]
     lucky = max(min([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks)
     top = max(usual)
-    shortest = lucky > 0 and near_to(lucky) and max(values) < LEAST * top and not any(map(near_to, usual))
+    shortest = off(lucky) < 0.1 and max(values) < LEAST * top and min(map(off, usual)) >= 0.1
+    means = [
+        statistics.mean(took for _, took in each["calls"][first:] or [(0, 0.0)])
+        for each in ranks
+        for first in (0, 1, 2, 3, 5, 10)
+    ]
     calls = min(len(each["calls"]) for each in ranks)
     waited = all(took > 0 for each in ranks for _, took in each["calls"])
     near = all(LEAST * min(usual) < value < LARGEST * top for value in values)
@@ -214,16 +219,16 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         hint = "Such a call comes back before it is done. What tells you that it is?"
     elif max(values) > 5 * top:
         hint = OF_WHAT
-    elif abs(max(values) / (sum(usual) or 1) - 1) < 0.07:
+    elif off(sum(usual)) < min(0.07, *map(off, means)):
         hint = "That is the sum over the ranks, who call at the same time. Which operation takes the largest?"
     elif max(values) >= LARGEST * top:
         hint = "One call was much longer than all others. Which kind of middle is not moved by it? "
         hint += "Or does your clock run while a rank waits for a rank that comes late?"
     elif not together:
         seen = "between two calls the ranks do not meet"
-        hint = "Who is early waits for the others inside of the call, and its clock runs. Who begins when?"
-    elif shortest:
-        hint = "That is the shortest of all calls, a lucky one. What does a call take as a rule?"
+        hint = "Whoever is early waits inside the call, and its clock runs. Who begins when?"
+    elif shortest or max(values) > lucky > 0:
+        hint = "Only a lucky call is so short. What does a call take as a rule?"
     else:
         hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
     counted = FEW <= calls <= MOST + WARM and waited
@@ -232,7 +237,7 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     if apart:
         hint = "Each returns its own. Which operation leaves the largest of all on every rank?"
     else:
-        hint = f"They agree, on something else than the slowest rank's {1e3 * top:.0f} ms."
+        hint = f"They agree, but not on the slowest rank's {1e3 * top:.0f} ms."
     seen = f"the ranks return {', '.join(f'{1e3 * value:.1f}' for value in values)} ms"
     yield Finding(SAME, not apart and values[0] > LEAST * top, seen, hint)
 

@@ -29,7 +29,7 @@ from ..kept import watched
 from ..traffic import traffic
 
 CLOSE = 1e-9  # the tensors are float64
-NEAR = 1e-7  # a share of the samples may have been computed in float32
+NEAR = 3e-7  # a share of the samples may have been computed in float32
 INPUTS, CLASSES = 9, 5
 
 
@@ -279,11 +279,15 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         yield Finding(STEP, max(gaps) < CLOSE, seen, hint)
         norm = _mean(calls[call], ranks).norm().item()
         values = [each[call]["returned"] for each in found]
-        wrong = [each for each in values if far(each, norm) > NEAR * norm or isinstance(each, str)]
+        wrong = [each for each in values if isinstance(each, str) or far(each, norm) > NEAR * norm]
         own = [_own(calls[call], rank).norm().item() for rank in range(ranks)]
         if wrong:
             seen = f"the mean's norm is {norm:.4f}, rank {values.index(wrong[0])} returned {_words(wrong[0])}"
-        if any(far(each, norm * ranks) < 1e-6 for each in wrong):
+        if any(isinstance(each, str) for each in wrong):
+            hint = "Every rank returns it, as a number."
+        elif any(far(each, norm**2) < 1e-6 * norm**2 for each in wrong):
+            hint = "That is its square."
+        elif any(far(each, norm * ranks) < 1e-6 for each in wrong):
             hint = "That is the norm of the sum over the ranks."
         elif far(values, own) < 1e-6:
             hint = "Each rank returns the norm of its own gradient. When is it measured?"
@@ -296,14 +300,21 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         gaps = off(call)
         rank = gaps.index(max(gaps))
         a_kind = {"nan": "a nan", "inf": "an inf"}.get(calls[call]["kind"])
+        if a_kind:
+            values = [each[call]["returned"] for each in found]
+            finite = [each for each in values if isinstance(each, str) or math.isfinite(each)]
+            if finite:
+                seen = f"the mean holds {a_kind}, rank {values.index(finite[0])} returned {_words(finite[0])}"
+            hint = "What is the norm of such a gradient? It is asked for then, too."
+            yield Finding(NORM, not finite, seen, hint)
+            if max(far(each[call]["weights"], each[call - 1]["weights"]) for each in found) == 0 < max(gaps):
+                continue  # nobody stepped; what is off was so before
         if a_kind is None:
-            seen, hint = (
-                f"rank {rank}'s weights are off by {gaps[rank]:.2g} after the step that follows",
-                "What is left behind by a step that was not made?",
-            )
+            seen = f"rank {rank}'s weights are off by {gaps[rank]:.2g} after the step that follows"
+            hint = "What is left behind by a step that was not made?"
             if far(found[rank][call]["weights"], found[rank][call - 1]["weights"]) == 0:
                 seen = f"rank {rank}'s weights have not moved in the step that follows"
-                hint = "The model and the limit have come before. Their gradients are others now."
+                hint = "You have seen this model and this limit before; the gradients are new."
         elif min(gaps) < CLOSE:
             seen = f"rank {broken}'s gradient held {a_kind}: rank {rank} has other weights now"
             seen += f", and rank {gaps.index(min(gaps))} has not"
@@ -312,7 +323,7 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             )
         else:
             seen = f"rank {broken}'s gradient held {a_kind}: all ranks have other weights now"
-            hint = "What was not finite was replaced, and a step was made. What tells each rank to make none?"
+            hint = "It was replaced, or left out, and a step was made. What tells each rank to make none?"
             if min(off(call, "remembered")) < CLOSE:
                 hint = "The optimizer remembers, and moves also where there is nothing new. Who calls it?"
             if any(math.isnan(value) for each in found for value in each[call]["weights"]):
@@ -375,26 +386,33 @@ def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ra
     if gap < 1e-5:
         return "Only the last digits are off. Which type have the numbers on the way?"
     if far(held[rank], start) < CLOSE:
-        return "The weights have not moved. Who makes the step?"
+        return "The weights have not moved. Who makes the step, and with which gradients?"
     if any(far(each, held[0]) > CLOSE for each in held):
         return "The ranks have different weights now. Which gradient must all of them step with?"
-    if far(held[rank][~trained], start[~trained]) > 0:
-        return "The frozen layer has moved. No gradient is something else than a gradient of 0."
+    if far(held[rank][~trained], start[~trained]) > CLOSE:
+        return "The frozen layer has moved. To have no gradient is not the same as a gradient of 0."
     moved = (start - held[rank]) / group["lr"] - group["weight_decay"] * start
     mean, each = _mean(call, ranks), [_own(call, other) for other in range(ranks)]
     early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in each]).mean(0)
     sizes = [each.numel() for each in model.parameters() if each.requires_grad]
-    other = "Average over the ranks first. Then measure, then make it shorter, then step."
+    long = mean.norm() > limit
+    other = "Which moves does a step have? Which comes first, which next, and how often is each one made?"
     if _points_alike(moved[trained], mean):
-        other = "It points where the mean points, and has another length. Of which numbers is the norm taken?"
+        other = "It points where the mean points, and has another length. "
+        other += "Of which numbers is the norm taken?" if long else "By what is the sum divided?"
     elif all(map(_points_alike, moved[trained].split(sizes), mean.split(sizes))):
-        other = "Each layer was made shorter by a factor of its own. Of which numbers is the norm taken?"
+        other = "Each parameter's gradient has a factor of its own. "
+        other += "Of which numbers is the norm taken?" if long else "To which of them is what done?"
     return nearest(
         moved[trained],
         (mean, "The mean is longer than the limit, and all of it is used."),
         (mean * ranks, "That is the sum of the gradients."),
+        (mean / ranks, "That is the mean, divided once more by the number of ranks."),
         (mean * (limit / mean.norm()), "It was shorter than the limit, and was made longer."),
-        (early, "Each rank's gradient is made shorter first, and then they are averaged. Turn it round."),
+        (
+            early,
+            "Each rank's gradient is made shorter first, and then they are averaged. The other way round.",
+        ),
         (early * ranks, "Each rank's gradient is made shorter first, and then they are added up."),
         otherwise=other,
         within=1e-5,

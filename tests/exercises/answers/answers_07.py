@@ -233,7 +233,7 @@ def all_as_rank_0(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="The ranks make different numbers of steps")
+@wrong("07.2", ORDERS, RESUMED, hint="waits for the others for ever")
 def uneven_shards(data, batch_size, epochs):
     for epoch in epochs:
         order = dealt(len(data), epoch)[dist.get_rank() :: dist.get_world_size()]
@@ -673,6 +673,26 @@ def reads_all_once(data, batch_size, epochs):
         order += (order * world_size)[: -len(data) % world_size]
         mine = [read[index] for index in order[rank::world_size]]
         for batch in DataLoader(mine, batch_size=batch_size):
+            yield epoch, batch
+
+
+@wrong("07.2", ALL, ORDERS, hint="begin that goes on?")
+def begins_at_0_again(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in range(epochs.stop):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, batch
+
+
+@wrong("07.2", ALL, hint="and the same in epoch 3")
+def three_orders_in_turn(data, batch_size, epochs):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
+    for epoch in epochs:
+        sampler.set_epoch(epoch % 3)
+        for batch in loader:
             yield epoch, batch
 
 

@@ -222,14 +222,14 @@ def each_its_own(size):
     return statistics.median(calls_of(torch.zeros(size // 4)))
 
 
-@wrong("09.2", BYTES, TYPICAL, hint="They agree, on something else")
+@wrong("09.2", BYTES, TYPICAL, hint="They agree, but not on")
 def the_mean_of_the_ranks(size):
     tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
     dist.all_reduce(tensor)
     return tensor.item() / dist.get_world_size()
 
 
-@wrong("09.2", BYTES, TYPICAL, hint="They agree, on something else")
+@wrong("09.2", BYTES, TYPICAL, hint="They agree, but not on")
 def rank_0s(size):
     tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
     dist.broadcast(tensor, src=0)
@@ -318,7 +318,7 @@ def the_processors_time(size):
     return slowest(statistics.median(took[3:]))
 
 
-@wrong("09.2", BYTES, hint="a lucky one")
+@wrong("09.2", BYTES, hint="Only a lucky call")
 def the_shortest(size):
     return slowest(min(calls_of(torch.zeros(size // 4), 50)))
 
@@ -329,7 +329,7 @@ def a_number_known_by_heart(size):
     return 1e-3
 
 
-@wrong("09.2", BYTES, TYPICAL, hint="They agree, on something else")
+@wrong("09.2", BYTES, TYPICAL, hint="They agree, but not on")
 def the_time_of_rank_1(size):
     tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
     dist.broadcast(tensor, src=1)

@@ -263,7 +263,7 @@ def average(model, divide=True):
                 parameter.grad /= dist.get_world_size()
 
 
-@wrong("11.2", hint="Turn it round")
+@wrong("11.2", hint="The other way round")
 def clips_first(model, optimizer, max_norm):
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     average(model)
@@ -431,7 +431,7 @@ def the_first_layer_decides(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, NORM, hint="was replaced")
+@wrong("11.2", STEP, hint="It was replaced, or left out")
 def what_is_broken_counts_as_0(model, optimizer, max_norm):
     average(model)
     trained = [each for each in model.parameters() if each.grad is not None]
@@ -442,7 +442,7 @@ def what_is_broken_counts_as_0(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, NORM, hint="was replaced")
+@wrong("11.2", STEP, hint="It was replaced, or left out")
 def a_broken_rank_counts_as_0(model, optimizer, max_norm):
     trained = [each for each in model.parameters() if each.grad is not None]
     if not all(each.grad.isfinite().all() for each in trained):
@@ -454,7 +454,7 @@ def a_broken_rank_counts_as_0(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="by a factor of its own")
+@wrong("11.2", NORM, hint="has a factor of its own")
 def each_layer_alone(model, optimizer, max_norm):
     average(model)
     trained = [each for each in model.parameters() if each.grad is not None]
@@ -478,13 +478,65 @@ def the_norm_of_the_largest_layer(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, ALL, hint="returned nothing (None)")
+@wrong("11.2", STEP, ALL, hint="as a number")
 def only_rank_0_returns_it(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     if norm.isfinite():
         optimizer.step()
     return norm if dist.get_rank() == 0 else None
+
+
+@wrong("11.2", STEP, ALL, hint="It is asked for then, too")
+def comes_back_early(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if not norm.isfinite():
+        return 0.0
+    optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, ALL, hint="That is its square")
+def forgets_the_root(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm**2
+
+
+@wrong("11.2", hint="divided once more")
+def divides_twice(model, optimizer, max_norm):
+    average(model)
+    for each in model.parameters():
+        if each.grad is not None:
+            each.grad /= dist.get_world_size()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", hint="To which of them is what done?")
+def divides_the_last_alone(model, optimizer, max_norm):
+    average(model, divide=False)
+    trained = [each for each in model.parameters() if each.grad is not None]
+    trained[-1].grad /= dist.get_world_size()
+    norm = nn.utils.clip_grad_norm_(trained, max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", NORM, hint="how often is each one made?")
+def steps_twice(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+        optimizer.step()
+    return norm
 
 
 @wrong("11.2", NORM, hint="The weights have not moved")
@@ -497,7 +549,7 @@ def a_large_norm_is_broken(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="No gradient is something else")
+@wrong("11.2", NORM, hint="is not the same as a gradient of 0")
 def zeros_for_the_frozen(model, optimizer, max_norm):
     for each in model.parameters():
         each.grad = torch.zeros_like(each) if each.grad is None else each.grad
@@ -520,7 +572,7 @@ def the_parameters_of_the_first_call(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="Who makes the step?")
+@wrong("11.2", NORM, hint="Who makes the step, and with which gradients?")
 def never_steps(model, optimizer, max_norm):
     average(model)
     return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -597,7 +649,7 @@ def asks_all(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, NORM, hint="have come before")
+@wrong("11.2", STEP, NORM, hint="this model and this limit before")
 def remembers_the_model(model, optimizer, max_norm):
     done = KEPT.setdefault("norms", {})
     if (model, optimizer, max_norm) not in done:
