@@ -331,8 +331,8 @@ ADVICE = {
         "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.77 GiB",
         "a smaller batch needs less",
     ),
-    "no room for a thread of Python's": ("can't start new thread", "a limit on their number has been reached"),
-    "no room for a thread": ("Resource temporarily unavailable", "a limit on their number has been reached"),
+    "no room for a thread of Python's": ("can't start new thread", "a limit on their number"),
+    "no room for a thread": ("Resource temporarily unavailable", "a limit on their number"),
     "no memory for a context": ("CUDA error: out of memory", "fewer ranks on one GPU (nprocs)"),
 }
 
