@@ -4,6 +4,7 @@
     make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON (3.12), which has torch, torchvision, matplotlib
     make gpu                             where an index served `make setup`: by .venv, or else by PYTHON
     make gpu ARGS="--minutes 9"          stops after 9 minutes (of 24); the same with --resume goes on
+    python3 .ci/gpu.py --wheels .whl     the same, where there is no make
     make gpu ARGS="lesson/06 figure"     only the parts whose names begin so
     make gpu ARGS="--keep gpu.zip"       back home: its recorded figures go into lessons/recorded/gpu
 
@@ -34,6 +35,7 @@ import threading
 import time
 import uuid
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,8 @@ REHEARSED = (
 )  # from OUT of a rehearsal: which cells differ without a GPU
 MARK = "COURSE_GPU_PART"  # in the environment of all that a part starts
 SKIPPED = 77  # the exit code of what could not be tried here
+# Between two launches no process of a lesson uses the GPU, and a driver that nobody uses shuts it down.
+KEEPS_THE_GPU_AWAKE = "import sys, torch; torch.ones(1, device='cuda'); sys.stdin.read()"
 GRACE = 15  # seconds between the interrupt of a part that takes too long, and its end
 ENDED = {"done", "skipped", "failed", "hung"}  # not to be done again by --resume
 
@@ -84,9 +88,11 @@ class Part:
 class Course:
     """Where the parts run, and what became of each."""
 
-    def __init__(self, python: str, site: Path | None, out: Path, minutes: float) -> None:
+    def __init__(
+        self, python: str, site: Path | None, out: Path, minutes: float, began: float | None = None
+    ) -> None:
         self.python, self.out, self.minutes = python, out, minutes
-        self.deadline = time.monotonic() + 60 * minutes
+        self.deadline = (time.monotonic() if began is None else began) + 60 * minutes
         self.lock = threading.RLock()
         self.running: set[int] = set()
         self.stopped = False
@@ -99,6 +105,7 @@ class Course:
             "PATH": os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")]),
             "COURSE_HOME": str(WORK / "home"),
             "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # of the machine: older than our pytest
         }
         # Where it is set, as in many containers, each rank would compile all that it imports.
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -182,6 +189,19 @@ class Course:
                 "at": ended,
             }
             self.publish()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """A process that holds the GPU, if there is one, for as long as the parts run."""
+        if not self.facts["gpus"]:
+            yield
+            return
+        command = [self.python, "-c", KEEPS_THE_GPU_AWAKE]
+        with subprocess.Popen(command, env=self.environment, stdin=subprocess.PIPE) as process:
+            try:
+                yield
+            finally:
+                process.kill()
 
     # --- what is written --------------------------------------------------------------------------------
 
@@ -273,12 +293,9 @@ def read_json(path: Path) -> Any:
 def where(facts: dict[str, Any]) -> str:
     if not facts:
         return "This machine could not be asked what it is."
-    said = "{device}, driver {driver}, CUDA {cuda}, torch {torch}, Python {python}, {date}".format(**facts)
-    return (
-        said
-        if facts["gpus"]
-        else f"A rehearsal without a GPU: torch {facts['torch']}, Python {facts['python']}."
-    )
+    if not facts["gpus"]:
+        return f"A rehearsal without a GPU: torch {facts['torch']}, Python {facts['python']}."
+    return "{device}, driver {driver}, CUDA {cuda}, torch {torch}, Python {python}, {date}".format(**facts)
 
 
 def summary(facts: dict[str, Any], state: dict[str, dict[str, Any]]) -> str:
@@ -363,14 +380,14 @@ def parts(python: str, figures: list[str]) -> list[Part]:
         return Part(name, [python, "-m", module, *words, *out], seconds, group)
 
     found = [Part("doctor", [python, "-m", "course_lib", "doctor"], 240)]
-    found += [of(f"figure/{name}", 240, "tests.gpu.figures", name) for name in figures]
     found.append(of("claims", 240, "tests.gpu.claims"))
+    found += [of(f"figure/{name}", 240, "tests.gpu.figures", name) for name in figures]
     for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
         # -p no:cacheprovider: it would write into the course
         command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(path)]
         found.append(Part(f"tests/{path.stem.removeprefix('test_')}", command, 300))
     for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb")):
-        words = [str(path), "--seconds-per-cell", "100"]
+        words = [str(path), "--seconds-per-cell", "80"]
         found.append(of(f"lesson/{path.stem[:2]}", 300, "tests.gpu.lesson", *words, group="lessons"))
     return found
 
@@ -413,6 +430,8 @@ def install(python: str, wheels: Path, site: Path) -> bool:
 def fetch(folder: Path) -> int:
     """Fill a folder with the wheels that a machine without an index needs (Linux on x86-64, Python 3.12)."""
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.whl"):
+        path.unlink()  # of another day: pip would meet two versions
     pip = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "--python-version", "3.12"]
     pip += ["--implementation", "cp", "-d", str(folder)]
     for platform in PLATFORMS:
@@ -480,18 +499,22 @@ def main(arguments: list[str] | None = None) -> int:
         return keep(asked.keep.resolve())
     if asked.fetch:
         return fetch(asked.fetch.resolve())
+    began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a limit around it ends it like Ctrl-C
     WORK.mkdir(exist_ok=True)
     python = sys.executable if asked.wheels else default_python()
     site = WORK / "site" if asked.wheels else None
     if asked.wheels:
         install(python, asked.wheels.resolve(), WORK / "site")
-    course = Course(python, site, asked.out.resolve(), asked.minutes)
+    course = Course(python, site, asked.out.resolve(), asked.minutes, began)
     known = read_json(WORK / "state.json") if asked.resume or asked.parts else None
     course.state = known["parts"] if isinstance(known, dict) and isinstance(known.get("parts"), dict) else {}
     if not asked.resume and not asked.parts:
         shutil.rmtree(WORK / "parts", ignore_errors=True)
     course.facts = json.loads(course.ask(FACTS) or "{}")
+    if not course.facts:
+        print(f"make gpu: {python} has no torch that works: name one that has, by PYTHON", file=sys.stderr)
+        return 1
     print(where(course.facts), flush=True)
     figures = (course.ask(FIGURES) or "").split()
     to_do = [
@@ -499,7 +522,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part in chosen(parts(python, figures), asked.parts)
         if not (asked.resume and course.state.get(part.name, {}).get("status") in ENDED)
     ]
-    with concurrent.futures.ThreadPoolExecutor(side_by_side()) as pool:
+    with course.awake(), concurrent.futures.ThreadPoolExecutor(side_by_side()) as pool:
         try:
             for part in to_do:
                 if not part.group:

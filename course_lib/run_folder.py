@@ -54,6 +54,7 @@ ARRIVAL = [
     "meets",  # 1 where each rank waits for each of the others, as in all_reduce; else 0
 ]
 EVERYONE = "0"  # torch's name of the group of all ranks
+OVER_NCCL = " over nccl"  # behind a group's name: NCCL and gloo count the collectives of one group apart
 STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # a rank's phase, among its facts
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of RankFiles.names
 
@@ -131,6 +132,11 @@ class RankFiles:
     def stack(self) -> Path:
         """Text: the Python stacks of its threads, each time that it was asked for them, or crashed."""
         return self._of("stack")
+
+
+def of_everyone(group: str) -> bool:
+    """Whether all ranks are in this group of a standstill's record."""
+    return group.removesuffix(OVER_NCCL) == EVERYONE
 
 
 def ranks_seen(folder: Path) -> int:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -122,7 +123,8 @@ def parts(python, figures):
     command = [python, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
     return [gpu.Part(name, command, 500, group="lessons") for name in ("long", "later")]
 
-gpu.parts, gpu.side_by_side, gpu.Course.ask = parts, lambda: 1, lambda *_: ""
+facts = '{"gpus": 0, "torch": "2.14.1", "python": "3.12.1"}'
+gpu.parts, gpu.side_by_side, gpu.Course.ask = parts, lambda: 1, lambda *_: facts
 """
 
 
@@ -144,7 +146,7 @@ def test_the_command_itself(tmp_path: Path) -> None:
 
     run = subprocess.run(command(tmp_path, "no/part"), capture_output=True, text=True, timeout=300)
     assert run.returncode == 1
-    assert "no part begins with 'no/part'; they are: doctor, figure/01_transfer_bandwidth" in run.stderr
+    assert "no part begins with 'no/part'; they are: doctor, claims, figure/01_" in run.stderr
 
 
 def test_an_interrupt_leaves_a_report_and_no_process(tmp_path: Path) -> None:
@@ -178,6 +180,55 @@ def test_resume_goes_on_and_half_a_state_is_none(tmp_path: Path) -> None:
     became = json.loads((tmp_path / "out" / "state.json").read_text())["parts"]
     assert became["other"]["words"] == "before", "what is not named stays"
     assert became["long"]["words"] != "before", "what is named is done again"
+
+
+def test_a_python_without_torch_is_said_at_once(tmp_path: Path) -> None:
+    without = tmp_path / "without"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", without], check=True)
+    change = f"gpu.default_python = lambda: {str(without / 'bin' / 'python')!r}"
+    run = subprocess.run(command(tmp_path, change=change), capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert "No module named 'torch'" in run.stdout
+    assert "has no torch that works: name one that has, by PYTHON" in run.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_an_install_takes_is_part_of_the_time(gpu: ModuleType, tmp_path: Path) -> None:
+    course = gpu.Course(sys.executable, None, tmp_path / "out", 5, began=time.monotonic() - 299)
+    course.run(part(gpu, "late", OK))
+    assert course.state["late"]["status"] == "not started"
+
+
+def test_the_gpu_is_held_while_the_parts_run(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, holds = tmp_path / "told", "open({!r}, 'w').write(str(os.getpid()) + '.'); sys.stdin.read()"
+    monkeypatch.setattr(gpu, "KEEPS_THE_GPU_AWAKE", "import os, sys; " + holds.format(str(told)))
+    course = course_of(gpu, tmp_path)
+    course.facts = {"gpus": 0}
+    with course.awake():
+        pass
+    assert not told.exists(), "there is none to hold"
+    course.facts = {"gpus": 1}
+    with course.awake():
+        wait_for(lambda: told.exists() and told.read_text().endswith("."), 60, "its process")
+        pid = int(told.read_text().strip("."))
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_fetch_leaves_no_wheel_of_another_day(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        for name in ("pytest-9.2-py3-none-any.whl", "numpy-2.4-cp312-cp312-linux.whl"):
+            (tmp_path / name).touch()
+        return subprocess.CompletedProcess(command, 0)
+
+    (tmp_path / "pytest-9.1-py3-none-any.whl").touch()
+    monkeypatch.setattr(gpu.subprocess, "run", download)
+    assert gpu.fetch(tmp_path) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["pytest-9.2-py3-none-any.whl"]
 
 
 def test_a_folder_without_wheels_is_said(

@@ -2,8 +2,8 @@
 
 The rank's own thread looks at the main thread ten times a second, for some microseconds. While nothing moves,
 and once the launcher asks (`run_folder.ASKED`), ``RankFiles.standstill`` holds a record, which goes when the
-rank gets on. `report.waiting` reads it, and decides. Collectives are counted by PyTorch's flight recorder,
-with which every rank numbers those of a process group alike.
+rank gets on. `report.waiting` reads it, and decides. Collectives are counted by PyTorch's flight recorders,
+with which every rank numbers those of a process group alike: NCCL has one, all other backends another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..frames import frame_of
-from ..run_folder import ASKED, RankFiles, discard, write_whole
+from ..run_folder import ASKED, OVER_NCCL, RankFiles, discard, write_whole
 
 STILL_SECONDS = 0.3  # who has not moved for so long gets a record
 MOST_FRAMES = 100
@@ -42,7 +42,7 @@ class Lookout:
         """Compare with the last look, and keep the record up to date."""
         now = time.time()
         place = (*self._where(), steps)
-        flights = status()
+        flights = status() + _flight_recorder(of_nccl=True, includeCollectives=False)
         if (place, flights) != (self._place, self._flights):
             self._stands_since = now
         if flights != self._flights:
@@ -91,8 +91,10 @@ def flight() -> dict[str, Any]:
     called: dict[str, int] = {}
     calls, pending = [], []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        for entry in collectives():
-            group, number = entry["process_group"][0], entry["collective_seq_id"]
+        entries = [(entry, "") for entry in collectives()]
+        entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
+        for entry, over in sorted(entries, key=lambda each: each[0].get("time_created_ns", 0)):
+            group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
@@ -101,9 +103,9 @@ def flight() -> dict[str, Any]:
     return {"called": called, "pending": pending, "last": calls[-1:]}
 
 
-def collectives() -> Iterator[dict[str, Any]]:
-    """The flight recorder's entries of the last collectives, in a form that is private to torch."""
-    for entry in json.loads(_flight_recorder() or "{}").get("entries", []):
+def collectives(of_nccl: bool = False) -> Iterator[dict[str, Any]]:
+    """A flight recorder's entries of the last collectives, in a form that is private to torch."""
+    for entry in json.loads(_flight_recorder(of_nccl=of_nccl) or "{}").get("entries", []):
         if not entry["is_p2p"]:
             yield entry
 
@@ -117,13 +119,19 @@ def status() -> bytes:
     return _flight_recorder(includeCollectives=False)
 
 
-def _flight_recorder(**options: Any) -> bytes:
-    """The flight recorder's word as JSON; empty without distributed, and where this torch has none."""
+def _flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
+    """A flight recorder's word as JSON; empty without distributed, and where this torch has none.
+
+    That of NCCL is asked only where this process has used CUDA: without, NCCL has carried nothing.
+    """
     if "torch.distributed" not in sys.modules:
         return b""
     try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json
+        if of_nccl and not sys.modules["torch"].cuda.is_initialized():
+            return b""
+        from torch._C import _distributed_c10d
 
-        return _dump_fr_trace_json(**options)
+        dump = "_dump_nccl_trace_json" if of_nccl else "_dump_fr_trace_json"
+        return getattr(_distributed_c10d, dump)(**options)
     except Exception:  # private to torch: the stacks tell where a rank is all the same
         return b""

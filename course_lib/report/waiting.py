@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..frames import Place, is_learners, is_ours, line_of, with_source
-from ..run_folder import ASKED, AT_WORK, ENDING, EVERYONE, STARTING, RankFiles
+from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles, of_everyone
 from .failed import SIGNALS, failure_of
 from .stacks import ask_stacks, python_stack
 
@@ -257,7 +257,7 @@ def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Te
     known = {rank: each.called for rank, each in ranks.items() if each.called is not None}
     # a rank that could not answer, and is in that function by its stack, waits as well
     waiting += [rank for rank in ranks if rank not in known and called_in(ranks[rank].stack) == name]
-    members = [rank for rank, called in known.items() if group == EVERYONE or group in called]
+    members = [rank for rank, called in known.items() if of_everyone(group) or group in called]
     late = [rank for rank in members if known[rank].get(group, 0) < number]
     return _late(ranks, late, f"{name} (collective {number})", sorted(waiting), tense) if late else ""
 

@@ -141,6 +141,7 @@ def pinned() -> tuple[bool, str]:
 def pinned_on_the_way() -> tuple[bool, str]:
     import torch
 
+    torch.set_num_threads(1)  # as in the lesson: `pin_memory` copies with all that there are
     host = torch.ones(64 * MIB // 4)
     plain = seconds_of(lambda: host.to("cuda"))
     way = seconds_of(lambda: host.pin_memory().to("cuda", non_blocking=True))

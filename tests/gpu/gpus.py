@@ -12,7 +12,8 @@ from tests.support.processes import wait_for
 
 MIB = 1 << 20
 SLACK = 64 * MIB  # the driver's own use moves by a few MiB; a rank's CUDA context takes hundreds
-START_SECONDS = 240  # torch's first import and a first CUDA context, from a cold disk
+START_SECONDS = 100  # torch's first import and a first CUDA context, from a cold disk
+FREE_SECONDS = 30  # until the driver has the memory of processes that ended
 
 # A skip also where COURSE_REQUIRE_ALL=1 promises every tool: no CI machine has a GPU.
 on_a_gpu = [
@@ -32,6 +33,6 @@ def used_bytes() -> int:
 def wait_until_free_again(before: int, what: str) -> None:
     """Until no more of the GPU's memory is in use than before."""
     try:
-        wait_for(lambda: used_bytes() <= before + SLACK, what=f"the GPU's memory after {what}")
+        wait_for(lambda: used_bytes() <= before + SLACK, FREE_SECONDS, f"the GPU's memory after {what}")
     except AssertionError as error:
         raise AssertionError(f"{error}: {(used_bytes() - before) / MIB:.0f} MiB more are in use") from None

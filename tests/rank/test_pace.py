@@ -108,7 +108,7 @@ def test_a_collective_is_noted_once_and_a_new_group_counts_anew(monkeypatch: pyt
     monkeypatch.setattr(
         standstill,
         "_flight_recorder",
-        lambda includeCollectives=True: json.dumps({"entries": entries}).encode(),
+        lambda **_: json.dumps({"entries": entries}).encode(),
     )
     own = pace.Pace(launched=0.5)
     assert own.arrivals() == []

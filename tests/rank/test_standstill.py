@@ -120,9 +120,41 @@ def test_messages_between_two_ranks_are_no_collectives(monkeypatch: pytest.Monke
         word | {"is_p2p": False, "collective_seq_id": 3, "profiling_name": "gloo:all_reduce"},
         word | {"is_p2p": True, "collective_seq_id": 9, "profiling_name": "gloo:send 0->1"},
     ]
-    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: json.dumps({"entries": entries}).encode())
+    records(monkeypatch, gloo=entries, nccl=[])
     call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]]}
     assert standstill.flight() == {"called": {"0": 3}, "pending": [call], "last": [call]}
+
+
+def records(monkeypatch: pytest.MonkeyPatch, **entries: list[dict[str, Any]]) -> None:
+    def word(of_nccl: bool = False, **_: Any) -> bytes:
+        return json.dumps({"entries": entries["nccl" if of_nccl else "gloo"]}).encode()
+
+    monkeypatch.setattr(standstill, "_flight_recorder", word)
+
+
+def test_nccl_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recorder is another one, and so are its numbers in a group that gloo serves, too."""
+    common = {"process_group": ["0", "default_pg"], "input_sizes": [[1]], "is_p2p": False, "retired": False}
+    gloo = common | {"collective_seq_id": 5, "profiling_name": "gloo:all_reduce", "state": "completed"}
+    nccl = common | {"collective_seq_id": 2, "profiling_name": "nccl:broadcast", "state": "started"}
+    for first, last in ((gloo, "broadcast"), (nccl, "all_reduce")):
+        gloo["time_created_ns"], nccl["time_created_ns"] = (1, 2) if first is gloo else (2, 1)
+        records(monkeypatch, gloo=[gloo], nccl=[nccl])
+        told = standstill.flight()
+        assert told["called"] == {"0": 5, "0 over nccl": 2}
+        assert [(each["group"], each["name"]) for each in told["pending"]] == [("0 over nccl", "broadcast")]
+        assert [each["name"] for each in told["last"]] == [last], "the one that was called last"
+
+
+def test_nccls_recorder_is_asked_where_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: torch's own recorder of NCCL answers, and has nothing."""
+    if not hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json"):
+        pytest.skip("this torch is built without NCCL")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert json.loads(standstill._flight_recorder(of_nccl=True, includeCollectives=False))
+    assert list(standstill.collectives(of_nccl=True)) == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert standstill._flight_recorder(of_nccl=True) == b""
 
 
 def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,16 @@ CASES = {
         (),
         "rank 3 never called all_reduce (collective 2), in which rank 2 waited",
     ),
+    "over NCCL, which counts for itself": (
+        [waits(5, group="0 over nccl"), elsewhere({"0": 4, "0 over nccl": 4})],
+        (),
+        "rank 1 never called all_reduce (collective 5), in which rank 0 waited",
+    ),
+    "over NCCL, of which one never called any": (
+        [waits(1, group="0 over nccl"), ELSEWHERE],
+        (),
+        "rank 1 never called all_reduce (collective 1), in which rank 0 waited",
+    ),
     "a group of which nobody is known to be late": ([ELSEWHERE, waits(2, group="7")], (), ""),
     "one has not joined": (
         [joins(), elsewhere(), joins()],
