@@ -144,6 +144,7 @@ def train(args):
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(args.threads)  # a fixed number: on a CPU it decides how sums are rounded
+    torch.use_deterministic_algorithms(device.type == "cuda")  # a GPU may else add up in any order
 
     names = ("samples", "batch_size", "epochs", "lr", "width", "seed", "threads")
     settings = {name: getattr(args, name) for name in names} | {"ranks": world_size, "device": device.type}

@@ -162,7 +162,7 @@ def they_wait() -> tuple[bool, str]:
     return set(seen.values()) == {7.0}, f"read after a long sleep of the GPU and fill_(7): {seen}"
 
 
-@claim("02", "On a GPU the count begins at zero, because it counts only torch's tensors there.")
+@claim("02", "On a GPU the count begins at zero, because it counts only what torch hands out there")
 def begins_at_zero() -> tuple[bool, str]:
     def work() -> int:
         import torch
@@ -280,7 +280,7 @@ def same_words() -> tuple[bool, str]:
     return nccl == gloo != "no error", f"nccl: {nccl} | cuda:gloo: {gloo}"
 
 
-@claim("15", "on GPUs from Ampere on it is much faster")
+@claim("15", "on GPUs from Ampere on, matrix products in it are much faster than in float32")
 def bfloat16() -> tuple[bool, str]:
     import torch
 
