@@ -71,7 +71,11 @@ class Trace:
 
     def ticks(self) -> dict[str, np.ndarray]:
         """Every column of `run_folder.TICK`, one entry for each tick so far."""
-        return rows_of(self.files.ticks, TICK)
+        ticks = rows_of(self.files.ticks, TICK)
+        on_a_gpu = np.isfinite(ticks["reserved_bytes"])
+        if on_a_gpu.any():  # before that it held nothing there; what it held of main memory is another story
+            ticks["memory_bytes"] = np.where(on_a_gpu, ticks["memory_bytes"], 0.0)
+        return ticks
 
     def latest_second(self) -> float | None:
         """When it last wrote a tick, in seconds since the launch; the others are not read."""

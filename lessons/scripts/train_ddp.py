@@ -226,8 +226,9 @@ def parse_arguments():
     add = parser.add_argument
     add("--epochs", type=int, default=3, help="times through the training digits")
     add("--batch-size", type=int, default=64, help="samples a step, on each rank")
-    add("--lr", type=float, default=0.002, help="Adam's learning rate")
-    add("--width", type=int, default=64 if torch.cuda.device_count() else 8, help="of the first layer")
+    gpus = torch.cuda.device_count()
+    add("--lr", type=float, default=0.0005 if gpus else 0.002, help="Adam's learning rate")
+    add("--width", type=int, default=64 if gpus else 8, help="of the first layer")
     add("--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers")
     add("--workers", type=int, default=0, help="processes that load batches, for each rank")
     add("--bf16", action="store_true", help="mixed precision: compute in bfloat16 where it serves")

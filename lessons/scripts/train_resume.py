@@ -224,7 +224,7 @@ def parse_arguments():
     add("--samples", type=int, default=18_000, help="of the training digits, at most")
     add("--epochs", type=int, default=3, help="times through them")
     add("--batch-size", type=int, default=64, help="samples a step, on each rank")
-    add("--lr", type=float, default=0.002, help="Adam's learning rate, the first")
+    add("--lr", type=float, default=0.0005 if torch.cuda.is_available() else 0.002, help="Adam's, the first")
     add("--width", type=int, default=64 if torch.cuda.is_available() else 8, help="of the first layer")
     add("--threads", type=int, default=1, help="of each rank, on a CPU")
     add("--seed", type=int, default=1, help="of weights, order and dropout")

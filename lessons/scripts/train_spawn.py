@@ -108,7 +108,7 @@ def train(args):
         if rank == 0:
             print(
                 f"epoch {epoch}: loss {loss:.3f}, held-out accuracy {accuracy:.1%}, "
-                f"{samples / seconds:,.0f} samples/s on {world_size} ranks",
+                f"{samples / seconds:,.0f} samples/s on {world_size} rank{'s' * (world_size > 1)}",
                 flush=True,
             )
 
@@ -208,7 +208,7 @@ def parse_arguments():
     parser.add_argument("--epochs", type=whole_number, default=3, help="times through the training digits")
     parser.add_argument("--nprocs", type=whole_number, default=gpus or 2, help="ranks, one process each")
     parser.add_argument("--batch-size", type=whole_number, default=64, help="samples a step, on each rank")
-    parser.add_argument("--lr", type=rate, default=0.002, help="Adam's learning rate")
+    parser.add_argument("--lr", type=rate, default=0.0005 if gpus else 0.002, help="Adam's learning rate")
     parser.add_argument("--width", type=whole_number, default=64 if gpus else 8, help="of the first layer")
     parser.add_argument(
         "--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers"

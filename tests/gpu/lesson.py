@@ -23,7 +23,9 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 from tests.notebooks.execute import LessonError, errors, find, hide, kernel_in, read
 
-UNSURE = re.compile(r"\bnot (?:been )?(?:run|tried)\b|PyTorch's (?:documentation|source)", re.IGNORECASE)
+UNSURE = re.compile(
+    r"\bnot (?:been )?(?:run|tried)\b|\bon a CPU;|PyTorch's (?:documentation|source)", re.IGNORECASE
+)
 
 READ_ON = re.compile(r"\*\*(Where to read|Read) on")
 

@@ -35,9 +35,9 @@ def context() -> Iterator[None]:
 def test_the_figures_are_torchs_own(ranks: int) -> None:
     def work() -> tuple[int, int, int]:
         device, _ = place()
-        kept = torch.ones(256 * MIB, dtype=torch.uint8, device=device)
         freed = torch.ones(64 * MIB, dtype=torch.uint8, device=device)
         del freed  # reserved, and no longer allocated
+        kept = torch.ones(256 * MIB, dtype=torch.uint8, device=device)  # too large for that place
         time.sleep(1.5)  # a tick is taken ten times a second
         return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), kept.numel()
 

@@ -20,9 +20,10 @@ import pytest
 import torch
 
 from course_lib import RankError, Run, log, track
-from course_lib.rank.recorder import TICK
+from course_lib.run_folder import TICK, RankFiles
 from tests.support.cells import cell, quiet_launch
 from tests.support.processes import wait_for
+from tests.support.runs import made_run
 
 
 def made(name: str = "made", world_size: int = 1, state: str = "done", **facts: Any) -> Run:
@@ -318,6 +319,22 @@ def test_a_folder_with_nonsense_can_be_looked_at(name: str, content: bytes) -> N
         assert set(TICK[:4]) <= series.keys()
     assert isinstance(again.facts(0), dict)
     repr(again.logs)
+
+
+def test_main_memory_does_not_count_for_a_rank_that_took_a_gpu() -> None:
+    """It is noted until CUDA is there; a rank's peak would be that of its Python and libraries."""
+    run = made_run(world_size=2)
+    path = RankFiles(run.folder, 1).ticks
+    rows = np.fromfile(path).reshape(-1, len(TICK))
+    before, later = rows[:20], rows[20:]
+    before[:, TICK.index("memory_bytes")] = 300 * 2**20
+    later[:, TICK.index("memory_bytes")] = 14 * 2**20
+    later[:, TICK.index("reserved_bytes")] = 20 * 2**20
+    rows.tofile(path)
+
+    assert run.peak_memory_bytes(1) == 14 * 2**20
+    assert run.peak_memory_bytes(0) == 100 * 2**20, "a rank on the CPU"
+    np.testing.assert_array_equal(run.metrics[1]["memory_bytes"], [0] * 20 + [14 * 2**20] * len(later))
 
 
 class Marker:
