@@ -1,16 +1,16 @@
 """`make gpu`: all that a GPU can tell about this course, for a machine that is lent for half an hour.
 
     make gpu ARGS="--fetch .whl"         the day before, where there is an index: wheels for the other machine
-    make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON (3.12), which has torch, torchvision, matplotlib
-    make gpu                             where an index served `make setup`: by .venv, or else by PYTHON
-    make gpu ARGS="--minutes 9"          stops after 9 minutes (of 24); the same with --resume goes on
+    make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON (3.12, with torch, torchvision, matplotlib)
     python3 .ci/gpu.py --wheels .whl     the same, where there is no make
+    make gpu                             where an index served `make setup`: by .venv, or else by PYTHON
+    make gpu ARGS="--minutes 9"          stops after 9 minutes, not 24; with --resume it goes on, for 9 more
     make gpu ARGS="lesson/06 figure"     only the parts whose names begin so
     make gpu ARGS="--keep gpu.zip"       back home: its recorded figures go into lessons/recorded/gpu
 
 It works in `.gpu`, in parts: each is a process of its own with a time limit, and one that fails or hangs
 costs the others nothing. After each part OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs
-from what the lessons say), `state.json`, and all the rest, logs and executed notebooks, in `gpu.zip`. On a
+from what the lessons say), `state.json`, and in `gpu.zip` these, the logs and the executed notebooks. On a
 GPU the recorded figures are in `lessons/recorded/gpu`, too. Without one this is a rehearsal: parts that need
 a GPU are skipped by name.
 
@@ -218,6 +218,8 @@ class Course:
             replace(self.out / "rehearsed.json", found)
         new = self.out / ".gpu.zip.new"
         with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in ("summary.md", "differences.md", "state.json"):
+                archive.write(self.out / name, name)
             for path in sorted((WORK / "parts").rglob("*")):
                 with contextlib.suppress(FileNotFoundError):  # a part at work replaces its files
                     if path.is_file() and not path.name.endswith(".new"):

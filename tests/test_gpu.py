@@ -92,6 +92,8 @@ def test_a_part_that_fails_or_hangs_costs_the_others_nothing(gpu: ModuleType, tm
     with zipfile.ZipFile(tmp_path / "out" / "gpu.zip") as archive:
         assert archive.testzip() is None
         assert archive.read("parts/works/log.txt") == b"all is well\n"
+        assert archive.read("summary.md").decode() == summary
+        assert {"differences.md", "state.json"} <= set(archive.namelist())
 
 
 def test_the_time_of_the_whole_is_kept_and_the_next_call_goes_on(gpu: ModuleType, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,14 @@ def test_a_cell_is_short(path: Path) -> None:
     code = {cell.id: cell.source.splitlines() for cell in read(path).cells if cell.cell_type == "code"}
     assert code
     assert {name: len(lines) for name, lines in code.items() if len(lines) > LINES} == {}
+
+
+def test_a_lesson_leads_on_to_its_exercise_and_the_next() -> None:
+    lessons = sorted((ROOT / "lessons").glob("[0-9]*.ipynb"))
+    for path, following in itertools.zip_longest(lessons, lessons[1:]):
+        last = read(path).cells[-1]
+        assert last.cell_type == "markdown", path.stem
+        if (ROOT / "exercises" / path.name).exists():
+            assert f"](../exercises/{path.name})" in last.source, path.stem
+        if following:
+            assert f"]({following.name})" in last.source, path.stem
