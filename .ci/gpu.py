@@ -511,12 +511,12 @@ def main(arguments: list[str] | None = None) -> int:
     course = Course(python, site, asked.out.resolve(), asked.minutes, began)
     known = read_json(WORK / "state.json") if asked.resume or asked.parts else None
     course.state = known["parts"] if isinstance(known, dict) and isinstance(known.get("parts"), dict) else {}
-    if not asked.resume and not asked.parts:
-        shutil.rmtree(WORK / "parts", ignore_errors=True)
     course.facts = json.loads(course.ask(FACTS) or "{}")
     if not course.facts:
         print(f"make gpu: {python} has no torch that works: name one that has, by PYTHON", file=sys.stderr)
         return 1
+    if not asked.resume and not asked.parts:
+        shutil.rmtree(WORK / "parts", ignore_errors=True)
     print(where(course.facts), flush=True)
     figures = (course.ask(FIGURES) or "").split()
     to_do = [
