@@ -15,7 +15,7 @@ import pytest
 import course_lib
 
 HOUSE = Path(course_lib.__file__).parent
-GROUND = {"cluster", "frames", "hardware", "home", "notebook", "run_folder"}
+GROUND = {"by_value", "cluster", "frames", "hardware", "home", "notebook", "run_folder"}
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
     "figures": set(),  # draws, and knows no run

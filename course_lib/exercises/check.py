@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..by_value import dumps
 from ..frames import is_learners
-from ..launcher.arguments import dumps
 from ..launcher.forkserver import wait_until_loaded, warm_up
 from ..launcher.launch import start
 from ..report.failed import RankError, RankTimeout

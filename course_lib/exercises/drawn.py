@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..by_value import dumps, loads
 from .asking import Finding
 
 OTHER_DISK = Path("/dev/shm")  # another file system than that of temporary files, on Linux
@@ -208,5 +208,5 @@ def hash_of_its_own(plain: Callable[[Any], int], seed: int, value: Any) -> int:
 
 def restarted(answer: Any, times: int) -> list[Any]:
     """An answer so many times, each as a new process would have it: it remembers no call of another one."""
-    kept = cloudpickle.dumps(answer)
-    return [cloudpickle.loads(kept) for _ in range(times)]
+    kept = dumps(answer)
+    return [loads(kept) for _ in range(times)]

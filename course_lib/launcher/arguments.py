@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import inspect
-import io
 import math
-import operator
 import os
-import sys
-import types
-import weakref
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
+from ..by_value import dumps
 from ..hardware import gpu_count
 
 
@@ -73,43 +65,6 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
                     f"make it inside the function instead"
                 ) from None
         raise TypeError(f"{function!r:.80} cannot be sent to the ranks: {error}") from None
-
-
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, and more that cells have.
-
-    By name go modules of a class of their own (``torch.backends.cudnn`` is one). By value go what
-    `functools` caches, with an empty cache, and functions that it dispatches.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        own_class = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
-        if own_class and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)
-        if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
-            return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
-        if type(obj) is functools.cached_property:  # without its lock
-            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
-        if type(obj) is weakref.WeakKeyDictionary:  # a singledispatch has one
-            return weakref.WeakKeyDictionary, (dict(obj),)
-        return super().reducer_override(obj)
-
-
-def _has_a_name(obj: Any) -> bool:
-    """Whether the ranks can import it."""
-    if obj.__module__ == "__main__" or obj.__module__ in cloudpickle.list_registry_pickle_by_value():
-        return False
-    try:
-        return operator.attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
-    except (AttributeError, KeyError):  # made in a function
-        return False
-
-
-def dumps(value: Any) -> bytes:
-    """What travels to a rank, functions of a notebook's cells by value."""
-    with io.BytesIO() as file:
-        _Pickler(file).dump(value)
-        return file.getvalue()
 
 
 def script_at(script: str | os.PathLike[str]) -> Path:

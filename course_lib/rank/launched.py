@@ -12,7 +12,6 @@ import errno
 import linecache
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import sys
@@ -22,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 
+from .. import by_value
 from ..run_folder import AT_WORK, ENDING, EVERYONE, RankFiles, beside, discard
 from .failure import end_now, report_exception
 from .recorder import answer_stack_requests, attach, send_output_to
@@ -40,7 +39,7 @@ class Job:
 
     folder: Path  # the run's
     kernel_pid: int  # the process that called launch()
-    call: bytes  # (function, args, kwargs), by cloudpickle
+    call: bytes  # (function, args, kwargs), by value
     environment: dict[str, str]
     threads: int  # CPU threads of each rank
     cells: dict[str, Any] = field(default_factory=dict)  # linecache's entries of the notebook's cells
@@ -101,7 +100,7 @@ def _run(job: Job) -> Any:
     torch.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    function, args, kwargs = pickle.loads(job.call)
+    function, args, kwargs = by_value.loads(job.call)
     _note(AT_WORK)
     try:
         return function(*args, **kwargs)
@@ -194,7 +193,7 @@ def _save_result(result: Any, path: Path) -> None:
     part = beside(path)
     try:
         # without the zip archive around it: a tenth of a warm launch's own time
-        torch.save(result, part, pickle_module=cloudpickle, _use_new_zipfile_serialization=False)
+        torch.save(result, part, pickle_module=by_value, _use_new_zipfile_serialization=False)
     except Exception as error:
         discard(part)
         if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's has no errno

@@ -150,7 +150,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 def _answer(shell: Any, number: str, name: str, seconds: float) -> Reply:
     """Pickled as `check` does it; its own code may take part in that."""
-    from ...launcher.arguments import dumps
+    from ...by_value import dumps
 
     if name not in shell.user_ns:
         words = f"there is no {name} in the notebook: which cell should define it?"

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 
+from ...by_value import dumps
 from .. import questions
 from ..asking import QUESTIONS, Question, Refused, Work, read
 from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
@@ -264,7 +265,7 @@ def sent(asked: Question, work: Work) -> str:
     """A work on its way through the walls, with the functions that it calls and no other."""
     cloudpickle.register_pickle_by_value(questions)
     try:
-        return base64.b64encode(cloudpickle.dumps(((asked.takes, asked.form), work))).decode()
+        return base64.b64encode(dumps(((asked.takes, asked.form), work))).decode()
     finally:
         cloudpickle.unregister_pickle_by_value(questions)
 
