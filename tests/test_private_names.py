@@ -1,0 +1,134 @@
+"""Private names and habits of libraries that the course uses: a release that changes one is named here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import linecache
+import multiprocessing.forkserver
+import os
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+
+from course_lib import by_value, launch
+
+
+def version_of(library: str) -> str:
+    return platform.python_version() if library == "Python" else importlib.metadata.version(library)
+
+
+def the_fork_server_has_our_names() -> None:
+    server = multiprocessing.forkserver._forkserver
+    names = ("_forkserver_pid", "_forkserver_alive_fd", "_forkserver_address")
+    assert [name for name in names if not hasattr(server, name)] == []
+
+
+def the_fork_server_leads_its_ranks() -> None:
+    """A rank's parent is the server, whose process the kernel knows by a private name."""
+    parent = launch(os.getppid, nprocs=1, device="cpu", dashboard=False).results[0]
+    assert parent == multiprocessing.forkserver._forkserver._forkserver_pid
+
+
+def a_cell_is_in_linecache() -> None:
+    """As (size, None, lines, name), which `launch` sends on."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    before = set(linecache.cache)
+    InteractiveShell().run_cell("number = 1\n", store_history=True)
+    (added,) = (linecache.cache[name] for name in set(linecache.cache) - before)
+    assert (len(added), added[1], added[2]) == (4, None, ["number = 1\n"])
+
+
+def a_cell_has_a_number() -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    shell.run_cell("def f(): pass", store_history=True)
+    assert shell.compile.format_code_name(shell.user_ns["f"].__code__.co_filename) == ("Cell", "In[1]")
+
+
+def a_click_can_be_let_in() -> None:
+    if Version(importlib.metadata.version("ipykernel")) >= Version("7.4"):
+        from ipykernel.comm.comm import BaseComm
+
+        assert hasattr(BaseComm, "_reply_subshell_for")
+
+
+def the_flight_recorder_counts_collectives() -> None:
+    def entries() -> Any:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import _dump_fr_trace_json
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(3))
+        dist.barrier()
+        cheap = _dump_fr_trace_json(includeCollectives=False)
+        return json.loads(_dump_fr_trace_json())["entries"], isinstance(cheap, bytes)
+
+    (found, has_a_cheap_form) = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
+    assert has_a_cheap_form
+    assert [entry["profiling_name"] for entry in found] == ["gloo:all_reduce", "gloo:barrier"]
+    assert [entry["collective_seq_id"] for entry in found] == [1, 2]
+    assert found[0]["input_sizes"] == [[3]]
+    used = {"is_p2p", "retired", "state", "process_group", "time_created_ns"}
+    assert used <= set(found[0])
+
+
+def torch_save_takes_our_pickler() -> None:
+    file = io.BytesIO()
+    torch.save({"t": torch.ones(2)}, file, pickle_module=by_value, _use_new_zipfile_serialization=False)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["t"].tolist() == [1, 1]
+
+
+def cloudpickle_asks_us_about_code() -> None:
+    def work() -> None:
+        """Defined here."""
+
+    arrived = by_value.loads(by_value.dumps([work]))[0]
+    assert arrived.__code__.co_filename == work.__code__.co_filename
+    assert arrived.__code__.co_firstlineno == work.__code__.co_firstlineno
+
+
+RELIES_ON: dict[str, list[Callable[[], None]]] = {
+    "Python": [the_fork_server_has_our_names, the_fork_server_leads_its_ranks],
+    "ipython": [a_cell_is_in_linecache, a_cell_has_a_number],
+    "ipykernel": [a_click_can_be_let_in],
+    "torch": [the_flight_recorder_counts_collectives, torch_save_takes_our_pickler],
+    "cloudpickle": [cloudpickle_asks_us_about_code],
+}
+
+
+def judged(library: str, check: Callable[[], None]) -> None:
+    """Run a check; what fails in it is told with the library's version."""
+    try:
+        check()
+    except Exception as error:
+        what = check.__name__.replace("_", " ")
+        raise AssertionError(f"{library} {version_of(library)}: no longer so: {what} ({error!r})") from error
+
+
+@pytest.mark.parametrize(
+    ("library", "check"),
+    [
+        pytest.param(library, check, id=check.__name__)
+        for library, checks in RELIES_ON.items()
+        for check in checks
+    ],
+)
+def test_it_works_as_we_use_it(library: str, check: Callable[[], None]) -> None:
+    judged(library, check)
+
+
+def test_a_change_is_told_with_name_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(multiprocessing.forkserver.ForkServer, "__init__")
+    monkeypatch.setattr(multiprocessing.forkserver, "_forkserver", multiprocessing.forkserver.ForkServer())
+    told = f"Python {platform.python_version()}: no longer so: the fork server has our names"
+    with pytest.raises(AssertionError, match=told):
+        judged("Python", the_fork_server_has_our_names)
