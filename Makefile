@@ -15,7 +15,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/data tests/rank/test_recorder.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test oldest lint lesson look site bench host mutants gpu
+.PHONY: help setup lab update test oldest newest versions lint lesson look site bench host mutants gpu
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
@@ -47,6 +47,17 @@ oldest:  ## doctor, core tests and four lessons with the lowest versions that py
 	@$(IN_VENV) python -m pytest --durations=10 $(OLDEST_TESTS)
 	@$(IN_VENV) python -m pytest $(NBVAL) --durations=10 $(OLDEST_LESSONS)
 	@echo "make oldest: doctor, tests and notebooks passed with the lowest versions."
+
+newest: VENV := $(CURDIR)/.venv-newest
+newest: export COURSE_HOME = $(VENV)/course-home
+newest:  ## doctor and everything with the newest versions that the package index has (.venv-newest)
+	@$(MAKE) --no-print-directory setup SETUP_ARGS=--newest
+	@$(IN_VENV) python -m course_lib doctor
+	@$(EVERYTHING)
+	@echo "make newest: doctor, tests and notebooks passed with the newest versions."
+
+versions: newest  ## newest, and then constraints.txt: the versions that passed
+	@"$(CURDIR)/.venv-newest/bin/python" .ci/versions.py
 
 lint: setup  ## ruff: rules and format
 	@$(IN_VENV) python -m ruff check

@@ -436,6 +436,7 @@ def fetch(folder: Path) -> int:
         path.unlink()  # of another day: pip would meet two versions
     pip = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "--python-version", "3.12"]
     pip += ["--implementation", "cp", "-d", str(folder)]
+    pip += ["--constraint", str(ROOT / "constraints.txt")]
     for platform in PLATFORMS:
         pip += ["--platform", f"{platform}_x86_64"]
     if code := subprocess.run([*pip, *WHEELS]).returncode:

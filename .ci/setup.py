@@ -1,6 +1,8 @@
 """`make setup`: makes .venv and puts the course, with all that its tests need, into it.
 
-With --oldest, for `make oldest`, it makes .venv-oldest, with the lowest versions that pyproject.toml allows.
+It installs the versions that were tested, which constraints.txt lists. With --oldest, for `make oldest`, it
+makes .venv-oldest, with the lowest versions that pyproject.toml allows; with --newest, for `make newest`,
+.venv-newest, with the newest that the package index has.
 Standard library only, and plain enough for Python 3.6, so that an old Python can be told that it is old.
 A stamp in .venv is written at the very end. While it stands and pyproject.toml asks for the same, nothing is
 done. Where it is missing (the first run, a run that failed or was interrupted) everything is gone through,
@@ -23,15 +25,16 @@ except ImportError:  # Windows
     fcntl = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OLDEST = "--oldest" in sys.argv[1:]
-NAME = ".venv-oldest" if OLDEST else ".venv"
+OLDEST, NEWEST = "--oldest" in sys.argv[1:], "--newest" in sys.argv[1:]
+NAME = ".venv-oldest" if OLDEST else ".venv-newest" if NEWEST else ".venv"
+TESTED = os.path.join(ROOT, "constraints.txt")
 VENV = os.path.join(ROOT, NAME)
 PROGRAMS = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(PROGRAMS, "python.exe" if os.name == "nt" else "python")
 STAMP = os.path.join(VENV, "course-setup-done")
 LOG = os.path.join(VENV, "course-setup.log")
 DOWNLOADS = os.path.join(VENV, "course-setup-downloads")  # pip's temporary files: here we can clear them
-KEPT = os.path.join(DOWNLOADS, "kept.txt")
+CONSTRAINTS = os.path.join(DOWNLOADS, "constraints.txt")  # those of this set-up
 
 # GB that stay in .venv, and GB of downloads beside them while pip installs
 WITH_CUDA, WITHOUT_CUDA, TORCH_IS_THERE = (6.6, 2.8), (1.7, 0.5), (0.9, 0.3)
@@ -85,10 +88,10 @@ def keep_compiled():
 
 
 def wanted():
-    """The stamp of a .venv that is as pyproject.toml asks: its folder, and a digest of what is asked."""
+    """The stamp of a .venv that is as the files ask: its folder, and a digest of what is asked."""
     tables = re.findall(r"(?ms)^\[.*?(?=^\[|\Z)", read(os.path.join(ROOT, "pyproject.toml")))
     asked = [table for table in tables if re.match(r"\[(build-system|project|tool\.setuptools)\b", table)]
-    asked = re.sub(r"(?m)\s*#.*$|\s+$", "", "".join(asked)) + read(os.path.abspath(__file__))
+    asked = re.sub(r"(?m)\s*#.*$|\s+$", "", "".join(asked)) + read(os.path.abspath(__file__)) + tested()
     return "{}\n{}\n".format(ROOT, hashlib.sha256(asked.encode("utf-8")).hexdigest())
 
 
@@ -100,7 +103,8 @@ def stamp():
 
 
 def is_done():
-    return stamp() == wanted() and os.path.exists(PYTHON)
+    """Whether nothing is left to do; of the newest nobody knows before pip has asked the index."""
+    return not NEWEST and stamp() == wanted() and os.path.exists(PYTHON)
 
 
 def wait_for_another_set_up():
@@ -224,25 +228,23 @@ def forget_half_installed():
 def install(options):
     if not installed("torch"):
         print(f"Making {NAME}: this downloads PyTorch and takes some minutes.", flush=True)
-    write(LOG, "")
-    write(KEPT, lowest_versions() if OLDEST else kept_torch())
     if OLDEST:
         options = [*options, "--only-binary", ":all:"]  # what a learner would have to build is not promised
-    pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
+    if NEWEST:
+        options = [*options, "--upgrade", "--upgrade-strategy", "eager"]
+    lines = lowest_versions() if OLDEST else "" if NEWEST else without_another_torch(tested())
     try:
-        with subprocess.Popen(
-            [*pip, *options, "--constraint", KEPT, "-e", ".[lab,albert,test,mutants,site]"],
-            cwd=ROOT,
-            env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
-            stderr=subprocess.PIPE,  # its progress is shown, its complaints become one sentence
-            universal_newlines=True,
-            errors="replace",
-            close_fds=False,
-        ) as process:
-            told = process.stderr.read()
+        told = pip_install(options, lines)
+        for _ in range(lines.count("\n")):
+            if told is None or NO_NETWORK.search(told + read(LOG)):
+                break
+            lines = without_what_is_in_the_way(lines)
+            if lines is None:
+                break
+            told = pip_install(options, lines)
     finally:
         shutil.rmtree(DOWNLOADS, ignore_errors=True)
-    if process.returncode == 0:
+    if told is None:
         return
     check_for_full_disk(told)
     errors = re.findall(r"(?m)^\s*ERROR: (?!Exception:|ResolutionImpossible)(.*)$", told)
@@ -256,19 +258,98 @@ def install(options):
     raise Fault(f"pip failed: {error}")
 
 
-def kept_torch():
-    """A line that makes pip keep a torch that is new enough, also where a newer torchvision wants another."""
+def pip_install(options, lines):
+    """Install the course within constraints; None where that went well, or else pip's complaints."""
+    write(CONSTRAINTS, lines)
+    write(LOG, "")
+    pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
+    with subprocess.Popen(
+        [*pip, *options, "--constraint", CONSTRAINTS, "-e", ".[lab,albert,test,mutants,site]"],
+        cwd=ROOT,
+        env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
+        stderr=subprocess.PIPE,  # its progress is shown, its complaints become one sentence
+        universal_newlines=True,
+        errors="replace",
+        close_fds=False,
+    ) as process:
+        told = process.stderr.read()
+    return told if process.returncode else None
+
+
+def tested():
+    """The lines of constraints.txt, one version each; some for one platform or Python alone."""
+    return read(TESTED) if not (OLDEST or NEWEST) and os.path.exists(TESTED) else ""
+
+
+def name_of(line):
+    """The package that a line of constraints is about, as pip spells it; "" for a comment."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", line).group()).lower()
+
+
+def pinned(line):
+    """Name and version of a line of constraints, for people."""
+    return line.partition(";")[0].strip().replace("==", " ")
+
+
+def without_another_torch(lines):
+    """Constraints that leave a torch alone that is there and new enough, with all that it was built with."""
     oldest = re.search(r'"torch>=([\d.]+)"', read(os.path.join(ROOT, "pyproject.toml"))).group(1)
     for path in installed("torch"):
         version = os.path.basename(path)[len("torch-") : -len(".dist-info")]
         if numbers(version) >= numbers(oldest):
-            return "torch==" + version
-    return ""
+            apart = {"torch"}
+            if not re.search(r"(?m)^torch==" + re.escape(version.partition("+")[0]) + r"(?![.\d])", lines):
+                needs = re.findall(r"(?m)^Requires-Dist: ([\w.-]+)", read(os.path.join(path, "METADATA")))
+                apart |= {"torchvision"} | {name_of(need) for need in needs}
+            kept = [line for line in lines.splitlines() if name_of(line) not in apart]
+            return "\n".join([*kept, "torch==" + version, ""])
+    return lines
+
+
+def without_what_is_in_the_way(lines):
+    """Constraints with other versions in place of those that pip cannot have; None where it named none.
+
+    The index may have dropped a version, or somebody's own pip settings may exclude it: then the nearest one
+    that the index has. A version that is there and does not fit the others is no longer asked for.
+    """
+    told = re.sub(r"(?m)^\d\S+ ", "", read(LOG))  # without the time in front of each line
+    named = re.findall(r"(?m)^ +The user requested \(constraint\) ([\w.-]+)", told)
+    named += re.findall(r"satisfies the requirement ([\w.-]+)", told)
+    named += re.findall(r"(?m)^ +([\w.-]+) \S+ depends on ", told)
+    named = {name_of(name) for name in named}
+    kept, replaced, fitting = [], [], []
+    for line in lines.splitlines():
+        version = re.match(r"[\w.-]+==([^\s;]+)", line)
+        if name_of(line) not in named or not version:
+            kept.append(line)
+            continue
+        nearest = nearest_version(name_of(line), version.group(1))
+        if nearest in (None, version.group(1)):
+            fitting.append(line)
+        else:
+            replaced.append(line.replace("==" + version.group(1), "==" + nearest, 1))
+            print(f"{pinned(line)} was tested, but the package index does not have it: {nearest} instead.")
+    if replaced:
+        return "\n".join([*kept, *fitting, *replaced, ""])
+    for line in fitting:
+        print(f"{pinned(line)} was tested, but does not fit the others here: another version instead.")
+    return "\n".join([*kept, ""]) if fitting else None
+
+
+def nearest_version(name, version):
+    """Of the versions that the index has for this Python: this one, or the next older or newer one."""
+    run = output_of([PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", name + "==0.0.0.dev0"])
+    listed = re.search(r"\(from versions: ([^)]*)\)", run.stdout)
+    there = [each for each in (listed.group(1).split(", ") if listed else []) if re.match(r"[\d.]+$", each)]
+    if version in there or not there:
+        return version if there else None
+    older = [each for each in there if numbers(each) < numbers(version)]
+    return max(older, key=numbers) if older else min(there, key=numbers)
 
 
 def lowest_versions():
     """Lines that make pip take the lowest release of all that pyproject.toml names."""
-    bounds = re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)"', read(os.path.join(ROOT, "pyproject.toml")))
+    bounds = re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)', read(os.path.join(ROOT, "pyproject.toml")))
     return "".join("{}=={}\n".format(*bound) for bound in bounds)
 
 

@@ -155,6 +155,7 @@ def doctor() -> int:
     """Print the machine's card and what is missing, and let two ranks meet."""
     print(machine())
     print()
+    print(f"  Versions: {versions()}")
     missing = 0
     for name, check in CHECKS.items():
         try:
@@ -165,6 +166,41 @@ def doctor() -> int:
     print()
     print(f"{missing} of {len(CHECKS)} checks failed; see ✗ above." if missing else "Everything is there.")
     return 1 if missing else 0
+
+
+def versions() -> str:
+    """Which installed packages have another version than the one that the course was tested with.
+
+    That is information, no fault: pyproject.toml has the ranges that the course allows.
+    """
+    try:
+        lines = (
+            Path(__file__).parent / "constraints.txt"
+        ).read_text()  # in a checkout a link to the file above
+    except OSError:
+        return "those that were tested are not known here (constraints.txt is missing)"
+    tested: dict[str, list[str]] = {}
+    for name, version in re.findall(
+        r"(?m)^([\w.-]+)==([^\s;]+)", lines
+    ):  # one package may have two, with markers
+        tested.setdefault(_canonical(name), []).append(version)
+    installed = {
+        _canonical(found.name): found.version.partition("+")[0]
+        for found in importlib.metadata.distributions()
+    }
+    other = {name for name in tested.keys() & installed.keys() if installed[name] not in tested[name]}
+    if not other:
+        return "all as tested"
+    asked = re.findall(r"(?m)^[\w.-]+", "\n".join(importlib.metadata.requires("course-lib") or ()))
+    named = sorted(other & set(map(_canonical, asked)))
+    told = [f"{name} {installed[name]} (tested: {' or '.join(tested[name])})" for name in named]
+    if rest := len(other) - len(named):
+        told.append(f"{rest} of the packages that these need")
+    return "other than tested: " + ", ".join(told)
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _pair() -> str:

@@ -49,7 +49,7 @@ def test_the_image_installs_extras_that_there_are_with_all_that_a_build_reads() 
     (asked,) = re.findall(r'"/tmp/course\[([\w,]+)\]"', DOCKERFILE)
     assert set(asked.split(",")) <= set(project["optional-dependencies"])
     there = {source for source, target in copied() if target.startswith("/tmp/course")}
-    assert {"pyproject.toml", "LICENSE", "course_lib", project["readme"]} <= there
+    assert {"pyproject.toml", "constraints.txt", "LICENSE", "course_lib", project["readme"]} <= there
 
 
 def test_the_image_is_not_roots_and_every_argument_has_a_default() -> None:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support.needs import require
 from tests.support.processes import listening, processes_marked, wait_for
@@ -360,6 +363,122 @@ def test_a_torch_that_is_there_is_kept_and_must_fit(ready: Course, tmp_path: Pat
     assert "torch 2.9.5+cpu and torchvision 0.24.5 do not work together" in sentence
     assert "operator torchvision::nms is not there" in sentence
     assert "pip uninstall -y torch torchvision" in sentence
+
+
+# The versions that were tested
+
+
+def versions_in(course: Course, venv: str = ".venv") -> dict[str, str]:
+    folder = course.root / venv / course.site.relative_to(course.venv)
+    names = [path.name.removesuffix(".dist-info") for path in folder.glob("*.dist-info")]
+    return dict(name.rsplit("-", 1) for name in names)
+
+
+@pytest.fixture
+def index(tmp_path: Path, wheels: Path) -> dict[str, str]:
+    """A package index that has newer versions, too, and torch with a library that it needs."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for version in ("1.0", "1.2", "2.0"):
+        write_wheel(folder, "ruff", version, {"ruff/__init__.py": "", "ruff/__main__.py": RECORDER})
+    for version in ("13.0", "13.1"):
+        write_wheel(folder, "nvidia_cublas", version, {"cublas.py": ""})
+    zeros = {"torch/__init__.py": "def zeros(*shape): pass"}
+    write_wheel(folder, "torch", "2.12.0", zeros, ["nvidia-cublas==13.1"])
+    write_wheel(folder, "torch", "2.13.0", zeros, ["nvidia-cublas>=13"])
+    write_wheel(folder, "torchvision", "0.27.0", TORCHVISION, ["torch==2.12.0"])
+    write_wheel(folder, "torchvision", "0.28.0", TORCHVISION, ["torch==2.13.0"])
+    return {"PIP_FIND_LINKS": f"{folder} {wheels}"}
+
+
+TESTED = (
+    "nvidia-cublas==13.1\nruff==1.2\ntorch==2.12.0\ntorchvision==0.27.0\ncolorama==0.4.6 ; os_name == 'nt'\n"
+)
+
+
+def test_set_up_installs_what_was_tested_and_follows_a_change_of_it(
+    course: Course, index: dict[str, str]
+) -> None:
+    tested = course.root / "constraints.txt"
+    tested.write_text(TESTED)
+    told = course.make("setup", **index)
+    assert "was tested" not in told
+    assert versions_in(course).items() >= {"ruff": "1.2", "torch": "2.12.0", "torchvision": "0.27.0"}.items()
+    assert course.make("setup", **index) == ""
+    tested.write_text(TESTED.replace("ruff==1.2", "ruff==1.0"))
+    course.make("setup", **index)
+    assert versions_in(course)["ruff"] == "1.0"
+
+
+def test_a_tested_version_that_the_index_no_longer_has_is_named_and_the_nearest_is_taken(
+    course: Course, index: dict[str, str], tmp_path: Path
+) -> None:
+    (course.root / "constraints.txt").write_text(TESTED.replace("ruff==1.2", "ruff==1.3"))
+    told = course.make("setup", **index)
+    assert "ruff 1.3 was tested, but the package index does not have it: 1.2 instead.\n" in told
+    assert versions_in(course).items() >= {"ruff": "1.2", "torch": "2.12.0"}.items()
+
+    # the whole set of torch is gone
+    (course.root / "constraints.txt").write_text(
+        "ruff==0.9\ntorch==2.12.5\ntorchvision==0.27.5\nnvidia-cublas==13.2\n"
+    )
+    shutil.rmtree(course.venv)
+    told = course.make("setup", **index)
+    assert "torch 2.12.5 was tested, but the package index does not have it: 2.12.0 instead." in told
+    assert "ruff 0.9 was tested, but the package index does not have it: 1.0 instead." in told
+    assert versions_in(course).items() >= {"ruff": "1.0", "torch": "2.12.0", "torchvision": "0.27.0"}.items()
+
+
+def test_somebodys_own_constraints_stand_over_ours(
+    course: Course, index: dict[str, str], tmp_path: Path
+) -> None:
+    """As on a machine whose administrator keeps torch below a version, in pip's own settings."""
+    (course.root / "constraints.txt").write_text(
+        TESTED.replace("2.12.0", "2.13.0").replace("0.27.0", "0.28.0").replace("13.1", "13.0")
+    )
+    cap = tmp_path / "cap.txt"
+    cap.write_text("torch<2.13\n")
+    told = course.make("setup", PIP_CONSTRAINT=str(cap), **index)
+    assert "torch 2.13.0 was tested" in told
+    assert versions_in(course).items() >= {"ruff": "1.2", "torch": "2.12.0", "torchvision": "0.27.0"}.items()
+
+
+def test_a_torch_that_is_there_keeps_what_it_was_built_with(ready: Course, tmp_path: Path) -> None:
+    course = ready.copy(tmp_path / "course")  # torch 2.11.0
+    write_wheel(tmp_path, "torch", "2.12.0", {"torch/__init__.py": "def zeros(*shape): pass"})
+    (course.root / "constraints.txt").write_text("ruff==1.0\ntorch==2.12.0\ntorchvision==0.27.0\n")
+    told = course.make("setup", PIP_FIND_LINKS=f"{course.wheels} {tmp_path}")
+    assert "was tested" not in told
+    assert versions_in(course).items() >= {"torch": "2.11.0", "torchvision": "0.26.0"}.items()
+
+
+def test_the_newest_are_those_of_the_index_at_each_call(
+    course: Course, index: dict[str, str], tmp_path: Path
+) -> None:
+    (course.root / "constraints.txt").write_text(TESTED)
+    course.make("setup", "SETUP_ARGS=--newest", **index)
+    assert versions_in(course, ".venv-newest").items() >= {"ruff": "2.0", "torch": "2.13.0"}.items()
+    write_wheel(index["PIP_FIND_LINKS"].split()[0], "ruff", "2.1", {"ruff/__init__.py": ""})
+    course.make("setup", "SETUP_ARGS=--newest", **index)
+    assert versions_in(course, ".venv-newest")["ruff"] == "2.1"
+    assert not course.venv.exists()
+
+
+def test_the_tested_versions_are_names_and_versions_within_our_ranges() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    ranges = {canonicalize_name(each.name): each.specifier for each in map(Requirement, asked)}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    tested: dict[str, list[str]] = {}
+    for line in lines:
+        assert re.fullmatch(r"[\w.-]+==[\w.!]+( ; .+)?", line), line
+        requirement = Requirement(line)
+        (pinned,) = requirement.specifier
+        tested.setdefault(canonicalize_name(requirement.name), []).append(pinned.version)
+    installed_by_set_up = ranges.keys() - {"nbgrader"}
+    assert installed_by_set_up <= tested.keys()
+    for name in installed_by_set_up:
+        assert [version for version in tested[name] if version not in ranges[name]] == [], name
 
 
 # Faults, one sentence each

@@ -1,0 +1,48 @@
+"""`make versions`: writes constraints.txt, from the environment that has just passed all tests.
+
+What is installed here was tested, and stands in the file for every Python and platform that can have it. uv
+resolves the rest: packages, or versions, of another Python or system, with a marker each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = ("lab", "albert", "test", "mutants", "site")  # what set-up installs
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+
+def main() -> None:
+    frozen = output_of([*PIP, "freeze", "--exclude-editable"])
+    versions = set(re.findall(r"(?m)^[\w.-]+==[^+\s]+", frozen))
+    subprocess.run([*PIP, "install", "--quiet", "uv"], check=True)  # after: uv is no part of the course
+    written = Path(sys.prefix) / "constraints.txt"
+    written.write_text("\n".join(sorted(versions)))  # uv keeps to what stands in its output where it can
+    resolve = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal"]
+    resolve += [*(f"--extra={extra}" for extra in EXTRAS), "--python-version=3.11"]
+    output_of([*resolve, "--no-header", "--no-annotate", f"--output-file={written}"])
+    text = written.read_text()
+    resolved = {canonical(line) for line in re.findall(r"(?m)^[\w.-]+==[^\s;]+", text)}
+    installed = {canonical(line) for line in versions if not line.startswith("uv==")}
+    if lost := sorted(installed - resolved):
+        sys.exit(f"make versions: these were tested, and uv has no place for them: {', '.join(lost)}")
+    os.replace(written, ROOT / "constraints.txt")
+    print(f"constraints.txt: {len(resolved)} versions")
+
+
+def canonical(pinned: str) -> str:
+    name, _, version = pinned.partition("==")
+    return re.sub(r"[-_.]+", "-", name).lower() + "==" + version
+
+
+def output_of(command: list[str]) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()
