@@ -292,18 +292,22 @@ def pinned(line):
 
 
 def without_another_torch(lines):
-    """Constraints that leave a torch alone that is there and new enough, with all that it was built with."""
+    """Constraints that keep a torch that is there and new enough, and what it was built with."""
     oldest = re.search(r'"torch>=([\d.]+)"', read(os.path.join(ROOT, "pyproject.toml"))).group(1)
     for path in installed("torch"):
         version = os.path.basename(path)[len("torch-") : -len(".dist-info")]
         if numbers(version) >= numbers(oldest):
-            apart = {"torch"}
-            if not re.search(r"(?m)^torch==" + re.escape(version.partition("+")[0]) + r"(?![.\d])", lines):
-                needs = re.findall(r"(?m)^Requires-Dist: ([\w.-]+)", read(os.path.join(path, "METADATA")))
-                apart |= {"torchvision"} | {name_of(need) for need in needs}
-            kept = [line for line in lines.splitlines() if name_of(line) not in apart]
+            if "torch==" + version.partition("+")[0] not in lines.splitlines():
+                lines = without_torchs_own(lines)
+            kept = [line for line in lines.splitlines() if name_of(line) != "torch"]
             return "\n".join([*kept, "torch==" + version, ""])
     return lines
+
+
+def without_torchs_own(lines):
+    """Constraints without the packages of which each torch wants versions of its own."""
+    own = re.compile(r"torchvision$|triton$|cuda-|nvidia-(?!ml-py)")
+    return "\n".join(line for line in lines.splitlines() if not own.match(name_of(line)))
 
 
 def without_what_is_in_the_way(lines):
@@ -316,24 +320,23 @@ def without_what_is_in_the_way(lines):
     named = re.findall(r"(?m)^ +The user requested \(constraint\) ([\w.-]+)", told)
     named += re.findall(r"satisfies the requirement ([\w.-]+)", told)
     named += re.findall(r"(?m)^ +([\w.-]+) \S+ depends on ", told)
-    named = {name_of(name) for name in named}
-    kept, replaced, fitting = [], [], []
-    for line in lines.splitlines():
-        version = re.match(r"[\w.-]+==([^\s;]+)", line)
-        if name_of(line) not in named or not version:
-            kept.append(line)
-            continue
-        nearest = nearest_version(name_of(line), version.group(1))
-        if nearest in (None, version.group(1)):
-            fitting.append(line)
-        else:
-            replaced.append(line.replace("==" + version.group(1), "==" + nearest, 1))
+    in_the_way = [
+        line for line in lines.splitlines() if "==" in line and name_of(line) in map(name_of, named)
+    ]
+    gone = {}
+    for line in in_the_way:
+        version = re.search(r"==([^\s;]+)", line).group(1)
+        nearest = nearest_version(name_of(line), version)
+        if nearest not in (None, version):
+            gone[line] = line.replace("==" + version, "==" + nearest, 1)
             print(f"{pinned(line)} was tested, but the package index does not have it: {nearest} instead.")
-    if replaced:
-        return "\n".join([*kept, *fitting, *replaced, ""])
-    for line in fitting:
-        print(f"{pinned(line)} was tested, but does not fit the others here: another version instead.")
-    return "\n".join([*kept, ""]) if fitting else None
+    if not gone:
+        for line in in_the_way:
+            print(f"{pinned(line)} was tested, but does not fit here: another version instead.")
+    if any(name_of(line) == "torch" for line in gone or in_the_way):
+        lines = without_torchs_own(lines)
+    kept = [gone.get(line, line) for line in lines.splitlines() if gone or line not in in_the_way]
+    return "\n".join([*kept, ""]) if in_the_way else None
 
 
 def nearest_version(name, version):
