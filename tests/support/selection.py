@@ -280,11 +280,11 @@ class _Reader:
 
     def modules_in(self, text: str) -> Iterator[str]:
         """The modules of ours that a string names: dotted, or in a source that is run elsewhere."""
-        if "course_lib" not in text and "tests." not in text:
-            return
-        for base, names in re.findall(r"from ((?:course_lib|tests)[\w.]*) import (\([^)]*|[^\n;]*)", text):
+        for base, names in re.findall(
+            r"from ((?:course_lib|tests|scripts)[\w.]*) import (\([^)]*|[^\n;]*)", text
+        ):
             yield from (f"{base}.{name}" for name in re.findall(r"\w+", names))
-        yield from re.findall(r"(?<![\w.])(?:course_lib|tests)(?:\.\w+)+(?:\.\*)?", text)
+        yield from re.findall(r"(?<![\w.])(?:course_lib|tests|scripts)(?:\.\w+)+(?:\.\*)?", text)
 
     def module(self, name: str, folder: str) -> Iterator[str]:
         """The file of a module, or of the module that a dotted name begins with."""
@@ -523,9 +523,8 @@ class Selection:
         if not self.plan.everything:
             self.lines = [f"  {path}: touches {count} tests" for path, count in by.most_common(SHOWN)]
             self.lines += [f"  and {len(by) - SHOWN} more changed files"] if len(by) > SHOWN else []
-        third = (
-            "" if self.plan.day is None else f", {len(kept) - touched} more of day {self.plan.day}'s third"
-        )
+        day, others = self.plan.day, len(kept) - touched
+        third = "" if day is None else f"; {others} more, a third by date (day {day})"
         self.lines.append(f"touched: {touched} tests{third}; left out: {len(left_out)}")
         if getattr(config, "workerinput", {}).get("workerid") == "gw0":
             self.report.write_text("\n".join(self.lines))
