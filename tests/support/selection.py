@@ -243,7 +243,10 @@ class _Reader:
                 gc.enable()
         for path in in_kernels:  # there the library gets ready as it is imported
             uses[path] |= uses[LIBRARY]
-        uses[LIBRARY] = set()
+        uses[LIBRARY] = {"course_lib/notebook.py"} & self.files  # what it asks wherever it is imported
+        for path in passed:
+            if LIBRARY in uses[path] | passed[path]:
+                passed[path] |= uses[LIBRARY]
         for path in uses:
             if path.startswith("tests/"):
                 above = (f"{parent.as_posix()}/conftest.py" for parent in PurePosixPath(path).parents)
