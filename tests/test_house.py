@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import course_lib
+from tests.support.imports import imports
 
 HOUSE = Path(course_lib.__file__).parent
 GROUND = {"by_value", "cluster", "frames", "hardware", "home", "notebook", "run_folder"}
@@ -37,20 +38,6 @@ def room_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:
-    """The modules of the course that a source imports, in functions and for type checkers, too."""
-    package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name.split(".")[0] == "course_lib")
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            whole = [*base, *(node.module.split(".") if node.module else [])]
-            if whole[0] == "course_lib":
-                # `from .. import x`: x may be a room
-                yield from (".".join([*whole, name.name]) for name in node.names)
-
-
 def modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(HOUSE.rglob("*.py")):
         parts = ("course_lib", *path.relative_to(HOUSE).with_suffix("").parts)
@@ -59,7 +46,8 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 def wrong_ways(module: str, source: str, is_package: bool = False) -> list[str]:
     room = room_of(module)
-    known = {room_of(each) for each in imports(source, module, is_package)} - {room}
+    found = imports(ast.walk(ast.parse(source)), module, is_package)
+    known = {room_of(each) for each in found if each.split(".")[0] == "course_lib"} - {room}
     return [f"{module} imports {each}" for each in sorted(known - MAY_IMPORT[room])]
 
 
