@@ -7,18 +7,24 @@ IN_VENV = VIRTUAL_ENV="$(VENV)" PATH="$(VENV)/bin:$$PATH" \
           JUPYTER_PATH="$(VENV)/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}"
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 START = /lab/tree/lessons/00_start_here.ipynb
-NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=900 --nbval-kernel-startup-timeout=300
-SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits. Which ones stay together: tests/conftest.py
+NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=300
+PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers -p tests.support.selection $(NBVAL) --durations=10
+SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits
+
+define EVERYTHING
+@$(PYTEST) $(SIDE_BY_SIDE) -m "not alone" $(ARGS) lessons tests
+@$(PYTEST) -m alone $(ARGS) tests
+endef
 
 # What `make oldest` runs: the library's core, and the lessons that use most of it
 OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.py tests/exercises/test_check.py \
                tests/data tests/rank/test_recorder.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test oldest newest versions lint lesson look site bench host mutants gpu
+.PHONY: help setup lab update test test-change test-all oldest newest versions lint lesson look site bench host mutants gpu
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /make \1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*  ## /make \1: /p' Makefile
 
 setup:  ## make .venv with all that the course needs; at once when nothing changed
 	@command -v "$(PYTHON)" >/dev/null || { echo "Set-up stopped: there is no $(PYTHON) here: install Python 3.11 or newer," \
@@ -33,10 +39,19 @@ update: setup  ## the newest version of the course, with your answers and change
 	@$(IN_VENV) python .ci/update.py
 	@$(MAKE) --no-print-directory setup
 
-test: lint  ## everything that CI runs: lint, the tests, every notebook from top to bottom
-	@$(IN_VENV) python -m pytest $(SIDE_BY_SIDE) $(NBVAL) -m "not alone" --durations=10 lessons tests
-	@$(IN_VENV) python -m pytest -m alone --durations=10
-	@echo "make test: lint, tests and notebooks passed."
+test: lint  ## in minutes: lint, each room of the library, faults, every exercise, five lessons; LF=1: what failed
+	@$(PYTEST) $(SIDE_BY_SIDE) -m short $(if $(LF),--again) lessons tests
+	@echo "make test: lint and the short run passed. \`make test-all\` runs what was deselected, too: every lesson," \
+	    "every wrong answer, the grader's walls, Slurm, the browser."
+
+test-change: setup  ## what `make test` leaves out, as CI does: every lesson, what a change touches, a third of the rest
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not short and not alone" --changed-since auto --third auto lessons tests
+	@$(PYTEST) -m alone --changed-since auto --third auto tests
+	@echo "make test-change: passed."
+
+test-all: lint  ## everything; ARGS=--record-durations keeps how long each test takes
+	$(EVERYTHING)
+	@echo "make test-all: lint, tests and notebooks passed."
 
 # Its own COURSE_HOME: the digits of a newer matplotlib would hide what this one draws.
 oldest: VENV := $(CURDIR)/.venv-oldest
@@ -53,15 +68,17 @@ newest: export COURSE_HOME = $(VENV)/course-home
 newest:  ## doctor and everything with the newest versions that the package index has (.venv-newest)
 	@$(MAKE) --no-print-directory setup SETUP_ARGS=--newest
 	@$(IN_VENV) python -m course_lib doctor
-	@$(EVERYTHING)
+	$(EVERYTHING)
 	@echo "make newest: doctor, tests and notebooks passed with the newest versions."
 
 versions: newest  ## newest, and then constraints.txt: the versions that passed
 	@"$(CURDIR)/.venv-newest/bin/python" .ci/versions.py
 
-lint: setup  ## ruff: rules and format
+lint: setup  ## ruff: rules and format; the form of the workflows
 	@$(IN_VENV) python -m ruff check
 	@$(IN_VENV) python -m ruff format --check
+	@$(IN_VENV) python -m check_jsonschema -qq --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(IN_VENV) python -m check_jsonschema -qq --builtin-schema vendor.github-actions .github/actions/*/action.yml
 
 lesson: setup  ## execute lessons and save them with their outputs: make lesson N=06, or N='00 02 06'
 	@$(IN_VENV) python tests/notebooks/execute.py $(N)

@@ -1,24 +1,12 @@
-"""What all tests share: a course folder of their own; and which of them one process runs in a row."""
+"""What all tests share: a course folder of their own."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-# They make something once for all of their tests.
-TOGETHER = (
-    "test_dashboard.py",
-    "test_digits.py",
-    "test_notebook_kernel.py",
-    "test_setup.py",
-    "test_slurm.py",
-    "test_train_albert.py",
-    "test_train_ddp.py",
-)
 
 
 def pytest_configure() -> None:
@@ -42,16 +30,3 @@ def digits_are_there(course_home: Path, tmp_path_factory: pytest.TempPathFactory
     shared.mkdir(exist_ok=True)
     course_home.mkdir(mode=0o700)
     (course_home / "data").symlink_to(shared)
-
-
-@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not there, there is no such hook
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side each test is a piece of work of its own; but the cells of a notebook stay together."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Apart(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return path if path.endswith((".ipynb", *TOGETHER)) else nodeid
-
-    return Apart(config, log)

@@ -63,7 +63,7 @@ dependencies = [
 ]
 
 [project.optional-dependencies]
-test = ["pytest", "ruff"]
+test = ["pytest", "ruff", "check-jsonschema"]
 albert = ["transformers"]
 
 [tool.ruff]
@@ -188,7 +188,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wheel(folder, "torch", "2.11.0", {"torch/__init__.py": "def zeros(*shape): pass"})
     for version, torch in {"0.26.0": "2.11.0", "0.24.5": "2.9.5"}.items():
         write_wheel(folder, "torchvision", version, TORCHVISION, [f"torch=={torch}"])
-    for name in ("pytest", "ruff", "transformers"):
+    for name in ("check_jsonschema", "pytest", "ruff", "transformers"):
         write_wheel(folder, name, "1.0", {f"{name}/__init__.py": "", f"{name}/__main__.py": RECORDER})
     return folder
 
@@ -568,28 +568,40 @@ def test_no_network_and_no_package_are_told(ready: Course, tmp_path: Path) -> No
 # make test, make lint, make lesson, make lab
 
 
-def test_make_test_runs_all_and_stops_at_what_fails(ready: Course, tmp_path: Path) -> None:
+def test_make_test_and_its_kin_run_what_they_say_and_stop_at_what_fails(
+    ready: Course, tmp_path: Path
+) -> None:
     calls = tmp_path / "calls"
+    forms = ["workflows .github/workflows/*.yml", "actions .github/actions/*/action.yml"]
     lint = ["ruff check", "ruff format --check"]
-    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=900 --nbval-kernel-startup-timeout=300"
-    most = [f"pytest -n 4 {nbval} -m not alone --durations=10 lessons tests"]
-    alone = ["pytest -m alone --durations=10"]
-    everything = lint + most + alone
+    lint += [f"check_jsonschema -qq --builtin-schema vendor.github-{each}" for each in forms]
+    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=300"
+    pytest_ = f"pytest -p tests.support.tiers -p tests.support.selection {nbval} --durations=10"
+    short = f"{pytest_} -n 4 -m short lessons tests"
+    change = "--changed-since auto --third auto"
+    rest = [f"{pytest_} -n 4 -m not short and not alone {change} lessons tests"]
+    rest += [f"{pytest_} -m alone {change} tests"]
+    everything = [f"{pytest_} -n 4 -m not alone lessons tests", f"{pytest_} -m alone tests"]
 
     def called(*arguments: str, failing: str = "none") -> tuple[int, list[str], str]:
         calls.write_text("")
         status, told = ready.run("make", *arguments, CALLS=str(calls), FAILING=failing)
         return status, calls.read_text().splitlines(), (told.splitlines() or [""])[-1]
 
-    assert called("test") == (0, everything, "make test: lint, tests and notebooks passed.")
+    status, made, last = called("test")
+    assert (status, made) == (0, [*lint, short])
+    assert "`make test-all` runs what was deselected" in last
+    assert called("test", "LF=1")[1][-1] == short.replace("-m short", "-m short --again")
+    assert called("test-change") == (0, rest, "make test-change: passed.")
+    assert called("test-all") == (0, lint + everything, "make test-all: lint, tests and notebooks passed.")
     assert called("lint")[:2] == (0, lint)
-    for failing, until in {"ruff format": 2, "pytest -n 4": 3, "-m alone": 4}.items():
-        status, made, last = called("test", failing=failing)
-        assert (status != 0, made, "passed" in last) == (True, everything[:until], False)
+    for failing, until in {"ruff format": 2, "github-actions": 4, "-n 4": 5, "-m alone": 6}.items():
+        status, made, last = called("test-all", failing=failing)
+        assert (status != 0, made, "passed" in last) == (True, (lint + everything)[:until], False)
 
 
 def test_make_oldest_runs_in_an_environment_of_the_lowest_versions(course: Course, tmp_path: Path) -> None:
-    (course.root / "pyproject.toml").write_text(PYPROJECT.replace('"ruff"]', '\n    "ruff>=1.0",\n]'))
+    (course.root / "pyproject.toml").write_text(PYPROJECT.replace('"ruff", ', '\n    "ruff>=1.0",\n'))
     write_wheel(tmp_path, "torch", "2.9.0", {"torch/__init__.py": "def zeros(*shape): pass"})
     write_wheel(tmp_path, "torchvision", "0.24.0", TORCHVISION, ["torch==2.9.0"])
     write_wheel(tmp_path, "ruff", "2.0", {})
@@ -642,9 +654,9 @@ def test_make_lesson_hands_the_numbers_on(ready: Course, tmp_path: Path) -> None
 
 
 def test_make_names_its_commands(course: Course) -> None:
-    told = set(re.findall(r"^make (\w+): ", course.make(), re.M))
+    told = set(re.findall(r"^make ([\w-]+): ", course.make(), re.M))
     for page in ("README.md", "AGENTS.md"):
-        assert set(re.findall(r"(?:^|`)make (\w+)", (ROOT / page).read_text(), re.M)) <= told, page
+        assert set(re.findall(r"(?:^|`)make ([\w-]+)", (ROOT / page).read_text(), re.M)) <= told, page
     assert {
         "setup",
         "lab",
@@ -729,13 +741,24 @@ def test_make_lab_opens_the_first_lesson_on_this_machine_alone(course: Course, t
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="CI runs on Linux")
-@pytest.mark.parametrize(("recipe", "passes"), [("true", True), ("false", False), ("sleep 600 &", False)])
+@pytest.mark.parametrize(
+    ("recipe", "change", "passes"),
+    [
+        ("true", "true", True),
+        ("false", "true", False),
+        ("true", "false", False),
+        ("sleep 600 &", "true", False),
+    ],
+)
 def test_ci_fails_with_the_tests_and_for_what_they_leave_behind(
-    course: Course, tmp_path: Path, recipe: str, passes: bool
+    course: Course, tmp_path: Path, recipe: str, change: str, passes: bool
 ) -> None:
-    programs = [tmp_path / "course-programs" / name for name in ("chromium", "sbatch")]
+    programs = [tmp_path / "course-programs" / name for name in ("chromium", "sbatch", "bwrap", "ip", "tc")]
     told_of = 'echo "1 passed, all=$$COURSE_REQUIRE_ALL"'
-    (course.root / "Makefile").write_text(f"test:\n\t@setsid {recipe}\n\t@{told_of}\n")
+    says = 'echo "tests/test_it.py::test (call): it is 2" >>"$$COURSE_FAILURES"'
+    (course.root / "Makefile").write_text(
+        f"test:\n\t@setsid {recipe}\n\t@{told_of}\ntest-change:\n\t@{says}\n\t@{change}\n"
+    )
     environment = course.environment(COURSE_GRACE_SECONDS="1", WHO=str(tmp_path))
     for program in programs:
         program.write_text("#!/bin/sh\n")
@@ -752,6 +775,9 @@ def test_ci_fails_with_the_tests_and_for_what_they_leave_behind(
     )
     assert (done.returncode == 0) == passes, done.stdout
     assert ("1 passed, all=1" in done.stdout) == (recipe != "false")
+    assert done.stdout.endswith("What failed:\n\ntests/test_it.py::test (call): it is 2\n"), (
+        "whatever came before"
+    )
     assert ("left a process behind" in done.stdout) == ("sleep" in recipe)
     assert ("sleep 600" in done.stdout) == ("sleep" in recipe)
     assert processes_marked("WHO", str(tmp_path)) == []

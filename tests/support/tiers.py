@@ -1,0 +1,175 @@
+"""Which tests are in the short run, in which order they begin, and what is told at the end.
+
+`make test` runs what is marked `short`: files and folders of `SHORT`, and single tests by the mark itself.
+Long tests begin first, by the durations that `make test-all` has recorded in tests/durations.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+DURATIONS = Path(__file__).parents[1] / "durations.json"
+
+# Files of the short run, all of whose tests are in it but for those marked `alone`
+SHORT = (
+    *(f"lessons/{number}_*.ipynb" for number in ("00", "02", "06", "08", "13")),
+    *(f"tests/{room}/*" for room in ("checkpoint", "data", "figures", "measure", "rank", "report", "run")),
+    "tests/launcher/test_launch.py",
+    *(
+        f"tests/exercises/test_{name}.py"
+        for name in ("drawn", "generate", "kept", "progress", "traffic", "written")
+    ),
+    *(f"tests/notebooks/test_{name}.py" for name in ("form", "minutes")),
+    *(
+        f"tests/test_{name}.py"
+        for name in (
+            "by_value",
+            "cluster",
+            "environment",
+            "frames",
+            "hardware",
+            "hosts",
+            "house",
+            "main",
+            "notebook",
+        )
+    ),
+    "tests/test_private_names.py",
+)
+# Files whose tests one worker runs in a row: they share what takes long to make
+TOGETHER = (
+    "test_dashboard.py",
+    "test_digits.py",
+    "test_notebook_kernel.py",
+    "test_setup.py",
+    "test_slurm.py",
+    "test_train_albert.py",
+    "test_train_ddp.py",
+)
+# Tests that may take longer than the 300 s of pyproject.toml: whole notebooks, browsers, whole training runs
+LONG = ("tests/notebooks/*", "tests/browser/*", "tests/benchmarks/*", "tests/scripts/*", "tests/mutants/*")
+LONG += (
+    "tests/exercises/grading/*",
+    "tests/faults/test_many.py",
+    "tests/faults/test_room.py",
+    "tests/test_setup.py",
+)
+LONG_SECONDS = 900
+MOST_LETTERS = 3000  # of each failure, where it is told again
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers", "the short run and the whole")
+    group.addoption(
+        "--again", action="store_true", help="what failed last time; of a notebook, all its cells"
+    )
+    group.addoption(
+        "--record-durations",
+        action="store_true",
+        help=f"write tests/{DURATIONS.name}: what takes 1 s or more",
+    )
+
+
+def scope(nodeid: str) -> str:
+    """What one worker runs in a row: a notebook, some files, all tests in a browser, or one test."""
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/browser/"):
+        return "tests/browser"
+    return path if path.endswith((".ipynb", *TOGETHER)) else nodeid
+
+
+def is_in(nodeid: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(nodeid.partition("::")[0], pattern) for pattern in patterns)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark by file, and put what takes longest first."""
+    for item in items:
+        if is_in(item.nodeid, SHORT) and not item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.short)
+        if is_in(item.nodeid, LONG):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+    if config.getoption("again"):
+        failed = {scope(nodeid) for nodeid in config.cache.get("cache/lastfailed", {})}
+        config.hook.pytest_deselected(items=[item for item in items if scope(item.nodeid) not in failed])
+        items[:] = [item for item in items if scope(item.nodeid) in failed]
+    seconds: dict[str, float] = defaultdict(float)
+    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    for item in items:
+        seconds[scope(item.nodeid)] += known.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -seconds[scope(item.nodeid)])  # which keeps the order within a scope
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not there, there is no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByScope(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    config.option.loadscopereorder = False  # by the number of tests
+    return ByScope(config, log)
+
+
+# --- what is told -----------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Beside a test that took too long stand the stacks of all processes that it has started."""
+    report = yield
+    if report.failed and "Timeout" in str(report.longrepr)[:200000] and call.when != "teardown":
+        for process in psutil.Process().children(recursive=True)[:20]:
+            stacks = subprocess.run(
+                [sys.executable, "-m", "py_spy", "dump", "--pid", str(process.pid)],
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+            report.sections.append((f"process {process.pid}", stacks.stdout or stacks.stderr))
+    return report
+
+
+class Told:
+    """Of the controller alone: durations and failures."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.left_out = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.left_out += len(items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed and (path := os.environ.get("COURSE_FAILURES")):
+            words = report.longreprtext
+            if len(words) > MOST_LETTERS:
+                words = "[…]\n" + words[-MOST_LETTERS:]
+            with open(path, "a") as file:
+                file.write(f"{report.nodeid} ({report.when}):\n{words}\n\n")
+
+    def pytest_sessionfinish(self) -> None:
+        if self.config.getoption("record_durations"):
+            known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+            known |= {nodeid: round(seconds, 1) for nodeid, seconds in self.seconds.items() if seconds >= 1}
+            lines = ",\n".join(f"{json.dumps(name)}: {known[name]}" for name in sorted(known))
+            DURATIONS.write_text(f"{{\n{lines}\n}}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Told(config), "course-told")

@@ -1,0 +1,103 @@
+"""The short run, the order of the tests, and what is told of those that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TESTS = """
+import subprocess, sys, time
+import pytest
+
+def test_passes():
+    pass
+
+def test_fails():
+    assert 1 + 1 == 3, "it is 2"
+
+@pytest.mark.short
+def test_short():
+    pass
+
+@pytest.mark.timeout(3)
+def test_never_ends():
+    subprocess.run([sys.executable, "-c", "import time\\ndef waits_here(): time.sleep(600)\\nwaits_here()"])
+"""
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """A small course: our plugins, three tests, a notebook of three cells."""
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "support").symlink_to(ROOT / "tests" / "support")
+    (tmp_path / "tests" / "test_toy.py").write_text(TESTS)
+    sources = ["number = 1", "assert number == 2", "number"]
+    cells = [
+        {
+            "cell_type": "code",
+            "id": str(i),
+            "source": source,
+            "outputs": [],
+            "metadata": {},
+            "execution_count": 1,
+        }
+        for i, source in enumerate(sources)
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "lessons").mkdir()
+    (tmp_path / "lessons" / "00_toy.ipynb").write_text(json.dumps(notebook))
+    return tmp_path
+
+
+def run(course: Path, *arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "--nbval-lax", *arguments]
+    done = subprocess.run(
+        [*command, "lessons", "tests"],
+        cwd=course,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_short_run_takes_what_is_marked_and_whole_files(course: Path) -> None:
+    told = run(course, "-m", "short", "-v", "-n", "2")
+    assert "test_toy.py::test_short" in told
+    assert "00_toy.ipynb::Cell 2" in told
+    assert "test_passes" not in told
+
+
+def test_what_failed_runs_again_with_its_whole_notebook(course: Path) -> None:
+    run(course, "-k", "not never_ends")
+    told = run(course, "--again", "-v")
+    assert [name for name in ("Cell 0", "Cell 1", "Cell 2", "test_fails") if name not in told] == []
+    assert "test_passes" not in told
+    assert "test_short" not in told
+
+
+def test_failures_are_kept_in_their_own_words_with_the_stacks_of_what_hangs(course: Path) -> None:
+    failures = course / "failures"
+    told = run(course, "-k", "toy and not Cell", "-n", "2", COURSE_FAILURES=str(failures))
+    assert "tests/test_toy.py::test_fails (call):" in failures.read_text()
+    assert "it is 2" in failures.read_text()
+    assert "tests/test_toy.py::test_never_ends (call):" in failures.read_text()
+    assert "waits_here" in told, "the stack of the process that the test has started"
+
+
+def test_what_takes_longest_begins_first(course: Path) -> None:
+    recorded = ROOT / "tests" / "durations.json"
+    if not recorded.exists():
+        pytest.skip("no durations are recorded")
+    seconds = json.loads(recorded.read_text())
+    assert seconds
+    assert all(isinstance(value, int | float) and value >= 1 for value in seconds.values())
