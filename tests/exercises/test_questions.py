@@ -1,9 +1,8 @@
 """The checks judge right: solutions, blanks, and the wrong answers that people really give.
 
-Forked ranks (`tests.exercises.judge`) take a quarter of a launch's time. So `check` meets each solution, each
-blank, one wrong answer to each question, and all with which a rank fails: the report that a learner reads
-then is the launch's. All others are judged on forked ranks or, where a question needs no ranks, many times in
-a row in one.
+`check` meets each solution, each blank, one wrong answer to each question, and all with which a rank fails:
+the report that a learner reads then is the launch's. All others are judged on forked ranks
+(`tests.exercises.judge`) or, where a question needs no ranks, many times in a row in one.
 """
 
 from __future__ import annotations

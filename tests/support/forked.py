@@ -1,4 +1,4 @@
-"""Ranks for an answer, forked from the process that judges: a quarter of the time that `launch` takes.
+"""Ranks for an answer, forked from the process that judges, in less time than `launch` takes.
 
 `check` asks through its `Door`; this one takes its place. What an answer meets in a rank is the same: a
 process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure,
