@@ -1,4 +1,9 @@
-"""The checks judge right: solutions, blanks, and the wrong answers that people really give."""
+"""The checks judge right: solutions, blanks, and the wrong answers that people really give.
+
+`check` meets each solution, each blank, one wrong answer to each question, and all with which a rank fails:
+the report that a learner reads then is the launch's. All others are judged on forked ranks
+(`tests.exercises.judge`) or, where a question needs no ranks, many times in a row in one.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +12,30 @@ import json
 import os
 import random
 import re
+import sys
 import types
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
-import nbformat
 import pytest
 import torch
 
-from course_lib import launch
-from course_lib.exercises import questions
-from course_lib.exercises.asking import QUESTIONS, Work, answered, read
-from course_lib.exercises.check import Feedback, check
-from course_lib.exercises.generate import blank
+from course_lib import Run, launch
+from course_lib.exercises.asking import QUESTIONS, Finding, Work, answered, read
+from course_lib.exercises.check import Feedback, check, judged
 from tests.exercises.answers import RIGHT, WRONG
+from tests.exercises.judge import CHECK, SOLUTIONS, answer_of, code_cells
+from tests.support.line_process import LineProcess
+from tests.support.programs import Jump, running, stays
 
-HERE = Path(__file__).parent
 check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
-SOLUTIONS = sorted((HERE.parents[1] / "solutions").glob("*.ipynb"))
-
-questions.load()
-for path in sorted((HERE / "answers").glob("answers_*.py")):
-    module = importlib.import_module(f"tests.exercises.answers.{path.stem}")
-    cloudpickle.register_pickle_by_value(module)  # as a notebook's; no rank imports this file
-
+JUDGE = [sys.executable, "-W", "ignore", "-m", "tests.exercises.judge"]
+MOST_SECONDS = 300.0  # for an answer; a limit that is met on no machine by one that comes to an end
+ON_RANKS = (  # or through files
+    *("04.3", "05", "06", "07", "08.2", "08.3", "09.2", "10.2", "10.3"),
+    *("11.1", "11.2", "12", "13", "14.3", "15", "16.1", "17.1", "17.2"),
+)
+HANGS = re.compile(r"never called (all_reduce|barrier)|waited in")  # what is said of an answer that does
 
 # words of the solutions that no hint may have
 SOLVES = (
@@ -53,40 +57,41 @@ SOLVES = (
 
 
 @pytest.fixture(autouse=True)
-def drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def seed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each run draws the same numbers as the one before; with COURSE_DRAWS=1 (2, 3, …) it draws others."""
-    dice = random.Random(f"{os.environ.get('COURSE_DRAWS', '0')} {request.node.name}")
-    monkeypatch.setattr(
-        check_module, "random", types.SimpleNamespace(Random=lambda: random.Random(dice.random()))
-    )
+    seed = f"{os.environ.get('COURSE_DRAWS', '0')} {request.node.name}"
+    monkeypatch.setattr(check_module, "random", types.SimpleNamespace(Random=lambda: random.Random(seed)))
+    monkeypatch.setattr(check_module, "LIMIT_SECONDS", MOST_SECONDS)
+    monkeypatch.setattr(check_module, "ALL_SECONDS", MOST_SECONDS)
+    return seed
 
 
-def answers(notebook: Any) -> dict[str, Any]:
-    """What a notebook answers to each of its questions: its cells are run, all but those that launch."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    found: dict[str, Any] = {}
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and "launch(" not in cell.source:
-            if asked := re.fullmatch(r'check\("(.+)", (\w+)\)', cell.source):
-                found[asked[1]] = names[asked[2]]
-            else:
-                exec(cell.source, names)
-    return found
+@pytest.fixture(scope="session")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineProcess]:
+    process = LineProcess(JUDGE, str(tmp_path_factory.mktemp("judge")), MOST_SECONDS)
+    yield process
+    process.end()
 
 
-SOLVED: dict[str, Any] = {}
-BLANK: dict[str, Any] = {}
-for source in SOLUTIONS:
-    SOLVED |= answers(nbformat.read(source, as_version=4))
-    BLANK |= answers(nbformat.reads(blank(source), as_version=4))
+@pytest.fixture
+def by_forks(process: LineProcess, seed: str) -> Callable[..., Feedback]:
+    """`check` on forked ranks, and on those of a launch where one fails, or the process that judges."""
+
+    def judge(number: str, kind: str, index: int = 0) -> Feedback:
+        told = process.ask({"number": number, "kind": kind, "index": index, "seed": seed})
+        if told is None or told.pop("failed"):
+            return check(number, answer_of(number, kind, index))
+        return Feedback(**told | {"findings": [Finding(**each) for each in told["findings"]]})
+
+    return judge
 
 
 def test_every_question_is_asked_in_a_notebook_for_its_points() -> None:
     asked = {}
     for path in SOLUTIONS:
-        for cell in nbformat.read(path, as_version=4).cells:
-            if cell.metadata.get("nbgrader", {}).get("grade"):
-                asked[cell.source.split('"')[1]] = cell.metadata.nbgrader.points
+        for cell in code_cells(path.read_text()):
+            if (grading := cell["metadata"].get("nbgrader", {})).get("grade"):
+                asked[CHECK.fullmatch(cell["source"])[1]] = grading["points"]
 
     assert asked == {number: sum(each.properties.values()) for number, each in QUESTIONS.items()}
 
@@ -95,92 +100,149 @@ def test_every_question_has_its_wrong_and_its_other_right_answers() -> None:
     assert {number for number, *_ in WRONG} == {number for number, _ in RIGHT} == set(QUESTIONS)
 
 
-ON_RANKS = (  # or through files
-    *("04.3", "05", "06", "07", "08.2", "08.3", "09.2", "10.2", "10.3"),
-    *("11.1", "11.2", "12", "13", "14.3", "15", "16.1", "17.1", "17.2"),
-)
+# --- on the ranks of a launch -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", SOLVED)
-def test_the_solution_has_full_points_each_time(number: str) -> None:
-    """The others are drawn many times below."""
-    for _ in range(3 if number.startswith(ON_RANKS) else 1):
-        feedback = check(number, SOLVED[number])
-        assert feedback.points == feedback.most, str(feedback)
+@pytest.mark.short
+@pytest.mark.parametrize("number", QUESTIONS)
+def test_the_solution_has_full_points(number: str) -> None:
+    has_full_points(check(number, answer_of(number, "solution")))
 
 
-@pytest.mark.parametrize("number", BLANK)
+@pytest.mark.short
+@pytest.mark.parametrize("number", QUESTIONS)
 def test_the_blank_has_none(number: str) -> None:
-    feedback = check(number, BLANK[number])
+    feedback = check(number, answer_of(number, "blank"))
     assert repr(feedback) == "0", str(feedback)
     assert "failed" not in feedback.trouble, "it runs"
 
 
-def named(cases: list[Any]) -> list[Any]:
-    return [pytest.param(*case, id=f"{case[0]} {name_of(case[1])}") for case in cases]
+def the_first_to_end(number: str) -> int:
+    return next(i for i, each in enumerate(WRONG) if each[0] == number and not HANGS.match(each[3]))
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("number", QUESTIONS)
+def test_a_wrong_answer_to_each_question_misses_what_it_should(number: str) -> None:
+    _, answer, hold, hint = WRONG[the_first_to_end(number)]
+    misses_what_it_should(check(number, answer), hold, hint)
+
+
+def named(listed: list[Any], chosen: Callable[..., bool]) -> list[Any]:
+    return [
+        pytest.param(i, id=f"{each[0]} {name_of(each[1])}") for i, each in enumerate(listed) if chosen(*each)
+    ]
 
 
 def name_of(answer: Any) -> str:
     return getattr(answer, "__name__", type(answer).__name__)  # a partial has none
 
 
-@pytest.mark.parametrize(("number", "answer", "hold", "hint"), named(WRONG))
-def test_a_wrong_answer_misses_what_it_should(
-    number: str, answer: Any, hold: set[str], hint: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("index", named(WRONG, lambda number, answer, hold, hint: HANGS.match(hint)))
+def test_an_answer_that_hangs_misses_what_it_should(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, answer, hold, hint = WRONG[index]
+    Jump(monkeypatch, all_wait)
+    misses_what_it_should(check(number, answer), hold, hint)
+
+
+def all_wait() -> bool:
+    """Whether all ranks that have not returned wait: one that is in the answer itself may lack a core."""
+    run = running()
+    there = [rank for rank in range(run.world_size) if not run.trace(rank).has_returned()] if run else []
+    return bool(there) and all(stays(run, rank) and waits(run, rank) for rank in there)
+
+
+def waits(run: Run, rank: int) -> bool:
+    (file, *_), *_ = json.loads((run.folder / f"rank-{rank}.where").read_text())["stack"]
+    return "/torch/" in file or "/course_lib/" in file
+
+
+# --- on forked ranks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["04.3", "05.2", "10.3", "12.1", "16.1"])
+def test_forked_ranks_say_what_those_of_a_launch_do(number: str, by_forks: Callable[..., Feedback]) -> None:
+    index = the_first_to_end(number)
+    assert str(by_forks(number, "wrong", index)) == str(check(number, WRONG[index][1]))
+
+
+@pytest.mark.parametrize(
+    "index",
+    named(WRONG, lambda number, answer, hold, hint: number.startswith(ON_RANKS) and not HANGS.match(hint)),
+)
+def test_a_wrong_answer_misses_what_it_should(index: int, by_forks: Callable[..., Feedback]) -> None:
+    number, _, hold, hint = WRONG[index]
+    misses_what_it_should(by_forks(number, "wrong", index), hold, hint)
+
+
+@pytest.mark.parametrize("index", named(RIGHT, lambda number, answer: number.startswith(ON_RANKS)))
+def test_a_right_answer_of_another_style_has_full_points(
+    index: int, by_forks: Callable[..., Feedback]
 ) -> None:
-    if re.match(r"never called (all_reduce|barrier)|waited in", hint):  # it hangs
-        monkeypatch.setattr(check_module, "LIMIT_SECONDS", 8.0)
-    feedback = check(number, answer)
-    print(feedback)
-    assert {each.what for each in feedback.findings if each.ok} == hold
-    assert hint in str(feedback)
-    assert all(each.seen and each.hint for each in feedback.findings if not each.ok) or feedback.trouble
-    assert leaks_nothing(feedback)
+    has_full_points(by_forks(RIGHT[index][0], "right", index))
 
 
-@pytest.mark.parametrize(("number", "answer"), named(RIGHT))
-def test_a_right_answer_of_another_style_has_full_points(number: str, answer: Any) -> None:
-    feedback = check(number, answer)
-    assert feedback.points == feedback.most, str(feedback)
+@pytest.mark.parametrize("number", [each for each in QUESTIONS if each.startswith(ON_RANKS)])
+@pytest.mark.parametrize("again", [1, 2])
+def test_the_solution_has_full_points_again(
+    number: str, again: int, by_forks: Callable[..., Feedback]
+) -> None:
+    """With other numbers than before: what is drawn depends on a test's name."""
+    has_full_points(by_forks(number, "solution"))
 
+
+# --- many times in one rank -------------------------------------------------------------------------------
 
 DRAWS = 20
 
 
-@pytest.mark.parametrize("number", [each for each in SOLVED if not each.startswith(ON_RANKS)])
+@pytest.mark.parametrize("number", [each for each in QUESTIONS if not each.startswith(ON_RANKS)])
 def test_no_draw_hides_what_is_wrong_or_blames_what_is_right(number: str) -> None:
-    """Each answer is drawn for many times in a rank of its own: what it leaves behind meets no other."""
-    everything = set(QUESTIONS[number].properties)
-    cases = [(answer, hold, hint) for asked, answer, hold, hint in WRONG if asked == number]
-    cases += [(answer, everything, "") for asked, answer in RIGHT if asked == number]
-    cases.append((SOLVED[number], everything, ""))
+    """Each answer is drawn for many times in a rank of its own: what it leaves behind meets no other.
 
-    def draw() -> list[tuple[int, list[str], str]]:
-        answer, found = cases[int(os.environ["RANK"])][0], []
+    One that raises says so without a launch's report, for which it is judged by `check` as well.
+    """
+    wrong = [each[1:] for each in WRONG if each[0] == number]
+    right = [answer for asked, answer in RIGHT if asked == number] + [answer_of(number, "solution")]
+    answers = [answer for answer, *_ in wrong] + right
+    first = DRAWS * int(os.environ.get("COURSE_DRAWS", "0"))
+
+    def draw() -> list[Feedback]:
+        answer, found = answers[int(os.environ["RANK"])], []
         asked = QUESTIONS[number]
 
         def ask_here(work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-            return [read(answered((asked.takes, asked.form), work, answer, json.loads(json.dumps(args))))]
-
-        for seed in range(DRAWS):
-            torch.set_grad_enabled(True)
             try:
-                findings = list(asked.findings(ask_here, random.Random(seed)))
-            except (Exception, SystemExit):  # refused, or failed, before anything drawn matters
-                return found
-            feedback = Feedback(number, findings)
-            found.append((seed, [each.what for each in findings if each.ok], str(feedback)))
+                return [read(answered((asked.takes, asked.form), work, answer, json.loads(json.dumps(args))))]
+            except SystemExit as end:
+                raise RuntimeError("it ends its process") from end
+
+        for seed in range(first, first + DRAWS):
+            torch.set_grad_enabled(True)
+            found.append(judged(number, ask_here, random.Random(seed)))
         return found
 
-    drawn = launch(draw, nprocs=len(cases), device="cpu", dashboard=False).results
-    for (answer, hold, hint), found in zip(cases, drawn, strict=True):
-        assert found or hold == set(), f"{name_of(answer)} could not be judged"
-        for seed, holding, feedback in found:
-            assert set(holding) == hold, f"{name_of(answer)}, seed {seed}: {feedback}"
-            assert hint in feedback, f"{name_of(answer)}, seed {seed}: {feedback}"
+    drawn = launch(draw, nprocs=len(answers), device="cpu", dashboard=False).results
+    for feedback in [each for found in drawn[len(wrong) :] for each in found]:
+        has_full_points(feedback)
+    for (answer, hold, hint), found in zip(wrong, drawn, strict=False):
+        raised = any(feedback.trouble.startswith("your code failed") for feedback in found)
+        for feedback in found:
+            misses_what_it_should(feedback, hold, "" if raised else hint)
+        if raised:
+            misses_what_it_should(check(number, answer), hold, hint)
 
 
-def leaks_nothing(feedback: Feedback) -> bool:
-    """No hint has the lines that solve it."""
+# --- what is expected -------------------------------------------------------------------------------------
+
+
+def has_full_points(feedback: Feedback) -> None:
+    assert feedback.points == feedback.most > 0, str(feedback)
+
+
+def misses_what_it_should(feedback: Feedback, hold: set[str], hint: str) -> None:
+    assert {each.what for each in feedback.findings if each.ok} == hold, str(feedback)
+    assert hint in str(feedback)
+    assert feedback.trouble or all(each.seen and each.hint for each in feedback.findings if not each.ok)
     hints = " ".join(each.hint for each in feedback.findings)
-    return not any(word in hints for word in SOLVES)
+    assert not [word for word in SOLVES if word in hints], "no hint has the lines that solve it"

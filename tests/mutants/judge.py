@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
-import os
 import random
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +18,9 @@ import torch
 from course_lib.exercises import questions
 from course_lib.exercises.asking import QUESTIONS, Ask, Finding, Judge
 from course_lib.exercises.check import Feedback, check
-from tests.mutants import forked
 from tests.mutants.answers import made
+from tests.support import forked
+from tests.support.line_process import serve
 
 questions.load()
 check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
@@ -75,13 +73,8 @@ def main() -> None:
     check_module.note = lambda *_: None  # it is no learner's progress
     for number, question in QUESTIONS.items():
         QUESTIONS[number] = dataclasses.replace(question, judge=first_miss(question.judge))
-    told = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an answer prints is not told
     forked.get_ready()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        told.write(json.dumps(judge(asked) if asked else "ready") + "\n")
-        told.flush()
+    serve(judge)
 
 
 if __name__ == "__main__":

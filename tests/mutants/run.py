@@ -11,14 +11,12 @@ points), equivalent (`equivalent.toml` has the reason) and missed. Those missed 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import json
 import os
 import queue
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,12 +29,13 @@ from typing import Any
 
 from tests.mutants.answers import Answer, answers
 from tests.mutants.mutate import Mutant, mutants
+from tests.support.line_process import LineProcess
 
-ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 JUDGE = [sys.executable, "-W", "ignore", "-m", "tests.mutants.judge"]
 DRAWS = 3
 MOST_SECONDS = 120.0  # for all draws of a mutant; then it is ended, and caught
+ENDED = {"caught": "the check did not end, or its process did", "seed": ""}
 UNCHANGED = "the solution itself"
 
 
@@ -91,86 +90,6 @@ def equivalent() -> dict[str, dict[str, str]]:
 # --- the judges' processes --------------------------------------------------------------------------------
 
 
-class JudgeProcess:
-    """A process that judges one mutant after the other; where one ended it, the next has another."""
-
-    def __init__(self, home: str) -> None:
-        self._home = home
-        self._process: subprocess.Popen[str] | None = None
-        self._closed = False
-        self._lock = threading.Lock()  # closed from another thread, it may be starting
-
-    def judge(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What `judge.judge` tells of a mutant, or that there is nothing to tell any more.
-
-        Raises
-        ------
-        ChildProcessError
-            It cannot be started: nothing is known of the mutant.
-        """
-        if self._process is None:
-            self._start()
-        process = self._process
-        assert process is not None
-        timer = threading.Timer(MOST_SECONDS, process.kill)
-        timer.start()
-        line = _asked(process, json.dumps(asked))
-        timer.cancel()
-        if line:
-            return json.loads(line)
-        self.end()
-        return {"caught": "the check did not end, or its process did", "seed": ""}
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._closed:
-                raise ChildProcessError("closed")
-            self._process = process = subprocess.Popen(
-                JUDGE,
-                cwd=ROOT,
-                env=os.environ | {"COURSE_HOME": self._home, "PYTHONPATH": _path()},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for `run`, which ends it
-            )
-        if not _asked(process, "{}"):
-            raise ChildProcessError("a judge does not start: " + " ".join(JUDGE))
-
-    def end(self) -> None:
-        """End it; the next mutant has another."""
-        with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def close(self) -> None:
-        """End it from another thread, for good; its ranks see that (`course_lib.rank.launched.end_with`)."""
-        with self._lock:
-            self._closed = True
-            if self._process is not None:
-                self._process.kill()
-
-
-def _asked(process: subprocess.Popen[str], line: str) -> str:
-    """What a process answers to a line; nothing where it has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(OSError, ValueError):
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-        return process.stdout.readline()
-    return ""
-
-
-def _path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-
-
 def judged(
     work: list[tuple[Answer, Mutant]], seed: str, side_by_side: int, draws: int = DRAWS
 ) -> Iterator[Judged]:
@@ -181,14 +100,14 @@ def judged(
         waiting.put(each)
     stop = threading.Event()
 
-    def take(process: JudgeProcess) -> None:
+    def take(process: LineProcess) -> None:
         try:
             while not stop.is_set():
                 answer, mutant = waiting.get_nowait()
                 begin = time.perf_counter()
                 seeds = [f"{seed} {answer.number} {mutant.change} {draw}" for draw in range(draws)]
                 asked = {"number": answer.number, "before": answer.before, "name": answer.name}
-                told = process.judge(asked | {"source": mutant.source, "seeds": seeds})
+                told = process.ask(asked | {"source": mutant.source, "seeds": seeds}) or ENDED
                 took = time.perf_counter() - begin
                 done.put(Judged(answer.number, mutant, told["caught"], told["seed"], took))
         except queue.Empty:
@@ -199,7 +118,7 @@ def judged(
             process.end()
 
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as home:
-        processes = [JudgeProcess(f"{home}/{i}") for i in range(side_by_side)]
+        processes = [LineProcess(JUDGE, f"{home}/{i}", MOST_SECONDS) for i in range(side_by_side)]
         threads = [threading.Thread(target=take, args=[each], daemon=True) for each in processes]
         try:
             for thread in threads:

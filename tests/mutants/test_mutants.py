@@ -1,11 +1,10 @@
-"""The judges find a sample of the mutants, drawn by date; `make mutants` takes all of them, in half an hour.
+"""The judges find a sample of the mutants; `make mutants` takes all of them, in half an hour.
 
-COURSE_MUTANT_DAY=740000 python -m pytest tests/mutants -k sample      as on that day
+COURSE_DRAWS=1 python -m pytest tests/mutants -k sample      draws another sample, as 2, 3, … do
 """
 
 from __future__ import annotations
 
-import datetime
 import os
 import random
 import time
@@ -15,33 +14,32 @@ import pytest
 
 from course_lib.exercises import questions
 from course_lib.exercises.asking import QUESTIONS
-from tests.mutants import forked
 from tests.mutants.answers import answers
 from tests.mutants.mutate import mutants
 from tests.mutants.run import UNCHANGED, Judged, Mutant, difference, equivalent, judged
+from tests.support import forked
 
 questions.load()
 ASKED, OF_EACH = 10, 2
 
 
 @pytest.mark.alone  # a judge waits some seconds for ranks, not for a machine with much else to do
-def test_a_sample_by_date_is_caught() -> None:
-    day = os.environ.get("COURSE_MUTANT_DAY") or str(datetime.date.today().toordinal())
-    print(f"COURSE_MUTANT_DAY={day} draws the same sample again")
-    dice = random.Random(day)
-    chosen = dice.sample(answers(), ASKED)
+def test_a_sample_is_caught() -> None:
+    draws = os.environ.get("COURSE_DRAWS", "0")
+    rng = random.Random(draws)
+    chosen = rng.sample(answers(), ASKED)
     work = [(chosen[0], Mutant(UNCHANGED, chosen[0].source))]
     for answer in chosen:
         known = equivalent().get(answer.number, {})
         made = [each for each in mutants(answer.source) if each.change not in known]
-        work += [(answer, each) for each in dice.sample(made, OF_EACH)]
-    found = list(judged(work, day, side_by_side=1))
+        work += [(answer, each) for each in rng.sample(made, OF_EACH)]
+    found = list(judged(work, draws, side_by_side=1))
     assert len(found) == 1 + ASKED * OF_EACH
     solution, *rest = found
     assert solution.caught == "", "the solution itself has all points"
     sources = {answer.number: answer.source for answer in chosen}
     missed = [_shown(each, sources[each.number]) for each in rest if not each.caught]
-    assert not missed, "\n".join([f"COURSE_MUTANT_DAY={day}", *missed])
+    assert not missed, "\n".join(missed)
 
 
 @pytest.mark.alone

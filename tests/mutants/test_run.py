@@ -13,6 +13,7 @@ import pytest
 from tests.mutants import run
 from tests.mutants.answers import answers
 from tests.mutants.mutate import Mutant
+from tests.support.line_process import LineProcess
 from tests.support.processes import processes_marked, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -116,14 +117,14 @@ ENDS = {
 
 def test_a_process_judges_the_next_one_whatever_became_of_the_last(tmp_path: Path) -> None:
     (answer,) = run.asked_for(["04.1"])
-    process = run.JudgeProcess(str(tmp_path / "home"))
+    process = LineProcess(run.JUDGE, str(tmp_path / "home"), run.MOST_SECONDS)
     try:
         for body, why in ENDS.items():
             source = f"import os, sys, time\ndef rank_table(nodes, ranks_per_node):\n    {body}"
             asked = {"number": "04.1", "before": "", "name": "rank_table", "source": source, "seeds": ["1"]}
-            told = process.judge(asked)
+            told = process.ask(asked)
             assert why in told["caught"], body
         asked |= {"before": answer.before, "source": answer.source, "seeds": ["1", "2"]}
-        assert process.judge(asked) == {"caught": "", "seed": ""}
+        assert process.ask(asked) == {"caught": "", "seed": ""}
     finally:
         process.end()

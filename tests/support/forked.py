@@ -1,8 +1,8 @@
-"""Ranks for a mutant, forked from the process that judges: a quarter of the time that `launch` takes.
+"""Ranks for an answer, forked from the process that judges, in less time than `launch` takes.
 
 `check` asks through its `Door`; this one takes its place. What an answer meets in a rank is the same: a
-process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure:
-its kind is enough here.
+process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure,
+only its kind; `Door.failed` tells that there was one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from course_lib.launcher.environment import loopback_environment, loopback_store
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` finds loaded
 from course_lib.rank.launched import end_with, own_autograd
 
-LIMIT_SECONDS = 6.0  # for a mutant on the ranks; the solutions take fewer than two
+LIMIT_SECONDS = 6.0  # for an answer on the ranks; the solutions take fewer than two
 LONGER = {"job_file": 20.0}  # by the function's name: a job file starts dozens of processes
 NOT_DONE = "it was not done after"
 
@@ -40,11 +40,21 @@ def get_ready() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+class Failed(Refused):
+    """A rank raised, ended, or was not done in time."""
+
+
 class Door(check.Door):
     """As `check`'s own, but for the ranks: one that raises, or ends, ends the others; so does the limit."""
 
+    failed = False  # whether a rank has
+
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-        return _ask_ranks(self._asked, self._answer, work, args, nprocs)
+        try:
+            return _ask_ranks(self._asked, self._answer, work, args, nprocs)
+        except Failed:
+            self.failed = True
+            raise
 
 
 def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], nprocs: int) -> list[Any]:
@@ -77,7 +87,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
             while pipes.get_map():
                 found = pipes.select(max(0.0, until - time.monotonic()))
                 if not found:
-                    raise Refused(f"{NOT_DONE} {limit:g} s")
+                    raise Failed(f"{NOT_DONE} {limit:g} s")
                 for key, _ in found:
                     if part := os.read(key.fd, 1 << 20):
                         texts[key.data] += part
@@ -86,7 +96,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
                     os.close(key.fd)
                     if not texts[key.data].startswith(b"{"):
                         why = texts[key.data].decode(errors="replace") or "it ended its process"
-                        raise Refused(f"rank {key.data}: {why}")
+                        raise Failed(f"rank {key.data}: {why}")
         finally:
             os.close(all_are_there)
             for key in list(pipes.get_map().values()):

@@ -1,0 +1,105 @@
+"""A process that answers questions, a line of JSON each: where one ends it, the next has another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class LineProcess:
+    """One that is started when it is first asked, and again when it has ended."""
+
+    def __init__(self, command: list[str], home: str, most_seconds: float) -> None:
+        self._command, self._home, self._most_seconds = command, home, most_seconds
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+        self._lock = threading.Lock()  # closed from another thread, it may be starting
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer; None where the process ended before it had one, or was ended after ``most_seconds``.
+
+        Raises
+        ------
+        ChildProcessError
+            It cannot be started.
+        """
+        if self._process is None:
+            self._start()
+        process = self._process
+        assert process is not None
+        timer = threading.Timer(self._most_seconds, process.kill)
+        timer.start()
+        line = _asked(process, json.dumps(question))
+        timer.cancel()
+        if line:
+            return json.loads(line)
+        self.end()
+        return None
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise ChildProcessError("closed")
+            self._process = process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env=os.environ | {"COURSE_HOME": self._home, "PYTHONPATH": _path()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for who asks, and who asks ends it
+            )
+        if not _asked(process, "{}"):
+            raise ChildProcessError("a judge does not start: " + " ".join(self._command))
+
+    def end(self) -> None:
+        """End it; the next question has another."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def close(self) -> None:
+        """End it from another thread, for good; its ranks see that (`course_lib.rank.launched.end_with`)."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+
+
+def _asked(process: subprocess.Popen[str], line: str) -> str:
+    """What a process answers to a line; nothing where it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+    return ""
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """In the process: answer until nothing comes in any more. What it prints meanwhile is not told."""
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        question = json.loads(line)
+        told.write(json.dumps(answer(question) if question else "ready") + "\n")
+        told.flush()
