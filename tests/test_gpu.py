@@ -155,7 +155,7 @@ def test_an_interrupt_leaves_a_report_and_no_process(tmp_path: Path) -> None:
     log = tmp_path / "work" / "parts" / "long" / "log.txt"
     words = command(tmp_path, change=TWO_LONG_PARTS)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: log.exists() and log.read_text().endswith("\n"), 60, "the part")
+        wait_for(lambda: log.exists() and log.read_text().endswith("\n"), what="the part")
         process.send_signal(signal.SIGTERM)  # as `timeout` sends it
         said = process.communicate(timeout=60)[0]
     assert process.returncode == 130
@@ -213,7 +213,7 @@ def test_the_gpu_is_held_while_the_parts_run(
     assert not told.exists(), "there is none to hold"
     course.facts = {"gpus": 1}
     with course.awake():
-        wait_for(lambda: told.exists() and told.read_text().endswith("."), 60, "its process")
+        wait_for(lambda: told.exists() and told.read_text().endswith("."), what="its process")
         pid = int(told.read_text().strip("."))
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)

@@ -95,44 +95,38 @@ def test_every_public_name_is_there() -> None:
 LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(*steps: str) -> list[set[str]]:
+    """What one process has loaded after each step of its code."""
+    code = "\n".join(f"{step}\n{LOADED}" for step in steps)
     environment = {name: value for name, value in os.environ.items() if name != "COURSE_RUN"}
-    command = [sys.executable, "-c", f"{code}\n{LOADED}"]
+    command = [sys.executable, "-c", code]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return set(json.loads(run.stdout.splitlines()[-1]))
+    return [set(json.loads(line)) for line in run.stdout.splitlines()]
 
 
 def rooms_in(loaded: set[str]) -> set[str]:
     return {room_of(each) for each in loaded if each.startswith("course_lib.")} - GROUND
 
 
-def test_a_rank_of_torchrun_loads_what_it_uses_alone() -> None:
-    loaded = loaded_by("from course_lib import log, place, track")
-    assert rooms_in(loaded) == {"rank"}
-    for heavy in ("matplotlib", "torch", "IPython", "ipywidgets"):
-        assert heavy not in loaded
+def test_a_rank_loads_what_it_uses_alone() -> None:
+    of_torchrun, around_a_program, in_the_fork_server = loaded_by(
+        "from course_lib import log, place, track",
+        "import course_lib.rank.wrapped",
+        "import course_lib.rank.preload",
+    )
+    for heavy in ("torch", "IPython", "ipywidgets"):
+        assert heavy not in of_torchrun
+    assert "torch.distributed" in in_the_fork_server
+    for loaded in (of_torchrun, around_a_program, in_the_fork_server):
+        assert rooms_in(loaded) == {"rank"}
+        assert "matplotlib" not in loaded
 
 
-def test_the_frame_around_a_program_loads_no_launcher() -> None:
-    loaded = loaded_by("import course_lib.rank.wrapped")
-    assert rooms_in(loaded) == {"rank"}
-    assert "matplotlib" not in loaded
-
-
-def test_the_fork_server_loads_no_launcher() -> None:
-    loaded = loaded_by("import course_lib.rank.preload")
-    assert rooms_in(loaded) == {"rank"}
-    assert "torch.distributed" in loaded
-    assert "matplotlib" not in loaded
-
-
-def test_a_judges_work_loads_no_launcher() -> None:
-    loaded = loaded_by("from course_lib.exercises import questions; questions.load()")
-    assert rooms_in(loaded) == {"exercises"}
-
-
-def test_a_judges_work_loads_no_other_judge() -> None:
+def test_a_judges_work_loads_no_launcher_and_no_other_judge() -> None:
     """Each rank of a check would pay for it."""
     package = "course_lib.exercises.questions"
-    loaded = loaded_by(f"import {package}.q05")
-    assert {each for each in loaded if each.startswith(package)} == {package, f"{package}.q05"}
+    of_one, of_all = loaded_by(f"import {package}.q05", f"import {package}; {package}.load()")
+    assert {each for each in of_one if each.startswith(package)} == {package, f"{package}.q05"}
+    assert {f"{package}.q05", f"{package}.q06"} <= of_all
+    for loaded in (of_one, of_all):
+        assert rooms_in(loaded) == {"exercises"}

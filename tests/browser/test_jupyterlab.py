@@ -76,7 +76,7 @@ def lab(tmp_path: Path, course_home: Path) -> Iterator[Lab]:
         yield server
     finally:
         server.close()
-    wait_for(lambda: not processes_marked("COURSE_HOME", str(course_home)), 30, "the end of every process")
+    wait_for(lambda: not processes_marked("COURSE_HOME", str(course_home)), what="the end of every process")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_lesson_06_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
             sources.add(image.get_attribute("src"))
         return len(sources) >= 3
 
-    wait_for(moved, 60, "three different pictures of a run")
+    wait_for(moved, what="three different pictures of a run")
     page.screenshot(path=tmp_path / "dashboard.png")
 
     # the added cell runs until Stop is pressed
@@ -142,9 +142,9 @@ def test_lesson_06_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
         except nbformat.reader.NotJSONError:  # JupyterLab empties the file before it writes it
             return False
 
-    wait_for(is_saved, 60, "the saved notebook")
+    wait_for(is_saved, what="the saved notebook")
     again = Notebook(page, lab, LESSON)
-    wait_for(lambda: pictures(again.page) == shown, 60, f"{shown} pictures in the reopened notebook")
+    wait_for(lambda: pictures(again.page) == shown, what=f"{shown} pictures in the reopened notebook")
     assert "model not found" not in page.inner_text(".jp-Notebook").lower()
     widths = page.eval_on_selector_all(
         ".jp-OutputArea-output.jp-RenderedImage img", "images => images.map(image => image.naturalWidth)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -10,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,7 +21,9 @@ import torch.distributed as dist
 from course_lib import check
 from course_lib.exercises import asking
 from course_lib.exercises.asking import Ask, Finding, in_group, question, told
-from tests.support.programs import Jump
+from tests.support.kernels import alive
+from tests.support.processes import wait_for
+from tests.support.programs import Jump, running
 
 CHECK = importlib.import_module("course_lib.exercises.check")  # the module, not the function of its name
 
@@ -65,17 +68,18 @@ def interrupts_it(*_: Any) -> Any:
 
 
 def never_ends(*_: Any) -> Any:
+    if folder := os.environ.get("COURSE_RUN"):  # in a rank
+        Path(folder, "holds-0").touch()
     while True:
         pass
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is refused however far it came by then."""
-    monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 3.0)
-
-
 RUDE: dict[str, Callable[..., Any]] = {"ends": ends_it, "interrupts": interrupts_it, "never ends": never_ends}
+WHY = {
+    "ends": "SystemExit: 0",
+    "interrupts": "KeyboardInterrupt: ",
+    "never ends": "it was not pickled after 1 s",
+}
 
 
 def odd(method: str, does: str) -> Any:
@@ -83,26 +87,24 @@ def odd(method: str, does: str) -> Any:
     return type("Odd", (), {"__call__": lambda self: 3, method: RUDE[does]})()
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("method", ["__reduce__", "__getstate__", "__reduce_ex__"])
 @pytest.mark.parametrize("does", RUDE)
-def test_what_pickling_does_is_feedback(method: str, does: str) -> None:
+def test_what_pickling_does_is_feedback(method: str, does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if does == "never ends":
+        monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 1.0)
     threads = threading.active_count()
-    assert "your answer cannot be sent to the ranks: " in refused(odd(method, does))
-    until = time.monotonic() + 10
-    while threading.active_count() > threads:  # the thread that never came back is ended, too
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    assert f"your answer cannot be sent to the ranks: {WHY[does]}" in refused(odd(method, does))
+    wait_for(lambda: threading.active_count() <= threads, what="the thread that never came back to be ended")
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("does", RUDE)
 @pytest.mark.parametrize("method", ["__repr__", "__float__", "tolist"])
-def test_what_comes_back_may_be_odd(method: str, does: str) -> None:
+def test_what_comes_back_may_be_odd(method: str, does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer() -> Any:
         return odd(method, does)
 
-    refused(answer)
+    jump = Jump(monkeypatch, lambda: (run := running()) and (run.folder / "holds-0").exists())
+    assert ("not done after 20 s" in refused(answer)) == (does == "never ends" and jump.at > 0)
 
 
 def test_a_name_that_raises() -> None:
@@ -144,11 +146,20 @@ def test_a_long_error_is_cut() -> None:
 
 
 def test_all_that_a_judge_asks_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CHECK, "ALL_SECONDS", 4.0)
-    began = time.monotonic()
-    said = refused(lambda: time.sleep(1), "99.2")
-    assert "your code was not done after" in said
-    assert time.monotonic() - began < 12  # the ranks' start and end, and a report, on a busy machine
+    """By a clock on which each time it asks takes 100 s."""
+    limits: list[float] = []
+    told_by_ranks = CHECK.told_by_ranks
+
+    def noted(work: Any, given: Any, nprocs: int, limit: float) -> list[str]:
+        limits.append(limit)
+        return told_by_ranks(work, given, nprocs, limit)
+
+    monkeypatch.setattr(CHECK, "told_by_ranks", noted)
+    monkeypatch.setattr(CHECK, "time", SimpleNamespace(monotonic=itertools.count(0, 100).__next__))
+    monkeypatch.setattr(CHECK, "LIMIT_SECONDS", 200.0)
+    monkeypatch.setattr(CHECK, "ALL_SECONDS", 300.0)
+    assert "your code was not done after 300 s, in all that was asked of it" in refused(lambda: 3, "99.2")
+    assert limits == [200, 200, 100]
 
 
 # --- what is left behind -----------------------------------------------------------------------------------
@@ -219,10 +230,7 @@ def test_nothing_that_an_answer_starts_outlives_the_check(
     check("99.1", lambda: leaves(path))
     pids = [int(line) for line in path.read_text().split()]
     assert pids
-    until = time.monotonic() + 5
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: not any(map(alive, pids)), what="all that it started to be gone")
 
 
 # --- without an end ----------------------------------------------------------------------------------------

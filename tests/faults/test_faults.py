@@ -213,7 +213,7 @@ def test_a_failed_start_leaves_no_rank_and_no_running_run(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="for 3 ranks could not all be started") as caught:
         quiet_launch(time.sleep, 60, nprocs=3)
     assert isinstance(caught.value.__cause__, BlockingIOError)
-    wait_for(lambda: not any(map(alive, started)), seconds=20, what="them to be gone")
+    wait_for(lambda: not any(map(alive, started)), what="them to be gone")
     assert Run.open().state == "failed"
 
 

@@ -11,7 +11,16 @@ import pytest
 from course_lib import RankError, RankTimeout
 from tests.support.cells import cell, quiet_launch
 from tests.support.kernels import Kernel
-from tests.support.programs import ENDS, ENOUGH, HANGS, Jump, assert_marked, assert_timed_out
+from tests.support.programs import (
+    ENDS,
+    ENOUGH,
+    HANGS,
+    Jump,
+    all_at,
+    assert_marked,
+    assert_timed_out,
+    lines_of,
+)
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -31,7 +40,7 @@ def test_how_a_rank_ends(how: str) -> None:
 def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source, why, doing = HANGS[how]
     defined = cell(source)
-    jump = Jump(monkeypatch)
+    jump = Jump(monkeypatch, lambda: all_at(*lines_of(doing)))
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(defined.work, timeout=120)
     took = time.monotonic() - jump.at

@@ -243,7 +243,7 @@ def test_a_restart_that_kills_leaves_nothing(notebook: Notebook) -> None:
     assert notebook.manager.provisioner is not None
     os.killpg(notebook.manager.provisioner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     try:
-        wait_for(lambda: not notebook.left(), seconds=20, what="all of the kernel's processes to be gone")
+        wait_for(lambda: not notebook.left(), what="all of the kernel's processes to be gone")
     finally:
         print("left:", notebook.left())
     print(f"SIGKILL of the kernel's group: everything gone in {time.monotonic() - began:.2f} s")

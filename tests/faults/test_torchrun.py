@@ -23,10 +23,12 @@ from tests.support.programs import (
     ENOUGH,
     HANGS,
     Jump,
+    all_at,
     assert_marked,
     assert_none_left,
     assert_timed_out,
     calling_work,
+    lines_of,
     script,
 )
 
@@ -159,7 +161,7 @@ def test_a_wrong_call_is_told_in_a_sentence(
 def test_a_timeout_names_the_odd_one_out(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, why, doing = HANGS[how]
     path = script(tmp_path, calling_work(source).lstrip())
-    jump = Jump(monkeypatch)
+    jump = Jump(monkeypatch, lambda: all_at(*lines_of(doing)))
     with pytest.raises(RankTimeout) as caught:
         quiet_torchrun(path, timeout=120)
     took = time.monotonic() - jump.at

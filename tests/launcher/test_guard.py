@@ -71,7 +71,7 @@ def kill(kernel: Kernel) -> None:
 
 
 def gone(processes: list[psutil.Process]) -> None:
-    wait_for(lambda: not any(map(alive, processes)), seconds=20, what=f"{processes} to be gone")
+    wait_for(lambda: not any(map(alive, processes)), what=f"{processes} to be gone")
 
 
 def test_families_end_with_their_kernel_and_released_ones_do_not(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_guard_finds_packages_where_the_kernel_finds_them(
     with kernel_of(tmp_path, source) as kernel:
         kernel.wait_for("ready")
         (guard,) = guards(kernel)
-        kernel.wait_for(f"{guard.pid} found it", seconds=30)
+        kernel.wait_for(f"{guard.pid} found it")
 
 
 def test_a_group_whose_leader_is_gone_altogether_ends(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from course_lib.report.failed import Stopped
 from tests.support.kernels import Kernel
 from tests.support.needs import missing
 from tests.support.processes import wait_for
-from tests.support.programs import Jump, assert_marked, assert_none_left, script, timeless
+from tests.support.programs import Jump, all_at, assert_marked, assert_none_left, script, timeless
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "lessons" / "scripts"))
 import slurm_here
@@ -72,7 +72,7 @@ def when(condition: Callable[[Run], object], act: Callable[[Run], object]) -> th
             return None
         return run if condition(run) else None
 
-    thread = threading.Thread(target=lambda: act(wait_for(so, 120, "the run")))  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: act(wait_for(so, what="the run")))  # type: ignore[arg-type]
     thread.start()
     return thread
 
@@ -188,7 +188,7 @@ def test_not_done_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """The ranks are asked where they are through the folder: their process numbers are another machine's."""
     kill = os.kill
     monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail("signalled") if number else kill(pid, 0))
-    jump = Jump(monkeypatch)
+    jump = Jump(monkeypatch, lambda: all_at(3, 3))
     error = failing(RankTimeout, script(folder, SLEEPS), timeout=120)
 
     assert jump.at
@@ -218,7 +218,7 @@ def test_a_node_is_lost(folder: Path) -> None:
     words = "was ended by Slurm because one of its nodes failed (NODE_FAIL): node2"
     assert str(error).splitlines()[0] == f"the job (on node[1-2]) {words}"
     # the slurmd of node2 lives, so that it comes back by itself
-    wait_for(lambda: said("sinfo", "-hNo", "%t").split() == ["idle"] * 2, 60, "the nodes to be idle")
+    wait_for(lambda: said("sinfo", "-hNo", "%t").split() == ["idle"] * 2, what="the nodes to be idle")
 
 
 @pytest.mark.parametrize("where", ["at work", "in the queue"])
@@ -315,7 +315,7 @@ def test_a_kernel_that_dies_leaves_the_job_to_slurm(folder: Path) -> None:
         assert run.state == "running"
         assert state_of(run.job) == "RUNNING"
         (folder / "go").touch()
-        wait_for(lambda: run.state != "running", 60, "the end of the job")
+        wait_for(lambda: run.state != "running", what="the end of the job")
         assert re.fullmatch(r"rank [01] on node2 raised ValueError: boom", run.error)
         assert (Run.open().state, Run.open().error) == ("failed", run.error)
         seconds = run.seconds

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from course_lib import track
 from course_lib.rank import pace, standstill
 from course_lib.rank.memory import TICK_INTERVAL
 from course_lib.rank.recorder import until_the_next_tick
+from course_lib.run_folder import PACE, RankFiles
 from tests.support.cells import quiet_launch
 
 
@@ -70,8 +72,8 @@ def test_each_collective_has_its_moment_and_its_size() -> None:
     def work() -> list[float]:
         dist.init_process_group("gloo")
         moments = []
-        for _ in range(30):
-            time.sleep(0.02)
+        for _ in range(10):  # no more than the flight recorder keeps: a busy rank may read it late
+            time.sleep(0.05)
             moments.append(time.time() - float(os.environ["COURSE_STARTED"]))
             dist.all_reduce(torch.zeros(100, dtype=torch.float64))
         group = dist.new_group([0, 1])
@@ -82,12 +84,11 @@ def test_each_collective_has_its_moment_and_its_size() -> None:
 
     for rank, moments in enumerate(run.results):
         seen = run.trace(rank).arrivals()
-        assert len(seen["number"]) > 20
+        assert seen["number"].tolist() == list(range(1, 11))
         assert set(seen["bytes"]) == {800.0}
-        assert seen["number"].max() == 30
         for number, seconds in zip(seen["number"], seen["seconds"], strict=True):
             assert moments[int(number) - 1] <= seconds + 1e-3
-            assert int(number) == 30 or seconds < moments[int(number)] + 1e-3
+            assert int(number) == 10 or seconds < moments[int(number)] + 1e-3
 
 
 def entry(number: int, **other: Any) -> dict[str, Any]:
@@ -163,28 +164,38 @@ def test_where_the_system_does_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_where_a_rank_sleeps() -> None:
-    """Both ranks sleep all the time; only rank 0's sleep is in a collective."""
+    """Rank 0 in a collective, rank 1 by itself, or, on a busy machine, there too: each measures it itself."""
 
-    def work() -> None:
+    def work() -> float:
+        files = RankFiles(Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"]))
+        least, slept, waited = torch.zeros(1), 0.0, 0.0
+
         def batches() -> Any:
-            for _ in range(8):
+            while least < 40:  # looks that found each rank asleep
                 time.sleep(0.05)  # in the loader: no look counts
                 yield torch.zeros(3)
 
         dist.init_process_group("gloo")
-        rank = dist.get_rank()
         for _ in track(batches()):
-            if rank == 1:
+            began = time.perf_counter()
+            if dist.get_rank() == 1:
                 time.sleep(0.2)
-            dist.all_reduce(torch.zeros(3))
+            came = time.perf_counter()
+            rows = np.fromfile(files.pace).reshape(-1, len(PACE))
+            least.fill_(rows[-1, PACE.index("asleep_samples")] if len(rows) else 0)
+            dist.all_reduce(least, dist.ReduceOp.MIN)
+            slept += came - began
+            waited += time.perf_counter() - came
+        return waited / (slept + waited)
 
-    run = quiet_launch(work, nprocs=2)
+    run = quiet_launch(work, nprocs=2, timeout=120)
 
-    waiting, sleeping = (run.trace(rank).pace() for rank in range(2))
-    for spent in (waiting, sleeping):
-        assert 10 < spent["asleep_samples"][-1] < 30 * spent["tracked_seconds"][-1]
-    assert waiting["collective_samples"][-1] > 0.8 * waiting["asleep_samples"][-1]
-    assert sleeping["collective_samples"][-1] < 0.2 * sleeping["asleep_samples"][-1]
+    for rank in range(2):
+        spent = run.trace(rank).pace()
+        asleep = spent["asleep_samples"][-1]
+        assert asleep < 30 * spent["tracked_seconds"][-1]
+        assert spent["collective_samples"][-1] / asleep == pytest.approx(run.results[rank], abs=0.25)
+    assert run.results[0] > 0.8
 
 
 def test_hidden_communication_is_not_slept_for() -> None:

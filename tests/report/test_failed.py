@@ -15,8 +15,9 @@ import pytest
 from course_lib import RankError, RankTimeout, Run
 from course_lib.report import failed
 from course_lib.report.failed import Failure
+from course_lib.report.waiting import record_of
 from tests.support.cells import cell, quiet_launch
-from tests.support.programs import Jump, all_stay, timeless
+from tests.support.programs import Jump, all_at, timeless
 
 
 def failing(function: Any, *args: Any, **kwargs: Any) -> RankError:
@@ -402,7 +403,7 @@ def test_a_timeout_says_where_each_rank_is(monkeypatch: pytest.MonkeyPatch) -> N
         """)
     name = waiting.filename.rpartition("/")[2]
 
-    jump = Jump(monkeypatch, lambda: all_stay(4))
+    jump = Jump(monkeypatch, lambda: all_at(6, 15, 20, None))
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(waiting.three, nprocs=4, timeout=120)
     took = time.monotonic() - jump.at
@@ -427,7 +428,7 @@ def test_a_timeout_says_where_each_rank_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_rank_in_a_function_that_is_not_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    Jump(monkeypatch, lambda: all_stay(1))
+    Jump(monkeypatch, lambda: "stack" in record_of(Run.open(), 0))
     with pytest.raises(RankTimeout, match="rank 0 was at work"):
         quiet_launch(time.sleep, 600, nprocs=1, timeout=120)
 
@@ -445,7 +446,7 @@ def test_a_stuck_collective_is_named_with_its_line(monkeypatch: pytest.MonkeyPat
                     time.sleep(0.05)
         """)
 
-    Jump(monkeypatch)
+    Jump(monkeypatch, lambda: all_at(6, 9))
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(stuck.work, timeout=120)
     assert "rank 0 waited in all_reduce (" in timeless(str(caught.value))
@@ -469,7 +470,7 @@ def test_a_rank_that_cannot_answer_does_not_hold_the_report(monkeypatch: pytest.
         """,
         ctypes=ctypes,
     )
-    jump = Jump(monkeypatch, lambda: all_stay(1))
+    jump = Jump(monkeypatch, lambda: all_at(7))
     with pytest.raises(RankTimeout, match=r"line 7: ctypes\.PyDLL\(None\)\.sleep\(60\)"):
         quiet_launch(held.work, nprocs=1, timeout=120)
     assert time.monotonic() - jump.at < 20

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import RankTimeout, Run, launch, log, stalls
-from tests.support.programs import Jump
+from tests.support.programs import Jump, all_at
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -82,7 +82,8 @@ def test_who_waits_for_whom_in_a_real_hang(monkeypatch: pytest.MonkeyPatch) -> N
             time.sleep(600)
         dist.all_reduce(torch.ones(1))
 
-    Jump(monkeypatch)
+    begins = one_sleeps.__code__.co_firstlineno
+    Jump(monkeypatch, lambda: all_at(begins + 6, begins + 5))
     with pytest.raises(RankTimeout) as caught:
         launch(one_sleeps, nprocs=2, device="cpu", timeout=300, dashboard=False)
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from course_lib import Run, track, why
 from course_lib.hardware import cores
-from course_lib.report.why import Verdict
 from course_lib.run_folder import ARRIVAL, PACE, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.runs import made_run
@@ -75,6 +74,7 @@ def more_ranks_than_cores() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.flaky(reruns=1)
 @pytest.mark.parametrize(
     ("training", "ranks", "cause", "words"),
     [
@@ -86,26 +86,11 @@ def more_ranks_than_cores() -> None:
     ],
 )
 def test_each_cause_is_named(training: Any, ranks: int, cause: str, words: str) -> None:
-    """On a machine with much else to do it may be silent, and gets another try; wrong it must never be."""
-    silent = {"unknown", "shared cores"} - {cause}
-    for _ in range(3):
-        run = quiet_launch(training, nprocs=ranks)
-        verdict = why(run)
-        print(verdict)
-        if verdict.cause not in silent:
-            break
-    else:
-        if others_had_the_cores(verdict):
-            pytest.skip("other programs had the cores, and the verdict says so")
-    assert verdict.cause == cause
+    run = quiet_launch(training, nprocs=ranks)
+    verdict = why(run)
+    assert verdict.cause == cause, verdict
     assert words in verdict.sentence
     assert why(Run.open(run.folder)) == verdict, "from the folder, too"
-
-
-def others_had_the_cores(verdict: Verdict) -> bool:
-    """The ranks got none, though they did not keep all of them busy themselves."""
-    own = sum(each.cores for each in verdict.parts.values())
-    return verdict.cause == "shared cores" and own < 0.75 * cores()
 
 
 # --- runs as ranks would have left them ---------------------------------------------------------------------

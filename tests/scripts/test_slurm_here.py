@@ -62,14 +62,14 @@ def test_it_comes_up_and_leaves_nothing(then: str, tmp_path: Path) -> None:
         assert (folder / "slurm.conf").exists()
         assert parent.stdout.readline() == "at work\n"
         if then != "pass":
-            wait_for(lambda: {"munged", "slurmctld", "slurmd", "sleep"} <= at_work(), 20, "the job")
+            wait_for(lambda: {"munged", "slurmctld", "slurmd", "sleep"} <= at_work(), what="the job")
     finally:
         if then != "pass":
             parent.kill()
         parent.wait()
         parent.stdout.close()
-    wait_for(lambda: not at_work(), 20, "all that it started to be gone")
-    wait_for(lambda: not folder.exists(), 20, "its folder to be gone")
+    wait_for(lambda: not at_work(), what="all that it started to be gone")
+    wait_for(lambda: not folder.exists(), what="its folder to be gone")
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,7 +293,7 @@ def test_torchrun_is_asked_to_end_and_the_workers_go_on(
     assert "DataLoader worker" not in errors
     state = torch.load(path, weights_only=True)
     assert (state["epoch"], state["samples"] % 1000, 0 < state["samples"] < 18_000) == (1, 0, True)
-    wait_for(lambda: not processes_marked("MARK_OF_A_TEST", str(tmp_path)), 30, "the end of all processes")
+    wait_for(lambda: not processes_marked("MARK_OF_A_TEST", str(tmp_path)), what="the end of all processes")
 
 
 def test_no_worker_outlives_a_killed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_no_worker_outlives_a_killed_rank(tmp_path: Path, monkeypatch: pytest.Mo
     script = signals_at(tmp_path / "killed.py", 3, "os.kill(os.getpid(), signal.SIGKILL)")
     code, _, _ = typed(script, *SMALL, "--workers", 2, "--checkpoint", tmp_path / "a.pt")
     assert code == -signal.SIGKILL
-    wait_for(lambda: not processes_marked("MARK_OF_A_TEST", str(tmp_path)), 60, "the end of all workers")
+    wait_for(lambda: not processes_marked("MARK_OF_A_TEST", str(tmp_path)), what="the end of all workers")
 
 
 def test_a_worker_fails_and_the_program_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

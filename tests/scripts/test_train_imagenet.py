@@ -166,7 +166,7 @@ def test_alone_without_the_course_and_a_kill_leaves_no_worker(tmp_path: Path, fo
         each.send_signal(signal.SIGTERM)
     errors = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 128 + signal.SIGTERM, errors
-    wait_for(lambda: not processes_marked(*mark), seconds=30)
+    wait_for(lambda: not processes_marked(*mark))
 
 
 @pytest.mark.parametrize(

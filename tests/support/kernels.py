@@ -51,7 +51,7 @@ class Kernel:
         if kind is not None:
             print("the kernel's output:", self.log.read_text(), sep="\n")
 
-    def wait_for(self, *words: str, seconds: float = 300) -> None:
+    def wait_for(self, *words: str, seconds: float = 240) -> None:
         """Until each of them was said."""
 
         def said() -> bool:
@@ -91,17 +91,18 @@ class Kernel:
         else:
             self.process.send_signal(signal.SIGKILL)
         try:
-            wait_for(lambda: not any(map(alive, ranks)), seconds=20, what="its ranks to be gone")
+            wait_for(lambda: not any(map(alive, ranks)), what="its ranks to be gone")
             ranks_gone = time.monotonic() - began
-            wait_for(lambda: not self.left(), seconds=20, what="all its processes to be gone")
+            wait_for(lambda: not self.left(), what="all its processes to be gone")
         finally:
             for each in self.left():
                 print("left:", each)
         return ranks_gone, time.monotonic() - began
 
 
-def alive(process: psutil.Process) -> bool:
+def alive(process: psutil.Process | int) -> bool:
     try:
+        process = psutil.Process(process) if isinstance(process, int) else process
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -12,13 +12,17 @@ from typing import NamedTuple
 import psutil
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 300, what: str = "the condition") -> object:
-    """Wait until a condition holds and return its value; a generous limit, never a fixed time."""
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object], seconds: float = 240, what: str = "the condition") -> object:
+    """Wait until a condition holds and return its value; a generous limit, never a fixed time.
+
+    A condition that is much work, such as a look at all processes, is asked less often.
+    """
+    until, worked = time.monotonic() + seconds, time.thread_time()
     while not (value := condition()):
         if time.monotonic() > until:
             raise AssertionError(f"waited {seconds} s in vain for {what}")
-        time.sleep(0.02)
+        time.sleep(min(0.2, max(0.02, 10 * (time.thread_time() - worked))))
+        worked = time.thread_time()
     return value
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from course_lib import RankTimeout, Run
+from course_lib.frames import is_learners
 from course_lib.launcher import watch
+from course_lib.report import waiting
 from tests.support.kernels import alive
 from tests.support.processes import wait_for
 
@@ -257,21 +258,28 @@ def running() -> Run | None:
     return run if run.state == "running" else None
 
 
-def all_stay(ranks: int = 2) -> bool:
-    """Whether all ranks of the newest run are where they stay."""
+def all_at(*lines: int | None) -> bool:
+    """Whether each rank of the newest run stands still at its line of the test's source; None: has returned.
+
+    On a busy machine a rank stands still elsewhere, too: while it imports torch, or joins the others.
+    """
     run = running()
-    return run is not None and all(stays(run, rank) for rank in range(ranks))
+    return run is not None and all(is_at(run, rank, line) for rank, line in enumerate(lines))
 
 
-def stays(run: Run, rank: int) -> bool:
-    """Whether a rank has said that it stands still, or can say nothing more."""
-    if (run.folder / f"holds-{rank}").exists():
+def is_at(run: Run, rank: int, line: int | None) -> bool:
+    if (run.folder / f"holds-{rank}").exists():  # it can say nothing more
         return True
-    try:
-        record = (run.folder / f"rank-{rank}.where").read_text()
-    except OSError:
-        return False
-    return '"stack"' in record or run.trace(rank).has_returned()
+    if line is None:
+        return run.trace(rank).has_returned()
+    stack = waiting.record_of(run, rank).get("stack", [])
+    return next((number for file, number, _ in stack if is_learners(file)), None) == line
+
+
+def lines_of(doing: list[str]) -> list[int | None]:
+    """Of one of HANGS, for `all_at`."""
+    found = [re.search(r"line (\d+)", each) for each in doing]
+    return [each and int(each[1]) for each in found]
 
 
 class Jump:
@@ -280,7 +288,7 @@ class Jump:
     The first look at it sets the deadline, by when a quick rank may be where it stays: that one is true.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, there: Callable[[], Any] = all_stay) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, there: Callable[[], Any]) -> None:
         self._there = there
         self._deadline_is_set = False
         self.at = 0.0  # time.monotonic() of the jump
@@ -298,8 +306,8 @@ def assert_none_left(run: Run) -> None:
     """Who started the ranks of a program was killed with them: it is init that asks for their exit codes."""
     for rank in range(run.world_size):
         pid = run.facts(rank).get("pid")
-        if pid and psutil.pid_exists(pid):
-            wait_for(lambda pid=pid: not alive(psutil.Process(pid)), 5, f"rank {rank} to be gone")
+        if pid:
+            wait_for(lambda pid=pid: not alive(pid), what=f"rank {rank} to be gone")
 
 
 def assert_timed_out(error: RankTimeout, why: str, doing: list[str], file: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import cloudpickle
@@ -12,6 +11,7 @@ import pytest
 from course_lib.exercises import asking
 from course_lib.exercises.grading import judge
 from tests.exercises.grading import toys
+from tests.support.processes import wait_for
 
 
 @pytest.fixture
@@ -32,7 +32,4 @@ def nothing_left() -> Iterator[None]:
     """No process that the test has started is there afterwards."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    until = time.monotonic() + 20
-    while left := set(psutil.Process().children(recursive=True)) - before:
-        assert time.monotonic() < until, left
-        time.sleep(0.02)
+    wait_for(lambda: not set(psutil.Process().children(recursive=True)) - before, what="their end")
