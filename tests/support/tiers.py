@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -126,20 +127,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 # --- what is told -----------------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Beside a test that took too long stand the stacks of all processes that it has started."""
-    report = yield
-    if report.failed and "Timeout" in str(report.longrepr)[:200000] and call.when != "teardown":
-        for process in psutil.Process().children(recursive=True)[:20]:
-            stacks = subprocess.run(
-                [sys.executable, "-m", "py_spy", "dump", "--pid", str(process.pid)],
-                capture_output=True,
-                text=True,
-                timeout=30,
-            )
-            report.sections.append((f"process {process.pid}", stacks.stdout or stacks.stderr))
-    return report
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """Beside the test's own stacks, a test that takes too long prints those of all that it has started."""
+    done = yield
+    if settings.method == "signal" and (handler := signal.getsignal(signal.SIGALRM)):
+
+        def dump_all(*arguments: Any) -> None:
+            print(stacks_of_children(), file=sys.stderr)
+            handler(*arguments)
+
+        signal.signal(signal.SIGALRM, dump_all)
+    return done
+
+
+def stacks_of_children() -> str:
+    told = []
+    for process in psutil.Process().children(recursive=True)[:20]:
+        command = [sys.executable, "-m", "py_spy", "dump", "--pid", str(process.pid)]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30
+        )
+        told.append(done.stdout)
+    return "\n".join(told)
 
 
 class Told:
