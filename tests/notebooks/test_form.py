@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,15 @@ def test_a_lesson_leads_on_to_its_exercise_and_the_next() -> None:
             assert f"](../exercises/{path.name})" in last.source, path.stem
         if following:
             assert f"]({following.name})" in last.source, path.stem
+
+
+def test_the_saved_outputs_name_the_torch_that_was_tested() -> None:
+    (tested,) = re.findall(r"(?m)^torch==(\S+)$", (ROOT / "constraints.txt").read_text())
+    named = set()
+    for path in sorted((ROOT / "lessons").glob("[0-9]*.ipynb")):
+        for cell in read(path).cells:
+            text = " ".join(str(output) for output in cell.get("outputs", []))
+            text = re.sub(r"recorded on [^:]*:", "", text)  # that names the torch of its own day
+            named |= {(path.stem, version) for version in re.findall(r"\btorch (\d+\.\d+\.\d+)", text)}
+    assert {stem for stem, _ in named} >= {"00_start_here"}
+    assert {each for each in named if each[1] != tested} == set()
