@@ -174,20 +174,14 @@ def versions() -> str:
     That is information, no fault: pyproject.toml has the ranges that the course allows.
     """
     try:
-        lines = (
-            Path(__file__).parent / "constraints.txt"
-        ).read_text()  # in a checkout a link to the file above
+        lines = TESTED.read_text()
     except OSError:
         return "those that were tested are not known here (constraints.txt is missing)"
-    tested: dict[str, list[str]] = {}
-    for name, version in re.findall(
-        r"(?m)^([\w.-]+)==([^\s;]+)", lines
-    ):  # one package may have two, with markers
+    tested: dict[str, list[str]] = {}  # two of one package are for different Pythons
+    for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", lines):
         tested.setdefault(_canonical(name), []).append(version)
-    installed = {
-        _canonical(found.name): found.version.partition("+")[0]
-        for found in importlib.metadata.distributions()
-    }
+    there = importlib.metadata.distributions()
+    installed = {_canonical(each.name): each.version.partition("+")[0] for each in there}
     other = {name for name in tested.keys() & installed.keys() if installed[name] not in tested[name]}
     if not other:
         return "all as tested"
@@ -244,6 +238,7 @@ def _sum_over_ranks() -> float:
     return number.item()
 
 
+TESTED = Path(__file__).parent / "constraints.txt"  # in a checkout a link to the one beside pyproject.toml
 CHECKS: dict[str, Callable[[], str]] = {
     "torch and torchvision": _pair,
     "Jupyter": _notebooks,

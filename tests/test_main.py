@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,27 @@ def test_doctor_says_what_is_missing(
     assert "✓ good: fine" in printed
     assert "✗ JupyterLab: ModuleNotFoundError: No module named 'ipywidgets'" in printed
     assert printed.rstrip().endswith("1 of 2 checks failed; see ✗ above.")
+
+
+def test_doctor_says_which_versions_are_other_than_tested(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    numpy, tornado = importlib.metadata.version("numpy"), importlib.metadata.version("tornado")
+    tested = tmp_path / "constraints.txt"
+    monkeypatch.setattr(command, "TESTED", tested)
+    assert "not known here" in command.versions()
+    tested.write_text(
+        f"NumPy=={numpy}\ntornado==0.1 ; python_version < '3.0'\ntornado=={tornado}\nabsent==1.0\n"
+    )
+    assert command.versions() == "all as tested"
+    tested.write_text("numpy==0.1\ntornado==0.1\n")
+    assert command.versions() == (
+        f"other than tested: numpy {numpy} (tested: 0.1), 1 of the packages that these need"
+    )
+
+
+def test_a_checkout_and_a_wheel_know_what_was_tested() -> None:
+    assert command.TESTED.read_text() == (Path(__file__).parents[1] / "constraints.txt").read_text()
 
 
 def test_the_pair_that_does_not_fit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

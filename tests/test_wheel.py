@@ -32,9 +32,14 @@ def run(*command: str | Path, folder: Path) -> str:
 def test_a_wheel_in_an_empty_environment_imports_and_launches(tmp_path: Path) -> None:
     source, empty = tmp_path / "source", tmp_path / "empty"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    shutil.copytree(ROOT / "course_lib", source / "course_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "course_lib",
+        source / "course_lib",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (source / "tests").mkdir()  # beside it, and no part of it
     (source / "tests" / "test_nothing.py").touch()
     run(sys.executable, "-m", "pip", "wheel", *PIP, "--no-build-isolation", ".", folder=source)
@@ -56,4 +61,5 @@ def test_a_wheel_in_an_empty_environment_imports_and_launches(tmp_path: Path) ->
     assert points == "02.1: 0 of 2 points"
     assert all_names == "True"
     assert (packages / "course_lib" / "exercises" / "board" / "page.html").exists()
+    assert (packages / "course_lib" / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
     assert not (packages / "tests").exists()

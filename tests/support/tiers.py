@@ -57,13 +57,12 @@ TOGETHER = (
     "test_train_albert.py",
     "test_train_ddp.py",
 )
-# Tests that may take longer than the 300 s of pyproject.toml: whole notebooks, browsers, whole training runs
-LONG = ("tests/notebooks/*", "tests/browser/*", "tests/benchmarks/*", "tests/scripts/*", "tests/mutants/*")
-LONG += (
-    "tests/exercises/grading/*",
-    "tests/faults/test_many.py",
-    "tests/faults/test_room.py",
-    "tests/test_setup.py",
+# Files whose tests may take longer than the 300 s of pyproject.toml: they run notebooks, browsers, whole training
+# runs, many launches.
+LONG = (
+    *(f"tests/{room}/*" for room in ("benchmarks", "browser", "faults", "mutants", "notebooks", "scripts")),
+    *("tests/exercises/grading/*", "tests/exercises/test_questions.py", "tests/data/*", "tests/launcher/*"),
+    *(f"tests/test_{name}.py" for name in ("by_value", "gpu", "main", "setup", "wheel")),
 )
 LONG_SECONDS = 900
 MOST_LETTERS = 3000  # of each failure, where it is told again
