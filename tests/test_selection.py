@@ -159,10 +159,7 @@ def test_every_test_is_touched_by_more_than_itself(whole: Graph) -> None:
 def test_three_days_are_all_tests_and_no_test_twice() -> None:
     cells = [f"lessons/{n:02}_x.ipynb::Cell {cell}" for n in range(18) for cell in range(40)]
     tests = [f"tests/test_{name}.py::test[{n}]" for name in ("a", "setup") for n in range(300)]
-    days = [
-        {each for each in cells + tests if in_third(each, 20_000 + day, {"test_setup.py"})}
-        for day in range(3)
-    ]
+    days = [{each for each in cells + tests if in_third(each, 20_000 + day)} for day in range(3)]
     assert sum(map(len, days)) == len(set().union(*days)) == len(cells + tests)
     for day in days:
         assert len({each.partition("::")[0] for each in day if "ipynb" in each}) * 40 == sum(
@@ -226,8 +223,8 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "course"
     for folder in ("course_lib", "tests/support", "lessons"):
         (root / folder).mkdir(parents=True)
-    for name in ("selection", "imports"):
-        shutil.copy(ROOT / "tests" / "support" / f"{name}.py", root / "tests" / "support")
+    for name in ("tiers.toml", "support/selection.py", "support/imports.py", "support/tiers.py"):
+        shutil.copy(ROOT / "tests" / name, root / "tests" / name)
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'\n")
     (root / "course_lib/__init__.py").write_text(LIBRARY)
     (root / "course_lib/first.py").write_text("one = 1\n")
@@ -302,12 +299,20 @@ def test_pytest_runs_what_is_touched_and_says_why(course: Path, side_by_side: li
     assert "test_b" not in told
     day = next(day for day in range(3) if in_third("tests/test_two.py::test_b", day))
     told = pytest_in(course, *side_by_side, "-v", "--changed-since=HEAD", f"--third={day}", "tests")
-    assert told.count(f"touched: 1 tests; 1 more, a third by date (day {day}); left out: 0") == 1
+    assert (
+        told.count(
+            f"touched: 1 tests; 1 more: every lesson, a third of the rest by date (day {day}); left out: 0"
+        )
+        == 1
+    )
     assert "tests/test_two.py::test_b" in told
 
 
 def test_a_notebooks_cells_are_selected_too(course: Path) -> None:
     (course / "course_lib/first.py").write_text("one = 3\n")
-    told = pytest_in(course, "--nbval-lax", "--collect-only", "-q", "--changed-since=HEAD", "lessons")
+    collected = ["--nbval-lax", "--collect-only", "-q", "--changed-since=HEAD"]
+    told = pytest_in(course, *collected, "lessons")
     assert "lessons/01_one.ipynb::Cell 0" in told
     assert "02_two" not in told
+    told = pytest_in(course, *collected, "--third=0", "lessons")
+    assert "02_two" in told, "every lesson, on each day that has its third"

@@ -36,7 +36,8 @@ def course(tmp_path: Path) -> Path:
     """A small course: our plugins, three tests, a notebook of three cells."""
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "support").symlink_to(ROOT / "tests" / "support")
+    for name in ("support", "tiers.toml"):
+        (tmp_path / "tests" / name).symlink_to(ROOT / "tests" / name)
     (tmp_path / "tests" / "test_toy.py").write_text(TESTS)
     sources = ["number = 1", "assert number == 2", "number"]
     cells = [

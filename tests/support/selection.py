@@ -33,6 +33,7 @@ from typing import Any
 import pytest
 
 from tests.support.imports import imports
+from tests.support.tiers import scope
 
 FOLDERS = ("course_lib", "tests", "lessons", "solutions", "exercises", ".ci", ".binder")
 LIBRARY = "course_lib/__init__.py"
@@ -41,7 +42,7 @@ THIS = "tests/support/selection.py"
 
 # A change here touches every test.
 FOR_ALL = re.compile(
-    r"(.*/)?conftest\.py|tests/support/(selection|imports)\.py|pyproject\.toml|environment\.yml|constraints\.txt|Makefile|\.ci/.*(?<!\.md)"
+    r"(.*/)?conftest\.py|tests/(support/(selection|imports|tiers)\.py|tiers\.toml)|pyproject\.toml|environment\.yml|constraints\.txt|Makefile|\.ci/.*(?<!\.md)"
 )
 # A change here touches the tests that name the file, or none.
 PAGES = re.compile(r".*\.(md|png)|LICENSE|\.github/.*")
@@ -406,8 +407,11 @@ class Plan:
         return by_lesson.get(lesson_in(nodeid), by_lesson[""])
 
     def touches(self, nodeid: str) -> bool:
-        """Every change touches the lessons: that they run is what this course promises."""
-        return bool(self.everything or nodeid.startswith("lessons/") or self.reasons(nodeid))
+        return bool(self.everything or self.reasons(nodeid))
+
+    def has_its_turn(self, nodeid: str) -> bool:
+        """A third of the tests on each day, and every lesson: that they run is what this course promises."""
+        return self.day is not None and (nodeid.startswith("lessons/") or in_third(nodeid, self.day))
 
 
 def plan_of(whole: Graph, changed: Collection[str]) -> Plan:
@@ -442,11 +446,9 @@ def plan_of(whole: Graph, changed: Collection[str]) -> Plan:
     return plan
 
 
-def in_third(nodeid: str, day: int, together: Collection[str] = ()) -> bool:
-    """Whether a test's turn is on this day, one of three; a notebook's cells are together, and some files."""
-    path = nodeid.partition("::")[0]
-    whole = path.endswith(".ipynb") or path.rpartition("/")[2] in together
-    return zlib.crc32((path if whole else nodeid).encode()) % 3 == day % 3
+def in_third(nodeid: str, day: int) -> bool:
+    """Whether a test's turn is on this day, one of three; what one worker runs in a row is together."""
+    return zlib.crc32(scope(nodeid).encode()) % 3 == day % 3
 
 
 def planned(root: Path, asked: str) -> Plan:
@@ -509,15 +511,13 @@ class Selection:
 
     @pytest.hookimpl(trylast=True)  # what -m and -k leave out is left out already
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        plugins = config.pluginmanager.get_plugins()
-        together = {name for plugin in plugins for name in getattr(plugin, "TOGETHER", ())}
         kept, left_out, touched, by = [], [], 0, Counter(dict.fromkeys(self.plan.changed, 0))
         for item in items:
             by.update(self.plan.reasons(item.nodeid))
             if self.plan.touches(item.nodeid):
                 touched += 1
                 kept.append(item)
-            elif self.plan.day is not None and in_third(item.nodeid, self.plan.day, together):
+            elif self.plan.has_its_turn(item.nodeid):
                 kept.append(item)
             else:
                 left_out.append(item)
@@ -528,7 +528,9 @@ class Selection:
             self.lines = [f"  {path}: touches {count} tests" for path, count in by.most_common(SHOWN)]
             self.lines += [f"  and {len(by) - SHOWN} more changed files"] if len(by) > SHOWN else []
         day, others = self.plan.day, len(kept) - touched
-        third = "" if day is None else f"; {others} more, a third by date (day {day})"
+        third = (
+            "" if day is None else f"; {others} more: every lesson, a third of the rest by date (day {day})"
+        )
         self.lines.append(f"touched: {touched} tests{third}; left out: {len(left_out)}")
         if getattr(config, "workerinput", {}).get("workerid") == "gw0":
             self.report.write_text("\n".join(self.lines))

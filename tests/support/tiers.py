@@ -1,7 +1,7 @@
 """Which tests are in the short run, in which order they begin, and what is told at the end.
 
-`make test` runs what is marked `short`: files and folders of `SHORT`, and single tests by the mark itself.
-Long tests begin first, by the durations that `make test-all` has recorded in tests/durations.json.
+`make test` runs what is marked `short`: by the lists of tests/tiers.toml, or in the test's file. Long tests
+begin first, by the durations that `make test-all` has recorded in tests/durations.json.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,50 +21,7 @@ import psutil
 import pytest
 
 DURATIONS = Path(__file__).parents[1] / "durations.json"
-
-# Files of the short run, all of whose tests are in it but for those marked `alone`
-SHORT = (
-    *(f"lessons/{number}_*.ipynb" for number in ("00", "02", "06", "08", "13")),
-    *(f"tests/{room}/*" for room in ("checkpoint", "data", "figures", "measure", "rank", "report", "run")),
-    "tests/launcher/test_launch.py",
-    *(
-        f"tests/exercises/test_{name}.py"
-        for name in ("drawn", "generate", "kept", "progress", "traffic", "written")
-    ),
-    *(f"tests/notebooks/test_{name}.py" for name in ("form", "minutes")),
-    *(
-        f"tests/test_{name}.py"
-        for name in (
-            "by_value",
-            "cluster",
-            "environment",
-            "frames",
-            "hardware",
-            "hosts",
-            "house",
-            "main",
-            "notebook",
-        )
-    ),
-    "tests/test_private_names.py",
-)
-# Files whose tests one worker runs in a row: they share what takes long to make
-TOGETHER = (
-    "test_dashboard.py",
-    "test_digits.py",
-    "test_notebook_kernel.py",
-    "test_setup.py",
-    "test_slurm.py",
-    "test_train_albert.py",
-    "test_train_ddp.py",
-)
-# Files whose tests may take longer than the 300 s of pyproject.toml: they run notebooks, browsers, whole training
-# runs, many launches.
-LONG = (
-    *(f"tests/{room}/*" for room in ("benchmarks", "browser", "faults", "mutants", "notebooks", "scripts")),
-    *("tests/exercises/grading/*", "tests/exercises/test_questions.py", "tests/data/*", "tests/launcher/*"),
-    *(f"tests/test_{name}.py" for name in ("by_value", "gpu", "main", "setup", "wheel")),
-)
+TIERS = tomllib.loads((Path(__file__).parents[1] / "tiers.toml").read_text())
 LONG_SECONDS = 900
 MOST_LETTERS = 3000  # of each failure, where it is told again
 
@@ -80,25 +38,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def is_in(nodeid: str, patterns: str) -> bool:
+    """Whether a test, or its file, is in a list of tiers.toml."""
+    names = nodeid, nodeid.partition("::")[0]
+    return any(fnmatch(name, pattern) for name in names for pattern in TIERS[patterns])
+
+
 def scope(nodeid: str) -> str:
     """What one worker runs in a row: a notebook, some files, all tests in a browser, or one test."""
+    if not is_in(nodeid, "together"):
+        return nodeid
     path = nodeid.partition("::")[0]
-    if path.startswith("tests/browser/"):
-        return "tests/browser"
-    return path if path.endswith((".ipynb", *TOGETHER)) else nodeid
-
-
-def is_in(nodeid: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(nodeid.partition("::")[0], pattern) for pattern in patterns)
+    return "tests/browser" if path.startswith("tests/browser/") else path
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by file, and put what takes longest first."""
     for item in items:
-        if is_in(item.nodeid, SHORT) and not item.get_closest_marker("alone"):
+        if is_in(item.nodeid, "short") and not item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.short)
-        if is_in(item.nodeid, LONG):
+        if is_in(item.nodeid, "long"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if config.getoption("again"):
         failed = {scope(nodeid) for nodeid in config.cache.get("cache/lastfailed", {})}
