@@ -41,8 +41,9 @@ update: setup  ## the newest version of the course, with your answers and change
 
 test: lint  ## in minutes: lint, each room of the library, faults, every exercise, five lessons; LF=1: what failed
 	@$(PYTEST) $(SIDE_BY_SIDE) -m short $(if $(LF),--again) lessons tests
-	@echo "make test: lint and the short run passed. \`make test-all\` runs what was deselected, too: every lesson," \
-	    "every wrong answer, the grader's walls, Slurm, the browser."
+	@echo "make test: $(if $(LF),what failed before has passed,lint and the short run passed)." \
+	    "\`make test-all\` runs what was deselected, too: every lesson, every wrong answer, the grader's walls," \
+	    "Slurm, the browser."
 
 test-change: setup  ## what `make test` leaves out, as CI does: every lesson, what a change touches, a third of the rest
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not short and not alone" --changed-since auto --third auto lessons tests
@@ -59,8 +60,8 @@ oldest: export COURSE_HOME = $(VENV)/course-home
 oldest:  ## doctor, core tests and four lessons with the lowest versions that pyproject.toml allows (.venv-oldest)
 	@$(MAKE) --no-print-directory setup SETUP_ARGS=--oldest
 	@$(IN_VENV) python -m course_lib doctor
-	@$(IN_VENV) python -m pytest --durations=10 $(OLDEST_TESTS)
-	@$(IN_VENV) python -m pytest $(NBVAL) --durations=10 $(OLDEST_LESSONS)
+	@$(PYTEST) $(OLDEST_TESTS)
+	@$(PYTEST) $(OLDEST_LESSONS)
 	@echo "make oldest: doctor, tests and notebooks passed with the lowest versions."
 
 newest: VENV := $(CURDIR)/.venv-newest

@@ -236,7 +236,7 @@ def install(options):
     try:
         told = pip_install(options, lines)
         for _ in range(lines.count("\n")):
-            if told is None or NO_NETWORK.search(told + read(LOG)):
+            if told is None or OLDEST or NO_NETWORK.search(told + read(LOG)):
                 break
             lines = without_what_is_in_the_way(lines)
             if lines is None:
@@ -293,10 +293,9 @@ def pinned(line):
 
 def without_another_torch(lines):
     """Constraints that keep a torch that is there and new enough, and what it was built with."""
-    oldest = re.search(r'"torch>=([\d.]+)"', read(os.path.join(ROOT, "pyproject.toml"))).group(1)
     for path in installed("torch"):
         version = os.path.basename(path)[len("torch-") : -len(".dist-info")]
-        if numbers(version) >= numbers(oldest):
+        if numbers(version) >= numbers(dict(bounds())["torch"]):
             if "torch==" + version.partition("+")[0] not in lines.splitlines():
                 lines = without_torchs_own(lines)
             kept = [line for line in lines.splitlines() if name_of(line) != "torch"]
@@ -340,10 +339,13 @@ def without_what_is_in_the_way(lines):
 
 
 def nearest_version(name, version):
-    """Of the versions that the index has for this Python: this one, or the next older or newer one."""
-    run = output_of([PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", name + "==0.0.0.dev0"])
-    listed = re.search(r"\(from versions: ([^)]*)\)", run.stdout)
-    there = [each for each in (listed.group(1).split(", ") if listed else []) if re.match(r"[\d.]+$", each)]
+    """Of the versions that the index has and the course allows: this one, or the next older or newer one."""
+    pip = [PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-user"]
+    listed = re.search(r"\(from versions: ([^)]*)\)", output_of([*pip, name + "==0.0.0.dev0"]).stdout)
+    there = listed.group(1).split(", ") if listed else []
+    there = [each for each in there if re.match(r"[\d.]+(\.post\d+)?$", each)]  # and no pre-releases
+    lowest = dict(bounds()).get(name, "0")
+    there = [each for each in there if numbers(each) >= numbers(lowest)]
     if version in there or not there:
         return version if there else None
     older = [each for each in there if numbers(each) < numbers(version)]
@@ -352,8 +354,12 @@ def nearest_version(name, version):
 
 def lowest_versions():
     """Lines that make pip take the lowest release of all that pyproject.toml names."""
-    bounds = re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)', read(os.path.join(ROOT, "pyproject.toml")))
-    return "".join("{}=={}\n".format(*bound) for bound in bounds)
+    return "".join("{}=={}\n".format(*bound) for bound in bounds())
+
+
+def bounds():
+    """Each package that pyproject.toml names, with the lowest version that it allows."""
+    return re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)', read(os.path.join(ROOT, "pyproject.toml")))
 
 
 def numbers(version):

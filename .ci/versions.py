@@ -30,7 +30,7 @@ def main() -> None:
     resolved = {canonical(line) for line in re.findall(r"(?m)^[\w.-]+==[^\s;]+", text)}
     installed = {canonical(line) for line in versions if not line.startswith("uv==")}
     if lost := sorted(installed - resolved):
-        sys.exit(f"make versions: these were tested, and uv has no place for them: {', '.join(lost)}")
+        sys.exit(f"make versions: nothing needs {', '.join(lost)}: remove .venv-newest, and try again")
     os.replace(written, ROOT / "constraints.txt")
     print(f"constraints.txt: {len(resolved)} versions")
 

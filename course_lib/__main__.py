@@ -180,9 +180,8 @@ def versions() -> str:
     tested: dict[str, list[str]] = {}  # two of one package are for different Pythons
     for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", lines):
         tested.setdefault(_canonical(name), []).append(version)
-    there = importlib.metadata.distributions()
-    installed = {_canonical(each.name): each.version.partition("+")[0] for each in there}
-    other = {name for name in tested.keys() & installed.keys() if installed[name] not in tested[name]}
+    installed = {name: found for name in tested if (found := _installed(name))}
+    other = {name for name, found in installed.items() if found not in tested[name]}
     if not other:
         return "all as tested"
     asked = re.findall(r"(?m)^[\w.-]+", "\n".join(importlib.metadata.requires("course-lib") or ()))
@@ -190,7 +189,15 @@ def versions() -> str:
     told = [f"{name} {installed[name]} (tested: {' or '.join(tested[name])})" for name in named]
     if rest := len(other) - len(named):
         told.append(f"{rest} of the packages that these need")
-    return "other than tested: " + ", ".join(told)
+    return "these differ from the tested versions: " + ", ".join(told)
+
+
+def _installed(name: str) -> str:
+    """The version of a package, without its build; "" where it is not installed, or half."""
+    try:
+        return (importlib.metadata.version(name) or "").partition("+")[0]
+    except (importlib.metadata.PackageNotFoundError, KeyError, TypeError):
+        return ""
 
 
 def _canonical(name: str) -> str:

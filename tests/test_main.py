@@ -38,7 +38,7 @@ def test_doctor_says_what_is_missing(
     assert printed.rstrip().endswith("1 of 2 checks failed; see ✗ above.")
 
 
-def test_doctor_says_which_versions_are_other_than_tested(
+def test_doctor_says_which_versions_differ_from_the_tested_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     numpy, tornado = importlib.metadata.version("numpy"), importlib.metadata.version("tornado")
@@ -50,9 +50,8 @@ def test_doctor_says_which_versions_are_other_than_tested(
     )
     assert command.versions() == "all as tested"
     tested.write_text("numpy==0.1\ntornado==0.1\n")
-    assert command.versions() == (
-        f"other than tested: numpy {numpy} (tested: 0.1), 1 of the packages that these need"
-    )
+    told = f"numpy {numpy} (tested: 0.1), 1 of the packages that these need"
+    assert command.versions() == f"these differ from the tested versions: {told}"
 
 
 def test_a_checkout_and_a_wheel_know_what_was_tested() -> None:

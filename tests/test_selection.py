@@ -47,7 +47,7 @@ def touched(plan: Plan) -> set[str]:
 def test_what_belongs_to_a_lesson_is_selected_together(changed: str, whole: Graph) -> None:
     plan = plan_of(whole, [changed])
     for nodeid in (
-        "tests/exercises/test_questions.py::test_the_solution_has_full_points_each_time[07.2]",
+        "tests/exercises/test_questions.py::test_the_solution_has_full_points[07.2]",
         "tests/exercises/test_questions.py::test_a_wrong_answer_misses_what_it_should[07.1 by_halves]",
         "tests/notebooks/test_form.py::test_a_cell_is_short[solutions 07_sharding_the_data]",
         "tests/notebooks/test_rank_counts.py::test_another_number_of_ranks[07_sharding_the_data 4]",

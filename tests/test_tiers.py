@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import TIERS
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import subprocess, sys, time
@@ -90,16 +92,40 @@ def test_what_failed_runs_again_with_its_whole_notebook(course: Path) -> None:
 def test_failures_are_kept_in_their_own_words_with_the_stacks_of_what_hangs(course: Path) -> None:
     failures = course / "failures"
     told = run(course, "-k", "toy and not Cell", "-n", "2", COURSE_FAILURES=str(failures))
-    assert "tests/test_toy.py::test_fails (call):" in failures.read_text()
+    assert "FAILED tests/test_toy.py::test_fails (call):" in failures.read_text()
     assert "it is 2" in failures.read_text()
-    assert "tests/test_toy.py::test_never_ends (call):" in failures.read_text()
-    assert "waits_here" in told, "the stack of the process that the test has started"
+    assert "FAILED tests/test_toy.py::test_never_ends (call):" in failures.read_text()
+    assert "waits_here (<string>:2)" in told, "py-spy's stack of the process that the test has started"
+
+
+def test_a_file_that_cannot_be_collected_is_told_and_runs_again(course: Path) -> None:
+    failures, broken = course / "failures", course / "tests" / "test_broken.py"
+    broken.write_text("import nothing_of_that_name")
+    run(course, "-k", "passes or broken", "-n", "2", COURSE_FAILURES=str(failures))
+    assert "FAILED tests/test_broken.py (collection):" in failures.read_text()
+    broken.write_text("def test_mended(): pass")
+    assert "1 passed" in run(course, "--again", "-k", "mended")
+    assert "make" not in run(course, "--again", "-k", "mended"), "and that is no failure"
 
 
 def test_what_takes_longest_begins_first(course: Path) -> None:
-    recorded = ROOT / "tests" / "durations.json"
-    if not recorded.exists():
-        pytest.skip("no durations are recorded")
-    seconds = json.loads(recorded.read_text())
-    assert seconds
-    assert all(isinstance(value, int | float) and value >= 1 for value in seconds.values())
+    recorded = {"tests/test_toy.py::test_short": 9.0, "lessons/00_toy.ipynb::Cell 2": 5.0}
+    (course / "tests" / "durations.json").write_text(json.dumps(recorded))
+    told = run(course, "-k", "not fails and not never_ends", "-v")
+    order = [told.index(name) for name in ("test_short", "lessons/00_toy::", "test_passes")]
+    assert order == sorted(order)
+
+
+def test_each_entry_of_the_tiers_is_there() -> None:
+    for entries in TIERS.values():
+        for entry in entries:
+            path, _, name = entry.partition("::")
+            files = list(ROOT.glob(path)) or list(ROOT.glob(f"*/{path}")) or list(ROOT.glob(f"{path}.ipynb"))
+            assert files, entry
+            assert name.partition("?")[0] in "".join(file.read_text() for file in files if name), entry
+
+
+def test_the_recorded_durations_are_seconds_of_tests() -> None:
+    recorded = json.loads((ROOT / "tests" / "durations.json").read_text())
+    assert recorded
+    assert all(value >= 1 and "::" in nodeid for nodeid, value in recorded.items())

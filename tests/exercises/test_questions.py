@@ -161,8 +161,12 @@ def waits(run: Run, rank: int) -> bool:
 
 
 @pytest.mark.parametrize("number", ["04.3", "05.2", "10.3", "12.1", "16.1"])
-def test_forked_ranks_say_what_those_of_a_launch_do(number: str, by_forks: Callable[..., Feedback]) -> None:
+def test_forked_ranks_say_what_those_of_a_launch_do(
+    number: str, by_forks: Callable[..., Feedback], process: LineProcess, seed: str
+) -> None:
     index = the_first_to_end(number)
+    told = process.ask({"number": number, "kind": "wrong", "index": index, "seed": seed})
+    assert (told or {"failed": True})["failed"] is False, "otherwise by_forks asks a launch"
     assert str(by_forks(number, "wrong", index)) == str(check(number, WRONG[index][1]))
 
 

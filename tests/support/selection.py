@@ -376,6 +376,8 @@ def base_of(root: Path, asked: str) -> tuple[str, str]:
     old = git(root, "rev-list", "-1", "--first-parent", "--before=4 hours ago", "HEAD").strip()
     if not old:
         raise NoGit("no commit is 4 hours old")
+    if old == git(root, "rev-parse", "HEAD").strip() and not git(root, "status", "--porcelain").strip():
+        raise NoGit("HEAD is 4 hours old, nothing has changed since, and no other base is known")
     return old[:12], "the newest commit that is 4 hours old"
 
 

@@ -23,7 +23,7 @@ import pytest
 DURATIONS = Path(__file__).parents[1] / "durations.json"
 TIERS = tomllib.loads((Path(__file__).parents[1] / "tiers.toml").read_text())
 LONG_SECONDS = 900
-MOST_LETTERS = 3000  # of each failure, where it is told again
+MAX_CHARACTERS = 3000  # of each failure, where it is told again
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,9 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_in(item.nodeid, "long"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if config.getoption("again"):
-        failed = {scope(nodeid) for nodeid in config.cache.get("cache/lastfailed", {})}
-        config.hook.pytest_deselected(items=[item for item in items if scope(item.nodeid) not in failed])
-        items[:] = [item for item in items if scope(item.nodeid) in failed]
+        failed = {
+            scope(nodeid) for nodeid in config.cache.get("cache/lastfailed", {})
+        }  # a file: its collection
+        again = [item for item in items if {scope(item.nodeid), item.nodeid.partition("::")[0]} & failed]
+        config.hook.pytest_deselected(items=[item for item in items if item not in again])
+        items[:] = again
     seconds: dict[str, float] = defaultdict(float)
     known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     for item in items:
@@ -93,21 +96,26 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
     if settings.method == "signal" and (handler := signal.getsignal(signal.SIGALRM)):
 
         def dump_all(*arguments: Any) -> None:
-            print(stacks_of_children(), file=sys.stderr)
-            handler(*arguments)
+            try:
+                print(stacks_of_children(), file=sys.stderr)
+            finally:
+                handler(*arguments)
 
         signal.signal(signal.SIGALRM, dump_all)
     return done
 
 
 def stacks_of_children() -> str:
-    told = []
-    for process in psutil.Process().children(recursive=True)[:20]:
-        command = [sys.executable, "-m", "py_spy", "dump", "--pid", str(process.pid)]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30
-        )
-        told.append(done.stdout)
+    """By py-spy, of eight processes at most, some seconds for each."""
+    py_spy, told = Path(sys.executable).parent / "py-spy", []
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    for process in psutil.Process().children(recursive=True)[:8]:
+        try:
+            told.append(
+                subprocess.run([py_spy, "dump", "--pid", str(process.pid)], timeout=10, **both).stdout
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            told.append(f"process {process.pid}: {error}")
     return "\n".join(told)
 
 
@@ -116,22 +124,27 @@ class Told:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.left_out = 0
         self.seconds: dict[str, float] = defaultdict(float)
-
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self.left_out += len(items)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
+        self.keep_failure(report, report.when)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.keep_failure(report, "collection")
+
+    def keep_failure(self, report: Any, phase: str) -> None:
         if report.failed and (path := os.environ.get("COURSE_FAILURES")):
             words = report.longreprtext
-            if len(words) > MOST_LETTERS:
-                words = "[…]\n" + words[-MOST_LETTERS:]
+            if len(words) > MAX_CHARACTERS:
+                words = "[…]\n" + words[-MAX_CHARACTERS:]
             with open(path, "a") as file:
-                file.write(f"{report.nodeid} ({report.when}):\n{words}\n\n")
+                file.write(f"FAILED {report.nodeid} ({phase}):\n{words}\n\n")
 
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.config.getoption("again") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK  # nothing failed last time
         if self.config.getoption("record_durations"):
             known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
             known |= {nodeid: round(seconds, 1) for nodeid, seconds in self.seconds.items() if seconds >= 1}
