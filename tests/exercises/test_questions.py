@@ -23,10 +23,11 @@ import torch
 from course_lib import Run, launch
 from course_lib.exercises.asking import QUESTIONS, Finding, Work, answered, read
 from course_lib.exercises.check import Feedback, check, judged
+from course_lib.report import waiting
 from tests.exercises.answers import RIGHT, WRONG
 from tests.exercises.judge import CHECK, SOLUTIONS, answer_of, code_cells
 from tests.support.line_process import LineProcess
-from tests.support.programs import Jump, running, stays
+from tests.support.programs import Jump, running
 
 check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
 JUDGE = [sys.executable, "-W", "ignore", "-m", "tests.exercises.judge"]
@@ -149,12 +150,12 @@ def all_wait() -> bool:
     """Whether all ranks that have not returned wait: one that is in the answer itself may lack a core."""
     run = running()
     there = [rank for rank in range(run.world_size) if not run.trace(rank).has_returned()] if run else []
-    return bool(there) and all(stays(run, rank) and waits(run, rank) for rank in there)
+    return bool(there) and all(waits(run, rank) for rank in there)
 
 
 def waits(run: Run, rank: int) -> bool:
-    (file, *_), *_ = json.loads((run.folder / f"rank-{rank}.where").read_text())["stack"]
-    return "/torch/" in file or "/course_lib/" in file
+    stack = waiting.record_of(run, rank).get("stack")
+    return bool(stack) and ("/torch/" in stack[0][0] or "/course_lib/" in stack[0][0])
 
 
 # --- on forked ranks --------------------------------------------------------------------------------------
