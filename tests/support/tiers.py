@@ -44,6 +44,10 @@ def is_in(nodeid: str, patterns: str) -> bool:
     return any(fnmatch(name, pattern) for name in names for pattern in TIERS[patterns])
 
 
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
 def scope(nodeid: str) -> str:
     """What one worker runs in a row: a notebook, some files, all tests in a browser, or one test."""
     if not is_in(nodeid, "together"):
@@ -56,7 +60,7 @@ def scope(nodeid: str) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark by file, and put what takes longest first."""
     for item in items:
-        if is_in(item.nodeid, "short") and not item.get_closest_marker("alone"):
+        if is_in(item.nodeid, "short") and not is_in(item.nodeid, "not_short") and not is_alone(item):
             item.add_marker(pytest.mark.short)
         if is_in(item.nodeid, "long"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
