@@ -633,7 +633,7 @@ def test_make_oldest_runs_in_an_environment_of_the_lowest_versions(course: Cours
     made = course.root / ".venv-oldest" / course.site.relative_to(course.venv)
     there = {path.name for path in made.glob("*.dist-info")}
     assert {f"{name}.dist-info" for name in ("torch-2.9.0", "torchvision-0.24.0", "ruff-1.0")} <= there
-    for failing, until in {"doctor": 1, "launcher": 2, "nbval": 3}.items():
+    for failing, until in {"doctor": 1, "launcher": 2, "00_topic": 3}.items():
         status, made_calls, told = oldest(failing)
         assert (status != 0, len(made_calls), "passed" in told) == (True, until, False)
 

@@ -7,6 +7,7 @@ import functools
 import math
 import queue
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -450,14 +451,12 @@ def a_pool_of_two(model, x, y, devices):
     return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
 
 
-KEPT: dict[int, list] = {}
+KEPT = weakref.WeakKeyDictionary()  # by model: an id would be that of another one later
 
 
 @wrong("03.3", CHUNKS, hint="does each sample count once?")
 def replicas_made_once(model, x, y, devices):
-    weights = KEPT.setdefault(
-        id(model), [{k: p.clone() for k, p in model.named_parameters()} for _ in range(9)]
-    )
+    weights = KEPT.setdefault(model, [{k: p.clone() for k, p in model.named_parameters()} for _ in range(9)])
     chunks = x.chunk(len(devices))
     calls = []
     for chunk, device, kept in zip(chunks, devices, weights, strict=False):
