@@ -18,7 +18,7 @@ endef
 
 # What `make oldest` runs: the library's core, and the lessons that use most of it
 OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.py tests/exercises/test_check.py \
-               tests/data tests/rank/test_recorder.py
+               tests/data tests/rank/test_recorder.py tests/test_by_value.py tests/test_private_names.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
 
 .PHONY: help setup lab update test test-change test-all oldest newest versions lint lesson look site bench host mutants gpu
