@@ -28,7 +28,7 @@ from tests.support.lab import fresh_page
 from tests.support.needs import require
 from tests.support.processes import listening
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=alert(1)>"
 CLASS = [HOSTILE, *(f"learner {number:02}" for number in range(2, 31))]
 PATIENCE_MS = 180_000

@@ -16,7 +16,7 @@ from tests.support.lab import LIMIT, Lab, Notebook, fresh_page
 from tests.support.needs import require
 from tests.support.processes import processes_marked, wait_for
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 LESSON = "lessons/06_ddp_with_spawn.ipynb"
 PATIENCE = """
 def patience():

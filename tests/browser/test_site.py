@@ -19,7 +19,7 @@ from tests.support.axe import PHONE, RULES, WIDTH, violations
 from tests.support.lab import LIMIT, fresh_page
 from tests.support.needs import missing, require
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 300_000  # of a page, without its pictures
 

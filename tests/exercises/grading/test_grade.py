@@ -81,14 +81,13 @@ def test_a_class_is_graded_and_goes_on_where_it_was_stopped(folder: Path) -> Non
     }
 
 
-@pytest.mark.alone
 def test_the_solutions_have_full_points_behind_the_walls(tmp_path: Path) -> None:
     """What a work takes along, and what it finds there, is not what it has in a notebook."""
     if reason := walls.open_without():
         missing(reason)
     folder = tmp_path / "class"
     shutil.copytree(ROOT / "solutions", folder / "anna")
-    subprocess.run(command(folder, "--jobs", "2"), check=True, timeout=1800)
+    subprocess.run(command(folder, "--jobs", "2", "--timeout", "300"), check=True, timeout=1800)
     row = rows(folder)["anna"]
     assert (row["score"], row["trouble"]) == (row["max_score"], ""), row
     assert len(row["assignment"].split()) == len(list((ROOT / "solutions").glob("*.ipynb")))
