@@ -292,16 +292,16 @@ def test_where_git_or_a_source_cannot_say_everything_runs(
 def test_pytest_runs_what_is_touched_and_says_why(course: Path, side_by_side: list[str]) -> None:
     (course / "course_lib/first.py").write_text("one = 3\n")
     told = pytest_in(course, *side_by_side, "-v", "--changed-since=HEAD", "tests")
-    assert "changed since HEAD (as asked): 1 files" in told
-    assert told.count("course_lib/first.py: touches 1 tests") == 1
-    assert told.count("touched: 1 tests; left out: 1") == 1
+    assert "files changed since HEAD (as asked): 1" in told
+    assert told.count("tests that course_lib/first.py touches: 1") == 1
+    assert told.count("tests touched: 1; left out: 1") == 1
     assert "tests/test_one.py::test_a" in told
     assert "test_b" not in told
     day = next(day for day in range(3) if in_third("tests/test_two.py::test_b", day))
     told = pytest_in(course, *side_by_side, "-v", "--changed-since=HEAD", f"--third={day}", "tests")
     assert (
         told.count(
-            f"touched: 1 tests; 1 more: every lesson, a third of the rest by date (day {day}); left out: 0"
+            f"tests touched: 1; 1 more: every lesson, a third of the rest by date (day {day}); left out: 0"
         )
         == 1
     )

@@ -508,7 +508,7 @@ class Selection:
 
     def pytest_report_header(self) -> list[str]:
         plan = self.plan
-        lines = [f"changed since {plan.base}: {len(plan.changed)} files"] if plan.base else []
+        lines = [f"files changed since {plan.base}: {len(plan.changed)}"] if plan.base else []
         return lines + ([f"every test runs: {plan.everything}"] if plan.everything else [])
 
     @pytest.hookimpl(trylast=True)  # what -m and -k leave out is left out already
@@ -527,13 +527,13 @@ class Selection:
             config.hook.pytest_deselected(items=left_out)
             items[:] = kept
         if not self.plan.everything:
-            self.lines = [f"  {path}: touches {count} tests" for path, count in by.most_common(SHOWN)]
+            self.lines = [f"  tests that {path} touches: {count}" for path, count in by.most_common(SHOWN)]
             self.lines += [f"  and {len(by) - SHOWN} more changed files"] if len(by) > SHOWN else []
         day, others = self.plan.day, len(kept) - touched
         third = (
             "" if day is None else f"; {others} more: every lesson, a third of the rest by date (day {day})"
         )
-        self.lines.append(f"touched: {touched} tests{third}; left out: {len(left_out)}")
+        self.lines.append(f"tests touched: {touched}{third}; left out: {len(left_out)}")
         if getattr(config, "workerinput", {}).get("workerid") == "gw0":
             self.report.write_text("\n".join(self.lines))
 
