@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiers import TIERS
+from tests.support.tiers import TIERS, scope
 
 ROOT = Path(__file__).parents[1]
 TESTS = """
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_collected_is_told_and_runs_again(course: Path) ->
 
 
 def test_what_takes_longest_begins_first(course: Path) -> None:
-    recorded = {"tests/test_toy.py::test_short": 9.0, "lessons/00_toy.ipynb::Cell 2": 5.0}
+    recorded = {"tests/test_toy.py::test_short": 90.0, "lessons/00_toy.ipynb::Cell 2": 50.0}
     (course / "tests" / "durations.json").write_text(json.dumps(recorded))
     told = run(course, "-k", "not fails and not never_ends", "-v")
     order = [told.index(name) for name in ("test_short", "lessons/00_toy::", "test_passes")]
@@ -124,6 +124,14 @@ def test_each_entry_of_the_tiers_is_there() -> None:
             files = list(ROOT.glob(path)) or list(ROOT.glob(f"*/{path}")) or list(ROOT.glob(f"{path}.ipynb"))
             assert files, entry
             assert re.split(r"[?*]", name)[0] in "".join(file.read_text() for file in files if name), entry
+
+
+def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
+    """One worker runs them in a row: tests of other files in between would end what is made for a module."""
+    for path in ROOT.glob("tests/**/test_*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if re.search(r'^@pytest\.fixture\(.*scope="module"', path.read_text(), re.MULTILINE):
+            assert scope(f"{name}::test") != f"{name}::test" or name.startswith("tests/gpu/"), name
 
 
 def test_the_recorded_durations_are_seconds_of_tests() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -84,3 +85,21 @@ def test_each_way_is_seen_alike() -> None:
         assert seen["never waited for"] == [["allreduce"]]
         assert seen["without the profiler"] == ["broadcast"]
         assert seen["waited for in vain"] == []
+
+
+def not_waited_for() -> list[Any]:
+    dist.init_process_group("gloo")
+    tensor = torch.ones(7)
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    with traffic() as found:
+        work = dist.all_reduce(tensor, async_op=True)
+    ended = work.is_completed()
+    work.wait()
+    return [ended, found.unwaited, found.calls]
+
+
+def test_what_nobody_waits_for_ends_before_the_profiler_does() -> None:
+    """Rank 0 crashed now and then: gloo's thread told a profiler that was gone of the end."""
+    seen = quiet_launch(not_waited_for, nprocs=2).results
+    assert seen == [[True, ["allreduce"], [("all_reduce", 7)]]] * 2

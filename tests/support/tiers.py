@@ -1,7 +1,7 @@
 """Which tests are in the short run, in which order they begin, and what is told at the end.
 
 `make test` runs what is marked `short`: by the lists of tests/tiers.toml, or in the test's file. Long tests
-begin first, by the durations that `make test-all` has recorded in tests/durations.json.
+begin first, by the durations that `make test-all ARGS=--record-durations` has recorded in tests/durations.json.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import zlib
 from collections import defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 DURATIONS = Path(__file__).parents[1] / "durations.json"
 TIERS = tomllib.loads((Path(__file__).parents[1] / "tiers.toml").read_text())
 LONG_SECONDS = 900
+FIRST_SECONDS = 20  # what takes as long begins first, so that no worker is at it alone at the end
 MAX_CHARACTERS = 3000  # of each failure, where it is told again
 
 
@@ -58,7 +60,7 @@ def scope(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by file, and put what takes longest first."""
+    """Mark by file, and put what takes longest first, the others in an order that mixes them."""
     for item in items:
         if is_in(item.nodeid, "short") and not is_in(item.nodeid, "not_short") and not is_alone(item):
             item.add_marker(pytest.mark.short)
@@ -75,7 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     for item in items:
         seconds[scope(item.nodeid)] += known.get(item.nodeid, 0.0)
-    items.sort(key=lambda item: -seconds[scope(item.nodeid)])  # which keeps the order within a scope
+
+    def turn(item: pytest.Item) -> tuple[float, int]:
+        """Of the others each meets different ones: tests beside each other in a file wait for the same."""
+        name = scope(item.nodeid)
+        return -seconds[name] if seconds[name] >= FIRST_SECONDS else 0.0, zlib.crc32(name.encode())
+
+    items.sort(key=turn)  # which keeps the order within a scope
 
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not there, there is no such hook
