@@ -11,9 +11,12 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-
 PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers -p tests.support.selection $(NBVAL) --durations=10
 SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits
 
-define EVERYTHING
-@$(PYTEST) $(SIDE_BY_SIDE) -m "not alone" $(ARGS) lessons tests
-@$(PYTEST) -m alone $(ARGS) tests
+# What measures time or memory runs alone, after the others, also where one of these has failed.
+define IN_TWO_PARTS
+@status=0; \
+$(PYTEST) $(SIDE_BY_SIDE) -m "$(1)not alone" $(2) lessons tests || status=1; \
+$(PYTEST) -m alone $(2) tests || status=1; \
+exit $$status
 endef
 
 # What `make oldest` runs: the library's core, and the lessons that use most of it
@@ -46,12 +49,11 @@ test: lint  ## in minutes: lint, each room of the library, faults, every exercis
 	    "Slurm, the browser."
 
 test-change: setup  ## what `make test` leaves out, as CI does: every lesson, what a change touches, a third of the rest
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "not short and not alone" --changed-since auto --third auto lessons tests
-	@$(PYTEST) -m alone --changed-since auto --third auto tests
+	$(call IN_TWO_PARTS,not short and ,--changed-since auto --third auto)
 	@echo "make test-change: passed."
 
 test-all: lint  ## everything; ARGS=--record-durations keeps how long each test takes
-	$(EVERYTHING)
+	$(call IN_TWO_PARTS,,$(ARGS))
 	@echo "make test-all: lint, tests and notebooks passed."
 
 # Its own COURSE_HOME: the digits of a newer matplotlib would hide what this one draws.
@@ -69,7 +71,7 @@ newest: export COURSE_HOME = $(VENV)/course-home
 newest:  ## doctor and everything with the newest versions that the package index has (.venv-newest)
 	@$(MAKE) --no-print-directory setup SETUP_ARGS=--newest
 	@$(IN_VENV) python -m course_lib doctor
-	$(EVERYTHING)
+	$(call IN_TWO_PARTS,,$(ARGS))
 	@echo "make newest: doctor, tests and notebooks passed with the newest versions."
 
 versions: newest  ## newest, and then constraints.txt: the versions that passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import pytest
 
 import course_lib
 from tests.support.imports import imports
+from tests.support.tiers import TIERS, scope
 
 HOUSE = Path(course_lib.__file__).parent
+ROOT = Path(__file__).parents[1]
 GROUND = {"by_value", "cluster", "frames", "hardware", "home", "notebook", "run_folder"}
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
@@ -130,3 +133,29 @@ def test_a_judges_work_loads_no_launcher_and_no_other_judge() -> None:
     assert {f"{package}.q05", f"{package}.q06"} <= of_all
     for loaded in (of_one, of_all):
         assert rooms_in(loaded) == {"exercises"}
+
+
+# --- the lists of the tests -------------------------------------------------------------------------------
+
+
+def test_each_entry_of_the_tiers_is_there() -> None:
+    for entries in TIERS.values():
+        for entry in entries:
+            path, _, name = entry.partition("::")
+            files = list(ROOT.glob(path)) or list(ROOT.glob(f"*/{path}")) or list(ROOT.glob(f"{path}.ipynb"))
+            assert files, entry
+            assert re.split(r"[?*]", name)[0] in "".join(file.read_text() for file in files if name), entry
+
+
+def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
+    """One worker runs them in a row: tests of other files in between would end what is made for a module."""
+    for path in ROOT.glob("tests/**/test_*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if re.search(r'^@pytest\.fixture\(.*scope="module"', path.read_text(), re.MULTILINE):
+            assert scope(f"{name}::test") != f"{name}::test" or name.startswith("tests/gpu/"), name
+
+
+def test_the_recorded_durations_are_seconds_of_tests() -> None:
+    recorded = json.loads((ROOT / "tests" / "durations.json").read_text())
+    assert recorded
+    assert all(value >= 1 and "::" in nodeid for nodeid, value in recorded.items())

@@ -34,6 +34,7 @@ def touched(plan: Plan) -> set[str]:
 # --- on the course as it is -------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     "changed",
     [
@@ -58,6 +59,7 @@ def test_what_belongs_to_a_lesson_is_selected_together(changed: str, whole: Grap
     assert not plan.touches("tests/run/test_run.py::test_anything")
 
 
+@pytest.mark.short
 def test_all_that_launches_hears_of_the_launcher(whole: Graph) -> None:
     plan = plan_of(whole, ["course_lib/launcher/watch.py"])
     found = touched(plan)
@@ -77,6 +79,7 @@ def test_all_that_launches_hears_of_the_launcher(whole: Graph) -> None:
     assert "tests/test_environment.py" not in found
 
 
+@pytest.mark.short
 def test_a_change_selects_no_more_than_what_may_depend_on_it(whole: Graph) -> None:
     charts = touched(plan_of(whole, ["course_lib/figures/charts.py"]))
     assert {"tests/figures/test_charts.py", "tests/run/test_compare.py"} <= charts
@@ -88,6 +91,7 @@ def test_a_change_selects_no_more_than_what_may_depend_on_it(whole: Graph) -> No
     assert "lessons/05_collectives.ipynb" not in touched(plan_of(whole, ["lessons/06_ddp_with_spawn.ipynb"]))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("changed", "test"),
     [
@@ -97,6 +101,11 @@ def test_a_change_selects_no_more_than_what_may_depend_on_it(whole: Graph) -> No
             "tests/launcher/test_launch.py",
         ),  # PRELOAD = "course_lib.rank.preload"
         ("course_lib/exercises/grading/lowered.py", "tests/exercises/grading/test_walls.py"),  # by its path
+        (
+            "course_lib/exercises/grading/apart.py",
+            "tests/exercises/grading/test_walls.py",
+        ),  # {__package__}.inside
+        ("lessons/scripts/train_spawn.py", "tests/scripts/test_train_ddp.py"),
         ("course_lib/exercises/board/page.html", "tests/exercises/board/test_serve.py"),
         ("course_lib/__main__.py", "tests/test_main.py"),  # -m course_lib
         ("tests/mutants/judge.py", "tests/mutants/test_run.py"),
@@ -114,6 +123,7 @@ def test_what_is_only_named_is_a_dependency(changed: str, test: str, whole: Grap
     assert test in touched(plan_of(whole, [changed]))
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     "changed",
     [
@@ -125,6 +135,7 @@ def test_what_is_only_named_is_a_dependency(changed: str, test: str, whole: Grap
             "tests/exercises/grading/conftest.py",
         ),
         *("tests/support/selection.py", "tests/support/imports.py", "new.txt", "course_lib/gone.py"),
+        *("tests/run/test_gone.py", "GONE.md"),  # tests may have named them
     ],
 )
 def test_a_change_that_may_touch_all_selects_all(changed: str, whole: Graph) -> None:
@@ -134,11 +145,12 @@ def test_a_change_that_may_touch_all_selects_all(changed: str, whole: Graph) -> 
     assert plan.touches("lessons/00_start_here.ipynb::Cell 0")
 
 
-def test_a_page_that_no_test_reads_and_a_test_that_is_gone_select_nothing(whole: Graph) -> None:
-    changed = ["lessons/images/new.png", ".github/workflows/short.yml", "tests/run/test_gone.py", "NEWS.md"]
-    assert touched(plan_of(whole, changed)) == set()
+@pytest.mark.short
+def test_what_no_test_reads_selects_nothing(whole: Graph) -> None:
+    assert touched(plan_of(whole, [".github/workflows/short.yml", ".github/gone.yml"])) == set()
 
 
+@pytest.mark.short
 def test_every_module_is_tested(whole: Graph) -> None:
     modules = [path for path in whole.uses if path.startswith("course_lib/")]
     assert len(modules) > 100
@@ -147,6 +159,7 @@ def test_every_module_is_tested(whole: Graph) -> None:
     assert set(modules) - tested == set()
 
 
+@pytest.mark.short
 def test_every_test_is_touched_by_more_than_itself(whole: Graph) -> None:
     for path in filter(is_test, whole.uses):
         others = whole.closure(path) - {path}

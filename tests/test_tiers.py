@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.tiers import TIERS, scope
 
 ROOT = Path(__file__).parents[1]
 TESTS = """
@@ -115,26 +112,3 @@ def test_what_takes_longest_begins_first(course: Path) -> None:
     told = run(course, "-k", "not fails and not never_ends", "-v")
     order = [told.index(name) for name in ("test_short", "lessons/00_toy::", "test_passes")]
     assert order == sorted(order)
-
-
-def test_each_entry_of_the_tiers_is_there() -> None:
-    for entries in TIERS.values():
-        for entry in entries:
-            path, _, name = entry.partition("::")
-            files = list(ROOT.glob(path)) or list(ROOT.glob(f"*/{path}")) or list(ROOT.glob(f"{path}.ipynb"))
-            assert files, entry
-            assert re.split(r"[?*]", name)[0] in "".join(file.read_text() for file in files if name), entry
-
-
-def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
-    """One worker runs them in a row: tests of other files in between would end what is made for a module."""
-    for path in ROOT.glob("tests/**/test_*.py"):
-        name = path.relative_to(ROOT).as_posix()
-        if re.search(r'^@pytest\.fixture\(.*scope="module"', path.read_text(), re.MULTILINE):
-            assert scope(f"{name}::test") != f"{name}::test" or name.startswith("tests/gpu/"), name
-
-
-def test_the_recorded_durations_are_seconds_of_tests() -> None:
-    recorded = json.loads((ROOT / "tests" / "durations.json").read_text())
-    assert recorded
-    assert all(value >= 1 and "::" in nodeid for nodeid, value in recorded.items())

@@ -355,9 +355,10 @@ def test_with_torch_alone(tmp_path: Path) -> None:
     assert not (site / "numpy").exists()
 
 
-@pytest.mark.parametrize("name", ["train_ddp", "train_spawn"])
-def test_each_rank_has_random_numbers_of_its_own(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["train_ddp.py", "train_spawn.py"])
+def test_each_rank_has_random_numbers_of_its_own(file: str, tmp_path: Path) -> None:
     """Once DDP has the weights: or all would draw the same dropout masks."""
+    name = file.removesuffix(".py")
     script = tmp_path / "with_chance.py"
     script.write_text(
         textwrap.dedent(f"""

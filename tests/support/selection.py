@@ -102,6 +102,7 @@ class Source:
 class Graph:
     """Which file depends on which; paths are relative to the root."""
 
+    files: set[str]  # all that are there
     uses: dict[str, set[str]]
     passed: dict[str, set[str]]  # packages on the way to a module: their own imports are not followed
 
@@ -122,6 +123,7 @@ def said_by(nodes: Iterable[ast.AST], module: str, is_package: bool) -> Source:
     """What a module's source says, from its nodes as `ast.walk` gives them. Docstrings say nothing here."""
     nodes = [node for node in nodes if isinstance(node, TELLING)]
     said = Source(set(imports(nodes, module, is_package)))
+    names = {"__name__": module, "__package__": module if is_package else module.rpartition(".")[0]}
     seen = set()  # parts of what came before
     for node in nodes:
         if isinstance(node, ast.Expr):
@@ -130,7 +132,7 @@ def said_by(nodes: Iterable[ast.AST], module: str, is_package: bool) -> Source:
             if isinstance(node.value, str) and id(node) not in seen:
                 said.strings.add(node.value)
         elif isinstance(node, ast.JoinedStr):
-            said.strings.add(_text(node, module))
+            said.strings.add(_text(node, names))
         elif isinstance(node, ast.BinOp):
             if isinstance(node.op, ast.Div) and id(node) not in seen:
                 path, parts = _literal_end(node)
@@ -145,18 +147,18 @@ def said_by(nodes: Iterable[ast.AST], module: str, is_package: bool) -> Source:
         elif isinstance(node, (ast.List, ast.Tuple)):
             said.names |= set(_run_as_programs(node.elts))
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("glob", "rglob"):
-            said.patterns |= {_text(word, module) for word in node.args[:1]}
+            said.patterns |= {_text(word, names) for word in node.args[:1]}
     said.reads_all |= "*" in said.patterns
     return said
 
 
-def _text(node: ast.expr, module: str) -> str:
+def _text(node: ast.expr, names: dict[str, str]) -> str:
     """A string or an f-string, with ``*`` for what only a run knows."""
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part, module) for part in node.values)
+        return "".join(_text(part, names) for part in node.values)
     if isinstance(node, ast.Constant):
         return str(node.value)
-    return module if getattr(getattr(node, "value", None), "id", "") == "__name__" else "*"
+    return names.get(getattr(getattr(node, "value", None), "id", ""), "*")
 
 
 def _literal_end(node: ast.expr) -> tuple[str, list[int]]:
@@ -252,7 +254,7 @@ class _Reader:
             if path.startswith("tests/"):
                 above = (f"{parent.as_posix()}/conftest.py" for parent in PurePosixPath(path).parents)
                 uses[path] |= self.files.intersection(above) - {path}
-        return Graph(uses, passed)
+        return Graph(self.files, uses, passed)
 
     def meant(self, path: str, said: Source) -> tuple[set[str], set[str]]:
         """The files that a source depends on, and the packages on the way to them."""
@@ -424,6 +426,9 @@ def plan_of(whole: Graph, changed: Collection[str]) -> Plan:
     for path in plan.changed:
         if FOR_ALL.fullmatch(path) or path in support:
             plan.everything = f"{path} touches every test"
+            return plan
+        if path not in whole.files and not path.startswith(".github/"):
+            plan.everything = f"{path} is gone: nobody knows which tests it touched"
             return plan
         if path not in known and not PAGES.fullmatch(path) and not TEST.fullmatch(path):
             plan.everything = f"{path}: nobody knows which tests it touches"

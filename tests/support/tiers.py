@@ -1,7 +1,7 @@
 """Which tests are in the short run, in which order they begin, and what is told at the end.
 
 `make test` runs what is marked `short`: by the lists of tests/tiers.toml, or in the test's file. Long tests
-begin first, by the durations that `make test-all ARGS=--record-durations` has recorded in tests/durations.json.
+begin first, by tests/durations.json, which `make test-all ARGS=--record-durations` writes.
 """
 
 from __future__ import annotations
