@@ -94,7 +94,7 @@ class Source:
     names: set[str] = field(default_factory=set)
     strings: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
-    patterns: set[str] = field(default_factory=set)
+    globs: set[tuple[str, str]] = field(default_factory=set)  # a path, as far as it is literal, and a pattern
     reads_all: bool = False
 
 
@@ -147,8 +147,9 @@ def said_by(nodes: Iterable[ast.AST], module: str, is_package: bool) -> Source:
         elif isinstance(node, (ast.List, ast.Tuple)):
             said.names |= set(_run_as_programs(node.elts))
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("glob", "rglob"):
-            said.patterns |= {_text(word, names) for word in node.args[:1]}
-    said.reads_all |= "*" in said.patterns
+            at = _literal_end(node.func.value)[0]  # type: ignore[attr-defined]
+            said.globs |= {(at, _text(word, names)) for word in node.args[:1]}
+    said.reads_all |= ("", "*") in said.globs
     return said
 
 
@@ -279,8 +280,9 @@ class _Reader:
         folders = {each for name in said.paths | (said.strings & TOLD) for each in self.folder(name, folder)}
         places = {folder, SCRIPTS, "", *folders}
         found = {file for name in words | said.paths for file in self.file(name, places)}
-        for pattern in said.patterns - {"*"}:
-            found |= self.matching(pattern, folders | {folder})
+        for at, pattern in said.globs - {("", "*")}:
+            ends = {each for each in self.folders if f"/{each}".endswith(f"/{at}")}
+            found |= self.matching(pattern, ends if at else {folder, *folders})
         whole = tuple(f"{each}/" for each in folders if said.reads_all or "/" in each)
         return found | {each for each in self.files if each.startswith(whole)}
 
@@ -326,16 +328,16 @@ class _Reader:
         return {each for each in there if each.rpartition("/")[0] in places}
 
     def matching(self, pattern: str, places: Iterable[str]) -> set[str]:
-        if "/" in pattern:
-            return {each for each in self.files if fnmatch(each, pattern.replace("**/", "*"))}
-        starts = tuple(f"{place}/" for place in places)
-        return {
-            file
-            for name, files in self.named.items()
-            if fnmatch(name, pattern)
-            for file in files
-            if file.startswith(starts)
-        }
+        """The files of these folders, and below them, that a pattern of names or paths means."""
+        if "/" not in pattern:
+            starts = tuple(f"{place}/" for place in places)
+            named = (self.named[name] for name in self.named if fnmatch(name, pattern))
+            return {file for files in named for file in files if file.startswith(starts)}
+        patterns = [f"{place}/{pattern}" for place in places]
+        if re.match(r"[\w.-]+/", pattern):  # in any folder, otherwise: of a run, not of the course
+            patterns.append(pattern)
+        patterns = [each.replace("**/", "*") for each in patterns]
+        return {file for file in self.files if any(fnmatch(file, each) for each in patterns)}
 
 
 def _nodes(cells: Iterable[str]) -> Iterator[ast.AST]:
