@@ -8,11 +8,14 @@ leaves its ranks' lines, by rank. In a terminal, lines are printed as they come.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import math
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +59,32 @@ class View:
 
     def finish(self) -> None:
         """Called once, when all ranks are gone and the run has its end written down."""
+
+
+class SafeView(View):
+    """Another view, as long as it works: a display never ends a training run, nor hides how it ended."""
+
+    def __init__(self, view: View) -> None:
+        self.run, self.stop = view.run, view.stop
+        self._view, self._works = view, True
+
+    def update(self) -> None:
+        if self._works:
+            self._try(self._view.update)
+
+    def finish(self) -> None:
+        """Also after a failure: what stays may need less than what is live."""
+        self._try(self._view.finish)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except Exception as error:
+            if self._works:
+                with contextlib.suppress(Exception):  # nobody may be there to read it
+                    why = f"{type(error).__name__}: {error}"
+                    print(f"course_lib: the run goes on without its display ({why})", file=sys.stderr)
+            self._works = False
 
 
 class TerminalView(View):

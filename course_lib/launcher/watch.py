@@ -13,7 +13,7 @@ from ..report import failed, waiting
 from ..run.kept import clear_old
 from ..run.run import Run
 from ..run_folder import PROGRAM, RankFiles
-from .dashboard import View
+from .dashboard import SafeView, View
 from .forkserver import WAKE_SECONDS
 from .processes import Started
 
@@ -24,6 +24,7 @@ CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its cons
 def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float | None, view: View) -> None:
     """From the start of the processes to their end, and to what the learner is left with."""
     error: BaseException | None = None
+    view = SafeView(view)
     with _interrupts_held(view.stop):
         try:
             ranks = start(view.stop)
@@ -32,10 +33,14 @@ def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float 
             view.finish()
             raise
         try:
-            clear_old()  # while the ranks begin
-            error = _follow(run, ranks, timeout, view)
-        finally:
-            ranks.kill()
+            try:
+                clear_old()  # while the ranks begin
+                error = _follow(run, ranks, timeout, view)
+            finally:
+                ranks.kill()
+        except BaseException as reason:
+            run.end("failed", f"the ranks were ended, since nobody watches them any more: {reason!r}")
+            raise
         state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
         run.end(state, "" if error is None else str(error))
         if error is None and run.trusted:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 import socket
 import time
@@ -14,10 +14,8 @@ import psutil
 
 from .. import cluster
 from ..run_folder import JOB_ENDED, PROGRAM, RankFiles
-from .kept import LASTING, facts_of, is_watched
+from .kept import LASTING
 from .trace import Trace
-
-LOOK_SECONDS = 2.0  # from one question to Slurm to the next, by whoever opened a run
 
 
 class JobFacts:
@@ -26,7 +24,6 @@ class JobFacts:
     folder: Path
     _facts: dict[str, Any]
     watched: bool  # a launcher in this process writes down how it stands
-    _look_at = 0.0  # time.monotonic() from which on Slurm may be asked again
 
     @property
     def job(self) -> int | None:
@@ -36,7 +33,6 @@ class JobFacts:
     @property
     def nodes(self) -> str:
         """The nodes that Slurm gave to it, as ``node[1-2]``; empty before, and for a run that is no job."""
-        self._look()
         return self._facts.get("nodes", "")
 
     @property
@@ -47,7 +43,6 @@ class JobFacts:
     @property
     def queued_seconds(self) -> float:
         """How long it waited in the queue (so far): of a job that began, in whole seconds, as Slurm says."""
-        self._look()
         known = self._facts.get("queued_seconds")
         if known is not None or not self.is_job:
             return known or 0.0
@@ -134,35 +129,16 @@ class JobFacts:
         self._facts |= {"state": "running", "kernel_pid": os.getpid(), "host": socket.gethostname()}
         self._save()
 
-    def _look(self) -> None:
-        """In a run that was opened: read again what a launcher wrote; ask Slurm where none is left."""
-        now = time.monotonic()
-        if not self.is_job or self.watched or self._facts.get("state") not in LASTING or now < self._look_at:
-            return
-        self._look_at = math.inf  # what is done here asks for properties that look, too
-        self._look_now()
-        self._look_at = time.monotonic() + LOOK_SECONDS
-
-    def _look_now(self) -> None:
-        try:
-            self._facts |= facts_of(self.folder)
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            return
-        if self.job is None or self._facts.get("state") not in LASTING or is_watched(self._facts):
-            return
-        try:
-            standing = cluster.ask(self.job)
-        except cluster.SlurmError:
-            return
-        try:
+    def _ask(self, job: int) -> None:
+        """Ask Slurm how it stands, and keep the answer: no launcher is left that does."""
+        standing = cluster.ask(job)
+        with contextlib.suppress(OSError):  # it is somebody else's folder, or the disk is full
             self.note_job(standing)
             if standing.over:
                 code = exit_status(self.folder)
                 well = standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and code == 0)
                 error = "" if well else self._how_it_ended(standing, code)
                 self.end("done" if well else "failed", error)
-        except OSError:  # it is somebody else's folder, or the disk is full
-            return
 
     def _of_a_job(self, so_far: float) -> float:
         """How long it was at work, by seconds since its start: nobody may have watched its end."""

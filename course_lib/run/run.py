@@ -7,6 +7,7 @@ result is read back as tensors, numbers, strings and containers of them: opening
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import math
@@ -25,7 +26,7 @@ from ..figures.tables import html_table
 from ..hardware import oom_kills
 from ..run_folder import PROGRAM, RUN, RankFiles, ranks_seen, write_whole
 from .job import JobFacts
-from .kept import LASTING, facts_of, folder_of_runs, kernel_of, newest_first
+from .kept import LASTING, facts_of, folder_of_runs, is_watched, kernel_of, newest_first
 from .trace import ByRank, Trace
 
 if TYPE_CHECKING:
@@ -118,6 +119,29 @@ class Run(JobFacts):
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
+    def refresh(self) -> Run:
+        """Read again how it stands; of a job of Slurm that no kernel watches any more, ask Slurm.
+
+        `Run.open` and all attributes tell what is known, at once; Slurm may take a minute to answer.
+
+        Returns
+        -------
+        Run
+            This one.
+
+        Raises
+        ------
+        cluster.SlurmError
+            There is no answer; what was known stays.
+        """
+        if self.watched or self.state not in LASTING:
+            return self
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            self._facts |= facts_of(self.folder)
+        if self.job is not None and self.state in LASTING and not is_watched(self._facts):
+            self._ask(self.job)
+        return self
+
     def end(self, state: str, error: str = "") -> None:
         """Write down how it ended."""
         self._facts["world_size"] = self.world_size
@@ -147,13 +171,11 @@ class Run(JobFacts):
 
     @property
     def state(self) -> str:
-        self._look()
         return self._facts.get("state", "running")
 
     @property
     def error(self) -> str:
         """The report of the failure, empty where there was none."""
-        self._look()
         return self._facts.get("error", "")
 
     @property
@@ -163,7 +185,6 @@ class Run(JobFacts):
 
     @property
     def seconds(self) -> float:
-        self._look()
         return self._facts.get("seconds", self._seconds_so_far())
 
     def _seconds_so_far(self) -> float:

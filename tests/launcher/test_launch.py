@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from course_lib import RankError, RankTimeout, Run, launch
 from course_lib.launcher import watch
+from course_lib.launcher.dashboard import TerminalView
 from tests.support.cells import cell, quiet_launch
 from tests.support.processes import wait_for
 
@@ -232,6 +233,40 @@ def test_a_result_that_cannot_be_loaded_again_is_told_and_the_run_has_ended() ->
 
 
 # --- what the ranks find ----------------------------------------------------------------------------------
+
+
+def a_broken_pipe(*_: Any) -> None:
+    raise BrokenPipeError("nobody reads")
+
+
+def test_a_display_that_fails_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TerminalView, "update", a_broken_pipe)
+    run = launch(time.sleep, 0.5, nprocs=2, device="cpu")
+    assert (run.state, Run.open().state, run.results) == ("done", "done", [None, None])
+    assert capsys.readouterr().err == (
+        "course_lib: the run goes on without its display (BrokenPipeError: nobody reads)\n"
+    )
+
+
+def test_a_display_that_fails_at_the_end_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TerminalView, "finish", a_broken_pipe)
+    with pytest.raises(RankError, match=r"rank \d raised ZeroDivisionError"):
+        launch(lambda: 1 / 0, nprocs=2, device="cpu")
+    assert Run.open().state == "failed"
+
+
+def test_where_watching_fails_the_ranks_end_and_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "clear_old", a_broken_pipe)
+    with pytest.raises(BrokenPipeError):
+        quiet_launch(time.sleep, 600)
+    run = Run.open()
+    assert (run.state, run.error) == (
+        "failed",
+        "the ranks were ended, since nobody watches them any more: BrokenPipeError('nobody reads')",
+    )
+    assert gone(run)
 
 
 def test_the_environment_is_as_torchrun_sets_it() -> None:

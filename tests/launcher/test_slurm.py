@@ -315,7 +315,7 @@ def test_a_kernel_that_dies_leaves_the_job_to_slurm(folder: Path) -> None:
         assert run.state == "running"
         assert state_of(run.job) == "RUNNING"
         (folder / "go").touch()
-        wait_for(lambda: run.state != "running", what="the end of the job")
+        wait_for(lambda: run.refresh().state != "running", what="the end of the job")
         assert re.fullmatch(r"rank [01] on node2 raised ValueError: boom", run.error)
         assert (Run.open().state, Run.open().error) == ("failed", run.error)
         seconds = run.seconds

@@ -35,7 +35,7 @@ def nobody() -> int:
 
 @pytest.fixture
 def slurm_says(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What it answers from now on: the last of a list; asking again at once is allowed."""
+    """What it answers from now on: the last of a list."""
     says: list[Any] = [SlurmError("no answer")]
 
     def ask(job: int) -> Standing:
@@ -45,7 +45,6 @@ def slurm_says(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return says[-1]
 
     monkeypatch.setattr(cluster, "ask", ask)
-    monkeypatch.setattr(of_job, "LOOK_SECONDS", 0.0)
     return says
 
 
@@ -59,9 +58,13 @@ def submitted(nobody: int, **facts: Any) -> Run:
 
 def test_from_the_queue_to_its_end(nobody: int, slurm_says: list[Any]) -> None:
     run = submitted(nobody)
-    assert run.state == "queued", "without an answer it is what it was"
+    with pytest.raises(SlurmError, match="no answer"):
+        run.refresh()
+    assert run.state == "queued", "it is what it was"
     assert re.fullmatch(r"job 12 waits in the queue, 1\d\d s", run.waits())
     slurm_says.append(QUEUED)
+    assert run.reason == "", "nobody has asked"
+    run.refresh()
     assert (run.state, run.reason, run.seconds, run.nodes) == ("queued", "Resources", 0.0, "")
     assert re.fullmatch(
         r"train\.py: 2 ranks, job 12 waits in the queue, 1\d\d s \(Resources\)", run.headline()
@@ -69,16 +72,18 @@ def test_from_the_queue_to_its_end(nobody: int, slurm_says: list[Any]) -> None:
     assert run.results == [None, None]
 
     slurm_says.append(AT_WORK)
+    run.refresh()
     assert (run.state, run.queued_seconds, run.nodes, run.reason) == ("running", 40.0, "node[1-2]", "")
     assert 60 <= run.seconds < 100
     assert run.duration().endswith(" s (before that 40 s in the queue)")
     assert run.waits() == ""
 
     slurm_says.append(DONE)
+    assert run.refresh() is run
     assert (run.state, run.error) == ("done", "")
     assert run.seconds == 7.0, "as Slurm says: nobody saw its end"
     slurm_says.append(SlurmError("must not be asked"))
-    again = Run.open(run.folder)
+    again = Run.open(run.folder).refresh()
     assert again.headline() == "train.py: 2 ranks, done, 7.0 s (before that 40 s in the queue)"
     assert json.loads((run.folder / "run.json").read_text())["state"] == "done"
 
@@ -86,10 +91,25 @@ def test_from_the_queue_to_its_end(nobody: int, slurm_says: list[Any]) -> None:
 def test_while_its_kernel_lives_that_one_asks(slurm_says: list[Any]) -> None:
     run = submitted(os.getpid())
     slurm_says.append(DONE)
-    assert run.state == "queued"
+    assert run.refresh().state == "queued"
     there = json.loads((run.folder / "run.json").read_text())
     (run.folder / "run.json").write_text(json.dumps(there | {"state": "done", "seconds": 5.0}))
+    assert run.state == "queued", "nobody has looked"
+    run.refresh()
     assert (run.state, run.seconds) == ("done", 5.0), "what it wrote is read"
+
+
+def test_what_is_known_is_told_without_asking(nobody: int, slurm_says: list[Any]) -> None:
+    """Slurm may take 100 s to answer: no attribute waits for it, and none writes."""
+    run = submitted(nobody)
+    before = (run.folder / "run.json").read_bytes()
+    slurm_says.append(AssertionError("it was asked"))
+    assert (run.state, run.error, run.nodes) == ("queued", "", "")
+    assert run.queued_seconds > 99
+    assert run.seconds == 0.0
+    assert "waits in the queue" in repr(run)
+    assert "waits in the queue" in run._repr_html_()
+    assert (run.folder / "run.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -117,7 +137,7 @@ def test_how_it_ended(
     if status is not None:
         (run.folder / JOB_ENDED).write_text(status)
     slurm_says.append(standing)
-    assert run.state == state
+    assert run.refresh().state == state
     assert run.error.startswith(error)
     assert bool(run.error) == bool(error)
 
@@ -128,7 +148,7 @@ def test_the_rank_that_failed_is_named(nobody: int, slurm_says: list[Any]) -> No
     RankFiles(run.folder, 1).failure.write_text(json.dumps(failure))
     RankFiles(run.folder, 1).facts.write_text(json.dumps({"environment": {"SLURMD_NODENAME": "node2"}}))
     slurm_says.append(Standing("FAILED", "NonZeroExitCode", "node[1-2]", 1.0, 2.0))
-    assert run.error == "rank 1 on node2 raised ValueError: boom"
+    assert run.refresh().error == "rank 1 on node2 raised ValueError: boom"
     assert (run.who(0), run.who(1), run.who(PROGRAM)) == ("rank 0", "rank 1 on node2", "the job")
     assert [row["node"] for row in run.table()] == ["–", "node2"]
 
@@ -141,7 +161,7 @@ def test_the_folder_of_somebody_else(
     monkeypatch.setattr(
         of_job.JobFacts, "note_job", lambda *_, **__: (_ for _ in ()).throw(PermissionError())
     )
-    assert run.state == "queued"
+    assert run.refresh().state == "queued"
 
 
 def test_a_clock_that_goes_otherwise_on_a_node(nobody: int) -> None:
