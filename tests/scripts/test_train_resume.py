@@ -148,8 +148,8 @@ def test_asked_to_end_it_saves_first(tmp_path: Path) -> None:
 
 
 def test_with_a_network_and_data_of_ones_own(tmp_path: Path) -> None:
-    """Nothing but what its first lines name has to be changed."""
-    script = tmp_path / "own.py"
+    """Nothing but what its first lines name has to be changed; each epoch has an order of its own."""
+    script, seen = tmp_path / "own.py", tmp_path / "seen"
     script.write_text(
         textwrap.dedent(f"""
             import sys
@@ -164,6 +164,11 @@ def test_with_a_network_and_data_of_ones_own(tmp_path: Path) -> None:
                 def __init__(self, width):
                     super().__init__(nn.Embedding(100, width), nn.Flatten(), nn.Linear(5 * width, 10))
 
+                def forward(self, sentences):
+                    with open({str(seen)!r}, "a") as file:
+                        print(*sentences.tolist(), sep="\\n", file=file)
+                    return super().forward(sentences)
+
             chance = torch.Generator().manual_seed(0)
             words = torch.randint(100, (64, 5), generator=chance)
             course_lib.digits = lambda: TensorDataset(words, words[:, 0] % 10)
@@ -172,9 +177,13 @@ def test_with_a_network_and_data_of_ones_own(tmp_path: Path) -> None:
                 train_resume.train(train_resume.parse_arguments())
         """)
     )
-    words = [*files(tmp_path, "own"), "--samples", 64, "--batch-size", 8, "--epochs", 1]
-    assert ended(script, *words) == (0, "done: 8 steps on 1 rank\n", "")
-    resumed = "resumed after step 8 from own.pt\ndone: 8 steps on 1 rank\n"
+    words = [*files(tmp_path, "own"), "--samples", 64, "--batch-size", 8, "--epochs", 2]
+    assert ended(script, *words) == (0, "done: 16 steps on 1 rank\n", "")
+    lines = seen.read_text().splitlines()
+    first, second = lines[:64], lines[64:]
+    assert sorted(first) == sorted(second)
+    assert first != second
+    resumed = "resumed after step 16 from own.pt\ndone: 16 steps on 1 rank\n"
     assert ended(script, *words) == (0, resumed, "")
 
 
