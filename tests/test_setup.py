@@ -595,7 +595,7 @@ def test_make_test_and_test_all_run_what_they_say_and_stop_at_what_fails(
     assert called("test-change") == (0, rest, "make test-change: passed.")
     assert called("test-all") == (0, lint + everything, "make test-all: lint, tests and notebooks passed.")
     assert called("lint")[:2] == (0, lint)
-    for failing, until in {"ruff format": 2, "github-actions": 4, "-n 4": 5, "-m alone": 6}.items():
+    for failing, until in {"ruff format": 2, "github-actions": 4, "-n 4": 6, "-m alone": 6}.items():
         status, made, last = called("test-all", failing=failing)
         assert (status != 0, made, "passed" in last) == (True, (lint + everything)[:until], False)
 

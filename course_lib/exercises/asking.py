@@ -15,7 +15,6 @@ import os
 import pickle
 import random
 import reprlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,6 @@ REST = "This rests on what is above; that comes first."
 SO_FAR = "it held as far as your code came"
 GO_ON = "It counts once all was asked of it: what stopped your code stands above."
 MOST_NUMBERS = 400_000  # that a work may tell of an answer on one rank; eight letters are one
-SETTLE_SECONDS = 2.0  # for work that nobody waited for, so that no rank leaves while another is in it
 UNWAITED = (
     "rank {} started {} without waiting for the end of it: until somebody waits, nothing is sure to have "
     "arrived, nor to have left"
@@ -236,7 +234,7 @@ def in_group(work: Work) -> Work:
     def joined(answer: Any, *args: Any) -> Any:
         import torch.distributed as dist
 
-        from .traffic import waits
+        from .traffic import let_end, waits
 
         store, rank, count = next(dist.rendezvous("env://"))
         on_a_node_of_its_own()
@@ -254,10 +252,7 @@ def in_group(work: Work) -> Work:
                 meet("ends")
                 raise
         names = [name for name, _ in pending.values()]
-        until = time.monotonic() + SETTLE_SECONDS
-        while pending and time.monotonic() < until:
-            pending = {key: each for key, each in pending.items() if not each[1].is_completed()}
-            time.sleep(0.001)
+        let_end([work for _, work in pending.values()])  # no rank leaves while another is in it
         meet("ends")
         if names:
             raise Refused(UNWAITED.format(rank, " and ".join(dict.fromkeys(names))))

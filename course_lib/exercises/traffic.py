@@ -28,7 +28,8 @@ STARTS = (
 STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # how a store is written to
 READS = ("get", "multi_get", "queue_pop")  # and read
 MESSAGES = ("send", "recv")
-END_SECONDS = 2.0  # for collectives that nobody waits for
+END_SECONDS = 2.0  # for what nobody waits for
+is_completed = dist.Work.is_completed  # the real one: asking `waits` whether work has ended is waiting for it
 
 
 @dataclass
@@ -83,17 +84,18 @@ def traffic() -> Iterator[Traffic]:
     ):
         yield found
         found.unwaited = [name for name, _ in pending.values()]
-        _let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
+        # A thread of gloo's that ends a collective after the profiler may crash the process.
+        let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
     for event in profiler.events():
         if event.name.startswith("gloo:"):
             size = sum(math.prod(shape) for shape in event.input_shapes if shape)
             found.calls.append((event.name.removeprefix("gloo:"), size))
 
 
-def _let_end(works: list[dist.Work]) -> None:
-    """Before the profiler does: a thread of gloo's that ends a collective after it may crash the process."""
+def let_end(works: list[dist.Work]) -> None:
+    """Give work that nobody waited for `END_SECONDS` to end; for `waits`, nobody has waited for it then."""
     until = time.monotonic() + END_SECONDS
-    while time.monotonic() < until and not all(work.is_completed() for work in works):
+    while time.monotonic() < until and not all(map(is_completed, works)):
         time.sleep(0.001)
 
 

@@ -143,9 +143,12 @@ def train(args):
     data = digits()
     sampler = DistributedSampler(data, seed=args.seed)  # this rank's share of every epoch, shuffled
     on_gpu = device.type == "cuda"  # from pinned memory, a batch is copied while the GPU computes
-    workers = {"num_workers": args.workers, "worker_init_fn": deaf}
+    workers = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "worker_init_fn": deaf}
     loader = DataLoader(data, args.batch_size, sampler=sampler, pin_memory=on_gpu, **workers)
     atexit.register(end_workers)
+    # The workers start before the first collective: in Python 3.11, a process that is forked while a thread
+    # of gloo's ends one may hang for ever.
+    iter(loader)
 
     torch.manual_seed(args.seed)
     model = ConvNet(args.width).to(device)

@@ -85,10 +85,13 @@ class Shard(DistributedSampler):
         return super().__len__() - self.start
 
 
-def evaluate(model, data, args, device):
-    """Top-1 and top-5 over all ranks, each picture judged once: a DistributedSampler would repeat some."""
-    mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
-    loader = DataLoader(mine, args.batch_size, num_workers=args.workers, worker_init_fn=deaf)
+def my_part(data):
+    """Each picture is one rank's: a DistributedSampler would repeat some, so that all ranks have as many."""
+    return Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+
+
+def evaluate(model, loader, args, device):
+    """Top-1 and top-5 over the parts of all ranks."""
     counts = torch.zeros(3, dtype=torch.int64, device=device)  # right at once, among the best 5, judged
     model.eval()
     with torch.no_grad():
@@ -98,7 +101,7 @@ def evaluate(model, data, args, device):
             hits = scores.topk(min(5, scores.shape[1])).indices == labels.to(device)[:, None]
             counts += torch.stack([hits[:, 0].sum(), hits.sum(), counts.new_tensor(len(labels))])
     model.train()
-    dist.all_reduce(counts)  # counts, not shares: the ranks' shards differ
+    dist.all_reduce(counts)  # counts, not shares: the ranks' parts differ
     return [hits / counts[2].item() for hits in counts[:2].tolist()]
 
 
@@ -143,11 +146,15 @@ def train(args):
     data = ImageFolder(folder / "train", v2.Compose(crop), loader=read)
     held_out = ImageFolder(folder / "val", v2.Compose(center), loader=read)
     sampler = Shard(data, seed=args.seed)
-    options = {"sampler": sampler, "num_workers": args.workers, "persistent_workers": args.workers > 0}
+    options = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
     options |= {"worker_init_fn": deaf, "pin_memory": on_gpu}
+    judged = DataLoader(my_part(held_out), args.batch_size, **options)
     # Without the last, shorter batch: batch norm cannot take the spread of a single picture.
-    loader = DataLoader(Augmented(data, args.seed), args.batch_size, drop_last=True, **options)
+    options |= {"sampler": sampler, "drop_last": True}
+    loader = DataLoader(Augmented(data, args.seed), args.batch_size, **options)
     atexit.register(end_workers)
+    for each in (loader, judged):  # the workers start before the first collective: in Python 3.11, a process
+        iter(each)  # that is forked while a thread of gloo's ends one may hang for ever
     if held_out.classes != data.classes or not (steps := len(loader)):
         sys.exit(f"{folder}: other classes in val, or no full batch for each rank" if rank == 0 else 1)
 
@@ -211,7 +218,7 @@ def train(args):
             if buffer.is_floating_point():
                 dist.all_reduce(buffer)
                 buffer /= world_size
-        top1, top5 = evaluate(model, held_out, args, device)
+        top1, top5 = evaluate(model, judged, args, device)
         log(top1=top1, top5=top5)
         if rank == 0:
             speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, {waited / seconds:.0%} waiting"
