@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# For a process that forks: its memory in huge pages, Python's objects too, so that a fork has fewer to copy.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
 
 
 class LineProcess:
@@ -54,7 +52,7 @@ class LineProcess:
             self._process = process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
-                env=os.environ | {"COURSE_HOME": self._home, "PYTHONPATH": _path()} | HUGE_PAGES,
+                env=os.environ | {"COURSE_HOME": self._home, "PYTHONPATH": _path()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
