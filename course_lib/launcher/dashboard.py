@@ -70,20 +70,20 @@ class SafeView(View):
 
     def update(self) -> None:
         if self._works:
-            self._try(self._view.update)
+            self._try(self._view.update, "the run goes on without its display")
 
     def finish(self) -> None:
         """Also after a failure: what stays may need less than what is live."""
-        self._try(self._view.finish)
+        self._try(self._view.finish, "the run is over, and what its display keeps cannot all be shown")
 
-    def _try(self, show: Callable[[], None]) -> None:
+    def _try(self, show: Callable[[], None], otherwise: str) -> None:
         try:
             show()
         except Exception as error:
             if self._works:
                 with contextlib.suppress(Exception):  # nobody may be there to read it
                     why = f"{type(error).__name__}: {error}"
-                    print(f"course_lib: the run goes on without its display ({why})", file=sys.stderr)
+                    print(f"course_lib: {otherwise} ({why})", file=sys.stderr)
             self._works = False
 
 
@@ -176,11 +176,12 @@ class NotebookView(View):
         )
         self._warning = ipywidgets.HTML()
         self._warning.add_class("course-warning")
-        self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
-        self._box.add_class("course-dashboard")
+        box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
+        box.add_class("course-dashboard")
         # no text/plain: nothing is left of a run that has nothing to draw, however long it took
-        view = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+        view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
         self._handle = display({WIDGET: view}, raw=True, display_id=True)
+        self._box = box
 
     def _stop_button(self) -> Any:
         """A button; where no click arrives before the cell has ended, what to do instead."""
@@ -208,6 +209,13 @@ class NotebookView(View):
         self._image.value = self._figure.live_png()
 
     def finish(self) -> None:
+        try:
+            self._show_figures()
+        finally:
+            for line in printed_lines(self.run):
+                print(line)
+
+    def _show_figures(self) -> None:
         from IPython.display import display
 
         if self._box is not None:
@@ -227,8 +235,6 @@ class NotebookView(View):
             display(table, raw=True)
         elif self._box is not None:
             self._handle.update({}, raw=True)
-        for line in printed_lines(self.run):
-            print(line)
 
 
 _drawn: dict[int, RunFigure] = {}  # the live picture of the run before, by its number of ranks

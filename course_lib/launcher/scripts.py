@@ -108,13 +108,13 @@ def torchrun(
     again = {} if max_restarts == 0 else FRESH_STORE
     shape = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
     meet = ["--standalone"] if nnodes == 1 else ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
-    run = Run.create(
-        path.name,
-        world_size,
-        command=shlex.join([*map("=".join, again.items()), "torchrun", *shape, *meet, *words]),
-        max_restarts=max_restarts,
-    )
-    with loopback_store() as port:
+    with loopback_store() as port:  # it loads PyTorch: an interrupt meanwhile leaves no run
+        run = Run.create(
+            path.name,
+            world_size,
+            command=shlex.join([*map("=".join, again.items()), "torchrun", *shape, *meet, *words]),
+            max_restarts=max_restarts,
+        )
         meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={uuid.uuid4().hex[:8]}"]
         meeting += ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]
         commands, environments = [], []

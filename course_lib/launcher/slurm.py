@@ -118,9 +118,6 @@ def slurm(
         max_restarts=max_restarts,
     )
     job = run.folder / JOB_SCRIPT
-    job.write_text(text)
-    (run.folder / "torchrun").mkdir()
-    run.note_job(command=shlex.join(["sbatch", str(job)]))
     given = {
         "COURSE_RUN": str(run.folder),
         "PYTHONUNBUFFERED": "1",
@@ -128,12 +125,14 @@ def slurm(
         "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "16"),  # see environment.py
     }
     where = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
-    watch(
-        run,
-        lambda _: Job(run, lambda: cluster.submit(job, where, given), max_restarts > 0, queue_timeout),
-        timeout,
-        view_of(run, dashboard),
-    )
+
+    def submitted(_: object) -> Job:
+        job.write_text(text)
+        (run.folder / "torchrun").mkdir()
+        run.note_job(command=shlex.join(["sbatch", str(job)]))
+        return Job(run, lambda: cluster.submit(job, where, given), max_restarts > 0, queue_timeout)
+
+    watch(run, submitted, timeout, view_of(run, dashboard))
     return run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,16 +34,18 @@ def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float 
             view.finish()
             raise
         try:
-            try:
+            with contextlib.suppress(OSError):
                 clear_old()  # while the ranks begin
-                error = _follow(run, ranks, timeout, view)
-            finally:
-                ranks.kill()
+            error = _follow(run, ranks, timeout, view)
+            text = "" if error is None else str(error)
         except BaseException as reason:
-            run.end("failed", f"the ranks were ended, since nobody watches them any more: {reason!r}")
-            raise
+            error, text = reason, f"the launcher itself failed, so the ranks were ended: {reason!r}"
+        try:
+            ranks.kill()
+        except Exception as reason:
+            print(f"course_lib: a process of this run may still be there: {reason!r}", file=sys.stderr)
         state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
-        run.end(state, "" if error is None else str(error))
+        run.end(state, text)
         if error is None and run.trusted:
             error = _load_results(run)
         view.finish()

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class JobFacts:
     folder: Path
     _facts: dict[str, Any]
     watched: bool  # a launcher in this process writes down how it stands
+    _read_again: Callable[[], None]
 
     @property
     def job(self) -> int | None:
@@ -103,7 +105,7 @@ class JobFacts:
         """Whether torchrun was told to start ranks anew that have failed."""
         return self._facts.get("max_restarts", 0) > 0
 
-    # --- written by the launcher, or by whoever opens the run when no launcher is left ---------------------
+    # --- written by the launcher, or by refresh() when no launcher is left -------------------------------
 
     def note_job(self, standing: cluster.Standing | None = None, **facts: Any) -> None:
         """Keep how it stands; what has not changed is not written again."""
@@ -124,6 +126,7 @@ class JobFacts:
     def take_over(self) -> None:
         """From now on this process watches it, and writes down how it stands."""
         self.watched = True
+        self._read_again()
         for name in ("error", "seconds"):
             self._facts.pop(name, None)
         self._facts |= {"state": "running", "kernel_pid": os.getpid(), "host": socket.gethostname()}
@@ -134,11 +137,11 @@ class JobFacts:
         standing = cluster.ask(job)
         with contextlib.suppress(OSError):  # it is somebody else's folder, or the disk is full
             self.note_job(standing)
-            if standing.over:
-                code = exit_status(self.folder)
-                well = standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and code == 0)
-                error = "" if well else self._how_it_ended(standing, code)
-                self.end("done" if well else "failed", error)
+        if standing.over:
+            code = exit_status(self.folder)
+            well = standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and code == 0)
+            error = "" if well else self._how_it_ended(standing, code)
+            self.end("done" if well else "failed", error)
 
     def _of_a_job(self, so_far: float) -> float:
         """How long it was at work, by seconds since its start: nobody may have watched its end."""

@@ -22,6 +22,8 @@ LONGEST = 30 * 86_400.0  # seconds that a job of Slurm, or a run of another mach
 KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}
 KINDS |= {"job": int, "submitted": int | float, "queued_seconds": int | float, "nodes": str, "reason": str}
 MOST_RANKS = 1 << 16
+# What `facts_of` raises for a file that is not there, or damaged
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 def folder_of_runs() -> Path:

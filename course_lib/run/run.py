@@ -26,7 +26,7 @@ from ..figures.tables import html_table
 from ..hardware import oom_kills
 from ..run_folder import PROGRAM, RUN, RankFiles, ranks_seen, write_whole
 from .job import JobFacts
-from .kept import LASTING, facts_of, folder_of_runs, is_watched, kernel_of, newest_first
+from .kept import LASTING, UNREADABLE, facts_of, folder_of_runs, is_watched, kernel_of, newest_first
 from .trace import ByRank, Trace
 
 if TYPE_CHECKING:
@@ -116,13 +116,13 @@ class Run(JobFacts):
                 )
         try:
             return cls(path, facts_of(path))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
     def refresh(self) -> Run:
-        """Read again how it stands; of a job of Slurm that no kernel watches any more, ask Slurm.
+        """Read the run's file again; for a Slurm job that no kernel watches any longer, ask Slurm.
 
-        `Run.open` and all attributes tell what is known, at once; Slurm may take a minute to answer.
+        `Run.open` and all attributes return at once what is known; Slurm may take a minute to answer.
 
         Returns
         -------
@@ -132,15 +132,18 @@ class Run(JobFacts):
         Raises
         ------
         cluster.SlurmError
-            There is no answer; what was known stays.
+            Slurm gave no answer; what was known is kept.
         """
         if self.watched or self.state not in LASTING:
             return self
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            self._facts |= facts_of(self.folder)
+        self._read_again()
         if self.job is not None and self.state in LASTING and not is_watched(self._facts):
             self._ask(self.job)
         return self
+
+    def _read_again(self) -> None:
+        with contextlib.suppress(*UNREADABLE):
+            self._facts |= facts_of(self.folder)
 
     def end(self, state: str, error: str = "") -> None:
         """Write down how it ended."""
@@ -334,9 +337,11 @@ class Run(JobFacts):
     def headline(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         again = f", restart {self.restarts} of {self._facts['max_restarts']}" if self.restarts else ""
+        alone = self.job is not None and self.state in LASTING and not is_watched(self._facts)
+        asked = "; known when Slurm was last asked: run.refresh() asks again" if alone else ""
         if self.waits():
-            return f"{self.name}: {ranks}, {self.waits()}"
-        return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}"
+            return f"{self.name}: {ranks}, {self.waits()}{asked}"
+        return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}{asked}"
 
     def __repr__(self) -> str:
         return f"<Run {self.headline()}>"

@@ -90,6 +90,16 @@ def deaf(worker):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def start_workers(loader):
+    """Fork them before the first collective, and let them load nothing yet.
+
+    In Python 3.11, a process that forks while a gloo thread ends a collective may leave a worker that hangs.
+    """
+    sampler, loader.batch_sampler.sampler = loader.batch_sampler.sampler, ()
+    iter(loader)
+    loader.batch_sampler.sampler = sampler
+
+
 def end_workers():
     """At the end of a rank that failed: Python would send SIGTERM to its deaf workers, and wait for ever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # to the loader, a worker's death would be an error
@@ -144,11 +154,12 @@ def train(args):
     sampler = DistributedSampler(data, seed=args.seed)  # this rank's share of every epoch, shuffled
     on_gpu = device.type == "cuda"  # from pinned memory, a batch is copied while the GPU computes
     workers = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "worker_init_fn": deaf}
+    # The workers' random numbers: others on each rank, and after a restart from a checkpoint.
+    kept = args.checkpoint.read_bytes() if args.checkpoint and args.checkpoint.is_file() else b""
+    workers["generator"] = torch.Generator().manual_seed(hash((args.seed, rank, zlib.crc32(kept))) % 2**63)
     loader = DataLoader(data, args.batch_size, sampler=sampler, pin_memory=on_gpu, **workers)
     atexit.register(end_workers)
-    # The workers start before the first collective: in Python 3.11, a process that is forked while a thread
-    # of gloo's ends one may hang for ever.
-    iter(loader)
+    start_workers(loader)
 
     torch.manual_seed(args.seed)
     model = ConvNet(args.width).to(device)

@@ -86,7 +86,7 @@ class Shard(DistributedSampler):
 
 
 def my_part(data):
-    """Each picture is one rank's: a DistributedSampler would repeat some, so that all ranks have as many."""
+    """Each picture belongs to one rank: a DistributedSampler would repeat some, for equal numbers."""
     return Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
 
 
@@ -108,6 +108,16 @@ def evaluate(model, loader, args, device):
 def deaf(worker):
     """For the loader's workers. SIGTERM goes to all processes of a rank; it needs them until it has saved."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def start_workers(loader):
+    """Fork them before the first collective, and let them load nothing yet.
+
+    In Python 3.11, a process that forks while a gloo thread ends a collective may leave a worker that hangs.
+    """
+    sampler, loader.batch_sampler.sampler = loader.batch_sampler.sampler, ()
+    iter(loader)
+    loader.batch_sampler.sampler = sampler
 
 
 def end_workers():
@@ -153,8 +163,8 @@ def train(args):
     options |= {"sampler": sampler, "drop_last": True}
     loader = DataLoader(Augmented(data, args.seed), args.batch_size, **options)
     atexit.register(end_workers)
-    for each in (loader, judged):  # the workers start before the first collective: in Python 3.11, a process
-        iter(each)  # that is forked while a thread of gloo's ends one may hang for ever
+    start_workers(loader)
+    start_workers(judged)
     if held_out.classes != data.classes or not (steps := len(loader)):
         sys.exit(f"{folder}: other classes in val, or no full batch for each rank" if rank == 0 else 1)
 
@@ -237,7 +247,7 @@ def parse_arguments():
     add("--lr", type=float, default=0.1, help="SGD's highest learning rate, for a global batch of 256")
     add("--size", type=int, default=224, help="pixels that the network sees, each way")
     add("--shrink", action="store_true", help="decode large JPEGs at 1/2, 1/4 or 1/8 of their size")
-    add("--workers", type=int, default=0, help="processes that decode and augment, for each rank")
+    add("--workers", type=int, default=0, help="processes that decode, for each rank; as many for evaluation")
     add("--amp", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
     add("--seed", type=int, default=0, help="of the first weights, the order and the crops")
     add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from course_lib import RankError, RankTimeout, Run, launch
 from course_lib.launcher import watch
 from course_lib.launcher.dashboard import TerminalView
+from course_lib.launcher.processes import Ranks
 from tests.support.cells import cell, quiet_launch
 from tests.support.processes import wait_for
 
@@ -250,23 +251,51 @@ def test_a_display_that_fails_ends_no_run(
     )
 
 
-def test_a_display_that_fails_at_the_end_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_display_that_fails_at_the_end_hides_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(TerminalView, "finish", a_broken_pipe)
     with pytest.raises(RankError, match=r"rank \d raised ZeroDivisionError"):
         launch(lambda: 1 / 0, nprocs=2, device="cpu")
     assert Run.open().state == "failed"
+    assert "the run is over, and what its display keeps cannot all be shown" in capsys.readouterr().err
 
 
-def test_where_watching_fails_the_ranks_end_and_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "clear_old", a_broken_pipe)
+def test_where_watching_fails_the_ranks_end_and_the_run_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch.waiting, "whereabouts", a_broken_pipe)  # asked for the report of a failure
     with pytest.raises(BrokenPipeError):
-        quiet_launch(time.sleep, 600)
+        launch(lambda: print("a last line") or 1 / 0, nprocs=2, device="cpu")
     run = Run.open()
     assert (run.state, run.error) == (
         "failed",
-        "the ranks were ended, since nobody watches them any more: BrokenPipeError('nobody reads')",
+        "the launcher itself failed, so the ranks were ended: BrokenPipeError('nobody reads')",
     )
     assert gone(run)
+    assert "a last line" in capsys.readouterr().out, "the display has come to its end"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_cannot_be_ended_changes_nothing_of_what_is_told(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill = Ranks.kill
+
+    def hung(ranks: Ranks) -> None:
+        kill(ranks)
+        raise subprocess.TimeoutExpired("a rank", 5)
+
+    monkeypatch.setattr(Ranks, "kill", hung)
+    with pytest.raises(RankError, match="ZeroDivisionError") if fails else contextlib.nullcontext():
+        quiet_launch(lambda: 1 // (not fails))
+    assert Run.open().state == ("failed" if fails else "done")
+    assert "a process of this run may still be there: TimeoutExpired" in capsys.readouterr().err
+
+
+def test_old_runs_that_cannot_be_removed_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "clear_old", a_broken_pipe)
+    assert quiet_launch(int).state == "done"
 
 
 def test_the_environment_is_as_torchrun_sets_it() -> None:

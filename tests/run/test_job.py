@@ -16,13 +16,13 @@ import pytest
 
 from course_lib import Run, cluster
 from course_lib.cluster import SlurmError, Standing
-from course_lib.run import job as of_job
 from course_lib.run import kept
 from course_lib.run_folder import JOB_ENDED, PROGRAM, TICK, RankFiles
 
 QUEUED = Standing("PENDING", "Resources")
 AT_WORK = Standing("RUNNING", "", "node[1-2]", 40.0)
 DONE = Standing("COMPLETED", "", "node[1-2]", 40.0, 7.0)
+ASKED = r"; known when Slurm was last asked: run\.refresh\(\) asks again"
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_from_the_queue_to_its_end(nobody: int, slurm_says: list[Any]) -> None:
     run.refresh()
     assert (run.state, run.reason, run.seconds, run.nodes) == ("queued", "Resources", 0.0, "")
     assert re.fullmatch(
-        r"train\.py: 2 ranks, job 12 waits in the queue, 1\d\d s \(Resources\)", run.headline()
+        rf"train\.py: 2 ranks, job 12 waits in the queue, 1\d\d s \(Resources\){ASKED}", run.headline()
     )
     assert run.results == [None, None]
 
@@ -107,7 +107,7 @@ def test_what_is_known_is_told_without_asking(nobody: int, slurm_says: list[Any]
     assert (run.state, run.error, run.nodes) == ("queued", "", "")
     assert run.queued_seconds > 99
     assert run.seconds == 0.0
-    assert "waits in the queue" in repr(run)
+    assert re.fullmatch(rf"<Run .* waits in the queue, 1\d\d s{ASKED}>", repr(run))
     assert "waits in the queue" in run._repr_html_()
     assert (run.folder / "run.json").read_bytes() == before
 
@@ -158,10 +158,9 @@ def test_the_folder_of_somebody_else(
 ) -> None:
     run = submitted(nobody)
     slurm_says.append(DONE)
-    monkeypatch.setattr(
-        of_job.JobFacts, "note_job", lambda *_, **__: (_ for _ in ()).throw(PermissionError())
-    )
-    assert run.refresh().state == "queued"
+    monkeypatch.setattr(Run, "_save", lambda _: (_ for _ in ()).throw(PermissionError()))
+    assert (run.refresh().state, run.error) == ("done", "")
+    assert Run.open(run.folder).state == "queued", "nothing could be written"
 
 
 def test_a_clock_that_goes_otherwise_on_a_node(nobody: int) -> None:

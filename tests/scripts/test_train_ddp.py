@@ -324,6 +324,41 @@ def test_a_worker_fails_and_the_program_ends(tmp_path: Path, monkeypatch: pytest
     assert processes_marked("MARK_OF_A_TEST", str(tmp_path)) == []
 
 
+def test_workers_draw_other_numbers_on_each_rank_after_a_restart_and_for_another_seed(tmp_path: Path) -> None:
+    """What a data set of a learner's own draws, in the workers; they start before the model has its seed."""
+    script = changed(
+        tmp_path / "noise.py",
+        f"""
+        class Noise(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, number):
+                return torch.rand(1, 28, 28), 0
+
+        def track(loader):
+            for images, labels in loader:
+                with open({str(tmp_path)!r} + "/drawn", "a") as file:
+                    file.write("".join(f"{{image[0, 0, 0].item()}}\\n" for image in images))
+                yield images, labels
+
+        program.digits, program.track = lambda train=True: Noise(), track
+        """,
+    )
+    words = [*TORCHRUN, script, "--width", 2, "--batch-size", 2, "--workers", 1, "--checkpoint"]
+    drawn: list[str] = []
+    for each in (["a.pt", "--epochs", 1], ["a.pt", "--epochs", 2], ["b.pt", "--epochs", 1, "--seed", 1]):
+        code, _, errors = typed(*words, tmp_path / each[0], *each[1:])
+        assert code == 0, errors
+        drawn = (tmp_path / "drawn").read_text().split()
+    assert len(drawn) == 3 * 8
+    assert len(set(drawn)) == len(drawn)
+
+    code, _, errors = typed(*words, tmp_path / "c.pt", "--epochs", 1)
+    assert code == 0, errors
+    assert set((tmp_path / "drawn").read_text().split()) == set(drawn), "the same seed, the same numbers"
+
+
 def test_with_torch_alone(tmp_path: Path) -> None:
     """No course_lib, no NumPy, no psutil: what PyTorch asks for itself, and nothing else."""
     site = tmp_path / "site"

@@ -149,36 +149,33 @@ def test_no_worker_is_forked_after_a_collective(name: str, tmp_path: Path, folde
     script = changed(
         tmp_path / "told.py",
         """
-        import multiprocessing.popen_fork
+        import multiprocessing.process
 
         made = []
 
-        class Told(program.DDP):
-            def __init__(self, *args, **named):
-                made.append("DDP")
-                super().__init__(*args, **named)
+        def noted(what, real):
+            def call(*args, **named):
+                made.append(what)
+                return real(*args, **named)
 
-        real = multiprocessing.popen_fork.Popen._launch
+            return call
 
-        def launch(self, process):
-            made.append("worker")
-            real(self, process)
-
-        def told(group=None, real=torch.distributed.destroy_process_group):
-            print("made:", *made)
-            real(group)
-
-        program.DDP = Told
-        multiprocessing.popen_fork.Popen._launch = launch
-        torch.distributed.destroy_process_group = told
+        process = multiprocessing.process.BaseProcess
+        process.start = noted("worker", process.start)
+        program.DDP = noted("DDP", program.DDP)
+        for name in ("all_reduce", "broadcast", "broadcast_object_list", "barrier"):
+            setattr(program.dist, name, noted(name, getattr(program.dist, name)))
+        program.dist.destroy_process_group = lambda *_: print("made:", *made)
         """,
         name,
     )
     words = [*SMALL, "--data", folder] if name == "train_imagenet" else ["--width", 2, "--batch-size", 500]
     code, output, errors = typed(script, *words, "--epochs", 2, "--workers", 1)
     assert code == 0, errors
-    each = {"train_imagenet": ["worker"] * 2, "train_ddp": ["worker"]}[name]
-    assert output.splitlines()[-1].split() == ["made:", *each, "DDP"]
+    workers = {"train_imagenet": 2, "train_ddp": 1}[name]
+    made = output.splitlines()[-1].split()
+    assert made[: workers + 2] == ["made:", *["worker"] * workers, "DDP"]
+    assert "worker" not in made[workers + 1 :]
 
 
 def test_alone_without_the_course_and_a_kill_leaves_no_worker(tmp_path: Path, folder: Path) -> None:
