@@ -1,7 +1,7 @@
-# The course's commands: `make` lists them. PYTHON=python3.12 make lab takes another Python than python3.
+# The course's commands: `make` lists them. PYTHON=python3.12 make lab uses that Python instead of python3.
 PYTHON ?= python3
 
-# What runs in .venv meets .venv's programs (pip, torchrun) and kernel before those of the user and the machine.
+# Commands in .venv find its programs (pip, torchrun) and kernel before those of the user and the machine.
 VENV := $(CURDIR)/.venv
 IN_VENV = VIRTUAL_ENV="$(VENV)" PATH="$(VENV)/bin:$$PATH" \
           JUPYTER_PATH="$(VENV)/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}"
@@ -11,7 +11,7 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-
 PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers -p tests.support.selection $(NBVAL) --durations=10
 SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits
 
-# What measures time or memory runs alone, after the others, also where one of these has failed.
+# Tests that measure time or memory run alone, after the others, even if one of these has failed.
 define IN_TWO_PARTS
 @status=0; \
 $(PYTEST) $(SIDE_BY_SIDE) -m "$(1)not alone" $(2) lessons tests || status=1; \
@@ -56,7 +56,7 @@ test-all: lint  ## everything; ARGS=--record-durations keeps how long each test 
 	$(call IN_TWO_PARTS,,$(ARGS))
 	@echo "make test-all: lint, tests and notebooks passed."
 
-# Its own COURSE_HOME: the digits of a newer matplotlib would hide what this one draws.
+# A separate COURSE_HOME: digits drawn by a newer matplotlib would hide what this one draws.
 oldest: VENV := $(CURDIR)/.venv-oldest
 oldest: export COURSE_HOME = $(VENV)/course-home
 oldest:  ## doctor, core tests and four lessons with the lowest versions that pyproject.toml allows (.venv-oldest)

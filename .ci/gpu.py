@@ -1,20 +1,20 @@
-"""`make gpu`: all that a GPU can tell about this course, for a machine that is lent for half an hour.
+"""`make gpu`: try all that needs a GPU in this course, on a machine that is lent for half an hour.
 
-    make gpu ARGS="--fetch .whl"         the day before, where there is an index: wheels for the other machine
-    make gpu WHEELS=.whl OUT=/somewhere  there, by PYTHON (3.12, with torch, torchvision, matplotlib)
-    python3 .ci/gpu.py --wheels .whl     the same, where there is no make
-    make gpu                             where an index served `make setup`: by .venv, or else by PYTHON
-    make gpu ARGS="--minutes 9"          stops after 9 minutes, not 24; with --resume it goes on, for 9 more
-    make gpu ARGS="lesson/06 figure"     only the parts whose names begin so
-    make gpu ARGS="--keep gpu.zip"       back home: its recorded figures go into lessons/recorded/gpu
+    make gpu ARGS="--fetch .whl"         the day before, with a package index: download wheels for it
+    make gpu WHEELS=.whl OUT=/somewhere  there, with PYTHON (3.12 with torch, torchvision, matplotlib)
+    python3 .ci/gpu.py --wheels .whl     the same, without make
+    make gpu                             after `make setup`: with .venv; otherwise with PYTHON
+    make gpu ARGS="--minutes 9"          stop after 9 minutes instead of 24; with --resume, go on for 9 more
+    make gpu ARGS="lesson/06 figure"     only the parts with these prefixes
+    make gpu ARGS="--keep gpu.zip"       back home: copy its recorded figures into lessons/recorded/gpu
 
-It works in `.gpu`, in parts: each is a process of its own with a time limit, and one that fails or hangs
-costs the others nothing. After each part OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs
-from what the lessons say), `state.json`, and in `gpu.zip` these, the logs and the executed notebooks. On a
-GPU the recorded figures are in `lessons/recorded/gpu`, too. Without one this is a rehearsal: parts that need
-a GPU are skipped by name.
+The work is done in `.gpu`, in parts: each is a separate process with a time limit, and the others go on if it
+fails or hangs. After each part, OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs from what
+the lessons say), `state.json`, and `gpu.zip` with these, the logs and the executed notebooks. On a GPU, the
+recorded figures are also in `lessons/recorded/gpu`. Without a GPU this is a rehearsal: parts that need one
+are skipped by name.
 
-Standard library only: on that machine nothing else is certain.
+Standard library only: nothing else is certain to be installed on that machine.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ WORK = ROOT / ".gpu"
 RECORDED = ROOT / "lessons" / "recorded" / "gpu"
 REHEARSED = (
     ROOT / "tests" / "gpu" / "rehearsed.json"
-)  # from OUT of a rehearsal: which cells differ without a GPU
-MARK = "COURSE_GPU_PART"  # in the environment of all that a part starts
-SKIPPED = 77  # the exit code of what could not be tried here
-# Between two launches no process of a lesson uses the GPU, and a driver that nobody uses shuts it down.
+)  # from a rehearsal's OUT: the cells that differ without a GPU
+MARK = "COURSE_GPU_PART"  # environment variable of all processes that a part starts
+SKIPPED = 77  # exit code of a part that cannot run on this machine
+# Between two launches no process of a lesson uses the GPU, and an idle driver shuts the GPU down.
 KEEPS_THE_GPU_AWAKE = "import sys, torch; torch.ones(1, device='cuda'); sys.stdin.read()"
-GRACE = 15  # seconds between the interrupt of a part that takes too long, and its end
-ENDED = {"done", "skipped", "failed", "hung"}  # not to be done again by --resume
+GRACE = 15  # seconds between interrupting a part that takes too long and killing it
+ENDED = {"done", "skipped", "failed", "hung"}  # --resume does not run these parts again
 
-# What the course needs beside torch, torchvision, numpy, pillow and matplotlib, which such machines have
+# What the course needs besides torch, torchvision, numpy, pillow and matplotlib, which such machines have
 WHEELS = ["ipykernel", "nbclient", "nbformat", "nbval", "pytest", "ipywidgets", "cloudpickle", "psutil"]
 WHEELS += ["platformdirs", "nvidia-ml-py", "transformers"]
 ARE_THERE = {"numpy", "pillow", "matplotlib", "torch", "torchvision", "triton", "contourpy", "kiwisolver"}
@@ -77,7 +77,7 @@ NEXT = (
 
 @dataclass(frozen=True)
 class Part:
-    """A command with a time limit; those of one group may run side by side."""
+    """A command with a time limit; parts that have a group may run side by side."""
 
     name: str
     command: list[str]
@@ -86,7 +86,7 @@ class Part:
 
 
 class Course:
-    """Where the parts run, and what became of each."""
+    """The environment and the deadline of all parts, and the outcome of each."""
 
     def __init__(
         self, python: str, site: Path | None, out: Path, minutes: float, began: float | None = None
@@ -105,9 +105,9 @@ class Course:
             "PATH": os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")]),
             "COURSE_HOME": str(WORK / "home"),
             "PYTHONUNBUFFERED": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # of the machine: older than our pytest
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the machine's may be older than our pytest
         }
-        # Where it is set, as in many containers, each rank would compile all that it imports.
+        # Many containers set it; each rank would then compile everything that it imports.
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if site:
             self.environment["JUPYTER_PATH"] = str(site / "share" / "jupyter")
@@ -115,7 +115,7 @@ class Course:
     # --- a part -------------------------------------------------------------------------------------------
 
     def run(self, part: Part) -> None:
-        """Run it, unless the time is up, and note what became of it."""
+        """Run a part, unless the time is up, and note the outcome."""
         if self.stopped:
             return
         left = self.deadline - time.monotonic()
@@ -144,7 +144,7 @@ class Course:
             self.note(part, "failed" if code else "done", seconds, words)
 
     def until(self, part: Part, log: Path, seconds: float) -> int | None:
-        """The exit code of its command; None where it took too long. Nothing that it started lives on."""
+        """Run a part's command, kill all that it started, and return its exit code; None after a timeout."""
         mark = uuid.uuid4().hex
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -160,7 +160,7 @@ class Course:
             try:
                 return process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
-                send(process.pid, signal.SIGINT)  # what can still report where it was, does
+                send(process.pid, signal.SIGINT)  # a chance to report where it was
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=GRACE)
                 return None
@@ -173,7 +173,7 @@ class Course:
                 self.running.discard(process.pid)
 
     def stop(self) -> None:
-        """End what runs; nothing else begins."""
+        """Kill the running parts and start no others."""
         self.stopped = True
         for pid in list(self.running):
             send(pid, signal.SIGKILL)
@@ -192,7 +192,7 @@ class Course:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """A process that holds the GPU, if there is one, for as long as the parts run."""
+        """Let a process hold the GPU, if there is one, while the parts run."""
         if not self.facts["gpus"]:
             yield
             return
@@ -206,7 +206,7 @@ class Course:
     # --- what is written --------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """All that is known by now, each file beside its place first: whoever reads has the whole of it."""
+        """Write all results so far; each file replaces the last one at once, so no reader sees half of it."""
         self.out.mkdir(parents=True, exist_ok=True)
         state = json.dumps({"facts": self.facts, "parts": self.state}, indent=1, ensure_ascii=False) + "\n"
         replace(WORK / "state.json", state)
@@ -221,13 +221,13 @@ class Course:
             for name in ("summary.md", "differences.md", "state.json"):
                 archive.write(self.out / name, name)
             for path in sorted((WORK / "parts").rglob("*")):
-                with contextlib.suppress(FileNotFoundError):  # a part at work replaces its files
+                with contextlib.suppress(FileNotFoundError):  # a running part replaces its files
                     if path.is_file() and not path.name.endswith(".new"):
                         archive.write(path, path.relative_to(WORK))
         new.replace(self.out / "gpu.zip")
 
     def ask(self, code: str, seconds: float = 240) -> str:
-        """What a line of Python prints there; empty, with a word to the reader, where it fails."""
+        """Return the last line that code prints in the parts' Python; empty, with a message, if it fails."""
         command = [self.python, "-c", code]
         both = {
             "stdout": subprocess.PIPE,
@@ -255,7 +255,7 @@ def send(pid: int, number: int) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with this mark in their environment, in whatever session they are; on Linux."""
+    """Return the ids of the processes with this mark in their environment, in any session (on Linux)."""
     found = []
     for path in glob.glob("/proc/[0-9]*/environ"):
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -265,7 +265,7 @@ def marked(mark: str) -> list[int]:
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that says something."""
+    """Return the last line of a log that contains words."""
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in reversed(lines):
@@ -282,7 +282,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What is in a file; None where there is none, or half of one."""
+    """Return the content of a JSON file; None if it is missing or incomplete."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -325,16 +325,16 @@ def summary(facts: dict[str, Any], state: dict[str, dict[str, Any]]) -> str:
 
 
 def rehearsed(facts: dict[str, Any], parts: Path) -> dict[str, Any]:
-    """Which cells of which lesson differ without a GPU: an older torch does that."""
+    """Return torch's version and each lesson's cells that differ without a GPU: an older torch does that."""
     lessons = filter(None, [read_json(path) for path in sorted((parts / "lesson").glob("*/differs.json"))])
     cells = {each["lesson"]: [cell["cell"] for cell in each["differs"]] for each in lessons}
     return {"torch": facts["torch"], "cells": {lesson: found for lesson, found in cells.items() if found}}
 
 
 def differences(facts: dict[str, Any], parts: Path, without: dict[str, Any] | None = None) -> str:
-    """What differs from what the lessons say: claims, tests, cells. And what they say that nobody has run.
+    """Report the claims, tests and cells that differ from the lessons, and statements never yet run.
 
-    ``without`` is what a rehearsal found: cells that differ without a GPU, too.
+    ``without`` is the result of a rehearsal: cells that differ there, with the same torch, are marked.
     """
     same_torch = bool(without) and bool(facts) and without["torch"] == facts["torch"] and facts["gpus"]
     known = without["cells"] if same_torch else {}
@@ -375,7 +375,7 @@ def differences(facts: dict[str, Any], parts: Path, without: dict[str, Any] | No
 
 
 def parts(python: str, figures: list[str]) -> list[Part]:
-    """What is worth most comes first: the time may be up before the end."""
+    """List all parts, the most valuable first: time may run out before the end."""
 
     def of(name: str, seconds: float, module: str, *words: str, group: str = "") -> Part:
         out = ["--out", str(WORK / "parts" / name)]
@@ -385,7 +385,7 @@ def parts(python: str, figures: list[str]) -> list[Part]:
     found.append(of("claims", 240, "tests.gpu.claims"))
     found += [of(f"figure/{name}", 240, "tests.gpu.figures", name) for name in figures]
     for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
-        # -p no:cacheprovider: it would write into the course
+        # -p no:cacheprovider: the cache would be written into the course
         command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", str(path)]
         found.append(Part(f"tests/{path.stem.removeprefix('test_')}", command, 300))
     for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb")):
@@ -395,7 +395,7 @@ def parts(python: str, figures: list[str]) -> list[Part]:
 
 
 def side_by_side() -> int:
-    """Lessons at once: four cores for each, so that one on two cores is like one that was saved."""
+    """Return how many lessons run at once: one per four cores, so each runs as on the two it was saved on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(4, cores // 4))
 
@@ -409,7 +409,7 @@ def chosen(all_parts: list[Part], names: list[str]) -> list[Part]:
 
 
 def install(python: str, wheels: Path, site: Path) -> bool:
-    """Put the wheels of a folder beside the machine's packages, with no index."""
+    """Install a folder's wheels into ``site``, beside the machine's packages, without an index."""
     found = sorted(glob.glob(str(wheels / "*.whl")))
     if not found:
         print(
@@ -433,7 +433,7 @@ def fetch(folder: Path) -> int:
     """Fill a folder with the wheels that a machine without an index needs (Linux on x86-64, Python 3.12)."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.whl"):
-        path.unlink()  # of another day: pip would meet two versions
+        path.unlink()  # from an earlier fetch: pip would find two versions
     pip = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "--python-version", "3.12"]
     pip += ["--implementation", "cp", "-d", str(folder)]
     pip += ["--constraint", str(ROOT / "constraints.txt")]
@@ -443,14 +443,14 @@ def fetch(folder: Path) -> int:
         return code
     for path in folder.glob("*.whl"):
         if path.name.split("-")[0].lower() in ARE_THERE or path.name.startswith("nvidia_c"):
-            path.unlink()  # that machine has it, and two versions would meet
+            path.unlink()  # that machine has its own, and two versions would clash
     kept = sorted(folder.glob("*.whl"))
     print(f"{len(kept)} wheels, {sum(each.stat().st_size for each in kept) / 1e6:.0f} MB, in {folder}")
     return 0
 
 
 def keep(archive: Path) -> int:
-    """Put the figures that a GPU recorded into the course; those of a rehearsal are none."""
+    """Copy the figures that a GPU recorded into the course; skip those of a rehearsal."""
     try:
         with zipfile.ZipFile(archive) as opened:
             found = {name: opened.read(name) for name in opened.namelist()}
@@ -503,7 +503,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.fetch:
         return fetch(asked.fetch.resolve())
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a limit around it ends it like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an outer time limit ends this like Ctrl-C
     WORK.mkdir(exist_ok=True)
     python = sys.executable if asked.wheels else default_python()
     site = WORK / "site" if asked.wheels else None

@@ -1,12 +1,12 @@
-"""`make setup`: makes .venv and puts the course, with all that its tests need, into it.
+"""`make setup`: make .venv and install the course into it, with all that its tests need.
 
-It installs the versions that were tested, which constraints.txt lists. With --oldest, for `make oldest`, it
-makes .venv-oldest, with the lowest versions that pyproject.toml allows; with --newest, for `make newest`,
-.venv-newest, with the newest that the package index has.
-Standard library only, and plain enough for Python 3.6, so that an old Python can be told that it is old.
-A stamp in .venv is written at the very end. While it stands and pyproject.toml asks for the same, nothing is
-done. Where it is missing (the first run, a run that failed or was interrupted) everything is gone through,
-and what is there already is kept: half of an interrupted run, and a torch that was put into .venv before.
+The versions are the tested ones, which constraints.txt lists. With --oldest (for `make oldest`), .venv-oldest
+gets the lowest versions that pyproject.toml allows; with --newest (for `make newest`), .venv-newest gets the
+newest that the package index has.
+Standard library and Python 3.6 syntax only, so that an old Python can be told that it is too old.
+A stamp is written into .venv at the very end. While it fits pyproject.toml, constraints.txt and this file,
+nothing is installed. Without it (on the first run, or after one that failed or was interrupted), every step
+is taken, and what is there is kept: the half of an interrupted run, a torch that was put into .venv before.
 """
 # ruff: noqa: UP021, UP032  (Python 3.6 has no `text=`)
 
@@ -33,10 +33,10 @@ PROGRAMS = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(PROGRAMS, "python.exe" if os.name == "nt" else "python")
 STAMP = os.path.join(VENV, "course-setup-done")
 LOG = os.path.join(VENV, "course-setup.log")
-DOWNLOADS = os.path.join(VENV, "course-setup-downloads")  # pip's temporary files: here we can clear them
-CONSTRAINTS = os.path.join(DOWNLOADS, "constraints.txt")  # those of this set-up
+DOWNLOADS = os.path.join(VENV, "course-setup-downloads")  # pip's temporary files, where we can clear them
+CONSTRAINTS = os.path.join(DOWNLOADS, "constraints.txt")  # for this set-up
 
-# GB that stay in .venv, and GB of downloads beside them while pip installs
+# GB that stay in .venv, and GB that downloads take besides while pip installs
 WITH_CUDA, WITHOUT_CUDA, TORCH_IS_THERE = (6.6, 2.8), (1.7, 0.5), (0.9, 0.3)
 
 NO_VENV = re.compile(r"ensurepip\s+is\s+not\s+available|No module named '?(venv|ensurepip)")
@@ -47,16 +47,16 @@ NO_NETWORK = re.compile(
     r"|Name or service not known|getaddrinfo failed|nodename nor servname"
 )
 
-# JupyterLab's question about news, and its look for a newer version, answered for this .venv alone
+# For this .venv only: JupyterLab neither asks about news nor looks for a newer version
 LAB_SETTINGS = os.path.join(VENV, "share", "jupyter", "lab", "settings", "overrides.json")
 NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
-# nbgitpuller, for `make update`, brings a page by which a link could copy a stranger's files into the course
+# nbgitpuller (for `make update`) adds a page that lets a link copy a stranger's files into the course
 SERVER_SETTINGS = os.path.join(VENV, "etc", "jupyter", "jupyter_server_config.json")
 NO_PULLING_BY_LINK = {"ServerApp": {"jpserver_extensions": {"nbgitpuller": False}}}
 
 
 class Fault(Exception):
-    """What went wrong and what to do, in one sentence."""
+    """Why the set-up stops: what went wrong and what to do, in one sentence."""
 
 
 def set_up():
@@ -80,15 +80,15 @@ def set_up():
 
 
 def keep_compiled():
-    """The course's modules: where PYTHONDONTWRITEBYTECODE is set, each rank would compile what it imports."""
+    """Compile the course's modules: with PYTHONDONTWRITEBYTECODE set, each rank would compile its imports."""
     folders = [os.path.join(ROOT, *each) for each in (["course_lib"], ["tests"], ["lessons", "scripts"])]
     there = list(filter(os.path.isdir, folders))
-    if there:  # without a folder, compileall takes all that Python has
+    if there:  # without a folder, compileall compiles all of sys.path
         subprocess.call([PYTHON, "-m", "compileall", "-qq", *there])
 
 
 def wanted():
-    """The stamp of a .venv that is as the files ask: its folder, and a digest of what is asked."""
+    """Return the stamp of an up-to-date .venv: the course's folder and a digest of what it requires."""
     tables = re.findall(r"(?ms)^\[.*?(?=^\[|\Z)", read(os.path.join(ROOT, "pyproject.toml")))
     asked = [table for table in tables if re.match(r"\[(build-system|project|tool\.setuptools)\b", table)]
     asked = re.sub(r"(?m)\s*#.*$|\s+$", "", "".join(asked)) + read(os.path.abspath(__file__)) + tested()
@@ -103,16 +103,16 @@ def stamp():
 
 
 def is_done():
-    """Whether nothing is left to do; of the newest nobody knows before pip has asked the index."""
+    """Return whether nothing is left to do; never so with --newest, as only the index knows."""
     return not NEWEST and stamp() == wanted() and os.path.exists(PYTHON)
 
 
 def wait_for_another_set_up():
-    """Two set-ups at once would break .venv, so the second waits; the lock ends with its process."""
+    """Wait while another set-up runs, as two would break .venv; the lock ends with its process."""
     if fcntl is None:
         return
     folder = os.open(ROOT, os.O_RDONLY)
-    os.set_inheritable(folder, True)  # pip holds it too: it may outlive a set-up that was killed
+    os.set_inheritable(folder, True)  # pip inherits the lock: it may outlive a set-up that was killed
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,7 +121,7 @@ def wait_for_another_set_up():
 
 
 def follow_a_move():
-    """The programs in .venv name its folder: after a move or a copy, let them name the new one."""
+    """Correct the path in .venv's programs after the course was moved or copied."""
     old = os.path.join((stamp().splitlines() or [ROOT])[0], NAME)
     if old == VENV:
         return
@@ -152,7 +152,7 @@ def check_the_version():
 
 
 def venv_version():
-    """The version of .venv's Python as (3, 12), or None where there is none that works."""
+    """Return the version of .venv's Python as (3, 12), or None if it does not work."""
     run = in_venv("print(*sys.version_info[:2])")
     return tuple(int(part) for part in run.stdout.split()[-2:]) if run.returncode == 0 else None
 
@@ -162,13 +162,13 @@ def has_pip():
 
 
 def in_venv(code):
-    """Run code in .venv's Python, unless that is the machine's own, to which a half-made .venv may lead."""
+    """Run code in .venv's Python; fail if a half-made .venv leads to the machine's own Python instead."""
     is_ours = f"import os, sys; os.path.samefile(sys.prefix, {VENV!r}) or sys.exit('not a venv'); "
     return output_of([PYTHON, "-c", is_ours + code])
 
 
 def check_the_space():
-    """Raise where the disk is too full; return the options that let pip do with what is free."""
+    """Raise if the disk is too full; return pip options that save space if it is nearly so."""
     there = installed("torch")
     if there:
         staying, downloads = TORCH_IS_THERE
@@ -191,13 +191,13 @@ def size_of(folder):
 
 
 def installed(name):
-    """The folders in .venv that say that a package is installed."""
+    """Return the ``.dist-info`` folders in .venv of a package; none if it is not installed."""
     folders = [os.path.join(glob.escape(VENV), lib, "site-packages") for lib in ("lib/python3*", "Lib")]
     return [path for folder in folders for path in glob.glob(os.path.join(folder, name + "-*.dist-info"))]
 
 
 def make_venv():
-    """Make .venv, or give it the pip that it lacks; what is in it stays unless nothing else helps."""
+    """Make .venv, or add pip to one that lacks it; clear what is in it only if nothing else helps."""
     make = [sys.executable, "-m", "venv", VENV]
     attempts = [make, [*make, "--clear"]]
     if venv_version() is not None:
@@ -218,7 +218,7 @@ def make_venv():
 
 
 def forget_half_installed():
-    """pip takes a package that it was killed in for installed; INSTALLER and RECORD are written last."""
+    """Delete the ``.dist-info`` of half-installed packages, which lack INSTALLER or RECORD (written last)."""
     shutil.rmtree(DOWNLOADS, ignore_errors=True)
     for package in installed("*"):
         if not all(os.path.exists(os.path.join(package, name)) for name in ("INSTALLER", "RECORD")):
@@ -229,7 +229,7 @@ def install(options):
     if not installed("torch"):
         print(f"Making {NAME}: this downloads PyTorch and takes some minutes.", flush=True)
     if OLDEST:
-        options = [*options, "--only-binary", ":all:"]  # what a learner would have to build is not promised
+        options = [*options, "--only-binary", ":all:"]  # what a learner would have to build is not supported
     if NEWEST:
         options = [*options, "--upgrade", "--upgrade-strategy", "eager"]
     lines = lowest_versions() if OLDEST else "" if NEWEST else without_another_torch(tested())
@@ -259,7 +259,7 @@ def install(options):
 
 
 def pip_install(options, lines):
-    """Install the course within constraints; None where that went well, or else pip's complaints."""
+    """Install the course under constraints; return None if that went well, else pip's complaints."""
     write(CONSTRAINTS, lines)
     write(LOG, "")
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
@@ -267,7 +267,7 @@ def pip_install(options, lines):
         [*pip, *options, "--constraint", CONSTRAINTS, "-e", ".[lab,albert,test,mutants,site]"],
         cwd=ROOT,
         env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
-        stderr=subprocess.PIPE,  # its progress is shown, its complaints become one sentence
+        stderr=subprocess.PIPE,  # pip's progress is shown, its complaints become one sentence
         universal_newlines=True,
         errors="replace",
         close_fds=False,
@@ -277,22 +277,22 @@ def pip_install(options, lines):
 
 
 def tested():
-    """The lines of constraints.txt, one version each; some for one platform or Python alone."""
+    """Return constraints.txt, one version a line, some for one platform or Python only; or "" if unused."""
     return read(TESTED) if not (OLDEST or NEWEST) and os.path.exists(TESTED) else ""
 
 
 def name_of(line):
-    """The package that a line of constraints is about, as pip spells it; "" for a comment."""
+    """Return the package that a line of constraints is about, as pip spells it; "" for a comment."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", line).group()).lower()
 
 
 def pinned(line):
-    """Name and version of a line of constraints, for people."""
+    """Return the name and version in a line of constraints, for people to read."""
     return line.partition(";")[0].strip().replace("==", " ")
 
 
 def without_another_torch(lines):
-    """Constraints that keep a torch that is there and new enough, and what it was built with."""
+    """Return constraints that keep an installed torch, if new enough, and the packages built for it."""
     for path in installed("torch"):
         version = os.path.basename(path)[len("torch-") : -len(".dist-info")]
         if numbers(version) >= numbers(dict(bounds())["torch"]):
@@ -304,18 +304,18 @@ def without_another_torch(lines):
 
 
 def without_torchs_own(lines):
-    """Constraints without the packages of which each torch wants versions of its own."""
+    """Return constraints without the packages that each torch needs in versions of its own."""
     own = re.compile(r"torchvision$|triton$|cuda-|nvidia-(?!ml-py)")
     return "\n".join(line for line in lines.splitlines() if not own.match(name_of(line)))
 
 
 def without_what_is_in_the_way(lines):
-    """Constraints with other versions in place of those that pip cannot have; None where it named none.
+    """Return constraints that relax the versions which pip could not install; None if it named none.
 
-    The index may have dropped a version, or somebody's own pip settings may exclude it: then the nearest one
-    that the index has. A version that is there and does not fit the others is no longer asked for.
+    If the index has dropped a version, or the user's pip settings exclude it, the nearest one that the index
+    has replaces it. If a version is there but does not fit the others, its constraint is dropped.
     """
-    told = re.sub(r"(?m)^\d\S+ ", "", read(LOG))  # without the time in front of each line
+    told = re.sub(r"(?m)^\d\S+ ", "", read(LOG))  # without the time at the start of each line
     named = re.findall(r"(?m)^ +The user requested \(constraint\) ([\w.-]+)", told)
     named += re.findall(r"satisfies the requirement ([\w.-]+)", told)
     named += re.findall(r"(?m)^ +([\w.-]+) \S+ depends on ", told)
@@ -339,11 +339,11 @@ def without_what_is_in_the_way(lines):
 
 
 def nearest_version(name, version):
-    """Of the versions that the index has and the course allows: this one, or the next older or newer one."""
+    """Return this version, or the next older, or else newer, one that the index has and the course allows."""
     pip = [PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-user"]
     listed = re.search(r"\(from versions: ([^)]*)\)", output_of([*pip, name + "==0.0.0.dev0"]).stdout)
     there = listed.group(1).split(", ") if listed else []
-    there = [each for each in there if re.match(r"[\d.]+(\.post\d+)?$", each)]  # and no pre-releases
+    there = [each for each in there if re.match(r"[\d.]+(\.post\d+)?$", each)]  # no pre-releases
     lowest = dict(bounds()).get(name, "0")
     there = [each for each in there if numbers(each) >= numbers(lowest)]
     if version in there or not there:
@@ -353,12 +353,12 @@ def nearest_version(name, version):
 
 
 def lowest_versions():
-    """Lines that make pip take the lowest release of all that pyproject.toml names."""
+    """Return constraints for the lowest version of each package that pyproject.toml names."""
     return "".join("{}=={}\n".format(*bound) for bound in bounds())
 
 
 def bounds():
-    """Each package that pyproject.toml names, with the lowest version that it allows."""
+    """Return each package that pyproject.toml names, with the lowest version that it allows."""
     return re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)', read(os.path.join(ROOT, "pyproject.toml")))
 
 
@@ -372,7 +372,7 @@ def check_for_full_disk(told):
 
 
 def check_the_torch_pair():
-    """torch and torchvision are built for each other; of two sources, torch imports and torchvision fails."""
+    """Raise if torch and torchvision were not built for each other: then torch imports, torchvision fails."""
     run = in_venv(
         "import torch, torchvision.ops; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
     )
@@ -387,7 +387,7 @@ def check_the_torch_pair():
 
 
 def output_of(command):
-    """Run a command to its end, both streams in stdout; a program that is not there fails like any other."""
+    """Run a command to its end, with stderr in stdout; a missing program gives exit code 127."""
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         return subprocess.run(command, cwd=ROOT, universal_newlines=True, errors="replace", **both)

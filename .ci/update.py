@@ -1,9 +1,9 @@
-"""`make update`: the newest version of the course, with the learner's own changes kept.
+"""`make update`: update the course to its newest version and keep the learner's own changes.
 
 nbgitpuller (Project Jupyter) does the work, as on the servers of many classes: it commits what the learner
-changed, merges, and lets the learner win where both changed the same lines. Before that, in each notebook
-that the new version changes, only what the learner wrote stays different: running a lesson changes its
-outputs, and JupyterLab writes the version of Python into a notebook as soon as it opens.
+changed, merges, and keeps the learner's lines where both sides changed the same ones. Before that, in each
+notebook that the new version changes, all changes but the learner's text are undone: running a lesson changes
+its outputs, and JupyterLab writes the Python version into a notebook as soon as it opens it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Fault(Exception):
-    """What went wrong and what to do, in one sentence."""
+    """Why the update stops: what went wrong and what to do, in one sentence."""
 
 
 def update() -> None:
@@ -52,7 +52,7 @@ def update() -> None:
 
 
 def followed() -> tuple[str, str]:
-    """The branch of `origin` that this clone follows, and its name here: ("main", "origin/main")."""
+    """Return the branch of `origin` that this clone follows, and its name here: ("main", "origin/main")."""
     try:
         top = Path(git("rev-parse", "--show-toplevel"))
     except Fault:
@@ -70,9 +70,9 @@ def followed() -> tuple[str, str]:
 
 
 def keep_what_was_written(name: str, base: str) -> str | None:
-    """Leave only those of a notebook's differences to `base` that are in what cells say: the learner's.
+    """Undo a notebook's differences from `base`, except in cells in which the learner changed the text.
 
-    A cell that says what it said goes back to `base` with its outputs. None where no difference is left.
+    Every other cell gets its outputs in `base` back. Return the notebook, or None if no difference is left.
     """
     path = ROOT / name
     try:
@@ -81,7 +81,7 @@ def keep_what_was_written(name: str, base: str) -> str | None:
         old = {cell["id"]: cell for cell in before["cells"]}
         pairs = [(cell, old.get(cell["id"])) for cell in now["cells"]]
         cells = [was if says_the_same(cell, was) else cell for cell, was in pairs]
-    except (Fault, OSError, ValueError, KeyError):  # new, or removed here, or no notebook: git alone decides
+    except (Fault, OSError, ValueError, KeyError):  # new, removed here, or no notebook: leave it to git
         return None
     changed = cells != before["cells"]
     text = json.dumps(before | {"cells": cells}, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
@@ -111,12 +111,12 @@ def merge(branch: str) -> None:
 
 
 def broken(name: str) -> str:
-    """Why JupyterLab would stumble over a merged notebook; "" where it would not."""
+    """Return why JupyterLab could not handle a merged notebook; "" if it could."""
     path = ROOT / name
     if not path.exists():
         return ""
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]  # nbformat would mend them in silence
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]  # nbformat would fix them silently
     except (ValueError, KeyError):
         return "git's merge is no notebook"
     ids = [cell.get("id") for cell in cells]
@@ -136,7 +136,7 @@ def main() -> int:
     except Fault as fault:
         print(f"Update stopped: {fault}", file=sys.stderr)
         return 1
-    except OSError as error:  # no git, no space, no rights
+    except OSError as error:  # no git, no disk space, no permission
         print(f"Update stopped: {error}; mend that, then run the same command again.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""`make versions`: writes constraints.txt, from the environment that has just passed all tests.
+"""`make versions`: write constraints.txt from the environment that has just passed all tests.
 
-What is installed here was tested, and stands in the file for every Python and platform that can have it. uv
-resolves the rest: packages, or versions, of another Python or system, with a marker each.
+The versions installed here were tested; the file lists them for every Python and platform that can have them.
+uv resolves the rest: packages or versions for another Python or system, each with a marker.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("lab", "albert", "test", "mutants", "site")  # what set-up installs
+EXTRAS = ("lab", "albert", "test", "mutants", "site")  # what `make setup` installs
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 def main() -> None:
     frozen = output_of([*PIP, "freeze", "--exclude-editable"])
     versions = set(re.findall(r"(?m)^[\w.-]+==[^+\s]+", frozen))
-    subprocess.run([*PIP, "install", "--quiet", "uv"], check=True)  # after: uv is no part of the course
+    subprocess.run([*PIP, "install", "--quiet", "uv"], check=True)  # only now: uv is no part of the course
     written = Path(sys.prefix) / "constraints.txt"
-    written.write_text("\n".join(sorted(versions)))  # uv keeps to what stands in its output where it can
+    written.write_text("\n".join(sorted(versions)))  # uv keeps the versions in its output file if it can
     resolve = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal"]
     resolve += [*(f"--extra={extra}" for extra in EXTRAS), "--python-version=3.11"]
     output_of([*resolve, "--no-header", "--no-annotate", f"--output-file={written}"])

@@ -1,6 +1,6 @@
 """Launch, watch and diagnose PyTorch ranks from a notebook cell: the library of the course.
 
-The public names are loaded when they are first used: a rank that needs `track` does not load the launcher.
+The public names are loaded on first use: a rank that needs `track` does not load the launcher.
 """
 
 import importlib as _importlib
@@ -8,8 +8,8 @@ import os as _os
 import threading as _threading
 from typing import Any as _Any
 
-# Threads of OpenMP that have nothing to do sleep instead of spinning. On cores that ranks share, or that
-# other work keeps busy, spinning makes a training several times slower. Read once, when torch is loaded.
+# Idle OpenMP threads sleep instead of spinning: on cores that ranks share, or that other work keeps busy,
+# spinning makes training several times slower. The variable is read once, when torch is loaded.
 _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME_OF = {
@@ -67,7 +67,7 @@ def __dir__() -> list[str]:
 
 
 def _get_ready() -> None:
-    """In a notebook's kernel: torch, and what the first dashboard needs, load while the learner reads."""
+    """In a notebook's kernel, load torch and what the first dashboard needs while the learner reads."""
     from .notebook import in_kernel
 
     if in_kernel():

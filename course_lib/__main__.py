@@ -16,7 +16,7 @@ from .launcher.launch import launch
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; its exit status is 0 where nothing is missing."""
+    """Run the command with these arguments and return its exit status: 0 for success."""
     parser = argparse.ArgumentParser(prog="course", description="The course's own tools.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
@@ -101,7 +101,7 @@ def _address(text: str) -> str:
 
 
 def board(asked: argparse.Namespace) -> int:
-    """Show a class at work, until Ctrl-C."""
+    """Serve a class's board until Ctrl-C."""
     from .exercises.board.serve import Board, BoardError
 
     try:
@@ -117,7 +117,7 @@ def board(asked: argparse.Namespace) -> int:
 
 
 def grade(asked: argparse.Namespace) -> int:
-    """Grade a class; 130 where it was interrupted, and goes on when it is started again."""
+    """Grade a class; interrupted (exit status 130), it continues when it is started again."""
     from .exercises.grading import grade, tables
     from .exercises.grading.submissions import NoSubmissions
 
@@ -152,7 +152,7 @@ def exercises(check: bool) -> int:
 
 
 def doctor() -> int:
-    """Print the machine's card and what is missing, and let two ranks meet."""
+    """Print what this machine offers and check the installation; one check runs two ranks."""
     print(machine())
     print()
     print(f"  Versions: {versions()}")
@@ -169,15 +169,15 @@ def doctor() -> int:
 
 
 def versions() -> str:
-    """Which installed packages have another version than the one that the course was tested with.
+    """Say which installed packages differ in version from those that the course was tested with.
 
-    That is information, no fault: pyproject.toml has the ranges that the course allows.
+    A difference is not a fault: pyproject.toml has the version ranges that the course allows.
     """
     try:
         lines = TESTED.read_text()
     except OSError:
         return "those that were tested are not known here (constraints.txt is missing)"
-    tested: dict[str, list[str]] = {}  # two of one package are for different Pythons
+    tested: dict[str, list[str]] = {}  # two versions of a package are for different Pythons
     for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", lines):
         tested.setdefault(_canonical(name), []).append(version)
     installed = {name: found for name in tested if (found := _installed(name))}
@@ -193,7 +193,7 @@ def versions() -> str:
 
 
 def _installed(name: str) -> str:
-    """The version of a package, without its build; "" where it is not installed, or half."""
+    """Return a package's version without its build; "" if it is not installed, or only in part."""
     try:
         return (importlib.metadata.version(name) or "").partition("+")[0]
     except (importlib.metadata.PackageNotFoundError, KeyError, TypeError):
@@ -209,7 +209,7 @@ def _pair() -> str:
     import torchvision
     from torchvision.ops import nms
 
-    nms(torch.zeros(1, 4), torch.zeros(1), 0.5)  # one of torchvision's own operators: they fit each other
+    nms(torch.zeros(1, 4), torch.zeros(1), 0.5)  # torchvision's own operator: fails where they do not fit
     return f"torch {torch.__version__} and torchvision {torchvision.__version__} fit each other"
 
 
@@ -245,7 +245,7 @@ def _sum_over_ranks() -> float:
     return number.item()
 
 
-TESTED = Path(__file__).parent / "constraints.txt"  # in a checkout a link to the one beside pyproject.toml
+TESTED = Path(__file__).parent / "constraints.txt"  # in a checkout, a link to the one beside pyproject.toml
 CHECKS: dict[str, Callable[[], str]] = {
     "torch and torchvision": _pair,
     "Jupyter": _notebooks,

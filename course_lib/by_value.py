@@ -1,8 +1,8 @@
-"""Functions and classes of a notebook as bytes, with the file and the lines that a report shows.
+"""Pickle a notebook's functions and classes, with the file names and line numbers that reports show.
 
-cloudpickle sends what a cell defines by value. Since version 3.1.3 it names the file of all code
-``<dynamic-code>``; here code travels as Python's own `marshal` writes it, with its file and line numbers.
-Both sides are the same Python on the same machine.
+cloudpickle pickles by value what a cell defines. Since version 3.1.3 it names the file of all code
+``<dynamic-code>``; here Python's own `marshal` writes the code, which keeps its file and line numbers.
+Both sides run the same Python on the same machine.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ loads = pickle.loads
 
 
 class Pickler(cloudpickle.Pickler):
-    """cloudpickle, and more that cells have.
+    """cloudpickle's pickler, extended to more of what cells contain.
 
-    By name go modules of a class of their own (``torch.backends.cudnn`` is one). By value go what
-    `functools` caches, with an empty cache, and functions that it dispatches.
+    It pickles modules with a class of their own (such as ``torch.backends.cudnn``) by name, and by value what
+    `functools` caches, with an empty cache, and `functools.singledispatch` functions.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -40,28 +40,28 @@ class Pickler(cloudpickle.Pickler):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         if type(obj) is functools.cached_property:  # without its lock
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
-        if type(obj) is weakref.WeakKeyDictionary:  # a singledispatch has one
+        if type(obj) is weakref.WeakKeyDictionary:  # part of a singledispatch function
             return weakref.WeakKeyDictionary, (dict(obj),)
         return super().reducer_override(obj)
 
 
 def _has_a_name(obj: Any) -> bool:
-    """Whether the ranks can import it."""
+    """Return whether the ranks can import it."""
     if obj.__module__ == "__main__" or obj.__module__ in cloudpickle.list_registry_pickle_by_value():
         return False
     try:
         return operator.attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
-    except (AttributeError, KeyError):  # made in a function
+    except (AttributeError, KeyError):  # defined in a function
         return False
 
 
 def dump(value: Any, file: IO[bytes], protocol: int | None = None) -> None:
-    """Write what `loads` makes the same value of in another process."""
+    """Write a value so that `loads` can restore it in another process."""
     Pickler(file, protocol).dump(value)
 
 
 def dumps(value: Any) -> bytes:
-    """What `dump` writes."""
+    """Return what `dump` writes."""
     with io.BytesIO() as file:
         dump(value, file)
         return file.getvalue()

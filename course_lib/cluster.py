@@ -1,7 +1,7 @@
-"""Slurm, by its own commands: submit a job, ask how it stands, cancel it.
+"""Submit, query and cancel Slurm jobs through Slurm's own commands.
 
-``sbatch --parsable``, ``squeue --format`` and, for a job that the queue has forgotten, ``sacct`` speak plain
-text, the same in all of Slurm's versions, and need no library. Slurm schedules; here it is only asked.
+``sbatch --parsable``, ``squeue --format`` and, for a job that has left the queue, ``sacct`` print plain text,
+the same in all versions of Slurm, and need no library.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ANSWER_SECONDS = 100.0  # the commands themselves try again for a minute where the controller is busy
-FIELDS = "%T|%N|%V|%S|%e|%r"  # squeue: state, nodes, submitted, start, end; the reason last, it is free text
+ANSWER_SECONDS = 100.0  # the commands themselves retry for a minute if the controller is busy
+FIELDS = "%T|%N|%V|%S|%e|%r"  # squeue: state, nodes, submit, start and end time; last the reason, free text
 ACCOUNTED = "State,NodeList,Submit,Start,End"
 WAITING = {
     "PENDING",
@@ -27,7 +27,7 @@ WAITING = {
     "RESV_DEL_HOLD",
     "SPECIAL_EXIT",
 }
-# How a job can end, and what that means where its name does not say it; others are states of one that lasts.
+# The states of a job that is over, each with what ended the job if that was none of its own processes
 ENDINGS = {
     "COMPLETED": "",
     "FAILED": "",
@@ -42,7 +42,7 @@ ENDINGS = {
     "UNKNOWN": "is over: Slurm has forgotten it, and it has left no exit status: it was ended from outside, "
     "by scancel, a limit or the loss of a node",
 }
-# Why a job waits, where Slurm's word for it does not say what it means
+# Slurm's reasons why a job waits, explained where the word alone does not say it
 REASONS = {
     "Resources": "the nodes that it asks for are busy",
     "Priority": "other jobs are before it",
@@ -55,34 +55,34 @@ REASONS = {
     "Dependency": "it waits for another job",
     "BeginTime": "it is to begin later",
 }
-# What belongs to the job that this process may itself be in: a job that it submits is no part of that one.
+# Variables of a job that this process may itself run in: a job that it submits must not inherit them.
 OF_A_JOB = re.compile(r"(SLURM|SRUN|PMI|PMIX)\w*")
 OF_A_QUESTION = re.compile(r"SQUEUE_|SACCT_|SINFO_")
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
 class SlurmError(RuntimeError):
-    """Slurm is not here, refused a job, or gave no answer."""
+    """Slurm is not installed here, refused a request, or gave no usable answer."""
 
     def _render_traceback_(self) -> list[str]:  # IPython shows this instead of the launcher's frames
         return [f"\x1b[31mSlurmError\x1b[0m: {self}"]
 
 
 class Standing(NamedTuple):
-    """How a job stands.
+    """The state of a job, as Slurm reports it.
 
     Attributes
     ----------
     state : str
-        Slurm's word (``"PENDING"``, ``"RUNNING"``, ``"COMPLETED"``…), or ``"UNKNOWN"``: it knows no such job.
+        Slurm's word (``"PENDING"``, ``"RUNNING"``, ``"COMPLETED"``…); ``"UNKNOWN"`` if it knows no such job.
     reason : str
-        Why it waits, ``"Resources"``, ``"Priority"`` and so on, or why it ended so; may be empty.
+        Why the job waits (``"Resources"``, ``"Priority"``…) or why it ended as it did; may be empty.
     nodes : str
-        Those that it was given, as ``node[1-2]``; empty before.
+        The nodes allocated to the job, such as ``node[1-2]``; empty before that.
     queued_seconds : float or None
-        From its submission to its start, in whole seconds, by the controller's clock; None where it has none.
+        From submission to start, in whole seconds, by the controller's clock; None if it has not started.
     seconds : float or None
-        From its start to its end, likewise.
+        From start to end, likewise; None if it has not ended.
     """
 
     state: str
@@ -93,7 +93,7 @@ class Standing(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether it has not begun."""
+        """Whether the job has not started yet."""
         return self.state in WAITING
 
     @property
@@ -102,12 +102,12 @@ class Standing(NamedTuple):
 
     @property
     def ended_by_slurm(self) -> str:
-        """What ended it, where that was none of its own processes; words that follow "the job"."""
+        """What ended the job, if none of its own processes did, worded to follow "the job"; else empty."""
         return ENDINGS.get(self.state, "")
 
 
 def check_there() -> None:
-    """Refuse where this machine has no Slurm."""
+    """Raise `SlurmError` if this machine has no Slurm."""
     if shutil.which("sbatch") is None:
         raise SlurmError(
             "there is no sbatch here: slurm() submits to a cluster's Slurm, on a machine from which jobs are "
@@ -116,17 +116,17 @@ def check_there() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a job that is submitted here inherits: all but what belongs to a job that this process is in."""
+    """Return the variables that a submitted job inherits: all but those of a job that this process is in."""
     return {name: value for name, value in os.environ.items() if name in KEPT or not OF_A_JOB.fullmatch(name)}
 
 
 def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
-    """Put a job into the queue; its number.
+    """Submit a job and return its number.
 
     Raises
     ------
     SlurmError
-        sbatch refused it, and said why.
+        sbatch refused the job, for the reason in the message, or gave no job number.
     """
     command = ["sbatch", "--parsable", *options, str(script)]
     done = _call(command, environment() | given)
@@ -140,12 +140,12 @@ def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
 
 
 def ask(job: int) -> Standing:
-    """How a job stands now.
+    """Ask Slurm for the current state of a job.
 
     Raises
     ------
     SlurmError
-        There is no answer at the moment, or one that cannot be read: nothing is known.
+        Slurm does not answer at the moment, or its answer cannot be read: the state is not known.
     """
     words = [f"--jobs={job}", "--noheader"]
     done = _call(["squeue", *words, "--states=all", f"--format={FIELDS}"])
@@ -153,7 +153,7 @@ def ask(job: int) -> Standing:
         return _standing(done.stdout)
     if done.returncode != 0 and "nvalid job id" not in done.stderr:
         raise SlurmError(f"squeue: {_words(done)}")
-    # the queue has forgotten it; many clusters keep accounts
+    # the job has left the queue; many clusters keep accounts
     with contextlib.suppress(SlurmError):
         done = _call(["sacct", *words, "--allocations", "--parsable2", f"--format={ACCOUNTED}"])
         if done.returncode == 0 and done.stdout.strip():
@@ -162,12 +162,12 @@ def ask(job: int) -> Standing:
 
 
 def cancel(job: int) -> None:
-    """Take a job out of the queue, or end it: SIGTERM to its processes, and SIGKILL some seconds later.
+    """Remove a job from the queue or end it: SIGTERM to its processes, and SIGKILL some seconds later.
 
     Raises
     ------
     SlurmError
-        scancel failed; the job may go on.
+        scancel failed; the job may still run.
     """
     done = _call(["scancel", str(job)])
     if done.returncode != 0:
@@ -175,7 +175,7 @@ def cancel(job: int) -> None:
 
 
 def sick_nodes() -> str:
-    """Which nodes are down or drained, and why, in one line; empty where there are none, or nobody says."""
+    """Name the nodes that are down or drained, and why, in one line; empty if none is known."""
     with contextlib.suppress(SlurmError):
         done = _call(["sinfo", "--list-reasons", "--noheader", "--format=%N (%E)"])
         return ", ".join(done.stdout.splitlines()) if done.returncode == 0 else ""
@@ -183,7 +183,7 @@ def sick_nodes() -> str:
 
 
 def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    if given is None:  # a learner's own settings would change what is printed
+    if given is None:  # the learner's own settings would change what is printed
         plain = {name: value for name, value in environment().items() if not OF_A_QUESTION.match(name)}
         given = plain | {"SLURM_TIME_FORMAT": "standard"}
     try:
@@ -195,7 +195,7 @@ def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess
             text=True,
             errors="replace",
             timeout=ANSWER_SECONDS,
-            start_new_session=True,  # Ctrl-C is for the run, not for the question
+            start_new_session=True,  # Ctrl-C is meant for the run, not for this command
         )
     except FileNotFoundError:
         raise SlurmError(f"there is no {command[0]} here") from None
@@ -204,7 +204,7 @@ def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess
 
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command said of its failure, in one line."""
+    """Return a command's last error messages, in one line."""
     lines = [line.partition(": error: ")[2] or line for line in done.stderr.strip().splitlines()]
     return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a word"
 
@@ -215,7 +215,7 @@ def _standing(text: str) -> Standing:
         raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
     state, nodes = fields[0].split()[0].rstrip("+"), fields[1]  # "CANCELLED by 1000"
     submitted, start, end = (_seconds_of(field) for field in fields[2:5])
-    waits = state in WAITING or start is None  # before, it is a guess of when that will be
+    waits = state in WAITING or start is None  # until it starts, the start time is an estimate
     began = None if waits else start
     return Standing(
         state,
@@ -227,7 +227,7 @@ def _standing(text: str) -> Standing:
 
 
 def _seconds_of(text: str) -> float | None:
-    """Of a time like 2026-11-22T16:02:11, in the time zone of this machine, as Slurm's commands print it."""
+    """Convert a time as Slurm's commands print it, such as 2026-11-22T16:02:11, local time, to Unix time."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:  # N/A, Unknown

@@ -1,4 +1,4 @@
-"""Whose line of code it is, and how it is shown: the learner's own lines are what a report is about."""
+"""Tell the learner's own lines of code from all others, and format them for reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_THE_LEARNERS = tuple(
     {
         OURS,
         "<frozen ",
-        "<string>",  # python -c, by which the fork server is started
+        "<string>",  # python -c, which starts the fork server
         *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     }
 )
@@ -29,20 +29,20 @@ Place = tuple[str, int, str]  # file, line, function
 
 
 def is_learners(filename: str) -> bool:
-    """Whether a file is the learner's: neither this package's, nor Python's, nor an installed one's."""
+    """Return whether a file is the learner's: not this package's, not Python's, not an installed one's."""
     return not filename.startswith(NOT_THE_LEARNERS)
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is this package's."""
+    """Return whether a file is this package's."""
     return filename.startswith(OURS)
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """Where a thread is now, by its identifier; None where there is none. Hold it only for a moment.
+    """Return a thread's current frame, or None if there is no such thread. Hold it only for a moment.
 
-    Before Python 3.12 the garbage collector must not run in there: what it collects may let another thread go
-    on, and if that one starts a thread, both wait for ever (CPython issue 106883).
+    Before Python 3.12 the garbage collector must not run in this call: what it frees may let another thread
+    run, and if that thread starts one, both deadlock (CPython issue 106883).
     """
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
@@ -55,7 +55,7 @@ def frame_of(thread: int | None) -> FrameType | None:
 
 
 def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
-    """A frame with the source lines around it, so that it can be read where the source is not at hand."""
+    """Describe a frame together with the source lines around it, for a reader without the source."""
     lines = linecache.getlines(filename)
     first = max(1, line - CONTEXT_LINES)
     shown = lines[first - 1 : line + CONTEXT_LINES]
@@ -68,8 +68,8 @@ def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
 
 
 def label(filename: str) -> str:
-    """``Cell In[7]`` for a cell of this kernel, a short path for a file."""
-    with contextlib.suppress(AttributeError, TypeError):  # outside IPython, too
+    """Return a name to show: ``Cell In[7]`` for a cell of this kernel, a short path for a file."""
+    with contextlib.suppress(AttributeError, TypeError):  # no cell, or no IPython
         return " ".join(shell().compile.format_code_name(filename))
     with contextlib.suppress(ValueError):
         return str(Path(filename).relative_to(Path.cwd()))
@@ -77,13 +77,13 @@ def label(filename: str) -> str:
 
 
 def line_of(frame: dict[str, Any]) -> str:
-    """Place and source of a frame's line, in one line."""
+    """Format a frame's place and source line in one line."""
     source = dict(frame["source"]).get(frame["line"], "").strip()
     return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")
 
 
 def show(frame: dict[str, Any]) -> str:
-    """A frame as lines of source with the failing one marked."""
+    """Format a frame as source lines, with the failing one marked."""
     lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
     lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
     for number, text in frame["source"]:
@@ -93,5 +93,5 @@ def show(frame: dict[str, Any]) -> str:
 
 
 def shortened(line: str) -> str:
-    """A line that can be read: the beginning of one that is very long."""
+    """Cut a line that is longer than `LINE_LENGTH`."""
     return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"

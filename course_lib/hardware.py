@@ -1,4 +1,4 @@
-"""What this machine offers, and what the course will use of it (lesson 00)."""
+"""Find out what this machine offers and what the course will use of it (lesson 00)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One accelerator: ``kind`` is torch's device type, ``memory_bytes`` 0 where torch does not tell."""
+    """One accelerator: ``kind`` is torch's device type; ``memory_bytes`` is 0 if torch does not report it."""
 
     kind: str
     index: int
@@ -33,7 +33,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Machine:
-    """A card in a notebook, text in a terminal.
+    """What `machine` found: shown as a card in a notebook, as text in a terminal.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Machine:
     backends : dict of str to bool
         Each backend of torch.distributed, and whether this build of torch has it.
     world_size, backend : int, str
-        What `launch` uses without being told otherwise.
+        What `launch` uses by default.
     reason : str
-        Why.
+        Why these two.
     """
 
     accelerators: list[Accelerator]
@@ -61,12 +61,12 @@ class Machine:
 
     @property
     def plan(self) -> str:
-        """In a few words: ``"2 CPU ranks, gloo"``."""
+        """The default ranks and backend, in a few words: ``"2 CPU ranks, gloo"``."""
         kind = "GPU" if gpu_count() else "CPU"
         return f"{self.world_size} {kind} rank{'s' if self.world_size > 1 else ''}, {self.backend}"
 
     def rows(self) -> dict[str, str]:
-        """What the card says, by title."""
+        """Return the text of the card's rows, by title."""
         import torch
 
         has = [name for name, there in self.backends.items() if there]
@@ -102,7 +102,7 @@ class Machine:
 
 
 def machine() -> Machine:
-    """Look at this machine: accelerators, cores, memory, backends, and what the course will use."""
+    """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
     found = accelerators()
     gpus = gpu_count()
     shown_only = sorted({each.name for each in found if each.kind != "cuda"})
@@ -132,14 +132,14 @@ def machine() -> Machine:
 
 
 def gpu_count() -> int:
-    """GPUs that ranks can use (CUDA's, or ROCm's under the same name), CUDA_VISIBLE_DEVICES observed."""
+    """Count the GPUs that ranks can use (CUDA, or ROCm under the same name) within CUDA_VISIBLE_DEVICES."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def accelerators() -> list[Accelerator]:
-    """Every accelerator that torch can use here."""
+    """List every accelerator that torch can use here."""
     import torch
 
     found = []
@@ -155,21 +155,21 @@ def accelerators() -> list[Accelerator]:
 
 
 def cores() -> int:
-    """CPU cores that this process may use: its affinity, and a container's quota."""
+    """Count the CPU cores that this process may use, by its affinity and a container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     version_2, version_1 = ["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]  # of cgroups
     for names in (version_2, version_1):
         with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
             quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
-            if quota > 0:  # -1 is none, in version 1
+            if quota > 0:  # in version 1, -1 means no quota
                 return max(1, min(count, math.ceil(quota / period)))
     return count
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of main memory, and how many are available, within a container's limit.
+    """Return the total and the available bytes of main memory, within a container's limit.
 
-    Files that Linux has read and can drop count as available, as they do without a container.
+    Cached files that Linux can drop count as available, as they do outside a container.
     """
     now = psutil.virtual_memory()
     version_2 = "memory.max", "memory.current", "inactive_file"  # of cgroups
@@ -188,7 +188,7 @@ def memory() -> tuple[int, int]:
 
 
 def backends() -> dict[str, bool]:
-    """The backends of torch.distributed and whether this build has them."""
+    """Return the backends of torch.distributed, and whether this build of torch has each."""
     import torch.distributed as dist
 
     names = ["gloo", "nccl", "mpi", "ucc", "xccl"]
@@ -198,7 +198,7 @@ def backends() -> dict[str, bool]:
 
 
 def oom_kills() -> int:
-    """How many processes Linux has killed for want of memory since it started; 0 where it does not say."""
+    """Count the processes that Linux has killed for lack of memory since it booted; 0 if it does not say."""
     try:
         with open("/proc/vmstat") as counters:
             return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)

@@ -1,15 +1,15 @@
-"""Where the course keeps what it makes: data sets, and the folders of runs."""
+"""Find the folder where the course keeps its data sets and the folders of runs."""
 
 import os
 from pathlib import Path
 
 
 class CourseHomeError(OSError):
-    """The course's folder cannot be created or written; the message says why and what to set."""
+    """The course's folder cannot be created or written to; the message says why and what to set."""
 
 
 def home() -> Path:
-    """The course's own folder, made private (mode 0700) when it is not there yet.
+    """Return the course's own folder; if it does not exist, create it as private (mode 0700).
 
     Returns
     -------
@@ -20,7 +20,7 @@ def home() -> Path:
     Raises
     ------
     CourseHomeError
-        When the folder cannot be created, or exists and cannot be written.
+        The folder cannot be created, or exists and cannot be written to.
     """
     chosen = os.environ.get("COURSE_HOME")
     if chosen:
@@ -33,7 +33,7 @@ def home() -> Path:
         folder = folder.expanduser().absolute()
         for part in (*reversed(folder.parents), folder):
             part.mkdir(mode=0o700, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: "~nobody" is nobody's home
+    except (OSError, RuntimeError) as error:  # RuntimeError: no user for "~nobody"
         raise _refused(folder, error) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _refused(folder, "you may not write there")

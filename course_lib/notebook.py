@@ -1,4 +1,4 @@
-"""Where this process runs: in a notebook's kernel, in an IPython, or in a plain Python."""
+"""Find out whether this process is a notebook's kernel, IPython or plain Python."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def shell() -> Any:
-    """IPython's shell; None in a plain Python."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)  # not there while IPython loads
+    """Return IPython's shell, or None in plain Python."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)  # missing while IPython loads
     return get_ipython() if get_ipython else None
 
 
 def in_kernel() -> bool:
-    """Whether a notebook can show widgets here."""
+    """Return whether this process is a notebook's kernel, which can show widgets."""
     return getattr(shell(), "kernel", None) is not None

@@ -1,8 +1,8 @@
-"""What stands in a run's folder: the names of its files and what is in them.
+"""The files in a run's folder: their names and contents.
 
-``run.json`` is the launcher's own. Each rank, and ``"program"`` for what is outside the ranks, has
-the files of `RankFiles`: the rank writes, the launcher's side reads them. Numbers are rows of float64, so
-a file that was cut short loses its last row at most; all else that is read meanwhile is replaced whole.
+``run.json`` is the launcher's own. Each rank, and the program outside of its ranks (``"program"``), has the
+files of `RankFiles`: the rank writes them, the launcher's side reads them. Numbers are rows of float64, so a
+truncated file loses its last row at most; other files that are read during the run are replaced atomically.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-RUN = "run.json"  # name, world_size, state, when it began, how it ended: as `run.Run` has them
-ASKED = "asked"  # there as soon as the launcher wants to know where every rank stands (`standstill`)
-PROGRAM = "program"  # in the place of a rank's number: a program outside of its ranks
-JOB_SCRIPT = "job.sbatch"  # what was submitted to Slurm
-JOB_ENDED = "job-ended"  # there once that script has come to its end: its exit status
-AGENT_LOGS = "torchrun/node-*.log"  # what the torchrun of each of a job's nodes printed
-# One tick: what a rank's thread notes ten times a second. Every field is a float64.
+RUN = "run.json"  # name, world_size, state, when the run began, how it ended: as in `run.Run`
+ASKED = "asked"  # exists once the launcher has asked where every rank is (`standstill`)
+PROGRAM = "program"  # takes the place of a rank's number: the program outside of its ranks
+JOB_SCRIPT = "job.sbatch"  # the script that was submitted to Slurm
+JOB_ENDED = "job-ended"  # the exit status of that script, written at its end
+AGENT_LOGS = "torchrun/node-*.log"  # the output of torchrun on each of a job's nodes
+# One tick: what a rank's recorder thread writes ten times a second. Every field is a float64.
 TICK = [
     "seconds",  # since the launch
     "samples",  # processed so far, in all passes
     "steps",
-    "tracked_seconds",  # spent inside track() loops so far: the time that throughput is measured over
+    "tracked_seconds",  # spent inside track() loops so far: throughput is samples per such second
     "passes",  # track() loops begun so far
-    "pass_steps",  # steps done in the present pass
-    "pass_total",  # steps the present pass will take, NaN where that is unknown
-    "memory_bytes",  # on the CPU: what the process itself holds; on a GPU: torch's allocated bytes
+    "pass_steps",  # steps done in the current pass
+    "pass_total",  # steps the current pass will take, NaN if unknown
+    "memory_bytes",  # on the CPU: the process's own memory; on a GPU: torch's allocated bytes
     "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
-    "driver_bytes",  # what NVML says this process (or, in a container, the GPU) holds, NaN on the CPU
+    "driver_bytes",  # by NVML: used by this process (in a container, by all on the GPU); NaN on the CPU
 ]
-# Where a rank's time inside `track` loops went, summed up: a row with each tick after time in a loop
+# Where a rank's time inside `track` loops went, in running totals: one row per tick with time in a loop
 PACE = [
     "seconds",
     "steps",
     "tracked_seconds",
     "loader_seconds",  # waiting for the next batch, or making it
-    "loader_cpu_seconds",  # of this the main thread's own work
-    "cpu_seconds",  # the main thread's work, the loader's included
-    "process_cpu_seconds",  # the work of all threads of the process
-    "delay_seconds",  # the main thread could have worked and got no core; NaN where the system does not say
-    "carriers_delay_seconds",  # the same of gloo's threads, which carry the collectives, summed up
-    "asleep_samples",  # so often it was seen asleep, at random moments, outside of the loader
-    "collective_samples",  # of these, in a collective of all ranks
+    "loader_cpu_seconds",  # of this, the main thread's CPU time
+    "cpu_seconds",  # the main thread's CPU time, the loader's included
+    "process_cpu_seconds",  # the CPU time of all threads of the process
+    "delay_seconds",  # the main thread was ready to run but got no core; NaN if the system does not say
+    "carriers_delay_seconds",  # the same, summed over gloo's threads, which run the collectives
+    "asleep_samples",  # how often a look at a random moment found the main thread asleep outside the loader
+    "collective_samples",  # how often, of these, in a collective of all ranks
 ]
-# When a rank came to a collective of the group of all ranks, by PyTorch's flight recorder
+# When a rank called a collective of the group of all ranks, according to PyTorch's flight recorder
 ARRIVAL = [
-    "number",  # every rank counts them alike
+    "number",  # the same on every rank
     "seconds",  # since the launch
     "bytes",  # of its tensors
-    "meets",  # 1 where each rank waits for each of the others, as in all_reduce; else 0
+    "meets",  # 1 if every rank waits for every other, as in all_reduce; else 0
 ]
-EVERYONE = "0"  # torch's name of the group of all ranks
-OVER_NCCL = " over nccl"  # behind a group's name: NCCL and gloo count the collectives of one group apart
-STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # a rank's phase, among its facts
-POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number of RankFiles.names
+EVERYONE = "0"  # torch's name for the group of all ranks
+OVER_NCCL = " over nccl"  # appended to a group's name: NCCL and gloo number its collectives separately
+STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # the phases of a rank, in its facts
+POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number in RankFiles.names
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class RankFiles:
 
     @property
     def log(self) -> Path:
-        """What it printed; of a rank of torchrun see `facts`."""
+        """Text: what the rank printed; under torchrun, `facts` names the folder of its output instead."""
         return self._of("log")
 
     @property
     def facts(self) -> Path:
-        """JSON: what the rank says of itself: its pid, its phase, device, backend, environment."""
+        """JSON: what the rank reports about itself: its pid, phase, device, backend, environment."""
         return self._of("json")
 
     @property
@@ -91,7 +91,7 @@ class RankFiles:
 
     @property
     def arrivals(self) -> Path:
-        """Rows of `ARRIVAL`; where there are many collectives, of some each tick."""
+        """Rows of `ARRIVAL`; if there are many collectives, only for some of those in each tick."""
         return self._of("arrivals")
 
     @property
@@ -101,17 +101,17 @@ class RankFiles:
 
     @property
     def names(self) -> Path:
-        """Text: a line for each name that was logged."""
+        """Text: one line per logged name."""
         return self._of("names")
 
     @property
     def result(self) -> Path:
-        """What the function returned, saved by `torch.save`; it is there once the rank has ended well."""
+        """What the function returned, saved by `torch.save`; it exists once the rank has succeeded."""
         return self._of("result")
 
     @property
     def answer(self) -> Path:
-        """JSON: what an exercise's answer did, in a rank of `check`."""
+        """JSON: what the answer to an exercise did, in a rank of `check`."""
         return self._of("answer")
 
     @property
@@ -120,38 +120,38 @@ class RankFiles:
         return self._of("failure.json")
 
     def failure_of_attempt(self, attempt: int) -> Path:
-        """JSON: how it failed in an attempt before the present one, which torchrun has started anew."""
+        """JSON: how the rank failed in an earlier attempt, after which torchrun restarted it."""
         return self._of(f"failure-{attempt}.json")
 
     @property
     def standstill(self) -> Path:
-        """JSON: where it stands, since when, in which collective; while it stands still, or is asked."""
+        """JSON: where the rank is, since when, in which collective; exists while it is stuck or is asked."""
         return self._of("where")
 
     @property
     def stack(self) -> Path:
-        """Text: the Python stacks of its threads, each time that it was asked for them, or crashed."""
+        """Text: the Python stacks of the rank's threads, each time that it was asked for them, or crashed."""
         return self._of("stack")
 
 
 def of_everyone(group: str) -> bool:
-    """Whether all ranks are in this group of a standstill's record."""
+    """Return whether this group, as named in a standstill record, is that of all ranks."""
     return group.removesuffix(OVER_NCCL) == EVERYONE
 
 
 def ranks_seen(folder: Path) -> int:
-    """How many ranks have said something of themselves, by the highest number among them."""
+    """Return one more than the highest number of a rank that has written its facts."""
     numbers = [path.name.removeprefix("rank-").removesuffix(".json") for path in folder.glob("rank-*.json")]
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there, so that whoever reads it finds it whole.
+    """Replace a file atomically, so that a reader never finds half of it: write beside it, then rename.
 
     Raises
     ------
     OSError
-        A full disk, a folder that was removed; what stood there before stands.
+        The disk is full or the folder is gone; the old file, if there is one, is unchanged.
     """
     part = beside(path)
     try:
@@ -163,11 +163,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name beside a file's, for this thread of this process alone."""
+    """Return a temporary path beside a file, which only this thread of this process uses."""
     return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def discard(part: Path) -> None:
-    """Remove a file that will not be moved to its place, where that can be done."""
+    """Delete a temporary file that will not be renamed, if possible."""
     with contextlib.suppress(OSError):
         part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What all tests share: a course folder of their own."""
+"""Fixtures for all tests: a course folder for each, and the digits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Ctrl-C ends what the tests start, though a shell makes its background jobs (`make test &`) deaf."""
+    """Let Ctrl-C end what the tests start; a shell makes background jobs (`make test &`) ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def course_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test keeps its runs in a folder of its own, which is not there yet."""
+    """Give each test its own folder for runs, which does not exist yet."""
     home = tmp_path / "course-home"
     monkeypatch.setenv("COURSE_HOME", str(home))
     return home
@@ -24,7 +24,7 @@ def course_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def digits_are_there(course_home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In the course's folder; they are made once for all tests that want them."""
+    """Link the digits into the course folder; they are made once for all tests that use them."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "data"
     shared.mkdir(exist_ok=True)

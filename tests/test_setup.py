@@ -656,7 +656,7 @@ def test_make_lesson_hands_the_numbers_on(ready: Course, tmp_path: Path) -> None
 
 def test_make_names_its_commands(course: Course) -> None:
     told = set(re.findall(r"^make ([\w-]+): ", course.make(), re.M))
-    for page in ("README.md", "AGENTS.md"):
+    for page in ("README.md", "AGENTS.md", "CONTRIBUTING.md"):
         assert set(re.findall(r"(?:^|`)make ([\w-]+)", (ROOT / page).read_text(), re.M)) <= told, page
     assert {
         "setup",

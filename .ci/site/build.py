@@ -1,7 +1,7 @@
-"""`make site`: the lessons with their saved outputs, the exercises and the reference, as pages in .site/html.
+"""`make site`: build pages of the lessons (with their saved outputs), exercises and reference in .site/html.
 
-Nothing is executed. Sphinx sees a copy in .site/source: pictures are files with their alternatives in it, and
-what the notebooks say of themselves (title, time, what they assume) makes the lists of them.
+Nothing is executed. Sphinx reads a copy in .site/source: pictures are files with alternative texts there, and
+each notebook is listed with what its first cell says: title, time, and what it assumes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NEEDS = re.compile(r"You need(?::\*\*)? (.*)")
 MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
-WRITTEN_OVER = re.compile(r".*\r")  # by a progress bar, in its own line
+WRITTEN_OVER = re.compile(r".*\r")  # what a progress bar has overwritten in its line
 
 
 def main() -> int:
-    """Build the pages; the exit status is Sphinx's, which takes each warning for an error."""
+    """Build the pages and return the exit status of Sphinx, for which each warning is an error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / ".site")
     parser.add_argument("--as-it-is", action="store_true", help="FOLDER/source stands already")
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def assemble(source: Path) -> None:
-    """Put everything that has a page, or that a page shows, into a folder."""
+    """Copy everything that has a page, or that a page shows, into a folder."""
     pictures = source / "_static" / "pictures"
     pictures.mkdir(parents=True)
     for path in HERE.glob("*.md"):
@@ -69,7 +69,7 @@ own notebook: these pages only show what is asked."""
 
 
 def contents(title: str, words: str, notebooks: list[Path]) -> str:
-    """A page that lists notebooks, with the time each takes and what it assumes, and leads on to them."""
+    """Return a page that lists notebooks, with links, the time each takes and what it assumes."""
     rows = ["| | minutes | you need |", "| --- | ---: | --- |"]
     for path in notebooks:
         first = "".join(json.loads(path.read_text())["cells"][0]["source"])
@@ -90,7 +90,7 @@ OF_READMES = {
 
 
 def of_readme(readme: str, title: str) -> str:
-    """A folder's README as a page; what it links to in the repository is only named on the site."""
+    """Return a folder's README as a page; links to files that the site does not show become plain text."""
     for name, (path, _) in OF_READMES.items():
         readme = readme.replace(f"](../{path})", f"]({name})")
     there = "|".join(["https?:", "#", r"\.\./lessons", *map(re.escape, OF_READMES)])
@@ -99,7 +99,7 @@ def of_readme(readme: str, title: str) -> str:
 
 
 def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:
-    """Pictures become files, what was written over is gone, and a link to a folder leads to its list."""
+    """Turn pictures into files, drop overwritten text, and let a link to the exercises lead to their list."""
     number = 0
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
@@ -107,7 +107,7 @@ def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:
             continue
         cell["outputs"] = [
             each for each in cell["outputs"] if each.get("data", True)
-        ]  # a dashboard's is empty
+        ]  # a dashboard's data is empty
         for output in cell["outputs"]:
             if "image/png" in output.get("data", {}):
                 number += 1
@@ -118,7 +118,7 @@ def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:
 
 
 def into_a_file(output: dict[str, Any], path: Path) -> None:
-    """An output's picture, with the alternative and the width that it has in the notebook."""
+    """Move an output's picture to a file; keep the alternative text and the width that it has there."""
     data, about = output["data"], output["metadata"]["image/png"]
     path.write_bytes(base64.b64decode("".join(data.pop("image/png"))))
     width = f' width="{about["width"]}"' if "width" in about else ""

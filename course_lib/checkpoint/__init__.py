@@ -1,1 +1,1 @@
-"""Files that are there whole or not at all, and checkpoints."""
+"""Files that are written atomically, and checkpoints."""

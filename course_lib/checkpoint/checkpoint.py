@@ -1,7 +1,7 @@
-"""Checkpoints as lesson 10 teaches them: one rank writes, at once or not at all; nothing in a file is run.
+"""Save and load checkpoints as lesson 10 teaches it: one rank writes, atomically; loading runs no code.
 
-The lesson writes these lines out itself. A program of your own may copy this file and `whole_file`: they need
-nothing else of the course.
+The lesson writes this code out itself. Copy this file and `whole_file` into a program of your own if you
+like: they need nothing else from the course.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DDP and DataParallel, and torch.compile, put before each name
-SHOWN = 4  # names in a message; then how many more there are
+SHOWN = 4  # names in a message, followed by the number of further ones
 
 
 class CheckpointError(RuntimeError):
@@ -31,26 +31,27 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint so that nobody ever meets half of one (lesson 10).
+    """Write a checkpoint atomically, so that no reader ever finds half of one (lesson 10).
 
-    With a process group every rank calls it: rank 0 writes ``state``, the others wait until it is done, and
-    hear of it when it failed. Without a group it writes. It writes beside the target, forces the bytes to
-    the disk, and renames: a kill at any moment leaves the file of before, or the new one, whole.
+    With a process group every rank calls it: rank 0 writes ``state``, and the others wait until it is done
+    or has failed. Without a group, the caller writes. The data is written beside the target, forced to the
+    disk, and renamed: a kill at any moment leaves either the old file or the new one, complete.
 
     Parameters
     ----------
     path
-        The file, in a folder that is there. Of a link, the file that it leads to is replaced.
+        The file, in an existing folder. If it is a symbolic link, the file that it points to is replaced.
     state
-        A dict of tensors, numbers, strings and containers of them: what `load_checkpoint` can read. Of a
+        A dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read. For a
         wrapped model take ``ddp.module.state_dict()``.
 
     Raises
     ------
     CheckpointError
-        It could not be written (no folder, no right, a full disk): on every rank. The file is as before.
+        The file cannot be written (no folder, no permission, a full disk). Raised on every rank; the old file
+        is unchanged.
     TypeError
-        ``state`` is no dict, or holds something that `load_checkpoint` would refuse: nothing is written.
+        ``state`` is not a dict, or holds something that `load_checkpoint` would refuse; nothing is written.
     """
     import torch.distributed as dist
 
@@ -61,9 +62,9 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
             _write(Path(os.path.realpath(path)), state)
         except (CheckpointError, TypeError) as error:
             fault = error
-        except Exception as error:  # the others could not unpickle every kind
+        except Exception as error:  # other ranks could not unpickle every type
             fault = CheckpointError(f"the checkpoint {path} cannot be written: {error!r}")
-    if group:  # this is also where the others wait
+    if group:  # the other ranks wait here
         told = [fault]
         dist.broadcast_object_list(told, src=0)
         fault = fault or told[0]
@@ -83,7 +84,7 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
             try:
                 torch.save(dict(state), file)
             except Exception as error:
-                if isinstance(error.__context__, OSError):  # the disk's own words, below those of torch
+                if isinstance(error.__context__, OSError):  # the system's message, which torch's hides
                     raise error.__context__ from None
                 raise TypeError(f"this state cannot be saved: {str(error).splitlines()[0]}") from None
             file.flush()
@@ -102,14 +103,14 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a checkpoint as data: nothing that a file says is ever run (lesson 10).
+    """Read a checkpoint as data: code in the file is never run (lesson 10).
 
     Parameters
     ----------
     path
         The file; every rank may read it.
     map_location
-        Where the tensors go, by default the CPU, whatever device they were saved from; as in ``torch.load``.
+        Where the tensors go, as in ``torch.load``; by default the CPU, whatever device they were saved from.
 
     Returns
     -------
@@ -119,8 +120,8 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
     Raises
     ------
     CheckpointError
-        There is no such file; it is cut short or damaged (all bytes are checked, which ``torch.load`` does
-        not do); it is no checkpoint; it carries code; it holds something else than a dict.
+        There is no such file; it is truncated or damaged (all bytes are checked, which ``torch.load`` does
+        not do); it is not a checkpoint; it carries code; or it holds something other than a dict.
     """
     import torch
 
@@ -144,11 +145,11 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
 
 
 def _check_bytes(path: Path, begins: bytes, size: int) -> None:
-    """Refuse a file that its own checksums show to be broken; torch writes zip files."""
+    """Raise `CheckpointError` for a file that its checksums show to be broken; torch writes zip files."""
     if size == 0:
         raise CheckpointError(f"{path} is empty: its writer was stopped before the first byte")
     if not begins.startswith(b"PK\x03\x04"):
-        return  # of before torch 1.6, or no checkpoint: torch.load tells
+        return  # from before torch 1.6, or no checkpoint: torch.load will tell
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
@@ -161,7 +162,7 @@ def _check_bytes(path: Path, begins: bytes, size: int) -> None:
 
 
 def _why(path: Path, begins: bytes, error: Exception) -> str:
-    """The reason in one sentence."""
+    """Explain why a checkpoint cannot be loaded."""
     import torch
 
     code: Iterable[str] = ()
@@ -186,11 +187,11 @@ def _why(path: Path, begins: bytes, error: Exception) -> str:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Put the weights of a checkpoint into a model, all of them or none (lesson 10).
+    """Load the weights of a checkpoint into a model, all of them or none (lesson 10).
 
-    The names that wrappers put in front (DDP's and DataParallel's ``module.``, torch.compile's
-    ``_orig_mod.``) may be on either side, or on both. They go only from the front of a name, and only where
-    every name has them: a layer called ``submodule`` keeps its name.
+    The prefixes of wrappers (DDP's and DataParallel's ``module.``, torch.compile's ``_orig_mod.``) may be on
+    either side, or on both. They are removed only from the front of a name, and only if every name has them:
+    a layer called ``submodule`` keeps its name.
 
     Parameters
     ----------
@@ -202,7 +203,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     Raises
     ------
     CheckpointError
-        Tensors are missing, unexpected or of another shape; the message names them. The model is as it was.
+        Tensors are missing, unexpected or of another shape; the message names them. The model is unchanged.
     """
     import torch
 
@@ -232,7 +233,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
-    """The names without what wrappers put before all of them, and what each is with it."""
+    """Map each name, without the prefixes that wrappers put before all of them, to the full name."""
     full = list(names)
     bare = full
     while found := [w for w in WRAPPERS if bare and all(name.startswith(w) for name in bare)]:

@@ -1,1 +1,1 @@
-"""What the lessons train on."""
+"""The data sets that the lessons train on."""

@@ -1,8 +1,8 @@
-"""Digits for every lesson, without a network: made once, in MNIST's own files, loaded by torchvision's MNIST.
+"""Make the lessons' digits once, without a network, as MNIST files that torchvision's MNIST loads.
 
-Nobody meets half a data set: a maker works in a temporary folder and moves each finished file into place at
-once, and every load looks at sizes and headers first. So any number of makers may work at the same time, or
-be killed; the lock between them only saves the others the same work.
+No process ever sees half a data set: a maker works in a temporary folder and moves each finished file into
+place atomically, and every load checks sizes and headers first. So any number of makers may run at the same
+time, or be killed; the lock between them only avoids duplicate work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..home import home
 
 try:
     import fcntl
-except ImportError:  # Windows: everyone makes the files, the last one's stay
+except ImportError:  # Windows: every process makes the files, and the last one's stay
     fcntl = None
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from torchvision.datasets import MNIST
 
 TRAIN_SIZE, TEST_SIZE = 18_000, 2_000  # digits; 18,000 gives 2, 3, 4, 6 or 8 ranks equal shards
-MEAN, STD = 0.1579, 0.2869  # of the made training digits, scaled to 0…1 (a test computes them again)
-LOCK_SECONDS = 60.0  # then make the files without the lock: a maker that was stopped must not stop everyone
+MEAN, STD = 0.1579, 0.2869  # of the made training digits, scaled to 0…1 (a test recomputes them)
+LOCK_SECONDS = 60.0  # then make the files without the lock: a maker that hangs must not block everyone
 
-# The typefaces come with matplotlib. The test digits are set in ones that training never shows.
+# The typefaces come with matplotlib. The test digits are set in ones that the training digits never use.
 TRAIN_FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
     *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-BoldItalic"),
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmti10"),
 )
-# matplotlib before 3.11 has no cmti10: another typeface takes its place, and all other pictures stay the same
+# matplotlib before 3.11 has no cmti10: another typeface replaces it, and all other pictures stay the same
 STAND_INS = {"cmti10": "STIXGeneral"}
 TEST_FONTS = ("DejaVuSansMono-BoldOblique", "DejaVuSerif-Italic", "STIXGeneralBolIta", "cmss10", "cmtt10")
 
@@ -57,7 +57,7 @@ class DataError(OSError):
 
 
 def to_tensor(image: Image) -> torch.Tensor:
-    """A 28 × 28 grey picture (0…255) as a float32 tensor (1, 28, 28): scaled to 0…1, minus MEAN, over STD."""
+    """Convert a 28 × 28 grey picture to a float32 tensor (1, 28, 28): 0…255 to 0…1, minus MEAN, over STD."""
     import torch
 
     return torch.from_numpy((np.asarray(image, dtype=np.float32)[None] / 255 - MEAN) / STD)
@@ -70,37 +70,37 @@ def digits(
     download: bool = False,
     transform: Callable | None = to_tensor,
 ) -> MNIST:
-    """Pictures of digits and their labels, as torchvision's own ``MNIST`` dataset; no network needed.
+    """Load pictures of digits and their labels, as torchvision's own ``MNIST`` data set; no network needed.
 
-    The first call makes the digits (about a second): set in many typefaces, bent, turned, shifted, noised.
-    The 2,000 test digits are set in typefaces that the 18,000 training digits never show; every class has
-    the same number. One machine makes the same bytes each time; another processor may round a pixel
-    differently, and matplotlib before 3.11 lacks one typeface of the sixteen, for which another stands in.
-    ``torchvision.datasets.MNIST(root)`` loads the files too. First met in lesson 02.
+    The first call makes the digits (about a second): set in many typefaces, bent, rotated, shifted, noisy.
+    The 2,000 test digits are set in typefaces that the 18,000 training digits never use; all classes have
+    the same size. One machine makes the same bytes each time; another processor may round a pixel
+    differently, and matplotlib before 3.11 lacks one of the sixteen training typefaces, which another
+    replaces. ``torchvision.datasets.MNIST(root)`` loads the files, too. Introduced in lesson 02.
 
     Parameters
     ----------
     train
         The training digits (True) or the held-out ones (False).
     root
-        The files are in, or are put into, ``MNIST/raw`` below it. By default ``home()/data/digits-v1``, and
-        ``home()/data/mnist`` for the download. Whole MNIST files found there are loaded as they are.
+        The folder with the files, or for them, in ``MNIST/raw``; by default ``home()/data/digits-v1``, and
+        ``home()/data/mnist`` for the download. Complete MNIST files found there are loaded as they are.
     download
-        Fetch the handwritten MNIST (60,000 and 10,000 digits, 11 MB) instead, unless it is there already.
+        Fetch the handwritten MNIST (60,000 and 10,000 digits, 11 MB) instead, unless it is already there.
     transform
-        What turns a 28 × 28 PIL picture into what the dataset returns. By default `to_tensor`: float32
-        (1, 28, 28), normalised with mean 0.1579 and standard deviation 0.2869, those of the made training
-        digits (for the handwritten ones too). None keeps the PIL picture.
+        The function that each 28 × 28 PIL picture goes through. By default `to_tensor`: float32 (1, 28, 28),
+        normalised with mean 0.1579 and standard deviation 0.2869, those of the made training digits (also
+        for the handwritten ones). None keeps the PIL picture.
 
     Raises
     ------
     TypeError
-        When ``train`` is not a bool or ``transform`` cannot be called.
+        ``train`` is not a bool, or ``transform`` is not callable.
     DataError
-        When the folder cannot be written, holds broken files that the course did not make, or when the
-        download fails. Nothing half done is left, nothing of others is deleted.
+        The folder cannot be written to, it holds broken files that the course did not make, or the download
+        fails. No half-made file is left, and no file of others is deleted.
     CourseHomeError
-        When ``root`` is not given and the course's own folder cannot be written.
+        ``root`` is not given, and the course's own folder cannot be written to.
     """
     if not isinstance(train, bool):
         raise TypeError(f"train must be True (training digits) or False (held-out digits), not {train!r}")
@@ -123,7 +123,7 @@ def digits(
 
 
 def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool) -> None:
-    """Have four whole files in ``folder/raw``; the marker, also the lock, says that they are ours."""
+    """Make sure that ``folder/raw`` has four complete files; the marker, also the lock, says they are ours."""
     try:
         fault = _fault(folder)
         if fault is None:
@@ -156,7 +156,7 @@ def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock on ``path`` (the kernel frees it when its holder dies); yields whether it could be had."""
+    """Hold a lock on ``path``, which the OS frees if its holder dies; yield whether it was acquired."""
     deadline, held = time.monotonic() + LOCK_SECONDS, False
     with open(path, "ab") as file:
         while fcntl and not held and time.monotonic() < deadline:
@@ -171,10 +171,10 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _fault(folder: Path) -> str | None:
-    """What size and header show to be wrong in ``folder/raw``, as the end of a sentence; None if nothing."""
+    """Say what sizes and headers show to be wrong in ``folder/raw``, as the end of a sentence, or None."""
     images = 0
     for name, shape in _FILES.items():
-        length = 8 + 4 * len(shape)  # bytes of the header: a magic number and the shape, each 4 bytes
+        length = 8 + 4 * len(shape)  # bytes of the header: 4 each for a magic number, the count and each dimension
         try:
             with open(folder / "raw" / name, "rb") as file:
                 header, size = file.read(length), os.fstat(file.fileno()).st_size
@@ -196,11 +196,11 @@ def _fault(folder: Path) -> str | None:
 
 
 def _download(root: Path) -> None:
-    """The handwritten MNIST, by torchvision, which knows the mirrors and checks the sums."""
+    """Download the handwritten MNIST with torchvision, which knows the mirrors and verifies checksums."""
     from torchvision.datasets import MNIST
 
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(30)  # seconds without an answer; torchvision sets none
+    socket.setdefaulttimeout(30)  # seconds without an answer; torchvision sets no timeout
     try:
         MNIST(root, download=True)
     except (RuntimeError, OSError, http.client.HTTPException) as error:
@@ -219,7 +219,7 @@ def _make(root: Path) -> None:
 
     (root / "MNIST" / "raw").mkdir(parents=True)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # one second of one core; on a busy machine more threads wait for each other
+    torch.set_num_threads(1)  # it takes a second on one core; on a busy machine more would wait for each other
     try:
         train = _draw(_glyphs(TRAIN_FONTS), TRAIN_SIZE, seed=1)
         test = _draw(_glyphs(TEST_FONTS), TEST_SIZE, seed=2)
@@ -231,7 +231,7 @@ def _make(root: Path) -> None:
 
 
 def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
-    """Each typeface's digits in three widths of stroke, as a tensor (fonts, 3, 10, 64, 64) of 0…1."""
+    """Draw each typeface's digits in three stroke widths, as a tensor (fonts, 3, 10, 64, 64) of 0…1."""
     import matplotlib
     import torch
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -249,7 +249,7 @@ def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
                 f"{path} cannot be read ({error}): reinstall matplotlib, it has the font"
             ) from None
         _, top, _, bottom = font.getbbox("0")
-        font = font.font_variant(size=42 * 100 / (bottom - top))  # a zero is 42 pixels high, in all of them
+        font = font.font_variant(size=42 * 100 / (bottom - top))  # a zero is 42 pixels high in every font
         for stroke in range(3):
             for digit in "0123456789":
                 left, top, right, bottom = font.getbbox(digit, stroke_width=stroke)
@@ -261,11 +261,11 @@ def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
 
 
 def _draw(glyphs: torch.Tensor, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """``count`` digits, as many of each: uint8 images (count, 28, 28) and labels (count,)."""
+    """Draw ``count`` digits, equally many of each: uint8 images (count, 28, 28) and labels (count,)."""
     import torch
     from torch.nn.functional import affine_grid, grid_sample, interpolate
 
-    rng = np.random.RandomState(seed)  # the one generator of NumPy whose stream never changes
+    rng = np.random.RandomState(seed)  # NumPy's only generator with a stream that never changes
     labels = rng.permutation(count) % 10
     fonts, strokes = rng.randint(len(glyphs), size=count), rng.randint(3, size=count)
 
@@ -274,7 +274,7 @@ def _draw(glyphs: torch.Tensor, count: int, seed: int) -> tuple[np.ndarray, np.n
 
     angle, shear = between(-0.2, 0.2), between(-0.2, 0.2)  # radians; pixels sideways per pixel down
     width, height = between(0.8, 1.2), between(0.85, 1.2)
-    x, y = between(-0.12, 0.12), between(-0.12, 0.12)  # like the bends in half pictures: 0.1 is 1.4 pixels
+    x, y = between(-0.12, 0.12), between(-0.12, 0.12)  # like the bends, in half pictures: 0.1 is 1.4 pixels
     bend = between(-0.1, 0.1, 2, 4, 4)  # a smooth field, given on 4 × 4 points
     ink = between(0.7, 1.0, 1, 1, 1)
     cos, sin = angle.cos(), angle.sin()

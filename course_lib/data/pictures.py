@@ -1,7 +1,7 @@
-"""Photograph-sized JPEGs in ImageNet's folders, drawn by the course: a training has to read and decode them.
+"""Draw photograph-sized JPEGs in ImageNet's folder layout, for training that has to read and decode files.
 
-As with the digits, nobody meets half a data set: the pictures are made in a temporary folder, moved into
-place one by one, and the list of their sizes, which every load compares, comes last.
+As with the digits, no process ever sees half a data set: the pictures are made in a temporary folder and
+moved into place one by one, and the list of their sizes, which every load checks, comes last.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .digits import DataError, locked
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TRAIN_EACH, VAL_EACH = 64, 16  # pictures of a class
+TRAIN_EACH, VAL_EACH = 64, 16  # pictures per class
 SHAPES = ((900, 660), (660, 900), (780, 780))  # width, height
-COARSE = 4  # they are drawn smaller by this, and enlarged
+COARSE = 4  # they are drawn smaller by this factor, then enlarged
 QUALITY = 75  # of the JPEGs
 MARKER, SIZES = ".made-pictures", "sizes.json"
 
-Field = np.ndarray  # float32, a number for each pixel
+Field = np.ndarray  # float32, one number per pixel
 
-# Each class is a pattern that repeats: where its shape is, of u and v (which count the cells) and of a and b
-# (the place in a cell, -0.5 to 0.5).
+# Each class is a repeating pattern: a function that says where its shape is, given u and v (the position,
+# counted in cells) and a and b (the position within a cell, -0.5 to 0.5).
 PATTERNS: dict[str, Callable[[Field, Field, Field, Field], Field]] = {
     "bricks": lambda u, v, a, b: (np.abs(b) > 0.4) | (np.abs((u + 0.5 * (np.floor(v) % 2)) % 1 - 0.5) > 0.42),
     "checks": lambda u, v, a, b: (a < 0) ^ (b < 0),
@@ -49,16 +49,16 @@ PATTERNS: dict[str, Callable[[Field, Field, Field, Field], Field]] = {
 
 
 def pictures(root: Path | str | None = None) -> Path:
-    """The folder of a small data set of JPEGs, laid out as ImageNet is: for torchvision's ``ImageFolder``.
+    """Return the folder of a small JPEG data set in ImageNet's layout, for torchvision's ``ImageFolder``.
 
-    ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``: ten classes of patterns, 64 and 16 pictures of each, some
-    800 pixels wide and high, in any two colours, turned, lit from a side and noised. The first call draws
-    them (some seconds, 50 MB); the same pictures each time. First met in lesson 15.
+    It has ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``: ten classes of patterns, 64 and 16 pictures of each,
+    about 800 pixels wide and high, in two random colours, rotated, lit from one side and noisy. The first
+    call draws them (some seconds, 50 MB), the same pictures each time. Introduced in lesson 15.
 
     Parameters
     ----------
     root
-        Where they are, or are to be made; by default ``home()/data/pictures-v1``.
+        The folder with the pictures, or for them; by default ``home()/data/pictures-v1``.
 
     Returns
     -------
@@ -67,10 +67,10 @@ def pictures(root: Path | str | None = None) -> Path:
     Raises
     ------
     DataError
-        When the folder cannot be written, or holds what the course did not make. Nothing half done is left,
-        nothing of others is deleted.
+        The folder cannot be written to, or holds files that the course did not make. No half-made file is
+        left, and no file of others is deleted.
     CourseHomeError
-        When ``root`` is not given and the course's own folder cannot be written.
+        ``root`` is not given, and the course's own folder cannot be written to.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def _names() -> list[str]:
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with the pictures in a folder, as the end of a sentence; None if nothing."""
+    """Say what is wrong with the pictures in a folder, as the end of a sentence, or None."""
     try:
         sizes = json.loads((folder / SIZES).read_text())
     except (OSError, ValueError):
@@ -135,7 +135,7 @@ def _fault(folder: Path) -> str | None:
 
 
 def _make(folder: Path) -> dict[str, int]:
-    """Draw all; their sizes in bytes, by name. NumPy and Pillow leave the other threads their turn."""
+    """Draw all pictures and return their sizes in bytes, by name. NumPy and Pillow release the GIL."""
 
     def make(numbered: tuple[int, str]) -> tuple[str, int]:
         seed, name = numbered
@@ -149,7 +149,7 @@ def _make(folder: Path) -> dict[str, int]:
 
 
 def _draw(kind: str, rng: np.random.RandomState) -> Image:
-    """One picture: the pattern's shapes in one colour on another, in uneven light, with noise."""
+    """Draw one picture: the pattern's shapes in one colour on another, in uneven light, with noise."""
     from PIL import Image
 
     width, height = SHAPES[rng.randint(len(SHAPES))]

@@ -1,1 +1,1 @@
-"""Asks and judges."""
+"""Ask the questions of the exercises and judge the answers."""

@@ -1,8 +1,8 @@
-"""What a question is made of: what its judge yields, and what its works do with an answer in the ranks.
+"""The parts of a question: its judge, which yields findings, and its works, which use an answer in the ranks.
 
-A judge meets an answer through one door, `Ask`: ``ask(work, *args, nprocs=3)`` lets ``work(answer, *args)``
-run on fresh ranks and gives back what it returned there, by rank, as plain data. So a judge neither holds the
-answer nor runs code of it, a work holds no expected value, and what crosses between them is JSON.
+A judge reaches an answer only through `Ask`: ``ask(work, *args, nprocs=3)`` runs ``work(answer, *args)`` on
+fresh ranks and returns what it returned there, by rank, as plain data. So a judge neither has the answer nor
+runs its code, a work contains no expected value, and only JSON crosses between them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import torch
 from ..run_folder import RankFiles, write_whole
 from .confined import confined
 
-Work = Callable[..., Any]  # called with the answer, then with what the judge gives it
+Work = Callable[..., Any]  # called with the answer, then with the judge's arguments
 REST = "This rests on what is above; that comes first."
 SO_FAR = "it held as far as your code came"
 GO_ON = "It counts once all was asked of it: what stopped your code stands above."
-MOST_NUMBERS = 400_000  # that a work may tell of an answer on one rank; eight letters are one
+MOST_NUMBERS = 400_000  # that a work may report on one rank; eight characters count as one
 UNWAITED = (
     "rank {} started {} without waiting for the end of it: until somebody waits, nothing is sure to have "
     "arrived, nor to have left"
@@ -37,28 +37,28 @@ UNWAITED = (
 
 
 class Ask(Protocol):
-    """The one door between a judge and an answer."""
+    """The only way for a judge to reach an answer."""
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-        """What ``work(answer, *args)`` returns on each of so many ranks: numbers, strings, lists and dicts.
+        """Run ``work(answer, *args)`` on ranks; return, by rank, its numbers, strings, lists and dicts.
 
         Raises
         ------
         Refused
-            The answer is not of the kind that was asked for, by `Question.takes` or by the work.
+            `Question.takes` or the work has found that the answer is not of the kind asked for.
         """
 
     def folder(self) -> contextlib.AbstractContextManager[Path]:
-        """An empty folder where the ranks are; where the judge is there need not be such a path."""
+        """Provide an empty folder for the ranks; its path need not exist where the judge is."""
 
 
 class Refused(Exception):
-    """The answer is not of the kind that was asked for; the text says what is."""
+    """The answer is not of the kind asked for, or cannot be judged; the message says why."""
 
 
 @dataclass
 class Finding:
-    """One property of an answer: whether it holds, and if not, what shows it and where to look."""
+    """One property of an answer: whether it holds and, if not, what shows that and where to look."""
 
     what: str
     ok: bool = False
@@ -72,7 +72,7 @@ Judge = Callable[[Ask, random.Random], Iterator[Finding]]
 
 @dataclass
 class Question:
-    """What is asked for: its form, its properties with their points, and the judge of an answer."""
+    """A question: the form and properties of a right answer, the points for each, and the judge."""
 
     form: str  # "pass_right(tensor)"
     properties: dict[str, float]
@@ -81,11 +81,11 @@ class Question:
     rests: Mapping[str, str] = field(default_factory=dict)  # as in `question`
 
     def findings(self, ask: Ask, rng: random.Random) -> Iterator[Finding]:
-        """Every property as it was judged; one that the judge does not come to does not hold.
+        """Yield every property as it was judged; one that the judge does not reach does not hold.
 
-        Of several findings for one property the first that does not hold is shown. What rests on a property
-        that does not hold does not hold either. Where the judge cannot go on, and all held so far, nothing
-        counts: a fault costs at least what it stopped, and here that may be any of them.
+        Of several findings for one property, the first that does not hold counts. A property that rests on
+        one that does not hold does not hold either. If the judge fails when all properties have held so far,
+        none counts: a fault costs at least what it has cut off, and here that may be any of them.
         """
         judged: dict[str, Finding] = {}
         trouble: Exception | None = None
@@ -121,7 +121,7 @@ def a_function(answer: Any, form: str) -> None:
 
 
 def a_module(answer: Any, form: str) -> None:
-    """Refuse an answer that is no class of `torch.nn.Module`."""
+    """Refuse an answer that is not a subclass of `torch.nn.Module`."""
     if not (isinstance(answer, type) and issubclass(answer, torch.nn.Module)):
         raise Refused(f"{form} is a class, an nn.Module; this is {_shown(answer)}")
 
@@ -133,12 +133,12 @@ def question(
     takes: Callable[[Any, str], None] = a_function,
     rests: Mapping[str, str] | None = None,
 ) -> Callable[[Judge], Judge]:
-    """Register the judge of a question.
+    """Register the decorated function as the judge of a question.
 
     Parameters
     ----------
     number
-        As in ``"05.1"``.
+        The question's number, as in ``"05.1"``.
     form
         What is asked for, as a learner writes it: ``"pass_right(tensor)"``.
     properties
@@ -146,7 +146,7 @@ def question(
     takes
         Refuses an answer of another kind, in the rank: `a_function` or `a_module`.
     rests
-        For a property one that stands before it, without which it does not count.
+        For a property, an earlier one that must hold for it to count.
     """
 
     def register(judge: Judge) -> Judge:
@@ -160,7 +160,7 @@ def question(
 
 
 def answered(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: Any, args: Any) -> str:
-    """In a rank: what a work saw of an answer, or its refusal, as JSON; what the answer raises is raised."""
+    """In a rank, run a work on an answer; return as JSON what it saw or its refusal. Errors propagate."""
     takes, form = asked
     try:
         takes(answer, form)
@@ -174,12 +174,12 @@ def answered(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: 
 
 
 def answer_in_a_rank(asked: Any, work: Work, answer: bytes, args: Any) -> None:
-    """In a rank of a run: leave what `answered` tells of a pickled answer in the run's folder.
+    """In a rank of a run, leave what `answered` returns for a pickled answer in the run's folder.
 
-    What stands here can be forged: an answer runs in this process, may write that file itself and end the
+    That file can be forged: the answer runs in this process, and may write the file itself and end the
     process. No secret helps, since the process would have to know it. So a judge sends no expected value
-    here, and looks at what forged numbers are unlikely to hold together, such as what all ranks sent and
-    got; a grader reads the answers.
+    here, and checks relations that forged numbers are unlikely to satisfy, such as between what all ranks
+    sent and received; a grader reads the answers.
     """
     files = RankFiles(Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"]))
     with confined():
@@ -187,7 +187,7 @@ def answer_in_a_rank(asked: Any, work: Work, answer: bytes, args: Any) -> None:
 
 
 def _is_handy(value: Any) -> bool:
-    """Whether it holds no more than `MOST_NUMBERS`; it is looked at no further than that."""
+    """Return whether a value holds no more than `MOST_NUMBERS` numbers, without looking beyond that."""
     count, rest = 0, [value]
     while rest and count <= MOST_NUMBERS:
         each = rest.pop()
@@ -205,12 +205,12 @@ def _is_handy(value: Any) -> bool:
 
 
 def read(text: str) -> Any:
-    """What `answered` told; it comes from a stranger, and is data whatever it holds.
+    """Read what `answered` wrote; it is untrusted, and is only data whatever it contains.
 
     Raises
     ------
     Refused
-        The work's own refusal, or a text that is none of `answered`'s.
+        The work refused the answer, or `answered` did not write the text.
     """
     try:
         told = json.loads(text)
@@ -223,11 +223,11 @@ def read(text: str) -> Any:
 
 
 def in_group(work: Work) -> Work:
-    """A work of ranks in one gloo group: none begins before all are in, none ends before all have.
+    """Wrap a work to run in one gloo group: no rank begins before all have joined, or ends before all have.
 
-    Each is on a node of its own, as far as the environment tells: a local rank is no rank.
+    The environment puts each rank on a node of its own, so that a local rank cannot pass for a rank.
 
-    Refused where something was started (``async_op``) that nobody waited for: what came of it is chance.
+    An answer that starts something (``async_op``) and does not wait for it is refused: its result is chance.
     """
 
     @functools.wraps(work)
@@ -248,11 +248,11 @@ def in_group(work: Work) -> Work:
         with waits() as pending:
             try:
                 result = work(answer, *args)
-            except Refused:  # on this rank; the others must not wait for it
+            except Refused:  # on this rank alone; the others must not wait for it
                 meet("ends")
                 raise
         names = [name for name, _ in pending.values()]
-        let_end([work for _, work in pending.values()])  # no rank leaves while another is in it
+        let_end([work for _, work in pending.values()])  # no rank leaves while another is at work on it
         meet("ends")
         if names:
             raise Refused(UNWAITED.format(rank, " and ".join(dict.fromkeys(names))))
@@ -262,12 +262,12 @@ def in_group(work: Work) -> Work:
 
 
 def on_a_node_of_its_own() -> None:
-    """Let this process's environment say what torchrun would on a machine that has one rank."""
+    """Set this process's environment as torchrun would on a node with one rank."""
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
 
 
 def number(value: Any) -> float | str:
-    """A number of whatever type as a float; of all else, what it is, in words."""
+    """Convert a number of any type to a float; describe all else in words."""
     if not isinstance(value, bool | str | bytes):
         with contextlib.suppress(BaseException):  # also what an answer's own class raises
             return float(value)
@@ -275,20 +275,20 @@ def number(value: Any) -> float | str:
 
 
 def told(value: Any) -> str:
-    """What came back, in words: for a value that is not of the kind that was asked for."""
+    """Describe in words a returned value that is not of the kind asked for."""
     return "nothing (None)" if value is None else _shown(value)
 
 
 def reason(error: BaseException) -> str:
-    """What an answer raised, in one line."""
+    """Describe in one line what an answer raised."""
     words = ""
-    with contextlib.suppress(BaseException):  # its own __str__ fails
+    with contextlib.suppress(BaseException):  # its own __str__ may fail
         words = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {words:.120}"
 
 
 class _Short(reprlib.Repr):
-    """The beginning of long lists in little time."""
+    """A repr that shows the beginning of long lists, in little time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,13 +297,13 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 200
 
     def repr_instance(self, value: Any, level: int) -> str:
-        return repr(value)  # what that raises is for who asked
+        return repr(value)  # the caller handles what that raises
 
 
 def _shown(value: Any) -> str:
     try:
         return f"{_Short().repr(value):.60}, {_a_type(value)}"
-    except BaseException:  # its own __repr__ fails, or would end the process
+    except BaseException:  # its own __repr__ may fail, or try to end the process
         return _a_type(value)
 
 
@@ -313,14 +313,14 @@ def _a_type(value: Any) -> str:
 
 
 def _numbers_of(value: Any) -> Any:
-    """For JSON: what a tensor or an array holds, as (nested) lists; of all else, what it is."""
-    with contextlib.suppress(Exception):  # a tensor without numbers: sparse, or on the device meta
+    """Convert a tensor or an array to (nested) lists, for JSON; describe all else in words."""
+    with contextlib.suppress(Exception):  # a tensor without numbers: sparse, or on the meta device
         return value.detach().cpu().tolist() if isinstance(value, torch.Tensor) else value.tolist()
     return told(value)
 
 
 def the_number(value: Any, what: str) -> float:
-    """`number`, or a refusal that begins with what was asked for, in words."""
+    """Return `number`, or refuse a value with a message that begins with what was asked for."""
     found = number(value)
     if isinstance(found, str):
         raise Refused(f"{what}; it returned {found}")
@@ -332,7 +332,7 @@ def the_number(value: Any, what: str) -> float:
 
 @contextlib.contextmanager
 def _as_in_a_fresh_process() -> Iterator[None]:
-    """What a notebook has set for torch must not move a judge's numbers, nor a judge the notebook's dice."""
+    """Shield a judge from the notebook's torch settings, and the notebook's RNG state from the judge."""
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
@@ -345,14 +345,14 @@ def _as_in_a_fresh_process() -> Iterator[None]:
 
 
 def far(a: Any, b: Any) -> float:
-    """The largest difference between tensors, or (nested) lists of numbers; NaN and another shape are far."""
+    """Return the largest difference of two tensors or (nested) lists; inf for a NaN or different shapes."""
     try:
         a, b = (torch.as_tensor(each, dtype=torch.float64) for each in (a, b))
     except (
         TypeError,
         ValueError,
         OverflowError,
-    ):  # no numbers, uneven lengths, an int past all floats
+    ):  # not numbers, uneven lengths, an int too large for a float
         return math.inf
     if a.shape != b.shape:
         return math.inf
@@ -360,7 +360,7 @@ def far(a: Any, b: Any) -> float:
 
 
 def in_digits(*numbers: float) -> list[str]:
-    """Numbers in as many digits as tell them apart, and in four at least."""
+    """Format numbers with as many digits as tell them apart, and at least four."""
     for digits in (4, 8, 12, 17):
         words = [f"{each:.{digits}g}" for each in numbers]
         if len(set(words)) == len(set(numbers)):
@@ -369,5 +369,5 @@ def in_digits(*numbers: float) -> list[str]:
 
 
 def nearest(value: Any, *known: tuple[Any, str], otherwise: str, within: float) -> str:
-    """The hint for the first of the known wrong values that an answer has hit."""
+    """Return the hint for the first known wrong value that an answer has hit, or ``otherwise``."""
     return next((hint for wrong, hint in known if far(value, wrong) < within), otherwise)

@@ -1,7 +1,7 @@
-"""`check`: judges the answer to an exercise on fresh ranks, and shows what is wrong by its values.
+"""`check`: judge the answer to an exercise on fresh ranks, and show what is wrong by its values.
 
-A question (see `questions`) draws its inputs anew for each check, lets the answer work on them in fresh
-ranks, and looks at properties of what came out: a memorised result does not pass, and a hang ends in seconds.
+A question (see `questions`) draws new inputs for each check, runs the answer on them in fresh ranks, and
+checks properties of the output: a memorised result does not pass, and a hang ends in seconds.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from .sharing import note_try
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
 ALL_SECONDS = 30.0  # for all that a judge asks in one check
-MOST_BYTES = 16 << 20  # that a rank may tell of an answer
-MOST_LETTERS = 600  # of what was seen, and of a line of a report
+MOST_BYTES = 16 << 20  # that a rank may report
+MOST_LETTERS = 600  # characters of what was seen, and of a line of a report
 REPORT_LINES = 14  # of the report of a failure
 NO_MEMORY = r"MemoryError|an(not|'t) allocate memory"
 ENDLESS = "What your code gave back was being read. Does it ever come to an end?"
@@ -66,7 +66,7 @@ class Feedback:
 
     question: str
     findings: list[Finding] = field(default_factory=list)
-    trouble: str = ""  # why nothing, or not all, could be judged
+    trouble: str = ""  # why nothing, or not everything, could be judged
 
     @property
     def points(self) -> float:
@@ -110,15 +110,15 @@ def check(number: str, answer: Any) -> Feedback:
     Parameters
     ----------
     number
-        The question's, as in ``"06.1"``.
+        The question's number, as in ``"06.1"``.
     answer
         The function or class that the question asks for.
 
     Returns
     -------
     Feedback
-        Points, and each property with ✓ or ✗; for an ✗ what was seen, and a hint. It never raises: what the
-        answer raises, and where it hangs, is feedback.
+        Points, and each property with ✓ or ✗; for an ✗ what was seen, and a hint. `check` itself never
+        raises: an answer's exceptions and hangs are reported as feedback.
     """
     questions.load()
     if not isinstance(number, str) or number not in QUESTIONS:
@@ -132,11 +132,11 @@ def check(number: str, answer: Any) -> Feedback:
 
 
 class Troubled(Exception):
-    """Why nothing, or not all, could be judged, in the words that a learner reads."""
+    """Nothing, or not everything, could be judged; the message tells the learner why."""
 
 
 def judged(number: str, ask: Ask, rng: random.Random) -> Feedback:
-    """What a question's judge finds by asking; what goes wrong meanwhile is feedback, too."""
+    """Run a question's judge and return its findings as feedback, with whatever went wrong meanwhile."""
     feedback = Feedback(number)
     try:
         with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def judged(number: str, ask: Ask, rng: random.Random) -> Feedback:
 
 
 def in_words(error: RankError) -> str:
-    """How an answer failed on the ranks, as a learner reads it."""
+    """Describe for the learner how an answer failed on the ranks."""
     if isinstance(error, RankTimeout):
         words = f"your code was {_report(error)}"
         if any(_reads_what_came(error, rank) for rank in range(error.run.world_size)):
@@ -168,12 +168,12 @@ def in_words(error: RankError) -> str:
 
 
 def pickled(answer: Any) -> bytes:
-    """An answer on its way to the ranks; its own code may take part in that, so a thread does it.
+    """Pickle an answer for the ranks, in a thread, since this may run the answer's own code.
 
     Raises
     ------
     Refused
-        It cannot be sent, raises whatever it likes, or does not come to an end.
+        It cannot be pickled: it raises anything at all, or does not come to an end.
     """
     sent: list[bytes] = []
     why: list[str] = []
@@ -181,7 +181,7 @@ def pickled(answer: Any) -> bytes:
     def send() -> None:
         try:
             sent.append(dumps(answer))
-        except BaseException as error:  # SystemExit, too; the notebook's interrupt never comes to a thread
+        except BaseException as error:  # SystemExit, too; the notebook's interrupt never reaches a thread
             why.append(reason(error))
 
     thread = threading.Thread(target=send, daemon=True)
@@ -196,7 +196,7 @@ def pickled(answer: Any) -> bytes:
 
 
 class Door:
-    """The notebook's way to ask (`asking.Ask`): the answer goes to fresh ranks, and JSON comes back.
+    """The notebook's `asking.Ask`: it sends the answer to fresh ranks and gets JSON back.
 
     Nothing that the ranks leave behind is unpickled here.
     """
@@ -211,7 +211,7 @@ class Door:
             self._pickled = pickled(self._answer)
         given = (self._asked.takes, self._asked.form), work, self._pickled, json.loads(json.dumps(args))
         warm_up()
-        wait_until_loaded(threading.Event())  # the first time it takes seconds, which are not the answer's
+        wait_until_loaded(threading.Event())  # seconds, the first time, that do not count against the answer
         limit, began = seconds_for(self._left), time.monotonic()
         try:
             texts = told_by_ranks(answer_in_a_rank, given, nprocs, limit)
@@ -220,17 +220,17 @@ class Door:
         return [read(text) for text in texts]
 
     def folder(self) -> contextlib.AbstractContextManager[Path]:
-        """An empty folder, which is gone afterwards."""
+        """Provide an empty folder, and remove it afterwards."""
         return folder()
 
 
 def seconds_for(left: float) -> float:
-    """How long an answer's work on the ranks may take now, of what is left for all.
+    """Return how long an answer's work on the ranks may take, given the time left for the whole check.
 
     Raises
     ------
     Refused
-        Nothing is left.
+        No time is left.
     """
     if left <= 0:
         raise Refused(f"your code was not done after {ALL_SECONDS:g} s, in all that was asked of it")
@@ -238,14 +238,14 @@ def seconds_for(left: float) -> float:
 
 
 def told_by_ranks(work: Work, given: tuple[Any, ...], nprocs: int, limit: float) -> list[str]:
-    """What fresh ranks leave as their answer, a text each; none of it is looked at.
+    """Run a work on fresh ranks and return the text that each leaves as its answer, unexamined.
 
     Raises
     ------
     RankError
         A rank failed, or they were not done after ``limit`` seconds.
     Refused
-        A rank ended and left nothing.
+        A rank ended without leaving an answer.
     """
     run = start(work, given, {}, nprocs, "cpu", limit, dashboard=False, trusted=False)
     texts = []
@@ -259,7 +259,7 @@ def told_by_ranks(work: Work, given: tuple[Any, ...], nprocs: int, limit: float)
 
 
 def _reads_what_came(error: RankError, rank: int) -> bool:
-    """Whether a rank was in a question's own lines, and in none of the learner's, when it was looked at."""
+    """Return whether a rank, by its last stack, was in a question's lines and in none of the learner's."""
     files = [file for file, _, _ in python_stack(error.run, rank)]
     return bool(files) and files[0].startswith(QUESTIONS_FOLDER) and not any(map(is_learners, files))
 

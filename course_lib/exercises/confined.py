@@ -1,4 +1,4 @@
-"""What a rank that runs an answer may take, and what is left of it afterwards: nothing."""
+"""Limit what a rank that runs an answer may use, and leave nothing running that the answer has started."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Iterator
 
 import psutil
 
-MOST_BYTES = 1 << 30  # of memory, beyond what the rank begins with: an endless list ends before the machine
+MOST_BYTES = 1 << 30  # of memory, beyond what the rank starts with: an endless list fails before the machine
 PR_SET_CHILD_SUBREAPER = 36
-ROUNDS = 5  # in which who is ended may have started another
+ROUNDS = 5  # kill repeatedly: a dying process may have forked
 
 
 @contextlib.contextmanager
 def confined() -> Iterator[None]:
-    """In a rank: what the answer starts stays in the rank's family and ends with it, and memory has a limit.
+    """In a rank, limit an answer's memory, and at the end kill what it has started in other sessions.
 
-    A process in a session of its own is out of reach for a signal to the rank's group, and one whose parent
-    has ended belongs to nobody; so, on Linux, those of this rank become its own children.
+    A signal to the rank's process group does not reach a process in a session of its own, and an orphan is
+    no longer a descendant of the rank; so, on Linux, the rank adopts orphans as their subreaper.
     """
     if sys.platform == "linux":
         import resource
@@ -39,12 +39,12 @@ def confined() -> Iterator[None]:
 
 
 def _end_who_left() -> None:
-    """End children in other sessions; those of this one, such as a DataLoader's, end with its group."""
+    """Kill descendants in other sessions; those in this one (DataLoader workers, say) end with its group."""
     for _ in range(ROUNDS):
-        with contextlib.suppress(AttributeError):  # not everywhere
+        with contextlib.suppress(AttributeError):  # not on every system
             try:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # there are none, which is quickly said
+            except ChildProcessError:  # no children: the quick way out
                 return
         away = []
         for child in psutil.Process().children(recursive=True):

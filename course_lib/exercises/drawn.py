@@ -1,7 +1,7 @@
-"""What judges draw: worlds, tensors, models, folders and machines of more than one kind.
+"""Draw random inputs for judges: world sizes, tensors, models, folders and machines of several kinds.
 
-A judge draws seeds and sizes, which are plain data and cross to the ranks; both sides make the same of them.
-So an answer that is right for one kind alone, or that remembers its last call, shows.
+A judge draws seeds and sizes, which cross to the ranks as plain data; both sides build the same from them.
+This exposes an answer that is right for one kind only, or that remembers its last call.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from torch import Tensor, nn
 from ..by_value import dumps, loads
 from .asking import Finding
 
-OTHER_DISK = Path("/dev/shm")  # another file system than that of temporary files, on Linux
+OTHER_DISK = Path("/dev/shm")  # on Linux, another file system than that of temporary files
 LAYOUTS = ("plain", "turned", "every second", "a part")
-BIG = 2**60  # from here on float64 holds one whole number of 256
+BIG = 2**60  # from here on float64 holds one whole number in 256
 
 
 def seeds(rng: random.Random, count: int) -> list[int]:
-    """For a generator each; no two are alike."""
+    """Draw seeds for generators, no two of them alike."""
     return rng.sample(range(2**31), count)
 
 
 def with_two_numbers(
     rng: random.Random, judge: Callable[[int], Iterator[Finding]], first: Sequence[int] = (2, 3, 4, 5)
 ) -> list[Finding]:
-    """What a judge finds with two numbers of ranks: one that is written into an answer would be right once.
+    """Run a judge with two world sizes: one that is hard-coded in an answer would be right only once.
 
-    All is judged before any of it counts, since an answer may fail, or hang, with the second number alone.
-    What is wrong with both is shown as it is with the first of them, which is one of ``first``. They are not
-    2 and 3: two steps that somebody wrote out do for both.
+    Both are judged before anything counts, since an answer may fail, or hang, with the second one alone. What
+    is wrong with both is shown as it is with the first, which is one of ``first``. They are never 2 and 3:
+    two hand-written steps would do for both.
     """
     one = rng.choice(first)
     other = rng.choice([each for each in range(2, 6) if each != one and max(each, one) > 3])
@@ -55,17 +55,17 @@ def with_two_numbers(
 def tensor(
     seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float64, layout: str = "plain"
 ) -> Tensor:
-    """A tensor of any type, whose numbers do not survive a smaller one.
+    """Make a tensor of any dtype, with numbers that a smaller dtype would not preserve.
 
     Parameters
     ----------
     seed
-        The same one gives the same numbers in every layout.
+        The same seed gives the same numbers in every layout.
     shape
-        Of what is returned; ``()`` and sizes of 0 are shapes, too.
+        The tensor's shape; ``()`` and sizes of 0 are allowed.
     layout
-        How it lies in memory, one of `LAYOUTS`: "turned" runs along the first axis first, "every second" has
-        gaps, "a part" begins in the midst of its storage.
+        Its layout in memory, one of `LAYOUTS`: in "turned" the first axis varies fastest, "every second" has
+        gaps, and "a part" begins in the middle of its storage.
     """
     dice = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
@@ -80,7 +80,7 @@ def tensor(
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:
-    """The same numbers in the same shape, in other places of memory."""
+    """Return the same numbers in the same shape, in another memory layout."""
     if layout == "plain" or values.dim() == 0:
         return values
     if layout == "turned":
@@ -96,7 +96,7 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
 
 
 class Tied(nn.Module):
-    """One linear layer that is used twice, by one parameter with two names."""
+    """Two linear layers that share their weight: one parameter with two names."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -112,22 +112,22 @@ class Tied(nn.Module):
 def network(
     kind: int, values: int, inputs: int = 4, outputs: int = 2, frozen: bool = True, norm: bool = True
 ) -> nn.Module:
-    """A model as they are met outside of lessons, in float64.
+    """Build a float64 model with features of models outside the lessons.
 
-    It is nested three deep and has shared parameters, a layer without bias, underscores in its names, a layer
-    in another mode than the rest, and buffers that are saved and some that are not.
+    It is nested three deep and has a shared parameter, layers without bias, underscores in its names, a layer
+    in another mode than the rest, and both persistent and non-persistent buffers.
 
     Parameters
     ----------
     kind
-        A seed for its form: widths, which layer is frozen.
+        A seed for its form: the widths, and which layer is frozen.
     values
         A seed for its numbers.
     frozen
-        With a layer that takes no part in the training.
+        Freeze one layer, so that it takes no part in the training.
     norm
-        With batch norm, whose buffers change in each forward pass; then a whole batch gives other numbers
-        than its parts do.
+        Add batch norm: its buffers change in each forward pass, and a whole batch gives other numbers than
+        its parts do.
     """
     dice = random.Random(kind)
     wide, narrow = dice.sample(range(3, 8), 2)
@@ -140,7 +140,7 @@ def network(
         OrderedDict(first=first, body=body, drop=nn.Dropout(0.5), head=nn.Linear(narrow, outputs))
     )
     model.double()
-    model.drop.eval()  # as somebody left it
+    model.drop.eval()  # as if somebody had left it so
     generator = torch.Generator().manual_seed(values)
     with torch.no_grad():
         for each in itertools.chain(model.parameters(), model.buffers()):
@@ -156,7 +156,7 @@ def network(
 
 
 def everything(model: nn.Module) -> OrderedDict[str, Tensor]:
-    """All parameters and buffers of a model by name, those that are not saved too; each once."""
+    """Return all parameters and buffers of a model by name, non-persistent ones included, each once."""
     return OrderedDict(itertools.chain(model.named_parameters(), model.named_buffers()))
 
 
@@ -165,7 +165,7 @@ def everything(model: nn.Module) -> OrderedDict[str, Tensor]:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """An empty folder, where there is such a thing on another file system than temporary files."""
+    """Provide an empty folder, if possible on another file system than that of temporary files."""
     other = OTHER_DISK if os.access(OTHER_DISK, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="course-", dir=other, ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -173,7 +173,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def machine(gpus: int, environment: dict[str, str] | None = None, cores: int = 7) -> Iterator[None]:
-    """For what asks how many GPUs and cores there are, and what stands in its environment."""
+    """Simulate a machine with so many GPUs and cores, and with these environment variables."""
     with (
         mock.patch.dict(os.environ, environment or {}),
         mock.patch("os.cpu_count", return_value=cores),
@@ -189,9 +189,9 @@ def machine(gpus: int, environment: dict[str, str] | None = None, cores: int = 7
 
 @contextlib.contextmanager
 def apart(seed: int) -> Iterator[None]:
-    """As in a process of its own: with its own dice, and its own hash of a text.
+    """Give this rank an RNG state and text hashes of its own, as a separately started process has.
 
-    Ranks are forked from one process, and would have these in common by chance.
+    Ranks are forked from one process, and would share these by chance.
     """
     torch.manual_seed(seed)
     random.seed(seed)
@@ -201,12 +201,12 @@ def apart(seed: int) -> Iterator[None]:
 
 
 def hash_of_its_own(plain: Callable[[Any], int], seed: int, value: Any) -> int:
-    """A text's hash is another in each process; but ranks are forked from one, and have one for all."""
+    """Hash as in a separate process: text hashes differ between processes, but not between forked ranks."""
     parts = value if isinstance(value, tuple) else (value,)
     return plain((seed, value)) if any(isinstance(each, str | bytes) for each in parts) else plain(value)
 
 
 def restarted(answer: Any, times: int) -> list[Any]:
-    """An answer so many times, each as a new process would have it: it remembers no call of another one."""
+    """Return copies of an answer, each as a new process would have it: none remembers another's calls."""
     kept = dumps(answer)
     return [loads(kept) for _ in range(times)]

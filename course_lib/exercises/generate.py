@@ -1,4 +1,4 @@
-"""`course exercises`: the exercises, generated from their one source, the solutions."""
+"""`course exercises`: generate the exercises from their only source, the solutions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import nbformat
 
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION$", re.MULTILINE | re.DOTALL)
-STUB = ["# YOUR CODE HERE", "..."]  # runs, and does nothing; nbgrader_config.py says the same
+STUB = ["# YOUR CODE HERE", "..."]  # runs and does nothing; nbgrader_config.py has the same
 
 
 class ExerciseError(Exception):
-    """A source that is not as an exercise's source has to be; the text says where."""
+    """The source of an exercise is missing or malformed; the message says where."""
 
 
 def blank(source: Path) -> str:
-    """The exercise of a notebook with solutions, as the text of a notebook."""
+    """Return the exercise of a notebook with solutions, as the text of a notebook."""
     try:
         notebook = nbformat.read(source, as_version=4)
     except (OSError, ValueError, nbformat.reader.NotJSONError) as error:
@@ -45,9 +45,9 @@ def _without_solution(cell: Any, source: Path) -> str:
 
 
 def generate(solutions: Path, exercises: Path, check: bool = False) -> list[Path]:
-    """Write the exercises of all solutions; returns those that were not as they are now.
+    """Write the exercises of all solutions and return the paths of those that were out of date.
 
-    With ``check`` nothing is written.
+    With ``check``, write nothing.
     """
     if not solutions.is_dir():
         raise ExerciseError(f"there is no folder {solutions}: run this where the course is checked out")

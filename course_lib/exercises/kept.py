@@ -1,4 +1,4 @@
-"""What an answer keeps in memory: of its forward passes, and of the samples that it was given."""
+"""Measure what an answer keeps in memory, of its forward passes and of the samples that it was given."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Held(list):  # type: ignore[type-arg]
-    """A list of which a weak reference can say whether somebody holds it still.
+    """A list that can be weakly referenced, to see whether anybody still holds it.
 
-    It is here, and not with its question, since a loader's workers send it by its module's name.
+    It is here, and not with its question, since a loader's workers pickle it by its module's name.
     """
 
 
 class _Pass:
-    """A forward pass: all that its graph keeps for the backward holds it."""
+    """A forward pass; it lives as long as anything that its graph has saved for the backward pass."""
 
 
 @dataclass
@@ -30,17 +30,17 @@ class _Saved:
 
 
 def watched(model: nn.Module, size: Callable[[Tensor], int]) -> list[int]:
-    """Watch a model for good: the list grows in each forward pass that builds a graph.
+    """Watch a model permanently; return a list that grows with each forward pass that builds a graph.
 
-    By the sizes, together, of all passes whose tensors are kept then: that pass, and those whose graphs
-    nobody has used up. A backward pass uses a graph up, unless it is told to retain it.
+    Each entry is the total size of all passes whose tensors are kept at that time: that pass, and earlier
+    ones with graphs not yet freed. A backward pass frees its graph unless it is told to retain it.
 
     Parameters
     ----------
     model
-        Whose calls are the passes; also those of a wrapper around it.
+        The model; its calls are the passes, also when a wrapper makes them.
     size
-        Of a pass, by its output.
+        Gives the size of a pass from its output.
     """
     passes: weakref.WeakKeyDictionary[_Pass, int] = weakref.WeakKeyDictionary()
     begun: list[tuple[saved_tensors_hooks, _Pass]] = []
@@ -48,7 +48,7 @@ def watched(model: nn.Module, size: Callable[[Tensor], int]) -> list[int]:
 
     def begins(*_: Any) -> None:
         this = _Pass()
-        # Detached: a graph that keeps its own output would be a circle, and stay when nobody wants it.
+        # Detached: a graph that keeps its own output would be a reference cycle and outlive its last use.
         hooks = saved_tensors_hooks(lambda each: _Saved(each.detach(), this), lambda saved: saved.tensor)
         hooks.__enter__()
         begun.append((hooks, this))

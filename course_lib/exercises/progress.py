@@ -1,4 +1,4 @@
-"""Which exercises are solved: kept in a file of the learner's own, never in the course's folder."""
+"""Keep which exercises are solved, in a file of the learner's own, never in the course's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..run_folder import write_whole
 
 
 def note(number: str, points: float, most: float) -> None:
-    """Keep the best result of a question; a folder that cannot be written spoils no check."""
+    """Keep the best result of a question; a folder that cannot be written to does not spoil a check."""
     with contextlib.suppress(OSError, CourseHomeError), locked():
         best = results()
         if points >= best.get(number, (-1.0, most))[0]:
@@ -28,7 +28,7 @@ def note(number: str, points: float, most: float) -> None:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """One kernel at a time reads and writes; where there are no locks, the last to write wins."""
+    """Let one kernel at a time read and write; where there are no locks, the last to write wins."""
     with open(home() / "progress.lock", "w") as lock:
         if fcntl:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -37,7 +37,7 @@ def locked() -> Iterator[None]:
 
 
 def results() -> dict[str, tuple[float, float]]:
-    """For each question that was ever checked, the points reached and the points that there are."""
+    """Return, for each question ever checked, the points reached and the points available."""
     try:
         kept = json.loads((home() / "progress.json").read_text())
         return {str(number): (float(points), float(most)) for number, (points, most) in kept.items()}
@@ -46,7 +46,7 @@ def results() -> dict[str, tuple[float, float]]:
 
 
 class Progress:
-    """The best result of each question; draws itself as a table."""
+    """The best result of each question, shown as a table."""
 
     def __init__(self, rows: list[dict[str, str]], points: float, most: float, shared: str = "") -> None:
         self._rows, self._head = rows, f"{points:g} of {most:g} points{shared}"
@@ -59,12 +59,12 @@ class Progress:
 
 
 def progress() -> Progress:
-    """How far the learner is with the exercises (lesson 00).
+    """Show how far you are with the exercises (lesson 00).
 
     Returns
     -------
     Progress
-        For each question the best points that a `check` has given, and how many there are. Where they are
+        For each question, the most points that a `check` has given, and the points available. If they are
         shared (`share_progress`), it says so.
     """
     from . import questions

@@ -1,6 +1,6 @@
-"""Progress that a learner lets a class see: a file of points and tries, for `course board`.
+"""Share a learner's progress with a class, as a file of points and tries, for `course board`.
 
-What was tried is noted only while it is shared. The folder may be one where strangers write, too.
+Tries are noted only while they are shared. The folder may be one where strangers write, too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..home import home
 from ..run_folder import discard, write_whole
 from .progress import locked, results
 
-MOST_LETTERS = 40  # of a name
+MOST_LETTERS = 40  # characters of a name
 MOST_TRIES = 1_000_000
 MOST_POINTS = 1000.0  # of a question
 ENDING = ".json"  # of a file in the class's folder
-# What a name is drawn from
+# What names are made of
 ADJECTIVES = """
 amber azure bold brave bright calm clear coral crisp dapper eager early fair fleet gentle glad golden
 green happy hardy indigo ivory jolly keen kind light lively lucky merry mild nimble noble patient plucky
@@ -43,7 +43,7 @@ class SharingError(OSError):
 
 @dataclass
 class Tries:
-    """How a learner fares with one question; times are seconds since 1970."""
+    """How a learner is doing on one question; times are seconds since 1970."""
 
     points: float  # the best
     most: float
@@ -51,16 +51,16 @@ class Tries:
     first: float | None = None
     last: float | None = None
     in_vain: int = 0  # tries since the points last rose
-    since: float | None = None  # when they last rose, or the first try where they never did
+    since: float | None = None  # when they last rose, or the first try if they never did
 
     @classmethod
     def read(cls, found: Any, latest: float) -> Tries:
-        """What stands in a file, whoever wrote it; no time may be later than ``latest``.
+        """Validate what an untrusted file says of a question; no time may be later than ``latest``.
 
         Raises
         ------
         ValueError
-            No such thing.
+            A field is missing, unknown or impossible.
         """
         if not isinstance(found, dict) or found.keys() != {each.name for each in fields(cls)}:
             raise ValueError("these are not the fields of a question")
@@ -92,7 +92,7 @@ def _possible(found: dict[str, Any], name: str, most: float, *kinds: type) -> No
 
 @dataclass
 class Sharing:
-    """Where a learner's progress is shared, as what, and what is; kept in the learner's own folder."""
+    """What progress a learner shares, where, and under what name; kept in the learner's own folder."""
 
     folder: str
     file: str
@@ -107,7 +107,7 @@ class Sharing:
         write_whole(_kept_in(), json.dumps(asdict(self)))
 
     def publish(self) -> None:
-        """Write the file that the class sees; under a name that nobody can have put a link at before."""
+        """Write the file that the class sees, by a new temporary file that no planted link can divert."""
         whole = json.dumps({"name": self.name, "questions": asdict(self)["questions"]})
         number, part = tempfile.mkstemp(".part", "learner-", self.folder)
         try:
@@ -126,7 +126,7 @@ def _kept_in() -> Path:
 
 
 def _kept() -> Sharing | None:
-    """What is shared; None where nothing is, or where the note of it is damaged."""
+    """Read what is shared; None if nothing is, or if the record of it is damaged."""
     try:
         kept = json.loads(_kept_in().read_text())
         folder, file, name = (str(kept[part]) for part in ("folder", "file", "name"))
@@ -136,7 +136,7 @@ def _kept() -> Sharing | None:
 
 
 def read_questions(found: Any, latest: float) -> dict[str, Tries]:
-    """What stands in a file, whoever wrote it.
+    """Validate what an untrusted file says of all questions.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def read_questions(found: Any, latest: float) -> dict[str, Tries]:
 
 
 def note_try(number: str, points: float, most: float) -> None:
-    """Count a try where progress is shared; a folder that is gone or cannot be written spoils no check."""
+    """Count a try if progress is shared; a missing or unwritable folder does not spoil a check."""
     with contextlib.suppress(OSError), locked():
         sharing = _kept()
         if sharing:
@@ -160,7 +160,7 @@ def note_try(number: str, points: float, most: float) -> None:
 
 
 def shared_where() -> str:
-    """For a headline: in which folder progress is shared, and as what; empty where it is not."""
+    """Say, for a headline, in which folder and as whom progress is shared; empty if it is not."""
     sharing = _kept()
     return f", shared in {sharing.folder} as “{sharing.name}”" if sharing else ""
 
@@ -168,26 +168,26 @@ def shared_where() -> str:
 def share_progress(folder: str | os.PathLike[str] | None, name: str | None = None) -> None:
     """Let a class see how far you are: ``share_progress("/srv/class")`` (every exercise).
 
-    From now on each `check` writes into a file in that folder, for each question, your best points, how many
-    tries you made, when the first and the last was, and since when your points have not risen. Nothing of
-    your code or of the feedback is written. A teacher sees it by ``course board``.
+    From now on each `check` writes to a file in that folder: for each question your best points, the number
+    of your tries, when the first and the last was, and since when your points have not risen. Neither your
+    code nor the feedback is written. A teacher sees it with ``course board``.
 
     Parameters
     ----------
     folder
-        The class's folder; your teacher knows its path. With None you stop sharing, and your file is removed.
+        The class's folder; your teacher knows its path. None ends the sharing and removes your file.
     name
-        What the class sees you as, 40 letters at most. By default two words and a number are drawn, and
+        The name that the class sees, 40 characters at most. By default two words and a number are drawn, and
         stay the same as long as you share.
 
     Raises
     ------
     SharingError
-        There is no such folder, or it cannot be written.
-    ValueError
-        The name is empty or too long.
+        There is no such folder, or it cannot be written to.
+    ValueError, TypeError
+        The name is empty or too long, or not a string.
     CourseHomeError
-        The course's own folder cannot be written (`COURSE_HOME`).
+        The course's own folder cannot be written to (`COURSE_HOME`).
     """
     with locked():
         before = _kept()
@@ -226,7 +226,7 @@ def _begun(place: str) -> Sharing:
 
 
 def _name(given: str) -> str:
-    """As it is shown, on one line."""
+    """Return a name as it is shown, on one line."""
     if not isinstance(given, str):
         raise TypeError(f"name must be a string, or None to have one drawn; got {given!r}")
     name = cleaned(given)
@@ -236,12 +236,12 @@ def _name(given: str) -> str:
 
 
 def cleaned(name: str) -> str:
-    """A name without line breaks, half letters, and letters that turn the direction of a text."""
+    """Clear a name of line breaks, lone surrogates and characters that change the text direction."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in name).split())
 
 
 def _taken_away(sharing: Sharing) -> str:
-    """Remove what the class sees, and say how that went."""
+    """Remove the file that the class sees, and say how that went."""
     try:
         sharing.path.unlink(missing_ok=True)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What an answer let travel between the ranks, whichever way it asked for it.
+"""Record what an answer sends between the ranks, whichever way it does so.
 
-PyTorch's profiler stands where each call ends: a collective of `torch.distributed`, one that was imported by
+PyTorch's profiler sits where each call ends up: a collective of `torch.distributed`, one that was imported by
 name, a functional one, and a call of the backend itself look alike there. Works run under it in a rank.
 """
 
@@ -18,34 +18,34 @@ from unittest import mock
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-# How a process group starts work, for the functions of torch.distributed. Not every torch has all of them.
+# Methods by which torch.distributed starts work on a process group. Not every torch has all of them.
 STARTS = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "gather_single", "scatter"),
     *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
     *("alltoall", "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource"),
 )
-STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # how a store is written to
-READS = ("get", "multi_get", "queue_pop")  # and read
+STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # methods that write to a store
+READS = ("get", "multi_get", "queue_pop")  # and that read from it
 MESSAGES = ("send", "recv")
-END_SECONDS = 2.0  # for what nobody waits for
-is_completed = dist.Work.is_completed  # the real one: asking `waits` whether work has ended is waiting for it
+END_SECONDS = 2.0  # for work that nobody waits for
+is_completed = dist.Work.is_completed  # the real one: under `waits`, asking whether work has ended is a wait
 
 
 @dataclass
 class Traffic:
-    """Of one rank. A number counts as one, whatever its type.
+    """The traffic of one rank, in numbers. A number counts as one, whatever its dtype.
 
     Attributes
     ----------
     calls : list of (str, int)
-        Each call by gloo's name ("all_reduce", "send", "barrier"), and how many numbers it was given here.
+        Each call by gloo's name ("all_reduce", "send", "barrier"), and how many numbers this rank gave it.
     unwaited : list of str
         Calls with ``async_op`` that nobody waited for.
     stored : int
-        How often this rank wrote into a store: another way to exchange something.
+        How often this rank wrote to a store, another way to exchange something.
     put, got : int
-        What it wrote there, and read, in numbers of 8 bytes.
+        How much it wrote to stores, and read from them, in numbers of 8 bytes.
     to : set of int
         Ranks that messages went to.
     """
@@ -58,15 +58,15 @@ class Traffic:
     to: set[int] = field(default_factory=set)
 
     def collectives(self) -> list[str]:
-        """Names of all calls that are no messages."""
+        """Return the names of all calls that are not messages."""
         return [name for name, _ in self.calls if name not in MESSAGES]
 
     def sent(self) -> int:
-        """Numbers that went out in messages."""
+        """Return how many numbers this rank sent in messages."""
         return sum(count for name, count in self.calls if name == "send")
 
     def came(self) -> int:
-        """Numbers that came to this rank: a gather brings those of all ranks, and a store what is read."""
+        """Return how many numbers came to this rank: by gathers those of all ranks, by stores those read."""
         world_size = dist.get_world_size()
         here = [(name, count) for name, count in self.calls if name != "send"]
         return sum(count * (world_size if "gather" in name else 1) for name, count in here) + self.got
@@ -74,7 +74,7 @@ class Traffic:
 
 @contextlib.contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Watch what is called inside; it is all known when the block has ended."""
+    """Record what is called inside the block; the record is complete when the block has ended."""
     found = Traffic()
     with (
         _noting_stores(found),
@@ -84,7 +84,7 @@ def traffic() -> Iterator[Traffic]:
     ):
         yield found
         found.unwaited = [name for name, _ in pending.values()]
-        # A thread of gloo's that ends a collective after the profiler may crash the process.
+        # A gloo thread that ends a collective after the profiler has stopped may crash the process.
         let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
     for event in profiler.events():
         if event.name.startswith("gloo:"):
@@ -93,7 +93,7 @@ def traffic() -> Iterator[Traffic]:
 
 
 def let_end(works: list[dist.Work]) -> None:
-    """Give work that nobody waited for `END_SECONDS` to end; for `waits`, nobody has waited for it then."""
+    """Give work that nobody waited for `END_SECONDS` to end; `waits` does not count this as waiting."""
     until = time.monotonic() + END_SECONDS
     while time.monotonic() < until and not all(map(is_completed, works)):
         time.sleep(0.001)
@@ -101,21 +101,21 @@ def let_end(works: list[dist.Work]) -> None:
 
 @contextlib.contextmanager
 def waits() -> Iterator[dict[int, tuple[str, Any]]]:
-    """By id, name and work of all that is started inside and that nobody has waited for yet."""
+    """Yield, by id, the name and work of all that was started inside and not yet waited for."""
     pending: dict[int, tuple[str, Any]] = {}
 
     def started(real: Callable[..., Any], name: str, self: Any, *args: Any, **named: Any) -> Any:
         work = real(self, *args, **named)
         if work is not None:
-            pending[id(work)] = name, work  # it lives on, so that its id stays its own
+            pending[id(work)] = name, work  # kept alive, so that its id is not reused
         return work
 
     def ended(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
         result: Any = None
         try:
             result = real(self, *args, **named)
-        finally:  # who waits in vain has waited
-            if result is not False:  # is_completed() says whether it is
+        finally:  # a wait that fails is a wait, too
+            if result is not False:  # is_completed() says that it is not
                 pending.pop(id(self), None)
         return result
 
@@ -131,11 +131,11 @@ def waits() -> Iterator[dict[int, tuple[str, Any]]]:
 
 @contextlib.contextmanager
 def _noting_stores(found: Traffic) -> Iterator[None]:
-    """Count in ``found`` what is written into stores, and read."""
+    """Count in ``found`` what is written to stores, and read from them."""
 
     def written(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
         found.stored += 1
-        found.put += _numbers([*args[1:], *named.values()])  # what comes first is a key
+        found.put += _numbers([*args[1:], *named.values()])  # the first one is a key
         return real(self, *args, **named)
 
     def read(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
@@ -152,7 +152,7 @@ def _noting_stores(found: Traffic) -> Iterator[None]:
 
 
 def _numbers(value: Any) -> int:
-    """Of a text, or of several, in numbers of 8 bytes."""
+    """Return the size of a text, or of several, in numbers of 8 bytes."""
     if isinstance(value, list | tuple):
         return sum(map(_numbers, value))
     return -(-len(value) // 8) if isinstance(value, str | bytes) else 0
@@ -160,7 +160,7 @@ def _numbers(value: Any) -> int:
 
 @contextlib.contextmanager
 def _noting_neighbours(found: Traffic) -> Iterator[None]:
-    """Note in ``found`` to which ranks of their group messages go."""
+    """Record in ``found`` to which ranks of their group messages go."""
     real = dist.ProcessGroup.send
 
     def send(self: Any, tensors: Any, to: int, *args: Any, **named: Any) -> Any:
@@ -172,5 +172,5 @@ def _noting_neighbours(found: Traffic) -> Iterator[None]:
 
 
 def _method(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, which a class binds to its instances, as it does not a `partial`."""
+    """Turn a `partial` into a function, which, unlike it, a class binds to its instances."""
     return lambda self, *args, **named: call(self, *args, **named)

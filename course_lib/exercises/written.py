@@ -1,7 +1,7 @@
-"""What an answer did to files, whichever way it did it: by Python's audit events, and in torch's own writer.
+"""Record what an answer does to files, whichever way: by Python's audit events and in torch's own writer.
 
-`torch.save` that was imported by name, `pickle.dump` and `Path.write_bytes` look alike there. Works run under
-it in a rank.
+A `torch.save` that was imported by name, `pickle.dump` and `Path.write_bytes` look alike there. Works run
+under it in a rank.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from unittest import mock
 
 import torch
 
-SAVES = ("_save", "_legacy_save")  # where torch.save ends, by its two formats
-NAMES = ("os.rename", "os.link")  # audit events that give a file a name, which comes second
-CHANGES = ("os.remove", "os.truncate", *NAMES)  # beside "open"
+SAVES = ("_save", "_legacy_save")  # where torch.save ends up, one for each of its formats
+NAMES = ("os.rename", "os.link")  # audit events that give a file a name, their second argument
+CHANGES = ("os.remove", "os.truncate", *NAMES)  # besides "open"
 
 
 @dataclass
 class Written:
-    """By this process in one folder, in names as `os.path.realpath` gives them.
+    """What this process wrote in one folder; names are as `os.path.realpath` gives them.
 
     Attributes
     ----------
     opened : list of str
         Files that were opened for writing.
     gone : list of str
-        Names that were removed, or given to another file by a rename away from it.
+        Names that no longer exist, since their file was removed or renamed.
     saves : int
-        Calls of `torch.save`, wherever to.
+        Calls of `torch.save`, to whatever place.
     """
 
     folder: str
@@ -47,23 +47,23 @@ class Written:
 
 _watching: list[Written] = []
 _hooked: list[bool] = []  # an audit hook stays until the process ends
-_here = threading.local()  # whether this thread is in what `before` does
+_here = threading.local()  # whether this thread is inside `before`
 
 
 @contextlib.contextmanager
 def written(
     folder: str | Path, before: Callable[[str, str], None] = lambda what, name: None
 ) -> Iterator[Written]:
-    """Watch what is written inside; it is known at once.
+    """Record what is written inside the block, as it happens.
 
     Parameters
     ----------
     folder
-        Whose files, in folders below it too: a rank writes notes of its own elsewhere.
+        The folder to watch, with those below it: a rank writes notes of its own elsewhere.
     before
-        Called before each step, with what it is and a file's name: one of `CHANGES`; "open", of a file for
-        writing; "save", in each `torch.save` after its file was opened. It may wait there as a slow disk
-        does, or look at what a kill would leave. What it does itself is not watched.
+        Called before each step, with its kind and a file's name: one of `CHANGES`; "open", of a file for
+        writing; "save" (and the folder's name), in each `torch.save` after its file was opened. It may wait
+        as a slow disk does, or look at what a kill would leave. What it does itself is not recorded.
     """
     if not _hooked:
         sys.addaudithook(_heard)
@@ -71,7 +71,7 @@ def written(
     found = Written(os.path.realpath(folder) + os.sep, before)
 
     def opens(real: Callable[[Any], Any], name: Any, *args: Any, **named: Any) -> Any:
-        if isinstance(name, str | os.PathLike):  # written by C++, which tells no audit hook
+        if isinstance(name, str | os.PathLike):  # written by C++, which raises no audit event
             _noted(found, "open", name)
         return real(name, *args, **named)
 
@@ -97,14 +97,14 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
         return
     if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
         return
-    names = [each for each in args[:2] if isinstance(each, str | bytes | os.PathLike)]  # else an open file
+    names = [each for each in args[:2] if isinstance(each, str | bytes | os.PathLike)]  # not an open file
     if names:
         for each in list(_watching):
             _noted(each, event, *(names if event in NAMES else names[:1]))
 
 
 def _noted(found: Written, what: str, *names: Any) -> None:
-    """One step, where one of its names is in the folder and it is none of `before`'s own."""
+    """Record a step if one of its names is in the folder, and it is not one of `before`'s own."""
     places = [os.path.realpath(os.fsdecode(name)) + os.sep * (what == "save") for name in names]
     if getattr(_here, "busy", False) or not any(place.startswith(found.folder) for place in places):
         return

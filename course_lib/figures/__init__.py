@@ -1,1 +1,1 @@
-"""Draws, and knows no run."""
+"""Drawing code that knows nothing of runs."""

@@ -1,4 +1,4 @@
-"""Charts of a lesson's own numbers: curves, bars, bars of parts."""
+"""Draw charts of a lesson's own numbers: curves, bars, stacked bars."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def curves(
     dashed: Collection[str] = (),
     ymin: float | None = None,
 ) -> Picture:
-    """Lines by name, each ``(x, y)``; the title says what is to be seen, the labels carry the units.
+    """Draw lines by name, each ``(x, y)``; the title says what there is to see, the labels carry the units.
 
-    Those in ``dashed`` are drawn over the others, without dots: a formula, or a line that lies on another.
-    The y axis begins at ``ymin``; without it, just below the lowest point.
+    Lines in ``dashed`` are drawn on top, without dots: a formula, or a line that coincides with another.
+    The y axis begins at ``ymin``, or by default just below the lowest point.
     """
     if unknown := set(dashed) - set(series):
         raise ValueError(f"dashed names no line of the picture: {sorted(unknown)}; there are {list(series)}")
@@ -51,7 +51,7 @@ def curves(
 
 
 def bars(values: Mapping[str, float], title: str, xlabel: str, form: str = "{:,.0f}") -> Picture:
-    """Bars by name, each with its number."""
+    """Draw bars by name, each labelled with its number."""
     figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values))
     with styled():
         draw_bars(axes, values, title, xlabel, form)
@@ -62,7 +62,7 @@ def bars(values: Mapping[str, float], title: str, xlabel: str, form: str = "{:,.
 def draw_bars(
     axes: Axes, values: Mapping[str, float], title: str, xlabel: str, form: str = "{:,.0f}"
 ) -> None:
-    """Bars by name on axes that are there, each with its number."""
+    """Draw bars by name on existing axes, each labelled with its number."""
     drawn = axes.barh(list(values), list(values.values()), height=0.6)
     for i, bar in enumerate(drawn):
         bar.set_color(COLORS[i % len(COLORS)])
@@ -76,16 +76,16 @@ def draw_bars(
 def stacked_bars(
     values: Mapping[str, Mapping[str, float]], title: str, xlabel: str, form: str = "{:,.1f}"
 ) -> Picture:
-    """Bars by name, each made of named parts, with its sum at the end (lesson 03).
+    """Draw bars by name, each made of named parts, with the sum at its end (lesson 03).
 
     Parameters
     ----------
     values
-        Parts by name, for each bar by name; a part that a bar lacks is 0. Equal parts have one colour.
+        For each bar by name, its parts by name; a part that it lacks is 0. A part has one colour in all bars.
     title, xlabel
-        The message; the unit.
+        The message and the unit.
     form
-        How the sum at the end of a bar is written; empty where all bars have the same one.
+        The format of the sum at the end of a bar; empty to leave the sums out, as when all are the same.
 
     Raises
     ------

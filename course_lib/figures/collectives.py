@@ -1,8 +1,8 @@
-"""A collective, drawn before and after from the values that the ranks really held (lesson 05).
+"""Draw a collective, before and after, from the values that the ranks really held (lesson 05).
 
-A value takes the colour of the rank that it came from, a sum the stripes of all the ranks that are in it.
-Nobody tells the picture which ranks those are: it finds them from the values. So a sum that equals one
-rank's value is taken for a copy, what MAX and MIN leave is drawn as a copy, and a PRODUCT is grey.
+A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it. The
+picture infers these ranks from the values alone. So a sum that equals one rank's value is taken for a copy,
+the result of MAX or MIN is drawn as a copy, and that of PRODUCT is grey.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .style import Picture, ink_on, new_figure, rank_color, rank_ink, styled
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_RANKS, MOST_VALUES = 8, 16  # that can be read
-UNKNOWN = "#d9d9d9"  # made from nothing that the ranks held before
+MOST_RANKS, MOST_VALUES = 8, 16  # more could not be read
+UNKNOWN = "#d9d9d9"  # for a value that nothing the ranks held at the start explains
 BOX, SPACE, GROUP_GAP = 1.0, 0.14, 0.34  # in units of a box
 ROW = 1.42
-INCHES = 0.46  # a box, at most
+INCHES = 0.46  # of a box, at most
 TITLE = 0.36  # inches
 ROUND = "round,pad=0,rounding_size=0.12"
 MARGINS = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
 
-WIDTH = 9.2  # inches, of several
-OTHER_COLUMNS = 4.6  # the ranks' names, and room for the arrows
+WIDTH = 9.2  # inches, of a picture of several collectives
+OTHER_COLUMNS = 4.6  # boxes' width, for the ranks' names and the arrows
 
-HALF = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # the distance from 1 to the next number
+HALF = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # the distance from 1 to the next larger number
 
 
 def collective(
@@ -40,20 +40,20 @@ def collective(
     Parameters
     ----------
     before, after
-        For each rank what it held: a number, a tensor, a list of tensors (drawn apart from each other), or
-        None for nothing. Values that differ, as 1, 10, 100, make the sums tell which ranks are in them: a
-        sum that equals one rank's value is taken for a copy. What MAX and MIN leave is drawn as a copy,
-        a PRODUCT grey.
+        What each rank held: a number, a tensor, a list of tensors (drawn apart from each other), or None for
+        nothing. Take values such as 1, 10, 100, so that each sum shows which ranks are in it: a sum that
+        equals one rank's value is taken for a copy. The result of MAX or MIN is drawn as a copy, that of
+        PRODUCT in grey.
     title
-        Its one message.
+        The message of the picture.
     start
-        What the ranks held at the very beginning, to which the colours refer; by default ``before``.
+        What the ranks held at the very beginning: the colours refer to it. By default ``before``.
 
     Raises
     ------
     ValueError
-        No rank, another number of ranks after than before, too many to be read, or a thing that holds no
-        numbers.
+        There is no rank, the number of ranks changes, there are too many ranks or values to be read, or
+        something is not made of numbers.
     """
     step = _step(before, after, start)
     columns = step.columns + OTHER_COLUMNS
@@ -69,12 +69,12 @@ def collective(
 def collectives(
     cases: Mapping[str, tuple[Sequence[Any], Sequence[Any]]], title: str, start: Sequence[Any] | None = None
 ) -> Picture:
-    """Several collectives side by side, each by its name as ``(before, after)``, as `collective` draws one.
+    """Draw several collectives side by side, given by name as ``(before, after)``; see `collective`.
 
     Raises
     ------
     ValueError
-        There is none, or one that `collective` would not draw; the message names it.
+        There is none, or one that `collective` would refuse; the message names it.
     """
     if not cases:
         raise ValueError("collectives needs at least one: collectives({'broadcast': (before, after)}, title)")
@@ -137,7 +137,7 @@ def _numbers(value: Any, whose: str) -> list[float]:
 
 
 class Step(NamedTuple):
-    """What all ranks held before and after, and of what the colours tell."""
+    """What all ranks held before and after, and at the start, to which the colours refer."""
 
     before: list[Held]
     after: list[Held]
@@ -159,7 +159,7 @@ def _step(before: Sequence[Any], after: Sequence[Any], start: Sequence[Any] | No
 
 
 def _rounding(value: Any) -> float:
-    """That of the coarsest dtype in it."""
+    """Return the relative rounding error of the coarsest dtype in a value."""
     if isinstance(value, list | tuple):
         return max(map(_rounding, value), default=SINGLE)
     return HALF.get(str(getattr(value, "dtype", "")).removeprefix("torch."), SINGLE)
@@ -169,7 +169,7 @@ def _rounding(value: Any) -> float:
 
 
 def _columns(held: list[Held]) -> float:
-    """The width of the widest rank, in boxes."""
+    """Return the width of the widest rank, in boxes."""
     return max(_width(each) for each in held)
 
 
@@ -181,7 +181,7 @@ def _width(held: Held) -> float:
 
 
 def _draw(axes: Axes, step: Step, width: float) -> None:
-    """Ranks as rows; before at the left, after at the right, an arrow where something came from elsewhere."""
+    """Draw a row per rank, before at the left, after at the right, and arrows from the sources of values."""
     before, after, start, rounding = step
     ranks = len(before)
     axes.axis("off")
@@ -220,7 +220,7 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
 
 
 def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]]) -> float:
-    """The values of one rank from x on; where they end."""
+    """Draw the values of one rank from x on and return where they end."""
     from matplotlib.patches import Rectangle
 
     if not held:
@@ -243,7 +243,7 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
     for i, color in enumerate(colors):
         axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
     text = _number(value)
-    if len(ranks) > 1:  # the number on a plate, or the stripes would cross it
+    if len(ranks) > 1:  # put the number on a plate, or the stripes would cross it
         plate = FancyBboxPatch(
             (x + 0.1, y - 0.22), BOX - 0.2, 0.44, boxstyle="round,pad=0,rounding_size=0.12"
         )
@@ -263,7 +263,7 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
 
 
 def _points(axes: Axes) -> float:
-    """A box in points."""
+    """Return the size of a box in points."""
     low, high = axes.get_xlim()
     return axes.get_position().width * axes.figure.get_figwidth() * 72 / (high - low)
 

@@ -1,4 +1,4 @@
-"""The map of conversions: what lesson 01 has tried, drawn as arrows between the forms that numbers take."""
+"""`conversion_map`: draw the conversions that lesson 01 tries, as arrows between the forms of numbers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 COPIED, SHARED, REFUSED = COLORS[0], COLORS[1], "#767676"
 KEYS = {"call", "source", "target", "shares", "dtype", "lost", "error"}
 ROW = 0.36  # inches
-AT_MEMORY, AT_DTYPE, AT_VALUES, RIGHT = 0.42, 1.05, 2.05, 3.4  # columns of words, right of the last form
-LOOP = 0.28  # how far the arrow of a form to itself goes out
+AT_MEMORY, AT_DTYPE, AT_VALUES, RIGHT = 0.42, 1.05, 2.05, 3.4  # columns of text, right of the last form
+LOOP = 0.28  # how far the arrow from a form to itself reaches out
 
 
 def conversion_map(
     tried: Sequence[Mapping[str, Any]], title: str | None = None, forms: Iterable[str] = ()
 ) -> Picture:
-    """Conversions between forms of the same numbers, one arrow each, by what was found (lesson 01).
+    """Draw conversions between forms of the same numbers, one arrow each, with their results (lesson 01).
 
     Parameters
     ----------
     tried
         One mapping for each conversion, with the keys ``call`` (its code), ``source`` and ``target`` (names
-        of forms), ``shares`` (does one side see what is written into the other?), ``dtype`` (what became of
-        the type, such as ``"kept"``), ``lost`` (names of the values that did not survive) and ``error`` (what
-        it raised; empty if it worked).
+        of forms), ``shares`` (whether writing to one side changes the other), ``dtype`` (what became of the
+        type, such as ``"kept"``), ``lost`` (names of the values that did not survive) and ``error`` (what it
+        raised; empty if it worked).
     title
-        Without one, the title counts what was tried.
+        By default, the counts of all conversions, of those that share memory and of those that lose a value.
     forms
-        The forms from left to right; those that are not named follow as they first appear.
+        The forms from left to right; all others follow in order of first appearance.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What is said of a conversion: memory, dtype, values."""
+    """Describe a conversion: its memory, dtype and values."""
     if row["error"]:
         return "refused", str(row["error"]), ""
     values = f"loses {', '.join(row['lost'])}" if row["lost"] else "exact"

@@ -1,4 +1,4 @@
-"""`grid`: a table of marks as a picture, for what was asked of several candidates and answered by each."""
+"""`grid`: draw a table of marks that shows how several candidates do in the same tests."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from collections.abc import Mapping
 
 from .style import Picture, new_figure, styled
 
-# What a cell can say: its mark, the colour of its field and of the mark. Never colour alone.
+# The states of a cell: mark, colour of the field, colour of the mark. Colour is never the only sign.
 STATES = {
     "works": ("✓", "#c9ebdf", "#00563f"),
     "wrong": ("≠", "#f3dcea", "#8a2a62"),
     "refuses": ("✗", "#fadfcc", "#a34700"),
     "not here": ("–", "#eeeeee", "#666666"),
 }
-ROW, HEAD, LEFT = 0.27, 1.35, 2.6  # inches: a row; title, names and legend together; the names of the rows
+ROW, HEAD, LEFT = 0.27, 1.35, 2.6  # inches: a row; title, column names and legend together; row names
 
 
 def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
-    """Draw answers as a table of marks: ✓ works, ≠ wrong, ✗ refuses, – not here (lesson 09).
+    """Draw results as a table of marks: ✓ works, ≠ wrong, ✗ refuses, – not here (lesson 09).
 
     Parameters
     ----------
     columns
-        For each column's name, its cells by the name of their row:
+        For each column by name, its cells by row name:
         ``{"gloo\\nCPU": {"broadcast": "works", "all_reduce": "refuses"}}``. Each cell is one of ``"works"``,
-        ``"wrong"`` (it ran, and the numbers are not right), ``"refuses"``, ``"not here"`` (could not be
-        asked on this machine).
+        ``"wrong"`` (it ran, but the numbers are not right), ``"refuses"``, ``"not here"`` (could not be
+        tried on this machine).
     title
-        What is to be seen.
+        What there is to see.
 
     Returns
     -------
     Picture
-        Its alternative text names, for each column, the rows of each state.
+        Its text alternative lists, for each column, the rows in each state.
 
     Raises
     ------
     ValueError
-        There is no column or no row, a column lacks a row of another, or a cell is none of the four.
+        There is no column or no row, the columns have different rows, or a cell is none of the four.
     """
     rows = list(next(iter(columns.values()), {}))
     if not rows:
@@ -71,7 +71,7 @@ def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
 
 
 def _words(name: str, cells: Mapping[str, str]) -> str:
-    """A column in words: ``"gloo, CPU: works: broadcast, reduce; refuses: scatter."``"""
+    """Describe a column: ``"gloo, CPU: works: broadcast, reduce; refuses: scatter."``"""
     rows: dict[str, list[str]] = {}
     for row, state in cells.items():
         rows.setdefault(state, []).append(row)

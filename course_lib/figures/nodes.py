@@ -1,4 +1,4 @@
-"""`node_map`: which rank sits on which node, drawn from what the ranks were told."""
+"""`node_map`: draw which rank runs on which node, from the environment variables of the ranks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from .style import Picture, ink_on, new_figure, rank_color, styled
 
 TOLD = ("RANK", "LOCAL_RANK", "GROUP_RANK")
 MOST_NODES, MOST_ON_A_NODE = 8, 16
-ACROSS = 4  # ranks of a node side by side; more of them come below, as nodes do
-RANKS_ACROSS = 8  # of all nodes side by side
-GAP = 0.12  # of a node's width
+ACROSS = 4  # ranks of a node side by side, or nodes; further ones go below
+RANKS_ACROSS = 8  # side by side, on all nodes
+GAP = 0.12  # between nodes, as a fraction of a node's width
 
 
 def node_map(
     environments: Sequence[Mapping[str, str]], title: str, names: Sequence[str] = (), link: str = ""
 ) -> Picture:
-    """Draw which rank sits on which node: a frame for each node, a field for each rank (lesson 17).
+    """Draw which rank runs on which node: a frame for each node, a field for each rank (lesson 17).
 
     Parameters
     ----------
     environments
-        What each rank was told, as ``run.environments`` is: RANK, LOCAL_RANK and GROUP_RANK, the number of
-        the node, as texts or numbers.
+        The environment of each rank, as in ``run.environments``: RANK, LOCAL_RANK and GROUP_RANK (the number
+        of the node), as strings or numbers.
     title
-        What is to be seen.
+        What there is to see.
     names
-        A name for each node, by its number; without it, "node 0", "node 1", …
+        A name for each node, in the order of the nodes' numbers; by default "node 0", "node 1", …
     link
-        What joins the nodes, in words; written below them.
+        What connects the nodes, in words; written below them.
 
     Raises
     ------
     ValueError
-        There is no rank, one lacks a variable or has another value than a whole number, two have the same
-        RANK, or there are more than 8 nodes, or 16 ranks on one. The message says which.
+        There is no rank, one lacks a variable or its value is not a whole number, two have the same RANK,
+        or there are more than 8 nodes, or more than 16 ranks on one. The message says which.
     """
     nodes = _nodes(environments)
     if names and len(names) != len(nodes):
@@ -85,7 +85,7 @@ def _frame(left: float, top: float, width: float, height: float, **look: object)
 
 
 def _nodes(environments: Sequence[Mapping[str, str]]) -> dict[int, list[tuple[int, int]]]:
-    """(rank, local rank) of its ranks, for each node in the order of the numbers."""
+    """Return the (rank, local rank) pairs of each node, in order, by node number."""
     found: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
     for told in environments:

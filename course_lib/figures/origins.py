@@ -1,4 +1,4 @@
-"""From which ranks a value came that a collective left: found from the values alone (lesson 05)."""
+"""Infer from the values alone which ranks each result of a collective came from (lesson 05)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-EXACT, SINGLE = 1e-12, 1e-6  # how far a value may be from what explains it, as a fraction of the terms
+EXACT, SINGLE = 1e-12, 1e-6  # how far a value may be from its explanation, as a fraction of the terms
 
-Held = list[list[float]]  # of one rank: groups (the tensors of a list) of values
+Held = list[list[float]]  # one rank's values, in groups (the tensors of a list)
 Origin = frozenset[int]  # the ranks that a value came from
 
 
 def origins(before: list[Held], after: list[Held], rounding: float = SINGLE) -> list[list[list[Origin]]]:
-    """For each value after, the ranks whose values before are in it: copied, summed or averaged."""
+    """Find, for each value after, the ranks whose values before are in it: copied, summed or averaged."""
     known = _Known([[value for group in held for value in group] for held in before], rounding)
     return [
         [
@@ -31,21 +31,21 @@ def _offsets(held: Held) -> list[int]:
 
 
 class _Known:
-    """The ranks' values before, and all sums that they can have made."""
+    """The ranks' values before, and all sums that can be made of them."""
 
     def __init__(self, flat: list[list[float]], rounding: float) -> None:
         self.flat, self.rounding = flat, rounding
 
     def origin(self, rank: int, place: int, value: float) -> Origin:
-        """The nearest explanation: unchanged, a copy, a sum at one place of some ranks, their mean."""
-        for tolerance in (EXACT, SINGLE):  # an exact one first: with 1 and 10,000,000 all else looks alike
+        """Return the first explanation that fits: unchanged, copied, summed at one place, averaged there."""
+        for tolerance in (EXACT, SINGLE):  # exact first: to SINGLE, 10,000,000 and 10,000,001 are equal
             found = self._copied(rank, place, value, tolerance) or self._summed(place, value, tolerance)
             if found:
                 return found
         return self._summed(place, value, self.rounding) if self.rounding > SINGLE else frozenset()
 
     def _copied(self, rank: int, place: int, value: float, tolerance: float) -> Origin:
-        others = [(rank - distance) % len(self.flat) for distance in range(len(self.flat))]  # as round a ring
+        others = [(rank - distance) % len(self.flat) for distance in range(len(self.flat))]  # as on a ring
         for at_place in (True, False):
             for r in others:
                 for p, v in enumerate(self.flat[r]):
@@ -65,9 +65,9 @@ class _Known:
 
     @cached_property
     def _sums(self) -> tuple[list[Origin], np.ndarray, np.ndarray, np.ndarray]:
-        """All choices of ranks, the most ranks first; how many each has; by place their sums and sizes."""
+        """All choices of ranks, largest first; their sizes; by place, their sums and sums of magnitudes."""
         ranks, places = len(self.flat), max(map(len, self.flat), default=0)
-        values = np.full((places, ranks), np.nan)  # a sum with a value that is not there is not there
+        values = np.full((places, ranks), np.nan)  # a sum with a missing value is missing
         for rank, held in enumerate(self.flat):
             values[: len(held), rank] = held
         values[~np.isfinite(values)] = np.nan

@@ -1,4 +1,4 @@
-"""`shard_map`: which rank saw which sample in which epoch, from the indices that the ranks drew."""
+"""`shard_map`: draw which rank saw which sample in which epoch, from the indices that the ranks drew."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_RANKS, MOST_SAMPLES, MOST_EPOCHS = len(RANK_COLORS), 120, 24
 DIGITS_UP_TO = 60  # samples; with more, a cell is too narrow for its rank's number
-NAMED = 6  # samples that a text lists by number; of more, how many there are
+NAMED = 6  # the text lists up to this many samples by number; of more it gives the count
 
 
 def shard_map(
@@ -23,29 +23,29 @@ def shard_map(
 ) -> Picture:
     """Draw which rank saw which sample in which epoch (lesson 07).
 
-    A column is a sample, a row an epoch, a colour (and the number in the cell) the rank that saw it. A sample
-    that was seen more than once in an epoch is cut into as many strips and framed in black; one that nobody
-    saw is crossed out.
+    A column is a sample, a row is an epoch, the colour (and the number in the cell) is the rank that saw it.
+    A sample that was seen more than once in an epoch is split into as many strips and framed in black; one
+    that no rank saw is crossed out.
 
     Parameters
     ----------
     seen
-        The indices that each rank drew: ``seen[rank][epoch]`` is a list of them, as ``run.results`` is when
-        each rank returns one list for each epoch. Several of these by name are drawn below each other.
+        The indices that each rank drew: ``seen[rank][epoch]`` is a list of them, as in ``run.results`` when
+        each rank returns one list per epoch. Several of these, by name, are drawn one below the other.
     samples
-        How many samples the data set has; its indices are 0 … samples − 1 (at most 120).
+        The size of the data set, at most 120; its indices are 0 … samples − 1.
     title
-        What is to be seen.
+        What there is to see.
     epochs
-        The numbers at the rows; by default 0, 1, 2, …
+        The labels of the rows; by default 0, 1, 2, …
 
     Raises
     ------
     TypeError
         ``seen`` is not made of lists of whole numbers by rank and epoch.
     ValueError
-        An index that the data set does not have, ranks with different numbers of epochs, more than 8 ranks,
-        120 samples or 24 epochs, or nothing to draw. The message says where, with the value.
+        An index is not in the data set, ranks have different numbers of epochs, there are more than 8 ranks,
+        120 samples or 24 epochs, or there is nothing to draw. The message says where, with the value.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
         raise ValueError(
@@ -81,7 +81,7 @@ def shard_map(
 
 
 def _table(seen: Any, samples: int, name: str) -> list[list[list[int]]]:
-    """By epoch and sample: the ranks that saw it, one entry for each time."""
+    """List, by epoch and sample, the ranks that saw the sample, one entry for each time."""
     where = f" of {name!r}" if name else ""
     if isinstance(seen, str | bytes) or not isinstance(seen, Sequence):
         raise TypeError(
@@ -119,7 +119,7 @@ def _table(seen: Any, samples: int, name: str) -> list[list[list[int]]]:
 
 
 def _stacked(heights: list[float]) -> tuple[Any, list[Axes]]:
-    """A figure with axes of these heights (inches) below each other."""
+    """Create a figure with axes of these heights (inches), one below the other."""
     figure, (first,) = new_figure(1, width=8.6, height=1.35 + sum(heights) + 0.42 * (len(heights) - 1))
     first.remove()
     with styled():
@@ -155,7 +155,7 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float, epochs: list[in
                     )
             if len(ranks) > 1:
                 frames.append(Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8, zorder=3))
-    for frame in frames:  # above the cells beside them
+    for frame in frames:  # on top of the neighbouring cells
         axes.add_patch(frame)
     step = 1 if samples <= 30 else 5 if samples <= 60 else 10
     ticks = range(0, samples, step)
@@ -182,7 +182,7 @@ def _legend(ranks: int, twice: bool, missing: bool) -> list[Any]:
 
 
 def _words(name: str, table: list[list[list[int]]], ranks: int, epochs: Sequence[int] | None) -> str:
-    """Each epoch in words, with the counts; epochs alike in one sentence."""
+    """Describe each epoch, with the counts; identical epochs share a sentence."""
     numbers = list(epochs) if epochs is not None else list(range(len(table)))
     sentences: dict[str, list[int]] = {}
     for number, row in zip(numbers, table, strict=True):

@@ -1,7 +1,7 @@
-"""The look of all pictures of the course, and what a picture is.
+"""The style of the course's pictures, and the class `Picture`.
 
-They are drawn without pyplot, so that the live dashboard and the learner's own figures do not meet, and carry
-a text that says what they show.
+Pictures are drawn without pyplot, to keep the live dashboard apart from the learner's own figures, and carry
+a text alternative that says what they show.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with any colour vision (yellow left out, it is pale on white).
+# Okabe and Ito's palette, distinguishable with any colour vision (without yellow, which is pale on white).
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"]
 RANK_COLORS = [*COLORS, "#f0e442"]
 STYLE = {
@@ -39,22 +39,22 @@ DPI = 144
 
 
 def rank_color(rank: int) -> str:
-    """The colour of a rank's fields, the same in every picture."""
+    """Return the fill colour of a rank, the same in every picture."""
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 def rank_ink(rank: int) -> str:
-    """The same for its lines and letters: yellow ones are pale on white."""
+    """Return the colour of a rank's lines and text: the fill colour, but a dark yellow instead of yellow."""
     return "#8a7f00" if rank % len(RANK_COLORS) == 7 else rank_color(rank)
 
 
 def ink_on(rank: int) -> str:
-    """The colour of letters on a rank's field."""
+    """Return the colour of text on a rank's fill colour."""
     return "black" if rank % len(RANK_COLORS) in (3, 4, 5, 7) else "white"
 
 
 class Picture:
-    """A finished figure: shows itself in a notebook, reads as a sentence elsewhere.
+    """A finished figure, displayed as an image in a notebook and as a sentence elsewhere.
 
     Attributes
     ----------
@@ -67,13 +67,13 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def png(self) -> bytes:
-        """The picture as a PNG file."""
+        """Return the picture as the bytes of a PNG file."""
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png", dpi=DPI)
         return buffer.getvalue()
 
     def save(self, path: str) -> None:
-        """Write it to a file; the ending says which kind (.png, .svg, .pdf)."""
+        """Write the picture to a file, in the format that its extension names (.png, .svg, .pdf)."""
         self.figure.savefig(path, dpi=DPI)
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Picture:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The course's style, for what is drawn inside."""
+    """Apply the course's style to what is drawn inside the block."""
     import matplotlib
     from cycler import cycler
 
@@ -100,7 +100,7 @@ def styled() -> Iterator[None]:
 def new_figure(
     columns: int = 1, width: float = 8.6, height: float = 3.2, margins: Mapping[str, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure in the course's style (inches), its axes side by side, by given margins or fitted."""
+    """Create an empty figure (inches) in the course's style, its axes side by side; no margins: fitted."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Tables of words, for a notebook and for a terminal."""
+"""Format tables of text, for a notebook and for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 
 
 def html_table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same keys as an HTML table."""
+    """Format rows with the same keys as an HTML table."""
     if not rows:
         return ""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
@@ -17,7 +17,7 @@ def html_table(rows: list[dict[str, str]]) -> str:
 
 
 def text_table(rows: list[dict[str, str]]) -> str:
-    """Rows of the same keys as aligned text."""
+    """Format rows with the same keys as aligned text."""
     if not rows:
         return ""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}

@@ -1,4 +1,4 @@
-"""`timeline`: which process was in which phase, and when, as bars on a common time axis."""
+"""`timeline`: draw which process was in which phase, and when, as bars on a common time axis."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HATCHES = ["", "///", "..."]  # from the eighth phase on, colours come again, hatched
-ROWS_IN_WORDS = 4  # more rows than these are summed up in the text alternative
+HATCHES = ["", "///", "..."]  # from the eighth phase on, the colours repeat, hatched
+ROWS_IN_WORDS = 4  # if there are more rows, the text alternative sums them up
 Bar = tuple[str, str, float, float]
 
 
@@ -25,7 +25,7 @@ def timeline(
 ) -> Picture:
     """Draw when each process, or rank, was in which phase: one row each, a colour for each phase (lesson 04).
 
-    A bar that is wide enough carries its length. Rows and phases stand in the order in which they first come.
+    A bar that is wide enough shows its length. Rows and phases are in order of first appearance.
 
     Parameters
     ----------
@@ -34,18 +34,18 @@ def timeline(
         (``time.time()`` is one, between the processes of a machine; ``time.perf_counter()`` need not be).
         A row is a name, or the number of a rank.
     title
-        What is to be seen.
+        What there is to see.
     since
-        The second of that clock at which the axis begins with 0: ``time.time()`` before the start, or 0
-        where the seconds are counted from there already.
+        The time on that clock that is 0 on the axis: ``time.time()`` before the start, or 0 if the seconds
+        are counted from there already.
     first
-        Phases that have the first colours, also where they do not come: pictures that belong together then
-        look alike.
+        Phases that take the first colours, even if they do not occur, so that related pictures use the same
+        ones.
 
     Raises
     ------
     ValueError
-        There is no bar, one is not made of these four, or one ends before it starts.
+        There is no bar, one is not made of these four items, or one ends before it starts.
     """
     drawn = [_checked(each, since) for each in bars]
     if not drawn:
@@ -100,8 +100,8 @@ def _checked(bar: Any, since: float) -> Bar:
 
 
 def _label(figure: Figure, axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:
-    """Each bar's length inside it, where there is room."""
-    figure.draw_without_rendering()  # lays it out, so that widths are known
+    """Write each bar's length inside it if there is room."""
+    figure.draw_without_rendering()  # computes the layout, so that widths are known
     for row, phase, start, end in bars:
         number = phases.index(phase)
         color = COLORS[number % len(COLORS)]

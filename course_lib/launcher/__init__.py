@@ -1,1 +1,1 @@
-"""Starts and watches, in the kernel."""
+"""Start ranks and watch them, from the notebook's kernel."""

@@ -1,4 +1,4 @@
-"""What a learner asks a launcher for: refused in one sentence, with the value, before anything is started."""
+"""Check a launcher's arguments: a bad value is named and refused in one sentence, before anything starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..hardware import gpu_count
 
 
 def world_size_of(nprocs: int | None, device: str | None) -> int:
-    """How many ranks a `launch` starts: as many as asked for, or one for each GPU, or 2 without one."""
+    """Return how many ranks a `launch` starts: ``nprocs``, or one per GPU, or 2 without a GPU."""
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device is 'cpu', 'cuda', or left out to take what is there; got {device!r}")
     gpus = 0 if device == "cpu" else gpu_count()
@@ -28,13 +28,13 @@ def world_size_of(nprocs: int | None, device: str | None) -> int:
 
 
 def check_timeout(timeout: float | None, name: str = "timeout") -> None:
-    """Refuse what is no number of seconds."""
+    """Refuse a timeout that is not a positive, finite number of seconds; None is no limit."""
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"{name} is a number of seconds above 0, or None for no limit; got {timeout!r}")
 
 
 def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """(function, args, kwargs) as bytes; refused with the name of what cannot be sent."""
+    """Pickle (function, args, kwargs) for the ranks; an error names what cannot be called or sent."""
     if not callable(function):
         raise TypeError(
             f"launch takes the function itself and then its arguments, launch(train, 3); its first argument "
@@ -52,7 +52,7 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
         user = getattr(function, "__name__", type(function).__name__)
         named = {f"argument {i} of {user}": value for i, value in enumerate(args, 1)}
         named |= {f"argument {name}=": value for name, value in kwargs.items()}
-        with contextlib.suppress(TypeError, ValueError):  # no plain function; a name without a value yet
+        with contextlib.suppress(TypeError, ValueError):  # not a plain function; a name without a value
             variables = inspect.getclosurevars(function)
             used = {**variables.nonlocals, **variables.globals}
             named |= {f"{name}, which {user} uses,": value for name, value in used.items()}
@@ -68,7 +68,7 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
 
 
 def script_at(script: str | os.PathLike[str]) -> Path:
-    """The path of a script that is there."""
+    """Return a script's path; raise FileNotFoundError if there is no such file."""
     path = Path(script)
     if not path.is_file():
         raise FileNotFoundError(f"there is no script {str(script)!r} in {Path.cwd()}")
@@ -76,6 +76,6 @@ def script_at(script: str | os.PathLike[str]) -> Path:
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number, or too small a one."""
+    """Refuse a value that is not a whole number, or is less than ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number from {least} on; got {value!r}")

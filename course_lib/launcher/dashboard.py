@@ -1,9 +1,9 @@
-"""What a learner sees while ranks run, and what stays when they are done.
+"""Show a learner how a run is going, and leave a record of it under the cell.
 
-In a notebook a run that lasts shows a widget: a bar for each rank, memory and throughput as live curves, each
-rank's latest line, and a Stop button. At its end the widget goes and a plain picture and table stay, which
-show when the notebook is opened again or converted. A run that is over at once, or that has nothing to draw,
-leaves its ranks' lines, by rank. In a terminal, lines are printed as they come.
+In a notebook, a run that takes a while shows a widget: a progress bar for each rank, live curves of memory
+and throughput, each rank's latest line, and a Stop button. At the end a static picture and a table, which are
+still there when the notebook is reopened or converted, replace it; the ranks' last lines follow. A run with
+nothing to draw leaves only those lines. In a terminal, lines are printed as they come.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     from ..run.picture import RunFigure
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-SHOW_AFTER = 0.5  # seconds; a run that is done by then needs no dashboard
+SHOW_AFTER = 0.5  # seconds; a run that ends sooner gets no widget
 FASTEST = 0.25  # seconds between two refreshes, at least
 SLOWEST = 2.0  # seconds, at most
-SHARE = 0.004  # of the machine's CPU time that refreshing may take
-MANY_RANKS = 16  # from here on one line of bars, without texts
-LINES_KEPT = 20  # of each rank's output, under the cell
-TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at one refresh
+SHARE = 0.004  # share of the machine's CPU time that refreshing may take
+MANY_RANKS = 16  # from this number on, one line of bars without text
+LINES_KEPT = 20  # last lines of each rank's output, shown under the cell
+TERMINAL_BYTES = 1 << 16  # at most, of each rank's output, printed per refresh
 
 
 def view_of(run: Run, shown: bool) -> View:
-    """The view that fits where we are: a notebook, a terminal, or nothing at all."""
+    """Return the view for a notebook or for a terminal; one that shows nothing unless ``shown``."""
     if not shown:
         return View(run)
     return NotebookView(run) if in_kernel() else TerminalView(run)
 
 
 class View:
-    """Shows nothing. ``stop`` is set by whoever wants the run to end."""
+    """A view that shows nothing, and the base of the others. Setting ``stop`` asks for the run to end."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.stop = threading.Event()
 
     def update(self) -> None:
-        """Called some twenty times a second while the ranks run."""
+        """Refresh the view; called about twenty times a second while the ranks run."""
 
     def finish(self) -> None:
-        """Called once, when all ranks are gone and the run has its end written down."""
+        """Show how it ended; called once, when all ranks are gone and the run's end is recorded."""
 
 
 class SafeView(View):
-    """Another view, as long as it works: a display never ends a training run, nor hides how it ended."""
+    """A wrapper that keeps a view's errors from ending a training run or hiding how it ended."""
 
     def __init__(self, view: View) -> None:
         self.run, self.stop = view.run, view.stop
@@ -73,7 +73,7 @@ class SafeView(View):
             self._try(self._view.update, "the run goes on without its display")
 
     def finish(self) -> None:
-        """Also after a failure: what stays may need less than what is live."""
+        """Try even after a failed `update`: the final output may need less than the live one."""
         self._try(self._view.finish, "the run is over, and what its display keeps cannot all be shown")
 
     def _try(self, show: Callable[[], None], otherwise: str) -> None:
@@ -81,20 +81,20 @@ class SafeView(View):
             show()
         except Exception as error:
             if self._works:
-                with contextlib.suppress(Exception):  # nobody may be there to read it
+                with contextlib.suppress(Exception):  # stderr may be closed
                     why = f"{type(error).__name__}: {error}"
                     print(f"course_lib: {otherwise} ({why})", file=sys.stderr)
             self._works = False
 
 
 class TerminalView(View):
-    """Prints each line as it comes, with its rank in front."""
+    """A view that prints each line as it comes, with its rank in front."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._read: dict[Path, int] = {}
         self._warned = False
-        self._standing = ("", "")  # of a job
+        self._standing = ("", "")  # a job's state and reason
         self._look_again = time.monotonic() + WARN_SECONDS
 
     def update(self) -> None:
@@ -143,7 +143,7 @@ class TerminalView(View):
 
 
 class NotebookView(View):
-    """The widget, and what replaces it."""
+    """A view that shows the widget, and in the end what replaces it."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -178,13 +178,13 @@ class NotebookView(View):
         self._warning.add_class("course-warning")
         box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
         box.add_class("course-dashboard")
-        # no text/plain: nothing is left of a run that has nothing to draw, however long it took
+        # no text/plain: a run with nothing to draw leaves nothing here, however long it took
         view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
         self._handle = display({WIDGET: view}, raw=True, display_id=True)
         self._box = box
 
     def _stop_button(self) -> Any:
-        """A button; where no click arrives before the cell has ended, what to do instead."""
+        """Return a Stop button, or a hint what to do instead where clicks arrive only after the cell."""
         import ipywidgets
 
         if not _clicks_arrive():
@@ -237,11 +237,11 @@ class NotebookView(View):
             self._handle.update({}, raw=True)
 
 
-_drawn: dict[int, RunFigure] = {}  # the live picture of the run before, by its number of ranks
+_drawn: dict[int, RunFigure] = {}  # the last run's live figure, by its number of ranks
 
 
 def _live_figure(world_size: int) -> RunFigure:
-    """The one of the run before: to draw its axes takes longer than all else that a short run is shown."""
+    """Reuse the last run's figure if it fits: drawing its axes takes longer than all else in a short run."""
     from ..run.picture import RunFigure
 
     spare = _drawn.pop(world_size, None) if world_size < MANY_RANKS else None
@@ -250,9 +250,9 @@ def _live_figure(world_size: int) -> RunFigure:
 
 
 def rehearse() -> None:
-    """Load what the first dashboard draws with, which takes longer than to draw it.
+    """Load what the first dashboard draws with, since loading takes longer than drawing.
 
-    For a thread of its own, while the learner reads: it leaves matplotlib's settings, which are everyone's.
+    This runs in a thread while the learner reads, so it leaves matplotlib's global settings alone.
     """
     import ipywidgets  # noqa: F401
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -267,7 +267,7 @@ def rehearse() -> None:
 
 
 def _clicks_arrive() -> bool:
-    """Whether the kernel hears of a click while a cell runs: ipykernel 7 does, in a subshell; 6 does not."""
+    """Return whether clicks reach the kernel while a cell runs: in ipykernel 7, by a subshell; not in 6."""
     from IPython import get_ipython
 
     about = getattr(getattr(get_ipython(), "kernel", None), "kernel_info", {})
@@ -278,15 +278,15 @@ def _let_clicks_in(button: Any) -> None:
     """Let the Stop button's click arrive while the cell runs.
 
     JupyterLab sends widget messages to a subshell, a thread of the kernel that is free while a cell runs;
-    ipykernel 7.4 sends them on to the shell that made the widget, which is busy. This is private to
-    ipykernel, so it may go: the kernel's own interrupt always works.
+    ipykernel 7.4 forwards them to the shell that made the widget, which is busy. The attribute is private to
+    ipykernel and may vanish; the kernel's own interrupt always works.
     """
     if hasattr(button.comm, "_reply_subshell_for"):
         button.comm._reply_subshell_for = lambda data, default: default
 
 
 def warning_html(run: Run) -> str:
-    """Who waits where, and for whom, once ranks have stood still for long; or who is late in every step."""
+    """Say as HTML who waits where, and for whom, once ranks are stuck; or which rank is a straggler."""
     if standing := stalled(run):
         return _note("No progress", standing.splitlines(), "#d55e00")
     late = straggler(run)
@@ -299,7 +299,7 @@ def _note(title: str, lines: list[str], color: str) -> str:
 
 
 def bars_html(run: Run) -> str:
-    """A progress bar for each rank with its step, last values and last line."""
+    """Return each rank's progress bar as HTML, with its step, latest values and last line."""
     if run.world_size >= MANY_RANKS:
         bars = "".join(_bar(run, rank, "4em")[0] for rank in range(run.world_size))
         return f'<div style="line-height:1.2">{bars}</div>'
@@ -332,7 +332,7 @@ def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
 
 
 def printed_lines(run: Run) -> list[str]:
-    """The last lines of each rank's output, by rank, with the rank in front."""
+    """Return the last lines of the program's and each rank's output, with the rank in front."""
     shown = []
     for who in [PROGRAM, *range(run.world_size)]:
         lines = run.trace(who).last_lines(LINES_KEPT + 1)

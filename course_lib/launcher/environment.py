@@ -1,4 +1,4 @@
-"""What the processes of a run are told by their environment, and the store where its ranks meet."""
+"""The environment variables of a run's processes, and the store at which its ranks meet."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from ..hardware import cores, gpu_count
 from ..run.run import Run
 
-# A notebook's kernel asks its programs for colours (FORCE_COLOR). What ranks print goes to files, where
-# Python 3.13 would put escapes between the words of a traceback.
+# A notebook's kernel asks its programs for colours (FORCE_COLOR). Ranks print to files, and Python 3.13 would
+# put escape sequences between the words of a traceback there.
 PLAIN = {"PYTHON_COLORS": "0"}
 
 
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
-    """The store where the ranks meet, on a free port of the loopback address; yields the port.
+    """Open the store at which the ranks meet, on a free port of the loopback address; yield the port.
 
-    A ``TCPStore`` left to itself listens on every interface of the machine, so it is given a socket.
+    By default a ``TCPStore`` listens on every interface of the machine, so it is given a socket.
     """
     from torch.distributed import TCPStore
 
@@ -37,7 +37,7 @@ def loopback_store() -> Iterator[int]:
 
 
 def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dict[str, str]:
-    """What torchrun sets, what keeps gloo and NCCL on this machine, and where the figures go."""
+    """Return a launch's environment: torchrun's variables, loopback for gloo and NCCL, the run's folder."""
     return {
         **loopback_environment(),
         **PLAIN,
@@ -58,17 +58,17 @@ def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dic
 
 
 def loopback_environment() -> dict[str, str]:
-    """What keeps gloo and NCCL on this machine, and PyTorch's flight recorder small."""
+    """Return what keeps gloo and NCCL on this machine, and PyTorch's flight recorder small."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
-        "TORCH_FR_BUFFER_SIZE": "16",  # it keeps 2000 collectives, and a look at those takes 20 ms
+        "TORCH_FR_BUFFER_SIZE": "16",  # else it keeps 2000 collectives, and reading those takes 20 ms
     }
 
 
 def of_a_program(run: Run) -> dict[str, str]:
-    """What a program that starts its own ranks is told; torchrun sets the rest for them."""
+    """Return the environment of a program that starts its own ranks; torchrun sets the rest for them."""
     return {
         **loopback_environment(),
         **PLAIN,
@@ -82,12 +82,12 @@ def of_a_program(run: Run) -> dict[str, str]:
 
 
 def gpus_of(node: int, nproc_per_node: int, nnodes: int) -> dict[str, str]:
-    """Nodes on one machine: each gets GPUs of its own where there are enough, and shares them otherwise."""
+    """Return the variables for a simulated node's GPUs: its own if there are enough, else shared ones."""
     gpus = gpu_count()
     if nnodes == 1 or gpus == 0:
         return {}
     if gpus < nnodes * nproc_per_node:
-        return {"COURSE_NODES_HERE": str(nnodes)}  # place() counts with them
+        return {"COURSE_NODES_HERE": str(nnodes)}  # place() counts all their ranks
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     first = node * nproc_per_node
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[first : first + nproc_per_node])}

@@ -1,6 +1,6 @@
-"""Keeps the process that all ranks of a kernel are forked from: it has loaded torch (`rank.preload`).
+"""Run the fork server, which has torch loaded (`rank.preload`): all ranks of a kernel are forked from it.
 
-So each rank is a fresh process, with none of the kernel's state and no CUDA context, within milliseconds.
+So a rank starts within milliseconds, as a fresh process with none of the kernel's state and no CUDA context.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from collections.abc import Iterator
 
 from .guard import protect, release
 
-WAKE_SECONDS = 0.05  # how often someone who waits looks around
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the heap of the fork server: a fork takes 5 ms instead of 9
+WAKE_SECONDS = 0.05  # between two looks of code that waits
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the fork server's heap: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-PRELOAD = "course_lib.rank.preload"  # what the fork server has loaded
-_main_lock = threading.Lock()  # launches in several threads hide __main__ one after the other
-_loaded: int | None = None  # the fork server that has loaded torch
-_protected: int | None = None  # the one that the guard knows
+PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
+_main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
+_loaded: int | None = None  # pid of the fork server, once it has loaded torch
+_protected: int | None = None  # pid of the fork server that the guard knows
 
 
 def warm_up() -> None:
-    """Start the fork server, which loads torch meanwhile; nothing happens where it runs already."""
+    """Start the fork server, which loads torch in the background, unless it runs already."""
     if METHOD == "forkserver":
         multiprocessing.set_forkserver_preload([PRELOAD])
-        protect([])  # the guard is there first: a kernel may be killed in the next moment
+        protect([])  # start the guard first: the kernel may be killed at any moment
         with without_main():
-            multiprocessing.resource_tracker.ensure_running()  # or it would unblock the signal below
-            # Jupyter's interrupt goes to the kernel's process group: it would end the server as it loads
+            multiprocessing.resource_tracker.ensure_running()  # otherwise it would unblock the signal below
+            # Jupyter interrupts the kernel's process group: this would end the server while it loads
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             tunables = ":".join(filter(None, [HUGE_PAGES, os.environ.get("GLIBC_TUNABLES")]))
             try:
@@ -47,13 +47,13 @@ def warm_up() -> None:
 
 
 def load_here() -> None:
-    """Load what the fork server loads: for a process whose fork servers are copies of it."""
+    """Load here what the fork server loads, in a process that forks its fork servers from itself."""
     importlib.import_module(PRELOAD)
 
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for what is started meanwhile."""
+    """Set environment variables for the processes that are started inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -67,7 +67,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _end_it_with_the_kernel() -> None:
-    """At once: while it loads, for seconds or more, it does not hear that the kernel has ended."""
+    """Guard the fork server: while it loads, for seconds or more, it does not notice the kernel's end."""
     global _protected
     pid = _pid()
     if pid is not None and pid != _protected:
@@ -83,13 +83,13 @@ def _pid() -> int | None:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Hide a script's own file from multiprocessing, which would run it again in each rank.
+    """Hide the main script from multiprocessing, which would run it again in each rank.
 
-    The function travels by value, so the ranks need nothing of it. A notebook has no such file.
+    The function is pickled by value, so the ranks do not need the script. A notebook has none.
     """
     with _main_lock:
         main = sys.modules["__main__"]
-        # IPython's `%reset` takes the __spec__ away, which multiprocessing asks for: then it is hidden, too
+        # IPython's `%reset` deletes the __spec__ that multiprocessing reads: then __main__ is hidden, too
         if getattr(main, "__file__", None) is None and getattr(main, "__spec__", main) is None:
             yield
             return
@@ -101,7 +101,7 @@ def without_main() -> Iterator[None]:
 
 
 def wait_until_loaded(stop: threading.Event) -> None:
-    """Until the fork server has loaded torch, which takes seconds, or until someone wants an end of it."""
+    """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set."""
     global _loaded
     pid = _pid()
     if METHOD != "forkserver" or pid == _loaded is not None:

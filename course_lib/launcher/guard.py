@@ -1,9 +1,8 @@
-"""The process that outlives a kernel by a moment, to end all that its runs have started.
+"""The guard: a process that briefly outlives a kernel, to kill everything that its runs have started.
 
-A rank that dies with its fork server has no time to end its DataLoader workers, one that holds the
-interpreter's lock has no thread to do it, and Jupyter's restart kills kernel and fork server at one blow. So
-the first run of a kernel starts this file, in a session of its own, and tells it by a pipe which processes
-belong to the runs at work.
+A rank that dies with its fork server has no time to end its DataLoader workers, one that holds the GIL has no
+thread to do it, and a Jupyter restart kills kernel and fork server at once. So a kernel starts this file,
+before its fork server and in a session of its own, and tells it through a pipe which processes to kill.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from pathlib import Path
 
 import psutil
 
-OOM_SCORE = 500  # a process that takes half of the memory, or of a container's limit, has as much
+OOM_SCORE = 500  # what a process scores that uses half of the memory, or of a container's limit
 
 _lock = threading.Lock()
 _guard: subprocess.Popen[bytes] | None = None
 _guarded: set[int] = set()
-_kernel_pid = 0  # the process that _guard guards: a fork of the kernel needs its own
+_kernel_pid = 0  # the process that _guard watches: a fork of the kernel needs its own guard
 
 
 def protect(pids: Iterable[int]) -> None:
-    """From now on these processes, and all that they start, end with this one, however it ends."""
+    """Have these processes, and all that they start, killed when this one ends, however it ends."""
     global _guard, _guarded, _kernel_pid
     if not hasattr(os, "killpg"):  # on Windows the ranks' own threads watch the kernel
         return
@@ -51,7 +50,7 @@ def protect(pids: Iterable[int]) -> None:
 
 
 def release(pids: Iterable[int]) -> None:
-    """These have ended; their numbers may soon be those of others."""
+    """Stop guarding these processes: they have ended, and their pids may be reused."""
     with _lock:
         gone = _guarded.intersection(pids)
         _guarded.difference_update(gone)
@@ -59,25 +58,25 @@ def release(pids: Iterable[int]) -> None:
 
 
 def _first_to_go(pids: Iterable[int]) -> None:
-    """Where memory runs out Linux kills the largest: let it be a rank, whose end is told, never the kernel.
+    """Have Linux kill these when memory runs out, not the notebook's kernel: a rank's end is reported.
 
-    What these start inherits it.
+    By default it kills the largest process. Child processes inherit the setting.
     """
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError):  # Linux alone has it
+        with contextlib.suppress(OSError, ValueError):  # only Linux has it
             own = int(Path("/proc/self/oom_score_adj").read_text())
             Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(own + OOM_SCORE, 1000)))
 
 
 def _tell(sign: str, pids: set[int]) -> None:
     if _guard is not None and _guard.stdin is not None and _kernel_pid == os.getpid():
-        with contextlib.suppress(OSError):  # it was killed: the next run starts another
+        with contextlib.suppress(OSError):  # the guard was killed: the next run starts another
             _guard.stdin.write("".join(f"{sign}{pid}\n" for pid in pids).encode())
             _guard.stdin.flush()
 
 
 def end_families(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to processes, to all that they have started, and to the process groups that these lead."""
+    """Kill processes, all that they have started, and the process groups that any of these lead."""
     family: list[psutil.Process] = []
     for process in processes:
         family.append(process)
@@ -85,7 +84,7 @@ def end_families(processes: Iterable[psutil.Process]) -> None:
             family += process.children(recursive=True)
     for process in family:
         if hasattr(os, "killpg") and (process.is_running() or not psutil.pid_exists(process.pid)):
-            # the group may outlive its leader; another process that has the number now is not meant
+            # a group may outlive its leader; spare another process that has the leader's pid by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(psutil.Error):
@@ -93,9 +92,9 @@ def end_families(processes: Iterable[psutil.Process]) -> None:
 
 
 def main(kernel_pid: int) -> None:
-    """Keep the list that comes by standard input; when the kernel has ended, end who is on it."""
+    """Keep the list of processes that arrives on stdin; when the kernel has ended, kill all on it."""
     watched = [sys.stdin.fileno()]
-    with contextlib.suppress(AttributeError, OSError):  # no Linux, or gone: the pipe ends with the kernel too
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone: the pipe closes with it, too
         watched.append(os.pidfd_open(kernel_pid))  # a fork of the kernel may hold the pipe open
     processes: dict[int, psutil.Process] = {}
     rest = b""

@@ -1,4 +1,4 @@
-"""A job of Slurm, for `watch` to follow: who submits it, says that it lives, and cancels it."""
+"""A Slurm job for `watch` to follow: submit it, ask for its state, and cancel it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..run.run import Run
 from ..run_folder import PROGRAM
 from .processes import WithRanks
 
-LOOK_SECONDS = 0.2  # how often its files are looked at: on a shared disk that costs others something
-ASK_AT_LEAST, ASK_AT_MOST = 0.5, 10.0  # seconds between two questions to Slurm
-ASK_SHARE = 0.1  # of the time since its standing has changed
-SETTLE_SECONDS = 15.0  # how long Slurm may take to say how a job ended whose script has ended
-CANCEL_SECONDS = 90.0  # Slurm's KillWait is 30 s: its processes may save something meanwhile
+LOOK_SECONDS = 0.2  # between two looks at its files: on a shared disk, each costs other users something
+ASK_AT_LEAST, ASK_AT_MOST = 0.5, 10.0  # seconds between two queries to Slurm
+ASK_SHARE = 0.1  # the same interval, as a share of the time since its state changed
+SETTLE_SECONDS = 15.0  # how long after the script's end Slurm may take to say how the job ended
+CANCEL_SECONDS = 90.0  # Slurm's KillWait is 30 s, for a job's processes to save something
 NODE_LOST = re.compile(r"Node failure on (\S+)")  # srun's words
 
 
 class Job(WithRanks):
-    """A job that is submitted now, or, without ``submit``, one that was before by another kernel."""
+    """A Slurm job, submitted now or, without ``submit``, earlier by another kernel."""
 
     report_seconds = SETTLE_SECONDS
 
@@ -42,16 +42,16 @@ class Job(WithRanks):
         assert run.job is not None
         self._number = run.job
         self._queue_timeout = queue_timeout
-        self._since = time.monotonic()  # of its present standing
+        self._since = time.monotonic()  # when it entered its present state
         self._standing = cluster.Standing("PENDING")
-        self._silence = ""  # why Slurm gives no answer
+        self._silence = ""  # why Slurm does not answer
         self._ended_at: float | None = None  # when its script's end was seen
         self._told = False
         self._ask_now, self._enough = threading.Event(), threading.Event()
         self._asks = threading.Thread(target=self._ask, name="course-slurm", daemon=True)
         self._asks.start()
 
-    # --- a thread of its own asks: an answer may take a minute, and Stop must not wait for it --------------
+    # --- queries run in a thread: an answer may take a minute, and Stop must not wait for it ---------------
 
     def _ask(self) -> None:
         forgotten = False
@@ -61,7 +61,7 @@ class Job(WithRanks):
                 standing, self._silence = cluster.ask(self._number), ""
             except cluster.SlurmError as error:
                 standing, self._silence = self._standing, str(error)
-            known = standing.state != "UNKNOWN" or forgotten  # asked twice, in case that it was a slip
+            known = standing.state != "UNKNOWN" or forgotten  # UNKNOWN counts when it comes twice running
             forgotten = standing.state == "UNKNOWN"
             if known and standing != self._standing:
                 self._standing, self._since = standing, time.monotonic()
@@ -70,7 +70,7 @@ class Job(WithRanks):
             share = ASK_SHARE * (time.monotonic() - self._since)
             self._ask_now.wait(min(ASK_AT_MOST, max(ASK_AT_LEAST, share)))
 
-    # --- what `watch` asks ---------------------------------------------------------------------------------
+    # --- what `watch` calls --------------------------------------------------------------------------------
 
     def began(self) -> bool:
         return not self._standing.waits
@@ -92,7 +92,7 @@ class Job(WithRanks):
     def wait(self, seconds: float) -> None:
         time.sleep(max(seconds, LOOK_SECONDS))
         standing, silence = self._standing, self._silence
-        if silence and not standing.over:  # nothing newer is known, and here is why
+        if silence and not standing.over:  # nothing newer is known; say why
             standing = standing._replace(reason=silence)
         with contextlib.suppress(OSError):
             self._run.note_job(standing)
@@ -105,10 +105,10 @@ class Job(WithRanks):
             self._ended_at = time.monotonic()
             self._ask_now.set()
         settled = time.monotonic() > self._ended_at + SETTLE_SECONDS
-        if not standing.over:  # its script has said how it ended, and Slurm does not answer
+        if not standing.over:  # the script has left an exit status, but Slurm says nothing of an end
             return status if settled else None
         if standing.state in ("COMPLETED", "FAILED") and status is None and not settled:
-            return None  # a shared disk may tell of a new file later
+            return None  # a new file on a shared disk may show up late
         if standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and status == 0):
             return 0
         return status or 1
@@ -119,7 +119,7 @@ class Job(WithRanks):
             if not self._told:
                 write_failure(self._run.folder, PROGRAM, "", why, [], "", exit_code=codes[PROGRAM])
                 self._told = True
-            return {PROGRAM: codes[PROGRAM]}  # what its ranks met then are consequences
+            return {PROGRAM: codes[PROGRAM]}  # what its ranks met then is a consequence
         return codes
 
     def _ended_by_slurm(self) -> str:
@@ -139,7 +139,7 @@ class Job(WithRanks):
         return ""
 
     def kill(self) -> None:
-        """Cancel it, where it is not over, and wait until it is gone."""
+        """Cancel the job, unless it is over, and wait until it is gone."""
         if not self._standing.over and exit_status(self._run.folder) is None:
             try:
                 cluster.cancel(self._number)

@@ -1,4 +1,4 @@
-"""The script of a job: what `slurm` hands to ``sbatch``, to be read, and to be submitted by hand as well."""
+"""Write the batch script that `slurm` hands to ``sbatch``; it can be read, and submitted by hand, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ srun --kill-on-bad-exit=1{step} "${{torchrun[@]}}" \\
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$SLURM_JOB_ID" \\
     "${{program[@]}}"
 """
-# What slurm() decides itself, and what to do instead of asking sbatch for it
+# Options that slurm() sets itself, and what to do instead of passing them
 OWN = {
     **dict.fromkeys(["nnodes", "N"], "say nodes=…, as sbatch does"),
     **dict.fromkeys(["ntasks", "ntasks_per_node", "n"], "each node has one torchrun; say nproc_per_node=…"),
@@ -51,12 +51,12 @@ MISTAKEN = {"walltime": "time", "queue": "partition", "cpus": "cpus_per_task"}
 
 
 def directives(options: Mapping[str, Any]) -> list[str]:
-    """The options of sbatch that a learner gives by name: ``time="1:00:00"`` is ``--time=1:00:00``.
+    """Convert keyword arguments to options of sbatch: ``time="1:00:00"`` becomes ``--time=1:00:00``.
 
     Raises
     ------
     ValueError
-        One is slurm()'s own business, or is no option.
+        A name is one that slurm() sets itself, or is not an option; a value is not one line of text.
     """
     lines = []
     for name, value in options.items():
@@ -77,7 +77,7 @@ def directives(options: Mapping[str, Any]) -> list[str]:
 
 
 def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
-    """How many GPUs a job asks for on each node: by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
+    """Return how many GPUs a job requests per node, by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
     asked = options.get("gpus_per_node")
     if asked is None:
         wanted = options.get("gres") or ""
@@ -100,16 +100,16 @@ def job_script(
     options: Mapping[str, Any],
     exports: Mapping[str, str],
 ) -> str:
-    """The text of it.
+    """Return the text of a job's batch script.
 
     Parameters
     ----------
     setup
-        Lines of the shell before anything starts: ``module load cuda``.
+        Shell lines to run before anything starts: ``module load cuda``.
     options
-        Of sbatch, by name.
+        Options of sbatch, by name.
     exports
-        Variables that all of the job is told, where its environment does not have them.
+        Environment variables for the whole job, unless its environment has them already.
     """
     own = {"job-name": script.name, "nodes": nodes, "ntasks-per-node": 1}
     mine = [f"--{name}={shlex.quote(str(value))}" for name, value in own.items()]

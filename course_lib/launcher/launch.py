@@ -1,4 +1,4 @@
-"""`launch`: what a learner calls to run a function on several ranks."""
+"""`launch`: run a function on several ranks."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ def launch(
     """Run a function on several ranks, each a fresh process, and wait for them (lesson 00).
 
     In each rank RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as
-    torchrun sets them, so the function begins with ``dist.init_process_group(backend)``. The store they meet
-    at listens on the loopback address alone.
+    torchrun sets them, so the function begins with ``dist.init_process_group(backend)``. The store at which
+    the ranks meet listens on the loopback address only.
 
     Parameters
     ----------
     function
-        Also one defined in a cell, or a lambda: it goes to the ranks by value. ``args`` and ``kwargs`` go
-        to it.
+        Any function, even a lambda or one defined in a cell: it is sent to the ranks by value, and called
+        with ``args`` and ``kwargs``.
     nprocs
-        How many ranks; by default one for each GPU, or 2 without one.
+        Number of ranks; by default one per GPU, or 2 without a GPU.
     device
-        ``"cpu"`` keeps the ranks off the GPUs; by default they use what is there.
+        ``"cpu"`` keeps the ranks off the GPUs, ``"cuda"`` demands one; by default they use what is there.
     timeout
-        Seconds after which ranks that are still at work are ended, with a report of where each one was.
+        Seconds after which ranks that are still running are killed, with a report of where each one was.
     dashboard
         Show progress, memory and throughput while it runs; False prints nothing.
 
     Returns
     -------
     Run
-        With ``results``, ``logs``, ``metrics`` by rank.
+        Its ``results``, ``logs`` and ``metrics`` are by rank.
 
     Raises
     ------
     RankError
-        A rank raised, was killed or ended early.
+        A rank raised an exception, was killed or ended early.
     RankTimeout
         The ranks were not done after ``timeout`` seconds.
     KeyboardInterrupt
-        Stopped by the Stop button, the kernel's interrupt or Ctrl-C; the ranks are gone then.
+        You stopped it by the Stop button, the kernel's interrupt or Ctrl-C; no rank is left running.
     ValueError, TypeError
-        Something about the call is wrong; nothing was started.
+        An argument is wrong; nothing was started.
     """
     return start(function, args, kwargs, nprocs, device, timeout, dashboard)
 
@@ -77,10 +77,10 @@ def start(
     dashboard: bool,
     trusted: bool = True,
 ) -> Run:
-    """`launch`; ranks that are not trusted leave nothing behind.
+    """Do the work of `launch`; ranks that are not ``trusted`` leave nothing behind.
 
-    Their results are not read, since to unpickle them runs code, and what they have started in sessions of
-    its own is ended.
+    Their results are not read, since unpickling runs code, and processes that they have started in other
+    sessions are killed.
     """
     called = time.time()
     world_size = world_size_of(nprocs, device)
@@ -91,7 +91,7 @@ def start(
     call = packed(function, args, kwargs)
     name = getattr(function, "__name__", type(function).__name__)
     with loopback_store() as port:
-        # made last: an interrupt of the first call, while torch is imported, leaves no run behind
+        # created last: an interrupt of the first call, while torch is imported, leaves no run behind
         run = Run.create(name, world_size, trusted, started=called)
         job = Job(
             folder=run.folder,
@@ -101,7 +101,7 @@ def start(
             threads=max(1, cores() // world_size),
             cells={
                 name: kept
-                for name, kept in list(linecache.cache.items())  # other threads add to it
+                for name, kept in list(linecache.cache.items())  # a copy: other threads add to it
                 if len(kept) == 4 and kept[1] is None
             },
         )

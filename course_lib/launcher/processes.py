@@ -1,6 +1,6 @@
-"""Start processes and end them: the ranks of a `launch`, or a program that starts its own.
+"""Start and kill processes: the ranks of a `launch`, or a program that starts its own ranks.
 
-`watch` follows whatever is a `Started`: these two, and a job of Slurm (`job`).
+`watch` follows any `Started`: these two, and a Slurm job (`job`).
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from .forkserver import METHOD, wait_until_loaded, without_main
 from .guard import end_families, protect, release
 
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
-CLOCK_SECONDS = 2.0  # by so much two clocks may differ that say when a process began
+CLOCK_SECONDS = 2.0  # how much two clocks may disagree about when a process began
 FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 NO_ROOM = (
     "The processes for {} ranks could not all be started: the system has no room for them. Usually a limit "
     "has been reached: on processes and threads (a container's, `ulimit -u`), open files (`ulimit -n`) or "
     "memory. Take fewer ranks (nprocs), or shut down the kernels of other notebooks."
 )
-REPORT_SECONDS = 2.0  # how long a program may take to end after the failure of one of its ranks
+REPORT_SECONDS = 2.0  # how long a program may take to end after one of its ranks has failed
 
 
 class Started:
-    """What `watch` follows: who started it can say whether it lives, and end it."""
+    """Something that was started, as `watch` needs it: it reports whether it runs, and can be killed."""
 
     def began(self) -> bool:
-        """Whether it is at work by now: only then does the learner's ``timeout`` run."""
+        """Return whether it has begun to run: the learner's ``timeout`` counts from then."""
         return True
 
     def overdue(self) -> str:
-        """Why it is given up before it has begun, in words; empty where it is not."""
+        """Say why to give it up before it has begun; empty if there is no reason to."""
         return ""
 
     def wait(self, seconds: float) -> None:
-        """Until something may have happened, at most about so long."""
+        """Wait until something may have happened, for about this long at most."""
         raise NotImplementedError
 
     def exit_codes(self) -> dict[int | str, int | None]:
-        """By rank, or of the program; None while it lives."""
+        """Return exit codes by rank, or the program's; None for each that is still running."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """End what is left of it, with all that it has started."""
+        """Kill what is left of it, and everything that it has started."""
         raise NotImplementedError
 
 
 class Ranks(Started):
-    """The processes of a launch; none where ``stop`` is set before they could start."""
+    """The rank processes of a launch; none if ``stop`` is set before they could start."""
 
     def __init__(self, job: launched.Job, world_size: int, stop: threading.Event) -> None:
         from torch.multiprocessing import start_processes
@@ -80,14 +80,14 @@ class Ranks(Started):
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
                     process.kill()
-                # the fork server could not fork, and has ended; or this process is at a limit of its own
+                # the fork server could not fork, and has ended, or this process has reached a limit itself
                 if isinstance(reason, EOFError) or getattr(reason, "errno", None) in FULL:
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(each.pid for each in self._processes)
 
     def wait(self, seconds: float) -> None:
-        """Until one of them ends, at most so long."""
+        """Wait until one of them ends, for this long at most."""
         multiprocessing.connection.wait(
             [each.sentinel for each in self._processes if each.exitcode is None], seconds
         )
@@ -96,7 +96,7 @@ class Ranks(Started):
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
     def kill(self) -> None:
-        """End what is left of them, their DataLoader workers included."""
+        """Kill what is left of them, including their DataLoader workers."""
         living = []
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
@@ -112,29 +112,29 @@ class Ranks(Started):
 
 
 class Stage(Enum):
-    """How far a program is."""
+    """How far a program has come."""
 
     AT_WORK = auto()
-    REPORTS = auto()  # one of its ranks has failed, and it may have something to say of that before it ends
-    OVER = auto()  # it has ended, or has had its time to report
+    REPORTS = auto()  # one of its ranks has failed, and the program still has time to report why
+    OVER = auto()  # it has ended, or its time to report is up
 
 
 class WithRanks(Started):
-    """Starts its own ranks, which say by a file that they have failed."""
+    """Something that starts its own ranks; a rank that fails says so in a file."""
 
     report_seconds = REPORT_SECONDS
 
     def __init__(self, run: Run, restarts: bool) -> None:
         self._run = run
-        self._goes_on = restarts  # after the failure of a rank
-        self._end_by: float | None = None  # time.monotonic() by which it has reported a failure
+        self._goes_on = restarts  # whether it goes on after a rank has failed
+        self._end_by: float | None = None  # time.monotonic() at which its time to report a failure is up
 
     def code(self) -> int | None:
-        """The exit code of what started the ranks; None while it lives."""
+        """Return the exit code of what started the ranks; None while it is running."""
         raise NotImplementedError
 
     def exit_codes(self) -> dict[int | str, int | None]:
-        """Of the program; once it is over, of those of its ranks that have failed, too."""
+        """Return the exit code of the program and, once it is over, those of its failed ranks."""
         code = self.code()
         failed = [
             rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
@@ -154,7 +154,7 @@ class WithRanks(Started):
 
 
 class Program(WithRanks):
-    """A program on this machine; torchrun on several nodes is as many."""
+    """A program on this machine: one process, or one torchrun for each simulated node."""
 
     def __init__(
         self, commands: list[list[str]], environments: list[dict[str, str]], run: Run, restarts: bool = False
@@ -182,7 +182,7 @@ class Program(WithRanks):
         protect(each.pid for each in self._processes)
 
     def wait(self, seconds: float) -> None:
-        """Until one of them ends, at most so long."""
+        """Wait until one of them ends, for this long at most."""
         running = [each for each in self._processes if each.poll() is None]
         with contextlib.suppress(subprocess.TimeoutExpired):
             if running:
@@ -193,11 +193,11 @@ class Program(WithRanks):
         return None if None in codes else next(filter(None, codes), 0)
 
     def kill(self) -> None:
-        """End what is left of them, with all that they have started."""
+        """Kill what is left of them, and everything that they have started."""
         codes = [each.poll() for each in self._processes]
         end_families(self._family)
         if any(code is not None and code < 0 for code in codes):
-            for rank in range(self._run.world_size):  # torchrun's ranks, which no agent looks after now
+            for rank in range(self._run.world_size):  # torchrun's ranks, left without their agent
                 kill_group(self._run.facts(rank).get("pid"))
         for process in self._processes:
             process.wait(KILL_SECONDS)
@@ -211,10 +211,10 @@ def kill_group(pid: int | None) -> None:
 
 
 def end_marked(folder: Path, began: float) -> None:
-    """End who came from a run's ranks and was not in their reach when these ended.
+    """Kill processes that a run's ranks have started and that escaped when the ranks were killed.
 
-    Its environment names the run's folder, or it has a file of it open. Whoever clears both, in a rank that
-    ends itself at once, is not found.
+    Such a process has the run's folder in its environment, or has a file in it open. One that clears both,
+    from a rank that ends itself at once, is not found.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

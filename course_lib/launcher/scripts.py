@@ -1,4 +1,4 @@
-"""`python` and `torchrun`: what a learner calls to run a whole program, in a file, on several ranks."""
+"""`python` and `torchrun`: run a whole program, in a file, on several ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .environment import gpus_of, loopback_store, of_a_program
 from .processes import Program
 from .watch import watch
 
-# Ranks that torchrun has restarted meet at the store of the attempt before, and may read there where the
-# dead ranks listened: every second restart failed so with gloo on torch 2.15. This lets them open a new one.
+# Ranks that torchrun restarts meet at the previous attempt's store, where they may read the dead ranks'
+# addresses: every second restart failed this way, with gloo on torch 2.15. With this they open a new store.
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -26,20 +26,20 @@ def python(
 ) -> Run:
     """Run ``python script args…``, a program that starts its own ranks with ``mp.spawn``, and watch it.
 
-    Its ranks show up once they call `place`, `track` or `log`. The same faults are told in the same way; the
-    results stay in the program (``run.output`` has what it printed outside its ranks). Lesson 04.
+    Its ranks show up once they call `place`, `track` or `log`. Failures are reported as for `launch`; results
+    stay in the program (``run.output`` has what it printed outside its ranks). Lesson 04.
 
     Parameters
     ----------
     script
         Its path, from the current folder.
     args
-        Its arguments; numbers and paths are turned to text.
+        Its arguments; numbers and paths are converted to text.
 
     Raises
     ------
     FileNotFoundError
-        There is no such script. Otherwise as `launch`.
+        There is no such script. Otherwise as for `launch`.
     """
     path = script_at(script)
     check_timeout(timeout)
@@ -62,8 +62,8 @@ def torchrun(
 ) -> Run:
     """Run ``torchrun … script args…``, PyTorch's own launcher, and watch it (lesson 08).
 
-    The agents meet at a store of ours on the loopback address. The store that torchrun itself opens for the
-    ranks listens on every interface of the machine, without any authentication: so it is on a cluster, too.
+    The agents meet at a store that this library opens on the loopback address. The store that torchrun itself
+    opens for the ranks listens on every interface of the machine, without authentication, as on a cluster.
 
     Parameters
     ----------
@@ -71,30 +71,30 @@ def torchrun(
         Its path, from the current folder; it reads RANK, LOCAL_RANK, WORLD_SIZE… from its environment
         (``run.environments`` has what torchrun set).
     args
-        Its arguments; numbers and paths are turned to text.
+        Its arguments; numbers and paths are converted to text.
     nproc_per_node
-        Ranks of each node; by default the GPUs, shared out to the nodes, or 2 without one.
+        Ranks per node; by default the GPUs divided among the nodes, or 2 without a GPU.
     nnodes
-        Nodes, each an agent of its own: all of them on this machine, as if they were several.
+        Number of nodes, each with an agent of its own; all are simulated on this machine.
     max_restarts
-        How often torchrun may start all ranks anew after one has failed; ``run.restarts`` counts.
+        How often torchrun may restart all ranks after one has failed; ``run.restarts`` counts.
     timeout
-        Seconds after which ranks that are still at work are ended, with a report of where each one was.
+        Seconds after which ranks that are still running are killed, with a report of where each one was.
     dashboard
         Show progress, memory and throughput while it runs; False prints nothing.
 
     Returns
     -------
     Run
-        ``logs`` has what the ranks printed, of all attempts; ``output`` what torchrun said itself;
-        ``command`` what to type in a terminal (of each node); ``folder / "torchrun"`` its log folders.
+        ``logs`` has what the ranks printed in all attempts; ``output`` what torchrun itself printed;
+        ``command`` what to type in a terminal (on each node); ``folder / "torchrun"`` its log folders.
 
     Raises
     ------
     FileNotFoundError
         There is no such script.
     ValueError
-        A number is none, or too small. Otherwise as `launch`.
+        A number is not a whole number, or is too small. Otherwise as for `launch`.
     """
     path = script_at(script)
     check_timeout(timeout)

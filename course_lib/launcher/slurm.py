@@ -1,4 +1,4 @@
-"""`slurm` and `rejoin`: what a learner calls to run a script on the nodes of a cluster."""
+"""`slurm` and `rejoin`: run a script on the nodes of a cluster, and watch it again later."""
 
 from __future__ import annotations
 
@@ -31,74 +31,74 @@ def slurm(
     dashboard: bool = True,
     **options: Any,
 ) -> Run:
-    """Run a script by torchrun on the nodes of a cluster, as a job of Slurm, and watch it (lesson 17).
+    """Run a script with torchrun on the nodes of a cluster, as a Slurm job, and watch it (lesson 17).
 
-    It submits a job by ``sbatch`` and waits for its end, as `torchrun` does on one machine: the same `Run`,
-    with the dashboard, the logs, the figures and the report of all ranks on all nodes. They come through the
-    run's folder, so that must be on a disk that the nodes share: your home mostly is, and ``COURSE_HOME``
-    names another place. (Over NFS, what a node writes may show up here half a minute later.)
+    It submits the job with ``sbatch`` and waits for its end. As with `torchrun` on one machine, you get a
+    `Run` with the dashboard, logs, figures and reports of all ranks, here on all nodes. They come through the
+    run's folder, which must be on a disk that the nodes share: your home usually is, and ``COURSE_HOME``
+    names another place. (Over NFS, what a node writes may take half a minute to show up here.)
 
-    Stop, and the kernel's interrupt, cancel the job. A kernel that dies leaves it to Slurm: `Run.open` finds
-    it again, and `rejoin` watches it again.
+    The Stop button and the kernel's interrupt cancel the job. If the kernel dies, the job goes on: `Run.open`
+    finds its run, and `rejoin` watches it again.
 
-    A rank's seconds count from the job's start by its own node's clock. Where the clocks of two nodes differ
-    by 5 ms, their curves are shifted by so much, and a rank may look late by as much. Clusters keep their
-    clocks together to about a millisecond (NTP).
+    A rank's times count from the job's start by its own node's clock. If the clocks of two nodes differ by
+    5 ms, their curves are shifted by as much, and a rank may look late by as much. Clusters keep their clocks
+    in sync to about a millisecond (NTP).
 
-    Tried on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on a cluster of several.
+    Tested on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on several machines.
 
     Parameters
     ----------
     script
-        Its path, from the current folder, which the nodes must share, too. It needs no change: torchrun sets
+        Its path, from the current folder, which the nodes must share, too. It runs unchanged: torchrun sets
         RANK, LOCAL_RANK, WORLD_SIZE… as on one machine.
     args
-        Its arguments; numbers and paths are turned to text.
+        Its arguments; numbers and paths are converted to text.
     nodes
-        How many nodes the job asks for.
+        Number of nodes that the job requests.
     nproc_per_node
-        Ranks of each node; by default the GPUs asked for (``gpus_per_node=4``, ``gres="gpu:4"``), or 2.
+        Ranks per node; by default the GPUs requested (``gpus_per_node=4``, ``gres="gpu:4"``), or 2.
     max_restarts
-        How often torchrun may start all ranks anew after one has failed; ``run.restarts`` counts.
+        How often torchrun may restart all ranks after one has failed; ``run.restarts`` counts.
     timeout
         Seconds from the job's start after which it is cancelled, with a report of where each rank was. (The
-        cluster's own limit is ``time="1:00:00"``.)
+        cluster's own limit is an option of ``sbatch``: ``time="1:00:00"``.)
     queue_timeout
         Seconds in the queue after which it is cancelled; by default it waits for ever.
     setup
-        Lines of the shell for the job's script, before anything starts: ``"module load cuda"``.
+        Shell lines that the job's script runs before anything starts: ``"module load cuda"``.
     dashboard
         Show the queue, progress, memory and throughput; False prints nothing.
     **options
-        Of ``sbatch``, by name: ``partition="gpu"``, ``time="1:00:00"``, ``account="me"``, ``gres="gpu:4"``,
-        ``cpus_per_task=8``, ``exclusive=True``.
+        Options of ``sbatch``, by name: ``partition="gpu"``, ``time="1:00:00"``, ``account="me"``,
+        ``gres="gpu:4"``, ``cpus_per_task=8``, ``exclusive=True``.
 
     Returns
     -------
     Run
-        As of `torchrun`; also ``job``, its number, ``nodes``, and ``queued_seconds``, which are no part of
-        its ``seconds``. ``output`` has what Slurm and the torchrun of each node said, ``folder /
-        "job.sbatch"`` the script that was submitted, and ``command`` submits it by hand.
+        As for `torchrun`; also ``job``, the job's number, ``nodes``, and ``queued_seconds``, which are not
+        part of ``seconds``. ``output`` has what Slurm and each node's torchrun printed, ``folder /
+        "job.sbatch"`` the script that was submitted; ``command`` submits it by hand.
 
     Raises
     ------
     FileNotFoundError
         There is no such script.
     ValueError
-        A number is none, or too small; an option is not sbatch's.
+        A number is not a whole number, or is too small; an option is not one to give to sbatch.
     cluster.SlurmError
-        There is no Slurm here, or it refused the job: its own words.
+        There is no Slurm here, or it refused the job; the message has its own words.
     RankError
         A rank failed, or Slurm ended the job.
     RankTimeout
-        It was not done within ``timeout``, or did not start within ``queue_timeout``.
+        The job was not done within ``timeout``, or did not start within ``queue_timeout``.
     """
     path = script_at(script)
     check_timeout(timeout)
     check_timeout(queue_timeout, "queue_timeout")
     check_count("nodes", nodes, 1)
     check_count("max_restarts", max_restarts, 0)
-    directives(options)  # refused before anything is there
+    directives(options)  # refuse bad options before anything is created
     if nproc_per_node is None:
         nproc_per_node = gpus_of_a_node(options) or 2
     check_count("nproc_per_node", nproc_per_node, 1)
@@ -141,21 +141,21 @@ def rejoin(
 ) -> Run:
     """Watch a job of `slurm` again, after the kernel that submitted it is gone (lesson 17).
 
-    Of one that has ended meanwhile you get its report.
+    If the job has ended meanwhile, you get its report.
 
     Parameters
     ----------
     run
-        A run, its folder, or nothing for the newest.
+        A run or its folder; by default the newest run.
     timeout
-        Seconds from now (from the job's start, where it waits in the queue) after which it is cancelled.
+        Seconds from now (from the job's start if it is still queued) after which it is cancelled.
     dashboard
         As for `slurm`.
 
     Raises
     ------
     ValueError
-        The run is no job of Slurm. Otherwise as `slurm`.
+        The run is not a Slurm job. Otherwise as for `slurm`.
     """
     check_timeout(timeout)
     run = run if isinstance(run, Run) else Run.open(run)

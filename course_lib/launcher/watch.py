@@ -1,4 +1,4 @@
-"""Watch what was started until it ends, or has to."""
+"""Watch what was started until it ends, or must be ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .forkserver import WAKE_SECONDS
 from .processes import Started
 
 LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
-CONSEQUENCE_SECONDS = 0.5  # how long the cause may come to light after its consequence
+CONSEQUENCE_SECONDS = 0.5  # how much later than its consequence a cause may come to light
 
 
 def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float | None, view: View) -> None:
-    """From the start of the processes to their end, and to what the learner is left with."""
+    """Start the processes, follow them to their end, record how it went, and raise what went wrong."""
     error: BaseException | None = None
     view = SafeView(view)
     with _interrupts_held(view.stop):
@@ -35,7 +35,7 @@ def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float 
             raise
         try:
             with contextlib.suppress(OSError):
-                clear_old()  # while the ranks begin
+                clear_old()  # while the ranks start
             error = _follow(run, ranks, timeout, view)
             text = "" if error is None else str(error)
         except BaseException as reason:
@@ -54,7 +54,7 @@ def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float 
 
 
 def _load_results(run: Run) -> failed.RankError | None:
-    """While the interrupt is held, so that nothing is left half read."""
+    """Read the results while interrupts are held off, so that none is left half read."""
     try:
         _ = run.results
     except Exception as error:
@@ -67,7 +67,7 @@ def _load_results(run: Run) -> failed.RankError | None:
 def _follow(
     run: Run, ranks: Started, timeout: float | None, view: View
 ) -> failed.RankError | failed.Stopped | None:
-    """Wait for the end; what went wrong, if anything did."""
+    """Wait for the end; return what went wrong, if anything did."""
     deadline = all_returned_at = math.inf
     while True:
         if timeout is not None and deadline == math.inf and ranks.began():
@@ -78,7 +78,7 @@ def _follow(
         codes = ranks.exit_codes()
         failure = _first_failure(run, codes)
         if failure is not None:
-            if failure.consequence:  # whose end was it that this rank met?
+            if failure.consequence:  # its cause, on another rank, may be recorded a little later
                 time.sleep(CONSEQUENCE_SECONDS)
                 failure = _first_failure(run, ranks.exit_codes()) or failure
             others = waiting.whereabouts(run, ranks.exit_codes())
@@ -106,7 +106,7 @@ def _timed_out(run: Run, ranks: Started, timeout: float | None) -> failed.RankTi
 
 
 def _first_failure(run: Run, codes: dict[int | str, int | None]) -> failed.Failure | None:
-    # a rank that ended well has its result; a program may just end
+    # exit code 0 is enough for a program; a rank must have left its result as well
     ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != PROGRAM)}
     failures = [failed.failure_of(run, rank, code) for rank, code in ended.items()]
     found = [each for each in failures if each is not None]
@@ -116,7 +116,7 @@ def _first_failure(run: Run, codes: dict[int | str, int | None]) -> failed.Failu
 
 @contextlib.contextmanager
 def _interrupts_held(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and the kernel's interrupt set ``stop``, so that none strikes between two processes' starts."""
+    """Make Ctrl-C and the kernel's interrupt set ``stop``, so that none strikes between two starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""What one lesson measures with."""
+"""Measuring tools for single lessons."""

@@ -1,4 +1,4 @@
-"""How many bytes this process has really sent: the system's own count, of each of its connections."""
+"""Count the bytes that this process has really sent, by the system's own count for each connection."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import socket
 import struct
 import sys
 
-# Where Linux keeps these in its struct tcp_info (linux/tcp.h): bytes sent, and of them sent once more
+# Offsets in Linux's struct tcp_info (linux/tcp.h): bytes sent, and how many of these were retransmitted
 SENT, AGAIN = 200, 208
 ROOM = 256
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def bytes_sent() -> int | None:
-    """Bytes that this process has sent over the TCP connections that it has open now (lesson 05).
+    """Return the bytes that this process has sent over the TCP connections that it has open now (lesson 05).
 
-    Take it before and after a collective: gloo's ranks talk over TCP, and the difference is what this rank
-    sent, a few hundred bytes of book-keeping included. NCCL goes other ways between the GPUs of one machine
-    (NVLink, PCIe, shared memory), of which this sees nothing. A connection that is closed between the two
+    Call it before and after a collective: gloo's ranks talk over TCP, and the difference is what this rank
+    sent, including a few hundred bytes of bookkeeping. Between the GPUs of one machine, NCCL uses other ways
+    (NVLink, PCIe, shared memory), which this does not see. A connection that is closed between the two calls
     takes its count with it: the difference is then too small, or negative. So let no rank leave before all
-    have taken theirs (a barrier).
+    have made their second call (a barrier).
 
     Returns
     -------
     int or None
-        None where the system does not tell: Linux does, since 4.19.
+        None without an open TCP connection, or if the system does not report it: Linux does, since 4.19.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -34,14 +34,14 @@ def bytes_sent() -> int | None:
 
 
 def _sent_over(fd: int) -> tuple[int, int] | None:
-    """The connection's number, and the bytes sent over it."""
+    """Return a TCP connection's inode number and the bytes sent over it; None for any other descriptor."""
     try:
-        copy = os.dup(fd)  # closed with the socket object that is made of it
+        copy = os.dup(fd)  # closed by the socket object that is made from it
     except OSError:  # closed since it was listed
         return None
     try:
         connection = socket.socket(fileno=copy)
-    except OSError:  # no socket
+    except OSError:  # not a socket
         os.close(copy)
         return None
     with connection:

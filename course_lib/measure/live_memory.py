@@ -1,4 +1,4 @@
-"""Which tensors are alive, whose they are, what for: memory counted by storages, not guessed (lesson 03)."""
+"""Count the memory of the tensors that are alive, by owner and kind, from their storages (lesson 03)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class LiveMemory:
-    """A ledger of tensors by owner and kind; it keeps none of them alive (lesson 03).
+    """A ledger of tensors by owner and kind that keeps none of them alive (lesson 03).
 
-    What is counted is the storage behind a tensor, the memory itself: views of one storage count once, under
-    the owner and kind that were noted first. A storage that has been freed counts no longer. What was never
-    noted (temporaries inside an operation, caches, Python itself) is not in it.
+    It counts the storage behind a tensor, the memory itself: views of one storage count once, under the owner
+    and kind that were noted first. A storage that has been freed no longer counts. What was never noted
+    (temporaries inside an operation, caches, Python itself) is not included.
 
     Examples
     --------
@@ -29,18 +29,18 @@ class LiveMemory:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # replicas note from threads of their own
-        self._noted: dict[int, tuple[Any, int, Hashable, str]] = {}  # by storage: its weak reference, bytes
+        self._lock = threading.Lock()  # replicas call `note` from threads of their own
+        self._noted: dict[int, tuple[Any, int, Hashable, str]] = {}  # by storage: weak reference, bytes, …
 
     def note(self, owner: Hashable, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Note tensors as an owner's; None is passed over (a parameter without a gradient).
+        """Note that tensors belong to an owner; None is skipped (a parameter without a gradient).
 
         Raises
         ------
         TypeError
-            Not a collection of tensors with a storage each (a sparse tensor has none of its own).
+            This is no collection of tensors with a storage each (a sparse tensor has none of its own).
         ValueError
-            A tensor on the device "meta": it holds no memory.
+            A tensor is on the device "meta" and holds no memory.
         """
         import torch
         from torch.multiprocessing.reductions import StorageWeakRef
@@ -57,7 +57,7 @@ class LiveMemory:
             if tensor.device.type == "meta":
                 raise ValueError("a tensor on the device 'meta' holds no memory: there is nothing to count")
             storage = tensor.untyped_storage()
-            reference = StorageWeakRef(storage)  # as long as it is held, no other storage has this address
+            reference = StorageWeakRef(storage)  # while this exists, no other storage has its address
             with self._lock:
                 known = self._noted.get(reference.cdata)
                 if known is None or known[0].expired():
@@ -65,22 +65,22 @@ class LiveMemory:
 
     @contextmanager
     def saving(self, owner: Hashable, kind: str = "activations") -> Iterator[None]:
-        """Note all that autograd saves for the backward pass inside the block, in this thread.
+        """Note every tensor that autograd saves for the backward pass inside the block, in this thread.
 
-        Uses ``torch.autograd.graph.saved_tensors_hooks``. What is known already (a layer's weight, which is
-        saved as well) stays what it is.
+        Uses ``torch.autograd.graph.saved_tensors_hooks``. What was noted before (a layer's weight, which is
+        saved, too) keeps its owner and kind.
         """
         from torch.autograd.graph import saved_tensors_hooks
 
         def keep(tensor: Tensor) -> Tensor:
             self.note(owner, kind, [tensor])
-            return tensor.detach()  # attached, the graph would hold on to itself
+            return tensor.detach()  # attached, it would make the graph keep itself alive
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             yield
 
     def bytes(self) -> dict[Hashable, dict[str, int]]:
-        """Bytes of all noted storages that are alive now, by owner and kind."""
+        """Return the bytes of all noted storages that are still alive, by owner and kind."""
         counted: dict[Hashable, dict[str, int]] = {}
         with self._lock:
             for address, (reference, size, owner, kind) in list(self._noted.items()):

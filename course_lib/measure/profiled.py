@@ -1,4 +1,4 @@
-"""`profiled`: what a rank did in a stretch of code, and when, read off PyTorch's profiler (lesson 14)."""
+"""`profiled`: record what a rank did in a block of code, and when, with PyTorch's profiler (lesson 14)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-CLOCK = "course_lib clock "  # of an event whose name holds time.time_ns() of its start
-CLOCKS = 5  # such events: on a busy machine some milliseconds may pass between the reading and the start
-PAUSE = 1e-4  # seconds: a shorter one between two operations is Python's, and no waiting
-BESIDES = ("c10d::", "torch.distributed.ddp", "gloo:", "nccl:", "Memcpy", "Memset")  # no computing
-CARRIED = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name of a collective, where it is carried
-KERNEL = re.compile(r"nccl\w*?Kernel_(\w+?)_")  # NCCL's own, on a GPU
+CLOCK = "course_lib clock "  # begins the name of an event, which goes on with time.time_ns() of its start
+CLOCKS = 5  # such events: on a busy machine some milliseconds may pass between this reading and the start
+PAUSE = 1e-4  # seconds: a shorter pause between two operations is Python overhead, not waiting
+BESIDES = ("c10d::", "torch.distributed.ddp", "gloo:", "nccl:", "Memcpy", "Memset")  # these do not compute
+CARRIED = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name for a collective that a backend runs
+KERNEL = re.compile(r"nccl\w*?Kernel_(\w+?)_")  # NCCL's own name, on a GPU
 Stretch = tuple[float, float]
 
 
@@ -24,14 +24,14 @@ class Span(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"computes"``; ``"sends"``: a collective, from where its carrier (a thread of gloo, a kernel of NCCL)
-        takes it up until it is done; ``"waits"``: inside a label, and no operation runs.
+        ``"computes"``; ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of NCCL)
+        starts it until it is done; ``"waits"``: inside a label while no operation runs.
     what : str
         The label of ``record_function``, ``"kernels"`` on a GPU, or the collective and its number.
     start, end : float
-        Seconds, by time.time(): one clock for all ranks of a machine.
+        Seconds by time.time(), which is one clock for all ranks of a machine.
     lane : int
-        Of the collectives: 0, or 1 and on for those that began while another was under way.
+        For a collective: 0, or a higher number if it began while others were under way.
     """
 
     kind: str
@@ -43,10 +43,10 @@ class Span(NamedTuple):
 
 @contextmanager
 def profiled() -> Iterator[list[Span]]:
-    """Profile what is inside; the list that it gives is filled when the block ends (lesson 14).
+    """Profile the code inside the block; the list that it yields is filled when the block ends (lesson 14).
 
-    Inside, name the parts with ``torch.profiler.record_function("forward")``. Where GPUs compute, their
-    kernels are what "computes" (the labels are the host's, which runs ahead); it was not tried on one.
+    Inside, name the parts with ``torch.profiler.record_function("forward")``. On a GPU, what "computes" is
+    its kernels, not the labels of the host, which runs ahead; this has not been tried on a GPU.
 
     Examples
     --------
@@ -72,12 +72,12 @@ def profiled() -> Iterator[list[Span]]:
 
 
 def overlap(spans: Iterable[Span]) -> float:
-    """The share of a rank's communication, 0 to 1, during which it computed (lesson 14).
+    """Return the share of a rank's communication time, 0 to 1, during which it computed (lesson 14).
 
     Raises
     ------
     ValueError
-        No collective is among the spans.
+        There is no collective among the spans.
     """
     spans = list(spans)
     sends, computes = (_joined(_of_kind(spans, kind)) for kind in ("sends", "computes"))
@@ -88,7 +88,7 @@ def overlap(spans: Iterable[Span]) -> float:
 
 
 def spans_of(events: Sequence[Any]) -> list[Span]:
-    """The spans in a profiler's events, in order of their start."""
+    """Convert a profiler's events to spans, in order of their start."""
     clocks = [each for each in events if each.name.startswith(CLOCK)]
     zero = max(int(each.name.removeprefix(CLOCK)) / 1e9 - each.time_range.start / 1e6 for each in clocks)
 
@@ -127,7 +127,7 @@ def _of_kind(spans: Iterable[Span], kind: str) -> list[Stretch]:
 
 
 def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
-    """One stretch for those that overlap, or that so short a pause parts."""
+    """Merge stretches that overlap, or with at most ``pause`` seconds between them."""
     found: list[Stretch] = []
     for start, end in sorted(stretches):
         if found and start - found[-1][1] <= pause:
@@ -138,7 +138,7 @@ def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
 
 
 def _inside(labels: list[tuple[str, float, float]], operations: list[Stretch]) -> list[Span]:
-    """Of each outermost label the stretches with operations, and the pauses between and after them."""
+    """Split each outermost label into stretches with operations and the pauses around and between them."""
     spans, until = [], 0.0
     for name, start, end in sorted(labels, key=lambda label: (label[1], -label[2])):
         if start < until:  # within another label
@@ -152,9 +152,9 @@ def _inside(labels: list[tuple[str, float, float]], operations: list[Stretch]) -
 
 
 def _numbered(carried: list[tuple[str, float, float]]) -> list[Span]:
-    """The collectives, counted from 1 by the order in which they began, in lanes of which none overlap."""
+    """Number the collectives from 1 in the order in which they began, and put overlapping ones into lanes."""
     spans: list[Span] = []
-    free: list[float] = []  # by lane, from when on
+    free: list[float] = []  # by lane: since when it is free
     for number, (name, start, end) in enumerate(sorted(carried, key=lambda each: each[1]), start=1):
         lane = next((i for i, since in enumerate(free) if since <= start), len(free))
         free[lane : lane + 1] = [end]

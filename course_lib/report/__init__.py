@@ -1,1 +1,1 @@
-"""Tells what went wrong: who failed, who waits, and where."""
+"""Report what went wrong: which ranks failed or wait, and where."""

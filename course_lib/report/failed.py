@@ -1,4 +1,4 @@
-"""Who failed, where, and what the other ranks were doing then."""
+"""Describe a failure: which rank failed, where, and what the other ranks were doing then."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ..run.run import Run
 
 MESSAGE_LINES = 12
-NO_ROOM = 1 << 16  # bytes of free space; a failure may take as many
-# What a rank meets when another one is gone: a consequence of that rank's failure, never the cause.
+NO_ROOM = 1 << 16  # bytes of free space; the record of a failure may take as many
+# Errors that a rank meets when another one is gone: a consequence of that rank's failure, never the cause.
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed)|recvvalue failed|"
     r"remote process exited|sendbytes failed|failed to recv",
@@ -34,7 +34,7 @@ SIGNALS = {
     "SIGBUS": "crashed (SIGBUS): often no space left in shared memory (/dev/shm)",
     "SIGTERM": "was asked to end (SIGTERM)",
 }
-# What to do about errors whose own words do not say it. NCCL's words are others since its version 2.30.
+# Advice on errors that give none themselves. NCCL changed its wording in version 2.30.
 HINTS = [
     (
         re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU"),
@@ -74,14 +74,14 @@ OUT_OF_MEMORY = (
 
 
 class RankError(RuntimeError):
-    """A rank failed. Its text is the report: rank, cause, the learner's own lines, the other ranks.
+    """A rank failed. The message says which one, why, at which of your lines, and what the others did.
 
     Attributes
     ----------
-    rank : int or str
-        The rank that failed first; ``"program"`` where a program failed outside its ranks.
+    rank : int, str or None
+        The rank that failed first; ``"program"`` if a program failed outside its ranks; None if no rank did.
     run : Run
-        What the ranks printed and measured until then.
+        The run, with what the ranks printed and measured until then.
     """
 
     def __init__(self, report: str, rank: int | str | None, run: Run) -> None:
@@ -94,11 +94,11 @@ class RankError(RuntimeError):
 
 
 class RankTimeout(RankError, TimeoutError):
-    """The ranks were not done at the timeout. Its text says where each one was."""
+    """The ranks were not done at the timeout. The message says where each one was."""
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was stopped by the Stop button, the kernel's interrupt or Ctrl-C; ``run`` has what was kept."""
+    """You stopped the run by the Stop button, the kernel's interrupt or Ctrl-C; ``run`` has what was kept."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(
@@ -112,7 +112,7 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass
 class Failure:
-    """How one rank ended before its time."""
+    """How one rank failed."""
 
     rank: int | str
     what: str  # "raised ValueError: …", "was killed (SIGKILL) …"
@@ -123,7 +123,7 @@ class Failure:
 
 
 def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | None:
-    """The failure of a rank; None while it works and where it finished."""
+    """Return how a rank failed; None if it is running or has finished well."""
     files = RankFiles(run.folder, rank)
     if files.result.exists():
         return None
@@ -155,12 +155,12 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
 
 def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     lines = [shortened(line) for line in record["message"].strip().splitlines()] or [""]
-    if len(lines) > MESSAGE_LINES:  # what a DataLoader's worker met stands at the end
+    if len(lines) > MESSAGE_LINES:  # a DataLoader worker's own error is at the end
         half = MESSAGE_LINES // 2
         path = RankFiles(run.folder, rank).failure
         lines[half:-half] = [f"[{len(lines) - MESSAGE_LINES} more lines in {path}]"]
     message = "\n".join(lines)
-    if record["type"] == "SystemExit":  # by argparse, too, which prints what was wrong
+    if record["type"] == "SystemExit":  # argparse raises it, too, and prints what was wrong
         what = f"ended itself by sys.exit({message})" + (_said(run, rank) if message.isdigit() else "")
     else:
         what = f"raised {record['type']}: {message}".rstrip(": ")
@@ -173,7 +173,7 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
 
 
 def _unheard(run: Run) -> str:
-    """Why a rank's last words may be lost; empty where they are not."""
+    """Say why a rank's last words may be lost; empty if there is no sign that they are."""
     try:
         free_bytes = shutil.disk_usage(run.folder).free
     except OSError:
@@ -189,12 +189,12 @@ def _said(run: Run, rank: int | str) -> str:
 
 
 def cause(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that came first, and rather one that is more than the loss of a peer."""
+    """Return the earliest failure, preferring any that is more than the loss of a peer."""
     return min(failures, key=lambda each: (each.consequence, each.seen), default=None)
 
 
 def describe(run: Run, failure: Failure, others: dict[int, str], why: str = "") -> str:
-    """The whole report; ``why`` goes first: for whom the ranks waited, where that is behind the failure."""
+    """Return the whole report; ``why`` goes first: whom the ranks waited for, if that led to the failure."""
     parts = [*filter(None, [why]), f"{run.who(failure.rank)} {failure.what}"]
     parts += [show(frame) for frame in failure.frames]
     parts += [f"{run.who(rank)} {doing}" for rank, doing in others.items() if rank != failure.rank]

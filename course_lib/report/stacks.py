@@ -1,4 +1,4 @@
-"""The Python stacks of the ranks: asked for, read, and shown as the learner knows the places."""
+"""Ask the ranks for their Python stacks, read them, and pick the learner's own frames."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..run_folder import RankFiles
 if TYPE_CHECKING:
     from ..run.run import Run
 
-STACK_SECONDS = 1.0  # how long the ranks get to write their stacks down; it takes them some milliseconds
+STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
 MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
 THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
-    """Have living ranks of this machine write down their Python stacks (SIGUSR1), and wait a moment."""
-    if run.is_job or not hasattr(signal, "SIGUSR1"):  # another machine's number is somebody else's here
+    """Have live ranks on this machine write their Python stacks to a file (SIGUSR1), and wait for that."""
+    if run.is_job or not hasattr(signal, "SIGUSR1"):  # another machine's pid is somebody else's here
         return
     before: dict[Path, int] = {}
     pids: dict[Path, int] = {}
@@ -35,7 +35,7 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
         path = RankFiles(run.folder, rank).stack
         with contextlib.suppress(OSError, KeyError):
             size = path.stat().st_size
-            if size:  # it has said that it listens; the signal would end it otherwise
+            if size:  # its handler is installed; without it the signal would end the rank
                 pids[path] = run.facts(rank)["pid"]
                 os.kill(pids[path], signal.SIGUSR1)
                 before[path] = size
@@ -50,12 +50,12 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
 
 
 def stack_of(run: Run, rank: int | str) -> list[dict[str, Any]]:
-    """The learner's frames of a rank's main thread when it was last asked, or crashed, innermost first."""
+    """Return the learner's frames on a rank's main thread, innermost first, when last asked or crashed."""
     return [with_source(*place) for place in python_stack(run, rank) if is_learners(place[0])]
 
 
 def python_stack(run: Run, rank: int | str) -> list[Place]:
-    """All frames of it, innermost first."""
+    """Return all frames on a rank's main thread, innermost first, when last asked or crashed."""
     try:
         text = RankFiles(run.folder, rank).stack.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""`stalls`: where each rank of a run stood at its end, and since when: what a picture of it is drawn from."""
+"""`stalls`: where each rank of a run was when it ended, and since when; a figure is drawn from it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class Stall(NamedTuple):
-    """Where one rank stood at the end of a run.
+    """Where one rank was at the end of a run, and since when.
 
     Attributes
     ----------
     rank : int
     doing : str
         ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has returned"``,
-        ``"has failed"``, or ``"is gone"`` where it got on until it ended.
+        ``"has failed"``, or ``"is gone"`` if it made progress until it ended.
     since, until : float
-        Seconds since the launch, as in ``run.metrics``: when it came there, and the end of the run.
+        Seconds since the launch, as in ``run.metrics``: when it got there, and the end of the run.
     line : str
-        The learner's line, empty where there is none.
+        The learner's line; empty if there is none.
     """
 
     rank: int
@@ -35,14 +35,14 @@ class Stall(NamedTuple):
 
 
 def stalls(run: Run) -> list[Stall]:
-    """Where each rank stood when the run ended, by rank: who waited where, and since when (lesson 13).
+    """Return where each rank was when the run ended: who waited where, and since when (lesson 13).
 
-    A thread of each rank looks at it ten times a second: the times may be late by as much.
+    A thread in each rank looks at it ten times a second, so the times may be 0.1 s late.
 
     Parameters
     ----------
     run
-        One that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
+        A run that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
     """
     return [_stall(run, rank) for rank in range(run.world_size)]
 

@@ -1,7 +1,7 @@
-"""Who waits where, and for whom: what the ranks of a run are doing, while it lasts and at its end.
+"""Find out what the ranks are doing, during a run and at its end: who waits where, and for whom.
 
-Two sources: each rank's own record of where it stands (`rank.standstill`), with the collectives that it has
-called, and the Python stack that it writes down when it is asked (`stacks`), from inside C code, too.
+There are two sources: each rank's record of where it is and which collectives it has called
+(`rank.standstill`), and the Python stack that it writes when asked (`stacks`), even from inside C code.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .stacks import ask_stacks, python_stack
 if TYPE_CHECKING:
     from ..run.run import Run
 
-WARN_SECONDS = 10.0  # after a standstill of so long the dashboard says who waits where
-ASK_SECONDS = 0.8  # how long the ranks get to say where they stand; their threads look ten times a second
-ASK_SECONDS_FAR = 3.0  # where they are on other machines: a shared disk tells of a new file later
-TELL_SECONDS = 2.0  # and how long one that is ending gets to say how: at once, where it has a core
+WARN_SECONDS = 10.0  # without progress for this long, the dashboard says who waits where
+ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
+ASK_SECONDS_FAR = 3.0  # on other machines: a new file on a shared disk shows up later
+TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
 MOST_SHOWN = 8  # ranks in the dashboard's warning
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
@@ -42,14 +42,14 @@ class Tense(NamedTuple):
 
 
 PAST = Tense("was", "waited", "waited", "never called", "never called")
-PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may be slow
+PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may just be slow
 
 
 class Call(NamedTuple):
-    """A collective, as PyTorch's flight recorder knows it."""
+    """A call of a collective, as PyTorch's flight recorder has it."""
 
     group: str
-    number: int  # every rank counts the collectives of a group alike
+    number: int  # the same on every rank: each counts the collectives of a group
     name: str
     sizes: list[list[int]]
 
@@ -61,13 +61,13 @@ class Call(NamedTuple):
 
 @dataclass
 class Standing:
-    """What is known of one rank: where it stands, and which collectives it has called."""
+    """What is known about one rank: where it is, and which collectives it has called."""
 
     stack: list[Place] = field(default_factory=list)  # innermost first
-    since: float | None = None  # time.time() when it came there
-    called: dict[str, int] | None = None  # by group, how many collectives; None where that is not known
+    since: float | None = None  # time.time() when it got there
+    called: dict[str, int] | None = None  # number of collectives by group; None if unknown
     waits_in: Call | None = None
-    last: Call | None = None  # that it called, over or not
+    last: Call | None = None  # the last that it called, whether over or not
     returned: bool = False
 
     @property
@@ -79,7 +79,7 @@ class Standing:
 
 
 def whereabouts(run: Run, exit_codes: dict[Any, int | None]) -> dict[int, str]:
-    """What each rank is doing, in words that follow "rank N"; living ranks are asked for their stacks."""
+    """Say what each rank is doing, in words that follow "rank N"; ask live ranks for their stacks first."""
     numbers = list(range(run.world_size))
     living = [rank for rank in numbers if exit_codes.get(rank) is None]
     ask_stacks(run, living)
@@ -90,14 +90,14 @@ def whereabouts(run: Run, exit_codes: dict[Any, int | None]) -> dict[int, str]:
 
 
 def _is_about_to_tell(run: Run, rank: int) -> bool:
-    """Whether it is ending, and has not yet written down how."""
+    """Return whether a rank is ending and has not yet recorded how."""
     if run.facts(rank).get("phase") != ENDING or run.trace(rank).has_returned():
         return False
     return run.lives(rank) and not RankFiles(run.folder, rank).failure.exists()
 
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
-    """What a rank was doing when it was last asked."""
+    """Say what a rank was doing when it was last asked, or how it ended."""
     if run.trace(rank).has_returned():
         if (seconds := _lingers(run, rank)) >= WARN_SECONDS:
             return f"had returned {seconds:.1f} s before, and its process had not ended"
@@ -112,11 +112,11 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
     if exit_code is not None:
         return "had ended"
     record, facts, stack = record_of(run, rank), run.facts(rank), python_stack(run, rank)
-    if run.is_job:  # nobody asks it for its stack from here
+    if run.is_job:  # its stack cannot be asked for from here
         stack = record.get("stack", [])
     if not stack and facts and not run.lives(rank):
         return "had ended"  # a program ends its other ranks when one has failed
-    stack = stack or record.get("stack", [])  # on a busy machine it may not have got the time to answer
+    stack = stack or record.get("stack", [])  # on a busy machine it may have had no time to answer
     if _is_in_the_learners_code(stack):
         return _in_the_learners_code(run, rank, stack, record)
     phase = facts.get("phase", STARTING)
@@ -128,7 +128,7 @@ def doing(run: Run, rank: int, exit_code: int | None) -> str:
 
 
 def stalled(run: Run) -> str:
-    """A warning while ranks stand still for long: who, for how long, where; empty while all get on."""
+    """Return a warning while ranks are stuck: which, where and for how long; empty while all progress."""
     records = {rank: record_of(run, rank) for rank in range(run.world_size)}
     now = {rank: run.clock(rank) for rank in records}
     still = {
@@ -137,7 +137,7 @@ def stalled(run: Run) -> str:
         if now[rank] - record.get("since", now[rank]) >= WARN_SECONDS and not run.trace(rank).has_returned()
     }
     ending = {rank: seconds for rank in records if (seconds := _lingers(run, rank)) >= WARN_SECONDS}
-    if not all(run.trace(rank).has_returned() for rank in records):  # the others work on, or wait
+    if not all(run.trace(rank).has_returned() for rank in records):  # the others are still at work
         ending = {}
     if not still and not ending:
         return ""
@@ -155,9 +155,9 @@ def stalled(run: Run) -> str:
 
 
 def _lingers(run: Run, rank: int) -> float:
-    """How long ago a rank returned whose process is still there; 0 for all others.
+    """Return for how many seconds a rank's process has outlived its function's return; 0 if it has not.
 
-    Something keeps it: a thread that it waits for, a function of `atexit`, or the end of Python itself.
+    Something keeps the process: a thread that it waits for, an `atexit` function, or Python's own shutdown.
     """
     if run.is_job or not run.trace(rank).has_returned() or not run.lives(rank):
         return 0.0
@@ -187,7 +187,7 @@ def _in_the_learners_code(
 
 
 def called_in(stack: list[Place]) -> str | None:
-    """The function that the learner's line called; None where it is busy itself."""
+    """Return the function that the learner's line called; None if that line is busy itself."""
     inner = []
     for place in stack:
         if is_learners(place[0]):
@@ -196,29 +196,29 @@ def called_in(stack: list[Place]) -> str | None:
     return None
 
 
-# --- for whom they wait -----------------------------------------------------------------------------------
+# --- whom they wait for -----------------------------------------------------------------------------------
 
 
 def for_whom(run: Run, exit_codes: dict[Any, int | None]) -> str:
-    """`odd_one_out` at the end of a run: living ranks are asked first where they stand now."""
+    """Ask live ranks where they are now, at the end of a run, and return `odd_one_out`."""
     living = [rank for rank in range(run.world_size) if exit_codes.get(rank) is None]
     waiting = {rank for rank in living if run.lives(rank)}
-    with contextlib.suppress(OSError):  # a folder that was removed
+    with contextlib.suppress(OSError):  # the folder may have been removed
         (run.folder / ASKED).touch()
         until = time.monotonic() + (ASK_SECONDS_FAR if run.is_job else ASK_SECONDS)
         while waiting and time.monotonic() < until:
             time.sleep(0.01)
             waiting = {rank for rank in waiting if not record_of(run, rank).get("asked")}
-    ask_stacks(run, waiting)  # a rank whose thread cannot run has a stack all the same
+    ask_stacks(run, waiting)  # even a rank whose thread cannot run can write its stack
     return odd_one_out(run)
 
 
 def odd_one_out(run: Run, tense: Tense = PAST) -> str:
-    """Whom the waiting ranks wait for, in one line, where that can be told; empty otherwise.
+    """Say in one line whom the waiting ranks wait for; empty if that cannot be told.
 
-    Whoever is in ``init_process_group`` waits for those who are not. Otherwise the first collective of a
-    group in which a rank waits tells: every rank counts them alike, so another rank of the group has called
-    something else by this number, or has not come so far.
+    Ranks in ``init_process_group`` wait for those that are not. Otherwise look at the first collective of a
+    group in which a rank waits: all ranks number them alike, so another rank of the group has called
+    something else under that number, or has not got that far.
     """
     ranks = {rank: _standing(run, rank) for rank in range(run.world_size)}
     joining = [rank for rank, each in ranks.items() if each.joins]
@@ -234,11 +234,11 @@ def odd_one_out(run: Run, tense: Tense = PAST) -> str:
 
 
 def mismatch(ranks: Mapping[int, Standing], group: str, number: int) -> str:
-    """Which ranks have called something else by one number: another collective, tensors of other sizes."""
+    """Say which ranks disagree on a collective: they called different ones, or with other tensor sizes."""
     calls = {
         rank: call
         for rank, each in ranks.items()
-        for call in (each.last, each.waits_in)  # who got through it all the same counts, too
+        for call in (each.last, each.waits_in)  # a rank that got through it all the same counts, too
         if call and (call.group, call.number) == (group, number)
     }
     names = {rank: call.name for rank, call in calls.items()}
@@ -251,11 +251,11 @@ def mismatch(ranks: Mapping[int, Standing], group: str, number: int) -> str:
 
 
 def latecomers(ranks: Mapping[int, Standing], group: str, number: int, tense: Tense) -> str:
-    """Which ranks of a group have not come to a collective yet in which others wait."""
+    """Say which ranks of a group have not yet reached a collective in which others wait."""
     waiting = [r for r, each in ranks.items() if each.waits_in and each.waits_in[:2] == (group, number)]
     name = ranks[waiting[0]].waits_in.name
     known = {rank: each.called for rank, each in ranks.items() if each.called is not None}
-    # a rank that could not answer, and is in that function by its stack, waits as well
+    # a rank that could not answer, but is in that function according to its stack, waits as well
     waiting += [rank for rank in ranks if rank not in known and called_in(ranks[rank].stack) == name]
     members = [rank for rank, called in known.items() if of_everyone(group) or group in called]
     late = [rank for rank in members if known[rank].get(group, 0) < number]
@@ -266,12 +266,12 @@ def _standing(run: Run, rank: int) -> Standing:
     returned = run.trace(rank).has_returned()
     record = record_of(run, rank)
     if (run.folder / ASKED).exists() and not record.get("asked") and run.lives(rank):
-        # it could not answer, and what it wrote before may be over by now
+        # it could not answer, and what it wrote before may be out of date
         return Standing(python_stack(run, rank), returned=returned)
     if not record:
         return Standing(returned=returned)
     pending, last = ([Call(**call) for call in record.get(which, [])[:1]] for which in ("pending", "last"))
-    failed = RankFiles(run.folder, rank).failure.exists()  # in its last one, which is over by that
+    failed = RankFiles(run.folder, rank).failure.exists()  # in its last one, which has ended with the failure
     waits_in = None if returned else next(iter(pending or (last if failed else [])), None)
     return Standing(
         stack=record.get("stack", []),

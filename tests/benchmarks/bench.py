@@ -1,10 +1,10 @@
-"""What the course promises about speed, measured side by side with other people's tools, in one table.
+"""Measure what the course promises about speed, side by side with other people's tools, in one table.
 
     make bench                                      all of it
     make bench ARGS="--rounds 3 --only starts"      some of it
 
-Look at the ratios: each is the median over rounds that take every contender once. The machine's other work
-disturbs the absolute numbers.
+Look at the ratios: each is the median over rounds that measure every contender once. The absolute numbers are
+disturbed by other work on the machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The floor: the work on two forks of a process that has torch loaded and nothing else.
+"""The floor: the work on two forks of a process that has loaded torch and nothing else.
 
-For each line that it reads, it does so once and prints how many seconds that took.
+For each line on stdin, it does the work once and prints how many seconds that took.
 """
 
 import json
@@ -12,7 +12,7 @@ from work import check, loopback_store, work_as
 
 
 def forked(rank: int, ranks: int, port: int) -> tuple[int, int]:
-    """The process id of a rank, and the pipe that its result comes through."""
+    """Fork a rank; return its process id, and the pipe that its result comes through."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""A class's notebooks of exercise 06, graded by `course grade`, by nbgrader and by otter."""
+"""Compare the time that `course grade`, nbgrader and otter take to grade a class's exercise 06."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST, WISHED = 1 / 3, 1 / 10  # of the faster peer's time
 
 
 def by_graders(asked: argparse.Namespace, folder: Path) -> Section:
-    """Seconds for a submission: each grader takes the whole class once, one after the other."""
+    """Measure the seconds per submission: one grader after the other grades the whole class once."""
     section = Section(f"{asked.submissions} submissions of exercise 06, seconds for one")
     peers = Peers() if asked.no_peers else installed_peers(ROOT / ".venv-peers", PEERS)
     for left_out in peers.left_out:
@@ -61,7 +61,7 @@ def by_graders(asked: argparse.Namespace, folder: Path) -> Section:
 
 
 def _class(folder: Path, count: int) -> dict[str, str]:
-    """Notebooks as learners hand them in, and of which kind each is: no two are the same."""
+    """Write notebooks as learners submit them, no two the same; return each learner's kind of notebook."""
     text = (ROOT / "solutions" / NAME).read_text()
     texts = {
         "full": text,
@@ -108,7 +108,7 @@ test = {{"name": "{number}", "points": {most}, "suites": [suite]}}
 
 
 def _otter(folder: Path, python: str, learners: dict[str, str]) -> dict[str, float]:
-    """Its tests look at what the notebook's own checks have noted; they know all points or none."""
+    """Grade with otter: its tests read what the notebook's own checks noted, and give all points or none."""
     tests = folder / "otter" / "tests"
     tests.mkdir(parents=True)
     for number, most in (("06.1", 3), ("06.2", 2), ("06.3", 5)):

@@ -1,12 +1,12 @@
-"""What a learner takes of a server's memory: the table of the hosts' page, `.binder/README.md`.
+"""Measure the memory that a learner takes on a server: the table of the hosts' page, `.binder/README.md`.
 
     make host                                     all of it
     make host ARGS="--kernels 8 --only idle 06"   some of it
 
-Sums over a kernel and all that it has started (fork server, guard, ranks), at the moment when the PSS was
-largest. PSS is what they take: a page that several processes share is divided among these. USS is the pages
-that no other process has. Anonymous are those of the PSS that are no file's: Linux can drop a library's pages
-and read them again, but these have to stay. With COURSE_LEAN=1 in the environment, the kernels are lean.
+The sums are over a kernel and all that it has started (fork server, guard, ranks); a peak is taken when
+the PSS is largest. PSS is what the processes take: a page that several share is divided among them. USS is
+only the pages that no other process has. Anonymous is the part of the PSS that is in no file: Linux can drop
+a library's pages and read them again, but has to keep these. With COURSE_LEAN=1, the kernels are lean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from course_lib.hardware import cores, memory
 from kernel import ROOT, Kernel, environment
 
 MIB = 1 << 20
-SECONDS = 0.2  # between two looks, at least; a look takes some milliseconds a process
+SECONDS = 0.2  # between two samples, at least; a sample takes some milliseconds per process
 SHARE = 0.7  # of the free memory, for the kernels that run together
 LAUNCHES = """
 from course_lib import launch
@@ -45,10 +45,10 @@ launch(int, nprocs=2, device="cpu", dashboard=False)
 
 @dataclass
 class Taken:
-    """What processes took at one moment."""
+    """What processes take at one moment: how many they are, their threads, and bytes of memory."""
 
     processes: int = 0
-    threads: int = 0  # a limit on pids counts these
+    threads: int = 0  # a pids limit counts these
     pss: int = 0
     uss: int = 0
     anonymous: int = 0
@@ -59,7 +59,7 @@ class Taken:
 
 
 def taken(roots: Sequence[psutil.Process]) -> Taken:
-    """By processes and all that they have started."""
+    """Sum what processes, and all that they have started, take now."""
     now = Taken()
     for root in roots:
         with contextlib.suppress(psutil.Error):
@@ -68,14 +68,14 @@ def taken(roots: Sequence[psutil.Process]) -> Taken:
                     used = process.memory_full_info()
                     now.processes += 1
                     now.threads += process.num_threads()
-                    now.pss += getattr(used, "pss", used.uss)  # Linux alone knows PSS
+                    now.pss += getattr(used, "pss", used.uss)  # only Linux reports PSS
                     now.uss += used.uss
                     now.anonymous += anonymous(process.pid)
     return now
 
 
 def anonymous(pid: int) -> int:
-    """Its anonymous pages, those that it shares in part; 0 where the system does not say."""
+    """Return the bytes of a process's anonymous pages, with its part of shared ones; 0 if not known."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as sizes:
         return sum(int(line.split()[1]) << 10 for line in sizes if line.startswith("Pss_Anon:"))
     return 0
@@ -83,13 +83,13 @@ def anonymous(pid: int) -> int:
 
 @contextlib.contextmanager
 def peak(roots: Sequence[psutil.Process]) -> Iterator[Taken]:
-    """Look again and again while something runs; the largest sum is in what this yields."""
+    """Sample repeatedly while the block runs; what this yields is updated to the sample with most PSS."""
     largest, ended = Taken(), threading.Event()
 
     def look() -> None:
         over, cost = False, 0.0
         while not over:
-            over = ended.wait(max(SECONDS, 4 * cost))  # looking must not become the load
+            over = ended.wait(max(SECONDS, 4 * cost))  # sampling must not become the load
             began = time.monotonic()
             now = taken(roots)
             cost = time.monotonic() - began
@@ -106,14 +106,14 @@ def peak(roots: Sequence[psutil.Process]) -> Iterator[Taken]:
 
 
 def cells_of(lesson: str) -> list[tuple[str, bool]]:
-    """The code cells of a lesson, and whether each is meant to fail."""
+    """Return the code cells of a lesson, and whether each is meant to fail."""
     (path,) = (ROOT / "lessons").glob(f"{lesson}_*.ipynb")
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     return [("".join(c["source"]), "raises-exception" in c["metadata"].get("tags", [])) for c in cells]
 
 
 def run_lesson(kernel: Kernel, lesson: str) -> float:
-    """From its first cell to its last, as a learner who only presses Shift + Enter; seconds."""
+    """Run a lesson from first to last cell, like a learner pressing Shift + Enter; return the seconds."""
     began = time.monotonic()
     kernel.run(f"import os; os.chdir({str(ROOT / 'lessons')!r})")
     for source, fails in cells_of(lesson):
@@ -130,7 +130,7 @@ def process_of(kernel: Kernel) -> psutil.Process:
 
 
 def server(folder: Path) -> None:
-    """JupyterLab's own, before a browser has come."""
+    """Show what JupyterLab's server takes before a browser connects."""
     options = ["--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--notebook-dir={folder}"]
     options += ["--allow-root"] if hasattr(os, "getuid") and os.getuid() == 0 else []
     runtime = folder / "runtime"
@@ -157,7 +157,7 @@ def server(folder: Path) -> None:
 
 
 def idle(folder: Path) -> None:
-    """A kernel before it does anything, and after a launch."""
+    """Show what a kernel takes before it does anything, and after a launch."""
     with Kernel(folder) as kernel:
         its = [process_of(kernel)]
         show("a kernel that has run nothing", taken(its))
@@ -166,7 +166,7 @@ def idle(folder: Path) -> None:
 
 
 def alone(lesson: str) -> Callable[[Path], Taken]:
-    """A lesson in one kernel."""
+    """Return a function that shows what a lesson takes in one kernel."""
 
     def row(folder: Path) -> Taken:
         with Kernel(folder) as kernel:
@@ -181,7 +181,7 @@ def alone(lesson: str) -> Callable[[Path], Taken]:
 
 
 def together(count: int, lesson: str, folder: Path, one: Taken) -> None:
-    """Many kernels that run a lesson at the same time, as many as there is memory for."""
+    """Show what kernels take that run a lesson at once: ``count`` of them, or as many as fit into memory."""
     fit = int(SHARE * memory()[1] / (one.anonymous or one.pss))
     if fit < count:
         print(f"Memory for {count} kernels is not free; these are {fit}.")

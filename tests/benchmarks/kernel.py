@@ -24,7 +24,7 @@ CELL_SECONDS = 600
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This checkout's course_lib, a home of its own, and what `launch` sets for its ranks, for everyone."""
+    """Return everyone's environment: this checkout, a separate home, and what `launch` sets for its ranks."""
     path = [str(HERE), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -38,7 +38,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def output_of(command: Sequence[str], folder: Path) -> str:
-    """Run a program in that environment; what it prints."""
+    """Run a program in that environment and return what it prints."""
     run = subprocess.run(command, env=environment(folder), capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {run.returncode}:\n{run.stderr}")
@@ -46,10 +46,10 @@ def output_of(command: Sequence[str], folder: Path) -> str:
 
 
 class Kernel:
-    """A kernel of a Python, by default this one."""
+    """A kernel that runs in a Python, by default this one."""
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
-        # a specification of its own, so that another Python's kernel is not the user's or the machine's
+        # a spec of its own, so that none of the user's or the machine's is used instead
         spec = folder / "kernels" / Path(python).parents[1].name.strip(".") / "kernel.json"
         spec.parent.mkdir(parents=True, exist_ok=True)
         usual = get_kernel_dict()
@@ -78,7 +78,7 @@ class Kernel:
         self._manager.shutdown_kernel(now=True)
 
     def run(self, code: str) -> str:
-        """Run a cell; what it prints."""
+        """Run a cell and return what it prints."""
         printed: list[str] = []
 
         def hook(message: dict[str, Any]) -> None:
@@ -91,5 +91,5 @@ class Kernel:
         return "".join(printed)
 
     def value(self, code: str) -> Any:
-        """Run a cell; the last line that it prints, as JSON."""
+        """Run a cell and return the last line that it prints, read as JSON."""
         return json.loads(self.run(code).splitlines()[-1])

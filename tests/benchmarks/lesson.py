@@ -1,4 +1,4 @@
-"""Lesson 06's training, as the lesson has it; as a program for torchrun, with nothing that watches.
+"""Lesson 06's training, from the lesson's cells; as a program for torchrun, it has no instrumentation.
 
 torchrun --standalone --nproc-per-node=2 lesson.py EPOCHS
 """
@@ -17,13 +17,13 @@ NOTEBOOK = Path(__file__).parents[2] / "lessons" / "06_ddp_with_spawn.ipynb"
 PARTS = ("class ConvNet", "def evaluate", "def train(")  # how the cells of the training begin
 IMPORT = ("import ", "from ")
 BATCH_SIZE, WIDTH = 64, 8
-LEFT_OUT = 10  # steps at the start of each epoch
+LEFT_OUT = 10  # steps at the start of each epoch, not measured
 
 Pass = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def samples_per_second(epochs: int, track: Pass, log: Callable[..., None]) -> float:
-    """Train as one rank, with these two in the place of the course's; throughput of the loops alone."""
+    """Train as one rank with this ``track`` and ``log``; return the throughput of the loops alone."""
     passes: list[list[float]] = []
 
     def watched(loader: Iterable[Any]) -> Iterator[Any]:
@@ -39,7 +39,7 @@ def samples_per_second(epochs: int, track: Pass, log: Callable[..., None]) -> fl
 
 
 def _training(track: Pass, log: Callable[..., None]) -> Callable[..., Any]:
-    """The lesson's own function, from its cells."""
+    """Return the lesson's own ``train``, defined by its cells."""
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
     names: dict[str, Any] = {"__name__": "lesson"}
@@ -56,7 +56,7 @@ def main() -> None:
     rate = samples_per_second(int(sys.argv[1]), iter, lambda **values: None)
     if os.environ["RANK"] == "0":
         print(rate, flush=True)
-    os._exit(0)  # about one orderly end in twelve aborts here ("terminate called…"), after the measuring
+    os._exit(0)  # about one normal exit in twelve aborts here ("terminate called…"), after the measurement
 
 
 if __name__ == "__main__":

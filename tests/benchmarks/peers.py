@@ -1,7 +1,7 @@
-"""Other people's tools for the same things, in a virtual environment beside the course's.
+"""Install other people's tools for the same tasks into a virtual environment beside the course's.
 
 It sees the packages of the Python that runs this, torch among them, so it is small and made in seconds. What
-cannot be installed, without a network for example, is left out.
+cannot be installed, for example without a network, is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ print(platform.python_version(), sysconfig.get_path("purelib"), *there, sep="\\n
 
 @dataclass
 class Peers:
-    """Which of them are there, for which Python, in which folder, and a line for each that is not."""
+    """The peers that are there, their Python and its folder of packages, and a line for each one left out."""
 
     python: str = ""
     packages: str = ""
@@ -37,7 +37,7 @@ class Peers:
 
 
 def installed_peers(folder: Path, names: Sequence[str] = NAMES) -> Peers:
-    """The peers, installed now where they are missing."""
+    """Return the peers, after installing those that are missing."""
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     version, packages, *there = _look(python, names)
     if version != platform.python_version():  # there is none yet, or the course's Python has changed
@@ -55,7 +55,7 @@ def installed_peers(folder: Path, names: Sequence[str] = NAMES) -> Peers:
 
 
 def _look(python: Path, names: Sequence[str]) -> list[str]:
-    """A Python's version, where its packages are, and the peers among them; empty where it does not work."""
+    """Return a Python's version, its folder of packages, and the peers in it; empty if it does not work."""
     try:
         run = subprocess.run([python, "-c", PROBE.format(names=tuple(names))], capture_output=True, text=True)
     except OSError:
@@ -64,7 +64,7 @@ def _look(python: Path, names: Sequence[str]) -> list[str]:
 
 
 def _install(name: str, python: str) -> str:
-    """Install one; what pip said last where that failed."""
+    """Install a peer; return pip's last words if that failed, else an empty string."""
     print(f"installing {name} beside the course", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "kept.txt")  # a peer that wants another torch is left out

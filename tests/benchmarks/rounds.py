@@ -1,4 +1,4 @@
-"""Contenders measured in turns, so that the machine's other work meets them all alike."""
+"""Measure contenders in turns, so that other work on the machine affects them all alike."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-Take = Callable[[], float]  # does the work once and says what was measured
-PAUSE = 0.3  # seconds: what the one before left behind is gone then
+Take = Callable[[], float]  # does the work once and returns what was measured
+PAUSE = 0.3  # seconds for what the last contender left behind to end
 Name = TypeVar("Name")
 
 
 def interleaved(takes: Mapping[Name, Take], rounds: int) -> dict[Name, list[float]]:
-    """Each contender once in each round, in an order that rotates."""
+    """Measure each contender once in each round, in an order that rotates."""
     names = list(takes)
     taken: dict[Name, list[float]] = {name: [] for name in names}
     for i in range(rounds):
@@ -27,5 +27,5 @@ def interleaved(takes: Mapping[Name, Take], rounds: int) -> dict[Name, list[floa
 
 
 def ratio(over: list[float], under: list[float]) -> float:
-    """The median of the ratios, each of two measurements of one round."""
+    """Return the median of the ratios of two measurements in the same round."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))

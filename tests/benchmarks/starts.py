@@ -1,4 +1,4 @@
-"""How long two ranks take from the cell, or the command, to their checked result; and more ranks."""
+"""Measure how long two ranks take from the cell, or the command, to a checked result; and more ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ check([reply.get() for reply in replies])
 
 
 def timed(code: str) -> str:
-    """A cell that prints how long its code took."""
+    """Return a cell that prints the seconds that its code took."""
     return f"import time\nbegun = time.perf_counter()\n{code}\nprint(time.perf_counter() - begun)"
 
 
@@ -74,7 +74,7 @@ def first_launch(folder: Path) -> Iterator[Take]:
 
 @contextlib.contextmanager
 def script(folder: Path, *command: str) -> Iterator[Take]:
-    from work import check, collect  # loads torch, which no other measurement needs here
+    from work import check, collect  # loads torch, which no other measurement needs in this process
 
     results = folder / Path(command[-1]).stem
     results.mkdir()
@@ -106,12 +106,12 @@ def ipyparallel(folder: Path, peers: Peers, notes: list[str]) -> Iterator[Take]:
             seconds = kernel.value(timed(START_ENGINES.format(ranks=RANKS) + ask))
             notes.append(f"ipyparallel's engines took {seconds:.1f} s to start, load torch and work once")
             yield lambda: kernel.value(timed(ask))
-        finally:  # they would outlive the kernel
+        finally:  # the engines would outlive the kernel
             kernel.run("cluster.stop_cluster_sync()")
 
 
 def from_cell_to_result(rounds: int, folder: Path, peers: Peers) -> Section:
-    """Every way to start two ranks, beside the floor."""
+    """Measure every way to start two ranks, beside the floor."""
     least, warm, first, by_torchrun = "bare fork (the floor)", "launch, warm", "launch, first", "torchrun"
     notes: list[str] = []
     ways = {
@@ -123,7 +123,7 @@ def from_cell_to_result(rounds: int, folder: Path, peers: Peers) -> Section:
     }
     if "accelerate" in peers.there:
         ways["notebook_launcher"] = accelerate(folder, peers)
-    fresh = list(ways)[3:]  # the others that start fresh processes
+    fresh = list(ways)[3:]  # the ways besides launch that start fresh processes
     if "ipyparallel" in peers.there:
         ways["ipyparallel"] = ipyparallel(folder, peers, notes)
     with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ def from_cell_to_result(rounds: int, folder: Path, peers: Peers) -> Section:
 
 
 def by_ranks(rounds: int, folder: Path, most: int) -> Section:
-    """A warm `launch` of 1, 2, 4, … ranks."""
+    """Measure a warm `launch` of 1, 2, 4, … ranks."""
     with Kernel(folder) as kernel:
         kernel.run(LAUNCH_CELL)
         counts = [2**i for i in range(most.bit_length())]

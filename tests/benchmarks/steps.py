@@ -1,6 +1,6 @@
-"""What `track` and `log` cost a training in each step, beside tqdm.
+"""Measure what `track` and `log` cost a training loop in each step, beside tqdm.
 
-The loops run in a rank of a `launch`, where recording is on, all in the same process in turns.
+The loops run in turns, all in the same rank of a `launch`, where recording is on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pass = Callable[[Iterable[Any]], Iterable[Any]]
 
 
 def microseconds(rounds: int, steps: int, packages: str) -> dict[str, list[float]]:
-    """In a rank: what a step of each loop takes; tqdm from a folder of packages, if one is named."""
+    """Measure, in a rank, the time per step of each loop; tqdm comes from a folder of packages, if given."""
     import torch
 
     from course_lib import log, track
@@ -62,7 +62,7 @@ def microseconds(rounds: int, steps: int, packages: str) -> dict[str, list[float
 
 
 def cost(rounds: int, folder: Path, peers: Peers, steps: int) -> Section:
-    """`track` and `log` beside the bare loop and tqdm."""
+    """Measure `track` and `log` beside the bare loop and tqdm."""
     packages = peers.packages if "tqdm" in peers.there else ""
     with Kernel(folder) as kernel:
         taken = kernel.value(CELL.format(rounds=rounds, steps=steps, packages=packages))

@@ -18,23 +18,23 @@ class Section:
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
     def add(self, what: str, taken: Sequence[float], form: str, beside: str = "") -> None:
-        """A contender: the median and the span of what was measured, formatted, and a ratio."""
+        """Add a contender: the median and the span of its measurements, formatted, and a ratio."""
         median, span = statistics.median(taken), f"{form.format(min(taken))} – {form.format(max(taken))}"
         self.rows.append((what, form.format(median), span, beside, ""))
 
     def judge(self, what: str, found: float, *, most: float = math.inf, least: float = 0) -> None:
-        """A ratio, and whether it keeps to the target: at most, or at least."""
+        """Add a ratio, and whether it meets its target: at most, or at least."""
         target = f"at least {least:.3g}" if least else f"at most {most:.3g}"
         met = "met" if least <= found <= most else "NOT MET"
         self.rows.append((what, "", "", f"{found:.3f}", f"{target}: {met}"))
 
     def remark(self, text: str) -> None:
-        """A line of words across the table."""
+        """Add a line of words across the table."""
         self.rows.append((text,))
 
 
 def text_of(sections: Sequence[Section]) -> str:
-    """All sections under one row of headings."""
+    """Return all sections as text, under one row of headings."""
     rows = [HEADINGS, *(row for section in sections for row in section.rows if len(row) > 1)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
 

@@ -1,4 +1,4 @@
-"""The benchmarks still run: their cheapest part, once, with nothing installed to compare with."""
+"""The benchmarks still run: the cheapest part of each, once, without other tools to compare with."""
 
 from __future__ import annotations
 

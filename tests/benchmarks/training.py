@@ -1,4 +1,4 @@
-"""What the course costs a training: lesson 06's loop under `launch`, and as a plain program of torchrun."""
+"""Measure what the course costs a training run: lesson 06's loop under `launch` and under plain torchrun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAIN = "print(launch(samples_per_second, {}, track, log, nprocs={}, dashboard={
 
 
 def throughput(rounds: int, folder: Path, epochs: int) -> Section:
-    """Samples a second on rank 0, with the dashboard, without it, and without the course."""
+    """Compare samples per second on rank 0: with the dashboard, without it, and without the course."""
     with Kernel(folder) as kernel:
         kernel.run(IMPORTS)
 
@@ -27,7 +27,7 @@ def throughput(rounds: int, folder: Path, epochs: int) -> Section:
             told = output_of([*TORCHRUN, str(HERE / "lesson.py"), str(epochs)], folder)
             return float(told.splitlines()[-1])
 
-        launched(1, True)  # makes the digits, loads what the dashboard draws with
+        launched(1, True)  # makes the digits and loads what the dashboard draws with
         takes = {
             "launch, dashboard on": lambda: launched(epochs, True),
             "launch, dashboard off": lambda: launched(epochs, False),

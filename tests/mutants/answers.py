@@ -1,4 +1,4 @@
-"""The answers that the solutions give, as sources: what mutants are made of."""
+"""The sources of the answers in the solutions, from which mutants are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign
 
 @dataclass(frozen=True)
 class Answer:
-    """To one question: what its notebook defines before it, its own cell, and the name to be checked."""
+    """The answer to one question: the definitions before it, its cell, and the name that is checked."""
 
     number: str
     before: str
@@ -25,13 +25,13 @@ class Answer:
 
 
 def answers() -> list[Answer]:
-    """Those of all questions, in their order."""
+    """Return the answers to all questions, in order."""
     found = []
     for path in sorted(SOLUTIONS.glob("*.ipynb")):
         before: list[str] = []
         last: dict[
             str, tuple[str, str]
-        ] = {}  # by the id of the exercise, what is defined before, and the cell
+        ] = {}  # by exercise id: the definitions before the cell, and the cell itself
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type != "code":
                 continue
@@ -46,7 +46,7 @@ def answers() -> list[Answer]:
 
 
 def definitions(source: str) -> str:
-    """What a cell imports and defines, without what it tries out."""
+    """Return what a cell imports and defines, without the code that tries it out."""
     tree = ast.parse(source)
     tree.body = [
         each
@@ -57,7 +57,7 @@ def definitions(source: str) -> str:
 
 
 def made(before: str, source: str, name: str) -> Any:
-    """The function or class of that name, as a notebook's: cloudpickle sends it by value."""
+    """Make the function or class of that name, as in a notebook: cloudpickle sends it by value."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(before, names)
     tree = ast.parse(source)

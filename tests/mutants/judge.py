@@ -1,7 +1,7 @@
-"""Judges mutants, one per line that comes in, in a process of its own: `python -m tests.mutants.judge`.
+"""Judge mutants, one per line on stdin, in a separate process: `python -m tests.mutants.judge`.
 
-`check` lets each answer work in fresh processes, so one mutant's leftovers do not meet the next. One that
-ends this process, or never ends, is `run`'s to see.
+`check` runs each answer in fresh processes, so what one mutant leaves behind does not affect the next. `run`
+notices a mutant that ends this process or never ends.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.support import forked
 from tests.support.line_process import serve
 
 questions.load()
-check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
+check_module = importlib.import_module("course_lib.exercises.check")  # not the function of the same name
 
 
 def caught(number: str, answer: Any, seed: str) -> str:
-    """Why an answer has not all points with the numbers that a seed draws; empty where it has them all."""
+    """Return why an answer misses points with the numbers that a seed draws; empty if it has all points."""
     check_module.random = types.SimpleNamespace(Random=lambda: random.Random(seed))
     torch.manual_seed(random.Random(seed).randrange(2**31))
     feedback: Feedback = check(number, answer)
@@ -40,14 +40,14 @@ def caught(number: str, answer: Any, seed: str) -> str:
 
 
 def judge(asked: dict[str, Any]) -> dict[str, Any]:
-    """One mutant: what was drawn when it was caught, and why; or that it was not."""
+    """Judge a mutant: return why it was caught, and with which seed; both are empty if it was not."""
     try:
         answer = made(asked["before"], asked["source"], asked["name"])
     except Exception as error:
         return {"caught": f"it cannot be defined: {type(error).__name__}: {error}", "seed": ""}
     for seed in asked["seeds"]:
         why = caught(asked["number"], answer, seed)
-        if forked.NOT_DONE in why:  # on a machine with much else to do that happens to right answers
+        if forked.NOT_DONE in why:  # on a busy machine, right answers time out, too
             why = caught(asked["number"], answer, seed)
         if why:
             return {"caught": why, "seed": seed}
@@ -55,7 +55,7 @@ def judge(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_miss(judge: Judge) -> Judge:
-    """A judge that ends with the first property that does not hold: more is not asked of it here."""
+    """Let a judge stop at the first property that an answer lacks: here no more is needed."""
 
     def hasty(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         for found in judge(ask, rng):
@@ -67,10 +67,10 @@ def first_miss(judge: Judge) -> Judge:
 
 
 def main() -> None:
-    """Until nothing comes in any more."""
+    """Judge mutants until stdin closes."""
     assert hasattr(check_module, "Door")
     check_module.Door = forked.Door
-    check_module.note = lambda *_: None  # it is no learner's progress
+    check_module.note = lambda *_: None  # a mutant is no learner's progress
     for number, question in QUESTIONS.items():
         QUESTIONS[number] = dataclasses.replace(question, judge=first_miss(question.judge))
     forked.get_ready()

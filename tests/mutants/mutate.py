@@ -1,8 +1,8 @@
 """Mutants of an answer: its source, changed in one place each, as people and machines get it wrong.
 
-Operators, constants, strings, arguments and assignments are mutmut's: its list of operators over libcst's
-trees works on a source alone, without its runner. What it lacks is here: statements left out or moved,
-a world size put in as a number, a result kept for the next call, a dtype, a device or a copy dropped.
+mutmut changes operators, constants, strings, arguments and assignments: its list of operators over libcst's
+trees works on a source alone, without its runner. This module adds what mutmut lacks: statements left out or
+moved, a world size put in as a number, a result kept for the next call, a dtype, a device or a copy dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mutmut.mutation.mutators import mutation_operators
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
-# arguments without which no answer is wrong: zip's tells a bug of the caller, an option's help is for people
+# arguments that cannot make an answer wrong: zip's strict shows a caller's bug, and help is for people
 NOT_CHANGED = ("strict", "help")
 
 COUNTS = {"world_size", "ranks", "workers", "readers", "nodes", "ranks_per_node", "per_node", "gpus"}
@@ -94,7 +94,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Edit:
-    """A place in a source, from its first to behind its last character, and the text that it gets."""
+    """A replacement in a source: the characters from ``start`` to before ``end`` become ``text``."""
 
     start: int
     end: int
@@ -102,9 +102,9 @@ class Edit:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Those of a cell with an answer: what stands between nbgrader's two markers is changed.
+    """Return the mutants of an answer's cell: changed between nbgrader's two markers, or in a wrapper.
 
-    Each parses, and no two of them, nor one and the answer, are the same program.
+    Each compiles, and each is a different program from the answer and from the others.
     """
     seen = {_program(source)}
     found: list[Mutant] = []
@@ -123,21 +123,21 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def _program(source: str) -> str:
-    """What tells two programs apart; without the arguments that are not changed."""
+    """Return a dump that tells programs apart; it lacks the arguments in ``NOT_CHANGED``."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             node.keywords = [each for each in node.keywords if each.arg not in NOT_CHANGED]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # `3[0]` is a program
-        compile(source, "answer", "exec")  # what parses need not be one: `return` outside of a function
+        warnings.simplefilter("ignore", SyntaxWarning)  # `3[0]` compiles, with a warning
+        compile(source, "answer", "exec")  # not all that parses does: `return` outside a function
     return ast.dump(tree)
 
 
 def change(before: str, after: str) -> str:
-    """The lines that are not in both, in one line: ``x.clone() → x``; ∅ is no line.
+    """Return the lines that differ, in one line: ``x.clone() → x``; ∅ is no line.
 
-    Where a line has moved out of its block, or into one, it is elsewhere.
+    A line that has only moved out of its block, or into one, becomes "elsewhere".
     """
     lines = [[line.strip() for line in text.splitlines()] for text in (before, after)]
     matcher = difflib.SequenceMatcher(None, *(text.splitlines() for text in (before, after)), autojunk=False)
@@ -175,17 +175,17 @@ class Source:
         if not self.is_open(getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)):
             return False
         while parent := self.parents.get(node):
-            if isinstance(parent, ast.JoinedStr):  # before Python 3.12 its places are not known
+            if isinstance(parent, ast.JoinedStr):  # before Python 3.12, positions in it are not known
                 return False
             node = parent
         return True
 
     def is_open(self, first: int | None, last: int | None) -> bool:
-        """Whether both lines are the solution's."""
+        """Return whether both lines are in the solution."""
         return first in self.open and last in self.open
 
     def at(self, line: int, column: int) -> int:
-        """The place of a column, which ast counts in bytes."""
+        """Return the offset of a line and a column, which ast counts in bytes."""
         return self.begins[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
 
     def start(self, node: ast.AST) -> int:
@@ -198,11 +198,11 @@ class Source:
         return self.text[self.start(node) : self.end(node)]
 
     def whole_lines(self, node: ast.stmt) -> tuple[int, int]:
-        """Of a statement: from the begin of its first line to that of the line behind it."""
+        """Return a statement's span, from the start of its first line to that of the line after it."""
         return self.begins[node.lineno - 1], self.begins[node.end_lineno]
 
     def alone(self, node: ast.expr) -> str:
-        """An expression's text, in brackets unless it needs none wherever it stands."""
+        """Return an expression's text, in parentheses unless it needs none in any place."""
         plain = ast.Name | ast.Constant | ast.Call | ast.Attribute | ast.Subscript | ast.List | ast.Dict
         return self.of(node) if isinstance(node, plain) else f"({self.of(node)})"
 
@@ -210,7 +210,7 @@ class Source:
         return Edit(self.start(node), self.end(node), text)
 
     def blocks(self) -> Iterator[list[ast.stmt]]:
-        """Each list of statements that run one after the other, as far as they may change."""
+        """Yield, for each block, the list of its statements that may change."""
         may_change = set(self.nodes)
         for node in ast.walk(self.tree):
             for name in ("body", "orelse", "finalbody"):
@@ -220,7 +220,7 @@ class Source:
 
 
 def _changed(source: Source) -> Iterator[tuple[str, str]]:
-    """Each changed source, and what it is called where its lines do not say it."""
+    """Yield each changed source, and its name if the changed lines do not give it one."""
     yield from ((text, "") for text in _by_mutmut(source))
     for operator in OPERATORS:
         for edit in operator(source):
@@ -229,7 +229,7 @@ def _changed(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _by_mutmut(source: Source) -> Iterator[str]:
-    """mutmut's operators on each node that may change."""
+    """Apply mutmut's operators to each node that may change."""
     wrapper = MetadataWrapper(libcst.parse_module(source.text))
     places = wrapper.resolve(PositionProvider)
 
@@ -250,7 +250,7 @@ def _by_mutmut(source: Source) -> Iterator[str]:
 
 
 def left_out(source: Source) -> Iterator[Edit]:
-    """A statement left out; of an assignment to a name that alone is one, mutmut makes None."""
+    """Leave out a statement, but not the only assignment to a name: mutmut assigns None there."""
     bound: dict[str, int] = {}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -271,7 +271,7 @@ def left_out(source: Source) -> Iterator[Edit]:
 
 
 def its_header_left_out(source: Source) -> Iterator[Edit]:
-    """``with torch.no_grad():`` and its like are dropped, and their body is kept; so is that of ``try``."""
+    """Drop ``with torch.no_grad():`` and the like, or ``try`` and its handlers, but keep the body."""
     for each in source.nodes:
         if isinstance(each, ast.With):
             yield Edit(
@@ -290,19 +290,19 @@ def _indent(source: Source, node: ast.stmt) -> str:
 
 
 def swapped(source: Source) -> Iterator[Edit]:
-    """Two neighbours, each in the other's place."""
+    """Swap two neighbouring statements."""
     for block in source.blocks():
         for one, other in itertools.pairwise(block):
             if not isinstance(other, ast.Return):
                 between = source.text[source.end(one) : source.start(other)]
-                if "#" in between:  # a comment that belongs to the first line would hide the second
+                if "#" in between:  # drop a comment between the two
                     between = "\n" + _indent(source, one)
                 text = source.of(other) + between + source.of(one)
                 yield Edit(source.start(one), source.end(other), text)
 
 
 def moved_out(source: Source) -> Iterator[Edit]:
-    """The last statement of a loop or a condition behind it, and the first before it."""
+    """Move the last statement of a loop, condition or ``with`` after it, and the first before it."""
     for each in source.nodes:
         if isinstance(each, ast.For | ast.While | ast.With | ast.If) and len(each.body) > 1:
             indent = _indent(source, each)
@@ -321,7 +321,7 @@ def moved_out(source: Source) -> Iterator[Edit]:
 
 
 def ends_early(source: Source) -> Iterator[Edit]:
-    """A loop that ends with its first turn; a function without a result that returns before a statement."""
+    """End a loop after its first iteration; in a function without a result, return before a statement."""
     for each in source.nodes:
         if isinstance(each, ast.For | ast.While):
             last = each.body[-1]
@@ -337,9 +337,9 @@ def ends_early(source: Source) -> Iterator[Edit]:
 
 
 def rebound(source: Source) -> Iterator[Edit]:
-    """``x += y`` as ``x = x + y``, and ``x.copy_(y)`` as ``x = y``: the caller's x is another then.
+    """Turn ``x += y`` into ``x = x + y``, and ``x.copy_(y)`` into ``x = y``: the caller's x stays unchanged.
 
-    What began as a number in the answer itself is nobody else's.
+    A name to which the answer itself assigns a constant is left alone: no caller has it.
     """
     begun = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)]
     own = {
@@ -370,7 +370,7 @@ def rebound(source: Source) -> Iterator[Edit]:
 
 
 def loops(source: Source) -> Iterator[Edit]:
-    """One turn more or fewer, and the other way round."""
+    """Loop once more, once less, or in reverse."""
     for each in source.nodes:
         over = each.iter if isinstance(each, ast.For | ast.comprehension) else None
         if isinstance(each, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.SetComp):
@@ -395,7 +395,7 @@ def _turns(source: Source, over: ast.expr) -> Iterator[Edit]:
 
 
 def conditions(source: Source) -> Iterator[Edit]:
-    """Always, never; and each half of what has two."""
+    """Make a condition always true, or always false."""
     for each in source.nodes:
         tests = [each.test] if isinstance(each, ast.If | ast.While) else []
         if isinstance(each, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.SetComp):
@@ -406,7 +406,7 @@ def conditions(source: Source) -> Iterator[Edit]:
 
 
 def halves(source: Source) -> Iterator[Edit]:
-    """``a + b`` as ``a`` and as ``b``, a sign dropped, both sides exchanged."""
+    """Keep one side of ``a + b``, ``a or b``, ``a if c else b``; swap both sides; drop a sign or ``not``."""
     for each in source.nodes:
         if isinstance(each, ast.BinOp):
             yield source.instead(each, source.alone(each.left))
@@ -425,7 +425,7 @@ def halves(source: Source) -> Iterator[Edit]:
 
 
 def numbers(source: Source) -> Iterator[Edit]:
-    """A world size or a rank put in as a number; one less for each number, which mutmut makes one more."""
+    """Put in a number for a world size or a rank; decrement or double a number, which mutmut increments."""
     for each in source.nodes:
         if isinstance(each, ast.Call):
             name = ast.unparse(each.func)
@@ -443,7 +443,7 @@ def numbers(source: Source) -> Iterator[Edit]:
 
 
 def calls(source: Source) -> Iterator[Edit]:
-    """Copies and conversions dropped; lone arguments dropped; neighbours exchanged; other functions."""
+    """Drop copies, conversions and lone arguments; swap neighbouring ones; call another function."""
     for each in source.nodes:
         if isinstance(each, ast.Call):
             function, arguments = each.func, [*each.args, *each.keywords]
@@ -468,7 +468,7 @@ def calls(source: Source) -> Iterator[Edit]:
 
 
 def collectives(source: Source) -> Iterator[Edit]:
-    """Another reduction, and another collective."""
+    """Use another reduction, or another collective."""
     for each in source.nodes:
         if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "dist.ReduceOp":
             yield from (
@@ -484,7 +484,7 @@ def collectives(source: Source) -> Iterator[Edit]:
 
 
 def slices(source: Source) -> Iterator[Edit]:
-    """``x[:n]`` as ``x``, and each end of a slice left open."""
+    """Turn ``x[:n]`` into ``x``, or leave out one part of a slice."""
     for each in source.nodes:
         if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Slice):
             if isinstance(each.ctx, ast.Load):
@@ -495,7 +495,7 @@ def slices(source: Source) -> Iterator[Edit]:
 
 
 def texts(source: Source) -> Iterator[Edit]:
-    """A text of many lines without one of them; a value in it as a number, or another one."""
+    """Drop a line or a word of an f-string; put another value, or a number, in place of a value in it."""
     for each in source.nodes:
         if isinstance(each, ast.JoinedStr):
             text = source.of(each)
@@ -521,7 +521,7 @@ def texts(source: Source) -> Iterator[Edit]:
 
 
 def _around_the_answer(source: Source) -> Iterator[tuple[str, str]]:
-    """A result that is kept for the next call, or for the next one with the same object; one in float32."""
+    """Wrap the answer: keep its result for all calls, or for calls with the same objects; use float32."""
     targets: list[tuple[str, ast.FunctionDef]] = []
     for each in source.tree.body:
         if isinstance(each, ast.FunctionDef):

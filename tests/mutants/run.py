@@ -1,11 +1,11 @@
-"""`make mutants`: changes each solution in one place after the other, and lets the judges find each change.
+"""`make mutants`: change each solution in one place at a time, and let the judges find each change.
 
     make mutants                             all questions; three quarters of an hour on two busy cores
-    make mutants ARGS="06.1 07"              one question, and all of a lesson
-    make mutants ARGS="06.1 --seed 123"      with the numbers that another run drew
+    make mutants ARGS="06.1 07"              one question, and all questions of a lesson
+    make mutants ARGS="06.1 --seed 123"      with the random numbers of another run
 
-A line for each question tells how many mutants were made, caught (in one of three draws it has not all
-points), equivalent (`equivalent.toml` has the reason) and missed. Those missed are shown, and make it fail.
+A line for each question says how many mutants were made, caught (they lose points in one of three draws),
+equivalent (`equivalent.toml` has the reason) and missed. Missed mutants are shown, and the command fails.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.support.line_process import LineProcess
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 JUDGE = [sys.executable, "-W", "ignore", "-m", "tests.mutants.judge"]
 DRAWS = 3
-MOST_SECONDS = 120.0  # for all draws of a mutant; then it is ended, and caught
+MOST_SECONDS = 120.0  # for all draws of a mutant; then it is killed and counts as caught
 ENDED = {"caught": "the check did not end, or its process did", "seed": ""}
 UNCHANGED = "the solution itself"
 
 
 @dataclass
 class Judged:
-    """A mutant and why it is caught; no reason is none found."""
+    """A mutant and why it was caught; the reason is empty if it was not."""
 
     number: str
     mutant: Mutant
@@ -52,7 +52,7 @@ class Judged:
 
 @dataclass
 class Row:
-    """What became of a question's mutants."""
+    """The results for a question's mutants."""
 
     answer: Answer
     equivalent: dict[str, str]
@@ -79,7 +79,7 @@ HEAD = f"{'question':8}" + "".join(f"{each:>12}" for each in ("made", "caught", 
 
 
 def equivalent() -> dict[str, dict[str, str]]:
-    """For each question its changes that leave the answer right, with the reason."""
+    """Return for each question the changes that leave its answer right, with the reasons."""
     kept = tomllib.loads(EQUIVALENT.read_text())
     return {
         number: {change: group["reason"] for group in groups for change in group["changes"]}
@@ -93,7 +93,7 @@ def equivalent() -> dict[str, dict[str, str]]:
 def judged(
     work: list[tuple[Answer, Mutant]], seed: str, side_by_side: int, draws: int = DRAWS
 ) -> Iterator[Judged]:
-    """Judge mutants, as they are done; with the same seed each meets the same numbers."""
+    """Judge mutants and yield the results as they come; the same seed gives each the same numbers."""
     waiting: queue.SimpleQueue[tuple[Answer, Mutant] | None] = queue.SimpleQueue()
     done: queue.SimpleQueue[Judged | BaseException] = queue.SimpleQueue()
     for each in work:
@@ -140,7 +140,7 @@ def judged(
 
 
 def difference(before: str, after: str) -> str:
-    """A small diff, for people; none where the answer is as it was and something is put around it."""
+    """Return a small diff to read; empty if the answer is unchanged and a wrapper was put around it."""
     if after.startswith(before):
         return ""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
@@ -148,7 +148,7 @@ def difference(before: str, after: str) -> str:
 
 
 def asked_for(numbers: list[str]) -> list[Answer]:
-    """The answers to the questions of those numbers, or of those lessons; to all without any."""
+    """Return the answers to the questions, or lessons, with these numbers; without numbers, all answers."""
     return [
         each for each in answers() if not numbers or {each.number, each.number.split(".")[0]} & set(numbers)
     ]
@@ -162,7 +162,7 @@ def run(
     sources: Callable[[str], list[Mutant]] = mutants,
     note: Callable[[Judged], None] = lambda _: None,
 ) -> list[Row]:
-    """Judge all mutants of some answers; tell a line for each question as soon as it is done."""
+    """Judge all mutants of some answers; report a line for each question as soon as it is done."""
     known = equivalent()
     rows, work, open_ = {}, [], {}
     for answer in chosen:
@@ -187,7 +187,7 @@ def run(
 
 
 def faults(rows: list[Row]) -> Iterator[str]:
-    """What is not as it should be, in words: each missed mutant, and all that makes a count worth nothing."""
+    """Yield, in words, what is wrong: each missed mutant, and all that makes the counts meaningless."""
     for row in rows:
         if row.solution_fails:
             yield f"{row.answer.number}: the solution itself has not all points: {row.solution_fails}"
@@ -200,7 +200,7 @@ def faults(rows: list[Row]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes its background jobs deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore it
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         description="Changes each solution, and lets the judges find each change."

@@ -1,6 +1,6 @@
-"""The judges find a sample of the mutants; `make mutants` takes all of them, in half an hour.
+"""The judges catch a sample of the mutants; `make mutants` tries all of them.
 
-COURSE_DRAWS=1 python -m pytest tests/mutants -k sample      draws another sample, as 2, 3, … do
+COURSE_DRAWS=1 python -m pytest tests/mutants -k sample      draws another sample, and so do 2, 3, …
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ questions.load()
 ASKED, OF_EACH = 10, 2
 
 
-@pytest.mark.alone  # a judge waits some seconds for ranks, not for a machine with much else to do
+@pytest.mark.alone  # a judge's limit for ranks is some seconds, too short on a busy machine
 def test_a_sample_is_caught() -> None:
     draws = os.environ.get("COURSE_DRAWS", "0")
     rng = random.Random(draws)
@@ -44,7 +44,7 @@ def test_a_sample_is_caught() -> None:
 
 @pytest.mark.alone
 def test_a_judge_that_needs_a_folder_has_one() -> None:
-    """It had none: each mutant of three questions looked caught, and so did their solutions."""
+    """Once it had none: all mutants of three questions looked caught, and so did the solutions."""
     (answer,) = [each for each in answers() if each.number == "10.3"]
     (found,) = judged([(answer, Mutant(UNCHANGED, answer.source))], "a seed", side_by_side=1)
     assert found.caught == "", "the solution itself has all points"
@@ -52,7 +52,7 @@ def test_a_judge_that_needs_a_folder_has_one() -> None:
 
 @pytest.mark.alone
 def test_no_rank_begins_before_all_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It connects to the store then, whose thread holds a lock of glibc's meanwhile: the next one kept it."""
+    """A rank first connects to the store: its thread then holds a glibc lock, which a fork would keep."""
     forks = []
 
     def slow_fork() -> int:

@@ -1,4 +1,4 @@
-"""What is changed in an answer, by operator, and what is not."""
+"""What each mutation operator changes in an answer, and what it does not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.mutants.mutate import Edit, Source, change, mutants
 
 
 def cell(body: str) -> str:
-    """The cell of an answer: `given` stands before the solution, and a call behind it."""
+    """Return an answer's cell, with given lines before and after the solution."""
     inside = textwrap.indent(f"### BEGIN SOLUTION\n{body}\n### END SOLUTION", " " * 4)
     return f"def answer(x, y):\n    given = f(x) + 1\n{inside}\n    return given + 2\n"
 
 
 def changed(operator: Callable[[Source], Iterable[Edit]], body: str) -> set[str]:
-    """The solutions that an operator makes of one."""
+    """Return the solutions that an operator makes from one."""
     source = Source(cell(body))
     found = set()
     for edit in operator(source):
@@ -34,7 +34,7 @@ def changed(operator: Callable[[Source], Iterable[Edit]], body: str) -> set[str]
     ("operator", "body", "expected"),
     [
         (mutate.left_out, "f(x)\nx += 1", {"pass\nx += 1", "f(x)\npass"}),
-        (mutate.left_out, "z = f(x)", set()),  # mutmut makes None of it
+        (mutate.left_out, "z = f(x)", set()),  # mutmut assigns None
         (mutate.left_out, "x.grad = None", {"pass"}),
         (mutate.left_out, "for z in x:\n    break", {"pass", "for z in x:\n    pass"}),
         (

@@ -1,4 +1,4 @@
-"""The command says what is missed, by its exit status too, and what is not as it should be."""
+"""`make mutants` reports missed mutants, also by its exit status, and whatever else is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.processes import processes_marked, wait_for
 
 ROOT = Path(__file__).parents[2]
 
-# The judge's process as it is, but with a judge for 02.1 that finds all right without asking
+# The judge's process, but with a judge for 02.1 that accepts every answer without asking it
 BLIND = """
 import dataclasses
 from course_lib.exercises.asking import QUESTIONS, Finding
@@ -35,7 +35,7 @@ WRONG = "return sum(losses) / len(losses)"
 
 
 def of_02_1(source: str) -> list[Mutant]:
-    """The mean of the means; and one that ends whatever process it is defined in."""
+    """Return two mutants: a mean of means, and one that ends any process in which it is defined."""
     (line,) = [line.strip() for line in source.splitlines() if "return" in line]
     ends = source.replace(
         "def mean_loss(losses, sizes)", "def mean_loss(losses, sizes=__import__('os')._exit(1))"

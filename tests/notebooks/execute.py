@@ -1,4 +1,4 @@
-"""`make lesson N=06`: execute lessons from top to bottom, save them with their outputs, fit to commit."""
+"""`make lesson N=06`: execute lessons from top to bottom and save them with outputs, ready to commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_PER_CELL = 900  # as long as nbval waits in `make test`
+SECONDS_PER_CELL = 900  # three times as long as nbval waits in `make test`
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -27,7 +27,7 @@ class LessonError(Exception):
 
 
 def find(name: str) -> Path:
-    """The notebook of a lesson's number, as in "06"; or of its path."""
+    """Return the path of a lesson's notebook, given its number, as in "06", or a path."""
     if name.endswith(".ipynb"):
         found = [path for path in [Path(name)] if path.is_file()]
     else:
@@ -54,7 +54,7 @@ def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    """A notebook in today's format, each cell with an id of its own."""
+    """Read a notebook and convert it to today's format, in which each cell has an id."""
     try:
         notebook = nbformat.read(path, as_version=4)
     except nbformat.reader.NotJSONError as error:
@@ -71,7 +71,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def kernel_in(folder: Path) -> dict[str, Any]:
-    """For a NotebookClient: the kernel of a notebook in that folder, and what of its outputs is kept."""
+    """Return options for a NotebookClient: the kernel, the folder it runs in, and which outputs are kept."""
     return {
         "kernel_name": KERNELSPEC["name"],
         "resources": {"metadata": {"path": str(folder)}},
@@ -82,7 +82,7 @@ def kernel_in(folder: Path) -> dict[str, Any]:
 
 
 def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
-    """Execute its cells in a fresh kernel in that folder; their outputs are in the notebook then."""
+    """Execute a notebook's cells in a fresh kernel in that folder; the notebook gets the outputs."""
     started: list[int] = []
     client = NotebookClient(
         notebook,
@@ -115,13 +115,13 @@ def explain(notebook: nbformat.NotebookNode, started: list[int], error: Exceptio
 
 
 def shown(cell: nbformat.NotebookNode) -> str:
-    """What a cell that did not end had shown until then: of ranks that wait, its figure says where."""
+    """Return what an unfinished cell has shown so far: its figure says where waiting ranks are."""
     found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
     return "".join(f"\n{text.rstrip()}" for text in found if text)
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
-    """Take out what belongs to this machine or this run: paths, times, versions, live widgets."""
+    """Remove what belongs to this machine or this run: paths, times, versions, live widgets."""
     notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = dict(KERNELSPEC)
     notebook.metadata.get("language_info", {}).pop("version", None)
@@ -149,12 +149,12 @@ def without_paths(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def places() -> list[tuple[str, str]]:
-    """Regular expressions of what names this machine, and what a reader gets instead."""
+    """Return regular expressions for what names this machine, and what readers see instead."""
     home = str(Path.home())
     folders = [
         (os.environ.get("COURSE_HOME", ""), "~/.cache/multi-gpu-course"),
         (str(ROOT), "."),
-        (sys.prefix if sys.prefix != sys.base_prefix else "", ".venv"),  # it may lie elsewhere
+        (sys.prefix if sys.prefix != sys.base_prefix else "", ".venv"),  # .venv may be elsewhere
         (sysconfig.get_path("purelib"), "site-packages"),
         (sysconfig.get_path("stdlib"), "lib/python"),
     ]
@@ -170,7 +170,7 @@ def places() -> list[tuple[str, str]]:
             if short == ".":
                 found.append((re.escape(path) + "/", ""))
             found.append((re.escape(path) + r"(?![\w-])", short))
-    if re.search(r"[-.\d]", socket.gethostname()):  # a plain word may be a word of the lesson
+    if re.search(r"[-.\d]", socket.gethostname()):  # a plain word may occur in the lesson
         found.append((rf"\b{re.escape(socket.gethostname())}\b", "localhost"))
     return found
 
@@ -182,7 +182,7 @@ def hide(text: str) -> str:
 
 
 def texts(cell: nbformat.NotebookNode) -> list[str]:
-    """What a cell printed or showed, in words. A dashboard, which comes where a run takes long, says none."""
+    """Return the texts that a cell printed or showed. A dashboard, shown if a run takes long, has none."""
     found = [each.get("text") or each.get("data", {}).get("text/plain", "") for each in cell.outputs]
     return [hide(text) for text in found if text]
 

@@ -1,9 +1,9 @@
-"""Minutes that a lesson takes to teach and its exercise to solve, by a rule.
+"""Estimate by a rule the minutes that a lesson takes to teach and its exercise to solve.
 
     python -m tests.notebooks.minutes
 
-The table stands in exercises/README.md, its numbers in the head of each notebook, and `test_minutes.py` holds
-both to what the notebooks have.
+The table is in exercises/README.md, and its numbers are in the first cell of each notebook; `test_minutes.py`
+checks both against what the notebooks contain.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import nbformat
 
 from tests.notebooks.execute import ROOT
 
-SPOKEN, READ = 130, 200  # words a minute
-SHOWN, WRITTEN = 20, 1  # lines of code a minute
+SPOKEN, READ = 130, 200  # words per minute
+SHOWN, WRITTEN = 20, 1  # lines of code per minute
 PREDICTS, LOOKS_AT, TRIES = 1.5, 0.5, 4  # minutes for a prediction, a picture, and a question's checks
-STEP = 5  # minutes to which it is rounded: more would be pretence
+STEP = 5  # minutes to round to: more precision would be pretence
 SOLUTION = re.compile(r"### BEGIN SOLUTION(.*?)### END SOLUTION", re.DOTALL)
-ANSWERS = re.compile(r"<details>.*?</details>", re.DOTALL)  # of a quiz: they are read afterwards
+ANSWERS = re.compile(r"<details>.*?</details>", re.DOTALL)  # to a quiz, read afterwards
 
 
 @dataclass(frozen=True)
 class Minutes:
-    """Of a lesson and its exercise, not rounded."""
+    """The minutes for a lesson and its exercise, not rounded."""
 
     name: str
     teach: float
     solve: float
 
     def row(self) -> str:
-        """In the table."""
+        """Return the row of the table."""
         return f"| {self.name} | {rounded(self.teach)} | {rounded(self.solve) if self.solve else '–'} |"
 
 
 def of_all() -> list[Minutes]:
-    """One for each lesson, in their order."""
+    """Return the minutes for each lesson, in order."""
     return [
         Minutes(path.stem[:2], _teach(path.name), _solve(path.name))
         for path in sorted((ROOT / "lessons").glob("*.ipynb"))
@@ -47,7 +47,7 @@ def of_all() -> list[Minutes]:
 
 
 def table() -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     every = of_all()
     rows = [each.row() for each in every]
     hours = [sum(each.teach for each in every) / 60, sum(each.solve for each in every) / 60]
@@ -93,7 +93,7 @@ def _lines(sources: Iterable[str]) -> int:
 
 
 def rounded(minutes: float) -> int:
-    """As the table and the heads of the notebooks say it."""
+    """Round as in the table and in the first cells of the notebooks."""
     return max(STEP, STEP * round(minutes / STEP))
 
 

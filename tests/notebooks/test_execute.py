@@ -23,7 +23,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def notebook_of(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -> Path:
-    """A notebook as an author might leave it: old format, no ids, marks of an earlier run."""
+    """Write a notebook as an author might leave it: old format, no ids, traces of an earlier run."""
     cells = [new_markdown_cell("# A lesson"), *map(new_code_cell, sources)]
     for at, cell in enumerate(cells):
         del cell["id"]

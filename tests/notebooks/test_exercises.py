@@ -1,6 +1,6 @@
-"""Every exercise runs from top to bottom as it is handed out, and its solution with all points.
+"""Every exercise runs from top to bottom as it is handed out, and its solution earns all points.
 
-Several go through one kernel, emptied in between: a kernel and its fork server cost 10 s of a core to start.
+Several share one kernel, reset in between: a kernel and its fork server take a core 10 s to start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks.execute import ROOT, errors, read, run, texts
 
-# A learner's half minute may be too short with many other tests beside it: 20 s were seen in 14.3.
+# A learner's half minute may be too short beside many other tests: 14.3 was seen to take 20 s.
 PATIENT = """
 import importlib
 
@@ -42,7 +42,7 @@ def test_they_run(folder: str, numbers: str) -> None:
             cell = next(done)
             if cell.cell_type != "code":
                 continue
-            if before.outputs:  # what is handed out has none; an error that no tag allows has ended the run
+            if before.outputs:  # exercises have none; an error that no tag allows has ended the run
                 assert errors(cell) == errors(before), f"{path.name}: {cell.source[:60]!r}"
             if "nbval-check-output" in cell.metadata.get("tags", []):
                 assert texts(cell) == texts(before), path.name

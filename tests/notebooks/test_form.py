@@ -1,4 +1,4 @@
-"""What a lesson and its exercise look like, whoever wrote them."""
+"""The form of lessons and exercises, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks.execute import ROOT, read
 
-LINES = 25  # of a code cell, at most
+LINES = 25  # in a code cell, at most
 NOTEBOOKS = sorted([*(ROOT / "lessons").glob("*.ipynb"), *(ROOT / "solutions").glob("*.ipynb")])
 
 
@@ -38,7 +38,7 @@ def test_the_saved_outputs_name_the_torch_that_was_tested() -> None:
     for path in sorted((ROOT / "lessons").glob("[0-9]*.ipynb")):
         for cell in read(path).cells:
             text = " ".join(str(output) for output in cell.get("outputs", []))
-            text = re.sub(r"[Rr]ecorded on [^:]*:", "", text)  # that names the torch of its own day
+            text = re.sub(r"[Rr]ecorded on [^:]*:", "", text)  # a recording names the torch of its own day
             named |= {(path.stem, version) for version in re.findall(r"\btorch (\d+\.\d+\.\d+)", text)}
     assert {stem for stem, _ in named} >= {"00_start_here"}
     assert {each for each in named if each[1] != tested} == set()

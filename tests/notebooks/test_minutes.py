@@ -1,4 +1,4 @@
-"""How long lessons and exercises take, as teachers read it."""
+"""The minutes that teachers read are those that the rule gives for lessons and exercises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lesson holds for other numbers of ranks than the one it is committed with."""
+"""What a lesson says is true for other numbers of ranks than the one it is committed with."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from tests.notebooks.execute import ROOT, errors, read, run, texts
 
 COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
-OTHERS = (3, 4)  # lessons of even numbers take 3, the others 4
-IN_SECONDS = {"17_many_machines"}  # some of what it shows has a limit of 3 or 5 seconds, beside no other test
+OTHERS = (3, 4)  # ranks: 3 for lessons with even numbers, 4 for the others
+IN_SECONDS = {"17_many_machines"}  # runs alone: it has limits of 3 and 5 seconds
 
 
 def cases() -> Iterator[Any]:
-    """One other number for each lesson; both kinds, odd and a power of two, come up over all of them."""
+    """Yield each lesson with one other number of ranks: odd for some lessons, a power of two for the rest."""
     for path in sorted((ROOT / "lessons").glob("*.ipynb")):
         written = COUNT.findall("\n".join(cell.source for cell in read(path).cells))
         if written:

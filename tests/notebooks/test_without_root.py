@@ -1,4 +1,4 @@
-"""Lesson 17 on a laptop: no namespaces, no Slurm. It shows what was recorded, and its checks hold."""
+"""Lesson 17 on a laptop without namespaces and Slurm shows what was recorded, and its checks pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a page can be read by all: what WCAG wants, as axe finds it, and how wide a phone is."""
+"""Check that everyone can read a page: the rules of WCAG, tested by axe, and the width of a phone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 
 
 def violations(page: Any, name: str, options: dict[str, Any], within: Any = None) -> list[str]:
-    """What is wrong with a page, in words."""
+    """Return axe's report of a page's violations; empty if there are none."""
     if importlib.util.find_spec("axe_playwright_python") is None:
         missing("axe_playwright_python is not installed: `make setup` brings it")
     from axe_playwright_python.sync_playwright import Axe

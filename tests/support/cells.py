@@ -1,4 +1,4 @@
-"""A notebook's cell where there is no notebook, and a launch that draws nothing."""
+"""Run a notebook cell without a notebook, and launch without a dashboard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 def cell(source: str, **names: Any) -> SimpleNamespace:
-    """Run source as a cell runs: its names belong to ``__main__``, and its lines are in no file.
+    """Run source like a notebook cell: its names belong to ``__main__``, and its lines are in no file.
 
     Returns
     -------

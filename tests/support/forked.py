@@ -1,8 +1,8 @@
-"""Ranks for an answer, forked from the process that judges, in less time than `launch` takes.
+"""Fork the ranks for an answer from the judging process, which takes less time than `launch`.
 
-`check` asks through its `Door`; this one takes its place. What an answer meets in a rank is the same: a
-process that nothing has used before, torchrun's variables, a store, no GPU. There is no report of a failure,
-only its kind; `Door.failed` tells that there was one.
+`check` asks ranks through its `Door`, which this one replaces. In a rank, an answer finds the same: a fresh
+process, torchrun's variables, a store, no GPU. A failure has no report, only a kind; `Door.failed` says that
+there was one.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ import torch
 from course_lib.exercises import check
 from course_lib.exercises.asking import Question, Refused, Work, answered, read
 from course_lib.launcher.environment import loopback_environment, loopback_store
-from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` finds loaded
+from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` has loaded
 from course_lib.rank.launched import end_with, own_autograd
 
-LIMIT_SECONDS = 6.0  # for an answer on the ranks; the solutions take fewer than two
-LONGER = {"job_file": 20.0}  # by the function's name: a job file starts dozens of processes
+LIMIT_SECONDS = 6.0  # for an answer on the ranks; the solutions take less than 2 s
+LONGER = {"job_file": 20.0}  # by function name: a job file starts dozens of processes
 NOT_DONE = "it was not done after"
 
 
 def get_ready() -> None:
-    """Once, before the first fork: no threads of torch's, and pages that the ranks share."""
+    """Prepare for the first fork: limit torch to one thread, and let the ranks share memory pages."""
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(Exception):  # glibc: what the imports have freed need not be copied
+    with contextlib.suppress(Exception):  # glibc: memory that the imports have freed need not be copied
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class Failed(Refused):
-    """A rank raised, ended, or was not done in time."""
+    """A rank raised, ended its process, or was not done in time."""
 
 
 class Door(check.Door):
-    """As `check`'s own, but for the ranks: one that raises, or ends, ends the others; so does the limit."""
+    """Like `check.Door`, but with forked ranks; if one raises or ends, or time is up, all are killed."""
 
-    failed = False  # whether a rank has
+    failed = False  # whether a rank has failed
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         try:
@@ -61,8 +61,8 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
     given = json.loads(json.dumps(args))
 
     def judged_work() -> str:
-        # The store's thread looks up the name of who connects, under a lock of glibc's: a process forked at
-        # that moment waits for ever in its own first connection. So none connects before all are forked.
+        # The store's thread looks up the name of each client under a lock of glibc. A process forked at that
+        # moment would hang in its own first connection, so no rank connects before all are forked.
         os.close(go)
         os.read(all_are_there, 1)
         own_autograd()
@@ -105,7 +105,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
                 with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)  # where it has not come to have a group of its own
+                    os.kill(pid, signal.SIGKILL)  # if it has no process group of its own yet
                 os.waitpid(pid, 0)
     return [read(text.decode(errors="replace")) for text in texts]
 
@@ -115,7 +115,7 @@ def _kind(asked: Question) -> tuple[Any, str]:
 
 
 def _be_a_rank(rank: int, count: int, port: int, writes: int, work: Any) -> None:
-    """In the forked process: what `work` tells, or what it raised, into the pipe, and the end."""
+    """Be a rank, in the forked process: write the result of `work`, or what it raised, to the pipe; exit."""
     try:
         parent = os.getppid()
         os.setsid()

@@ -1,4 +1,4 @@
-"""Kernels to interrupt and to kill: a Python process that launches, and all that it has started."""
+"""Kernels to interrupt and to kill: a Python process that launches ranks, and all that it has started."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MARK = "COURSE_FAULT_MARK"
 
 
 class Kernel:
-    """A script in a process and a session of its own; everything it starts carries its mark.
+    """A script that runs in its own process and session; everything it starts carries its mark.
 
-    ``THERE`` is a folder where the script and its ranks leave word: ``say("name")`` makes a file there.
+    The script and its ranks send word through the folder ``THERE``: ``say("name")`` makes a file in it.
     """
 
     def __init__(self, folder: Path, source: str) -> None:
@@ -52,7 +52,7 @@ class Kernel:
             print("the kernel's output:", self.log.read_text(), sep="\n")
 
     def wait_for(self, *words: str, seconds: float = 240) -> None:
-        """Until each of them was said."""
+        """Wait until the script or its ranks have said each word."""
 
         def said() -> bool:
             if self.process.poll() not in (None, 0):
@@ -65,7 +65,7 @@ class Kernel:
         return processes_marked(MARK, self.mark)
 
     def ranks(self) -> list[psutil.Process]:
-        """What the fork server has started, and what that has started."""
+        """Return the living descendants of the kernel's fork server."""
         started = []
         for server in self.left():
             try:
@@ -76,13 +76,13 @@ class Kernel:
         return [each for each in started if alive(each)]
 
     def interrupt(self) -> None:
-        """As Jupyter's ■ and Ctrl-C do: the whole process group gets SIGINT."""
+        """Send SIGINT to the whole process group, as Jupyter's ■ and Ctrl-C do."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def kill(self, with_its_group: bool = False) -> tuple[float, float]:
-        """SIGKILL, as a restart sends it to the whole group; seconds until no rank, and nothing, is left.
+        """Kill the kernel, or like a restart its group; return seconds until no rank, and nothing, is left.
 
-        It stays a zombie meanwhile.
+        The kernel stays a zombie meanwhile.
         """
         ranks = self.ranks()
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A JupyterLab of the test's own and a Chromium that looks at it."""
+"""Start a JupyterLab for a test, and a Chromium to look at it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 
-LIMIT = 600_000  # milliseconds, for anything that is waited for on a page: a busy machine is slow
+LIMIT = 600_000  # milliseconds to wait for anything on a page: a busy machine is slow
 
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false"},
-    "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
+    "notebook-extension/tracker": {"windowingMode": "none"},  # a page also contains the cells out of sight
 }
 
 
@@ -82,7 +82,7 @@ class Lab:
             return False
 
     def connected(self, path: str) -> bool:
-        """Whether a notebook has a kernel that is idle and a page that listens to it."""
+        """Return whether a notebook has an idle kernel with a page connected to it."""
         with urllib.request.urlopen(f"{self.url}api/sessions?token={self.token}", timeout=5) as answer:
             kernels = [each["kernel"] for each in json.load(answer) if each["path"] == path]
         return any(each["connections"] and each["execution_state"] == "idle" for each in kernels)
@@ -100,7 +100,7 @@ class Lab:
 
 @contextlib.contextmanager
 def fresh_page(chromium: str, folder: Path, height: int = 900) -> Iterator[Any]:
-    """A page of a Chromium that starts with nothing; what it keeps is in the folder."""
+    """Open a page in a Chromium with an empty profile, which it keeps in the folder."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -118,7 +118,7 @@ def fresh_page(chromium: str, folder: Path, height: int = 900) -> Iterator[Any]:
 
 
 class Notebook:
-    """One notebook open in the browser."""
+    """A notebook that is open in the browser."""
 
     IDLE = '.jp-NotebookPanel-toolbar .jp-Notebook-ExecutionIndicator[data-status="idle"]'
 
@@ -135,7 +135,7 @@ class Notebook:
         select, begun = self.page.locator(".jp-Dialog .jp-mod-accept"), self.page.locator(".jp-InputPrompt")
 
         def has_begun() -> bool:
-            if select.count():  # a page that is not yet sure of its kernel asks which one
+            if select.count():  # a page that does not know its kernel yet asks for one
                 select.click()
             return any(text not in ("", "[ ]:") for text in begun.all_inner_texts())
 

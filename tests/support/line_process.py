@@ -1,4 +1,4 @@
-"""A process that answers questions, a line of JSON each: where one ends it, the next has another."""
+"""A process that answers questions, one line of JSON each; if one ends it, the next starts another."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ROOT = Path(__file__).parents[2]
 
 
 class LineProcess:
-    """One that is started when it is first asked, and again when it has ended."""
+    """A process that starts with the first question, and again with the next one after it has ended."""
 
     def __init__(self, command: list[str], home: str, most_seconds: float) -> None:
         self._command, self._home, self._most_seconds = command, home, most_seconds
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
-        self._lock = threading.Lock()  # closed from another thread, it may be starting
+        self._lock = threading.Lock()  # another thread may close it while it starts
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer; None where the process ended before it had one, or was ended after ``most_seconds``.
+        """Return the answer; None if the process ended without one, or was killed after ``most_seconds``.
 
         Raises
         ------
         ChildProcessError
-            It cannot be started.
+            If the process cannot be started.
         """
         if self._process is None:
             self._start()
@@ -56,13 +56,13 @@ class LineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for who asks, and who asks ends it
+                start_new_session=True,  # Ctrl-C reaches only the asking process, which ends this one
             )
         if not _asked(process, "{}"):
             raise ChildProcessError("a judge does not start: " + " ".join(self._command))
 
     def end(self) -> None:
-        """End it; the next question has another."""
+        """Kill the process; the next question starts another."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -73,7 +73,7 @@ class LineProcess:
                     pipe.close()
 
     def close(self) -> None:
-        """End it from another thread, for good; its ranks see that (`course_lib.rank.launched.end_with`)."""
+        """Kill it for good, from another thread; its ranks end too (`course_lib.rank.launched.end_with`)."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -81,7 +81,7 @@ class LineProcess:
 
 
 def _asked(process: subprocess.Popen[str], line: str) -> str:
-    """What a process answers to a line; nothing where it has ended."""
+    """Send a line to a process and return its answer; empty if it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(OSError, ValueError):
@@ -96,7 +96,7 @@ def _path() -> str:
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """In the process: answer until nothing comes in any more. What it prints meanwhile is not told."""
+    """Answer the lines on stdin, in the process, until it closes; all else that is printed goes to stderr."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What to do where a tool that a test needs is missing."""
+"""Skip a test, or fail it, if a tool that it needs is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def require(tool: str, reason: str) -> str:
-    """The path of a program; without it the test is skipped, or fails where all of them are promised."""
+    """Return the path of a program; without it, skip the test, or fail it if COURSE_REQUIRE_ALL=1."""
     path = shutil.which(tool)
     if path is None:
         missing(f"{tool} is not installed: {reason}")
@@ -18,7 +18,7 @@ def require(tool: str, reason: str) -> str:
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip a test for want of something; or fail, where all that tests need is promised."""
+    """Skip a test that lacks something, or fail it if COURSE_REQUIRE_ALL=1 promises all that tests need."""
     if os.environ.get("COURSE_REQUIRE_ALL") == "1":
         pytest.fail(f"{reason} (COURSE_REQUIRE_ALL=1 promises it)")
     pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""What tests look for in a picture."""
+"""Find faults in figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 
 def overlapping(figure: Any) -> list[tuple[str, str]]:
-    """Pairs of texts in a figure that lie on each other."""
+    """Return the pairs of texts in a figure that overlap."""
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do, finding those that a test has started, and a port for them."""
+"""Wait for other processes, find those that a test has started, and find a free port for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import psutil
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 240, what: str = "the condition") -> object:
-    """Wait until a condition holds and return its value; a generous limit, never a fixed time.
+    """Wait until a condition is true and return its value: a generous limit, never a fixed time.
 
-    A condition that is much work, such as a look at all processes, is asked less often.
+    An expensive condition, such as a look at all processes, is checked less often.
     """
     until, worked = time.monotonic() + seconds, time.thread_time()
     while not (value := condition()):
@@ -27,7 +27,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 240, what: str = 
 
 
 def processes_marked(variable: str, value: str) -> list[psutil.Process]:
-    """Living processes that have a variable in the environment they were started with."""
+    """Return the living processes that were started with a variable set to a value."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -46,7 +46,7 @@ class Socket(NamedTuple):
 
 
 def listening(parent: psutil.Process) -> set[Socket]:
-    """The listening sockets of a process and of all that it has started; some of these may end meanwhile."""
+    """Return the listening sockets of a process and its descendants; some of these may end meanwhile."""
     found = set()
     for process in [parent, *parent.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -57,7 +57,7 @@ def listening(parent: psutil.Process) -> set[Socket]:
 
 
 def free_port() -> int:
-    """Of 127.0.0.1; not one of those that systems give to whoever asks for any, which would soon be taken."""
+    """Return a free port of 127.0.0.1, outside the range that systems assign: those would soon be taken."""
     while True:
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

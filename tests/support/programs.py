@@ -1,4 +1,4 @@
-"""Faults that are caused under `launch` and under `torchrun` alike, and what a run of them is asked."""
+"""Faults to cause under both `launch` and `torchrun`, and checks of how they are reported."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from course_lib.report import waiting
 from tests.support.kernels import alive
 from tests.support.processes import wait_for
 
-ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
+ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but machines are noisy
 
-# What `work` does, and how the report names it. The line that ends the rank is marked with "# here".
+# What `work` does, and how the report words it. "# here" marks the line that ends the rank.
 ENDS = {
     "an exception class of its own": (
         """
@@ -137,7 +137,7 @@ ENDS = {
     ),
 }
 
-# Two ranks, what the first line of the report says (a pattern), and where the report sees each of them.
+# A program for two ranks, a pattern for the first line of the report, and what it says about each rank.
 HANGS = {
     "a rank never calls the collective": (
         """
@@ -205,7 +205,7 @@ HANGS = {
             while True:
                 ctypes.PyDLL(None).sleep(60)
         """,
-        "(the ranks were ended|rank 1 never called all_reduce)",  # none of its threads can say so
+        "(the ranks were ended|rank 1 never called all_reduce)",  # none of rank 1's threads can report it
         ["waited in all_reduce (FILE, line 7: ", "was at FILE, line 10: ctypes.PyDLL(None).sleep(60)"],
     ),
     "a rank has returned": (
@@ -232,12 +232,12 @@ def script(folder: Path, source: str, name: str = "script.py") -> Path:
 
 
 def calling_work(source: str) -> str:
-    """A program of its own, of a source that defines ``work``."""
+    """Return a program that runs ``work``, which the source defines."""
     return textwrap.dedent(source) + '\nif __name__ == "__main__":\n    work()\n'
 
 
 def assert_marked(report: str, source: str) -> None:
-    """The report marks the line with "# here", where there is one, and shows nothing of a framework."""
+    """Assert that the report marks the "# here" line, if there is one, and shows no framework's code."""
     marked = [line.split(maxsplit=2)[2] for line in report.splitlines() if line.startswith("---->")]
     expected = [line.strip() for line in source.splitlines() if line.endswith("# here")]
     assert marked[-1:] == expected, report
@@ -246,7 +246,7 @@ def assert_marked(report: str, source: str) -> None:
 
 
 def timeless(text: str) -> str:
-    """Without the seconds that a rank waited."""
+    """Remove the seconds that ranks waited from a text."""
     return re.sub(r" for \d+\.\d s", "", text)
 
 
@@ -259,16 +259,16 @@ def running() -> Run | None:
 
 
 def all_at(*lines: int | None) -> bool:
-    """Whether each rank of the newest run stands still at its line of the test's source; None: has returned.
+    """Return whether each rank of the newest run is at its line of the test's source; None: it has returned.
 
-    On a busy machine a rank stands still elsewhere, too: while it imports torch, or joins the others.
+    On a busy machine a rank may also stand still elsewhere, while it imports torch or joins the others.
     """
     run = running()
     return run is not None and all(is_at(run, rank, line) for rank, line in enumerate(lines))
 
 
 def is_at(run: Run, rank: int, line: int | None) -> bool:
-    if (run.folder / f"holds-{rank}").exists():  # it can say nothing more
+    if (run.folder / f"holds-{rank}").exists():  # it can report nothing more
         return True
     if line is None:
         return run.trace(rank).has_returned()
@@ -277,15 +277,15 @@ def is_at(run: Run, rank: int, line: int | None) -> bool:
 
 
 def lines_of(doing: list[str]) -> list[int | None]:
-    """Of one of HANGS, for `all_at`."""
+    """Return the lines at which the ranks of one of HANGS hang, for `all_at`."""
     found = [re.search(r"line (\d+)", each) for each in doing]
     return [each and int(each[1]) for each in found]
 
 
 class Jump:
-    """The launcher's clock jumps far ahead once there is what a test waits for.
+    """Let the launcher's clock jump far ahead once the condition that a test waits for is true.
 
-    The first look at it sets the deadline, by when a quick rank may be where it stays: that one is true.
+    The first reading sets the deadline, when a quick rank may already be in place: it shows the true time.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, there: Callable[[], Any]) -> None:
@@ -303,7 +303,7 @@ class Jump:
 
 
 def assert_none_left(run: Run) -> None:
-    """Who started the ranks of a program was killed with them: it is init that asks for their exit codes."""
+    """Assert that all ranks are gone; init may have to reap them, if their parent was killed with them."""
     for rank in range(run.world_size):
         pid = run.facts(rank).get("pid")
         if pid:
@@ -311,7 +311,7 @@ def assert_none_left(run: Run) -> None:
 
 
 def assert_timed_out(error: RankTimeout, why: str, doing: list[str], file: str) -> None:
-    """The report of one of HANGS."""
+    """Assert that the report fits one of HANGS, and that no rank is left."""
     head, blank, *lines = timeless(str(error)).splitlines()
     assert re.match(f"not done after 120 s[:;] {why}", head)
     assert blank == ""

@@ -1,4 +1,4 @@
-"""Runs as ranks would have left them, without any."""
+"""Make runs as ranks would have left them, without any ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course_lib.run_folder import TICK, RankFiles
 
 
 def made_run(world_size: int, seconds: float = 5.0, rate: float = 1000.0, name: str = "train") -> Run:
-    """A run as ranks would have left it: each at ``rate`` samples/s, rank r ends with (r + 1) · 100 MiB."""
+    """Make a run: each rank trains at ``rate`` samples/s, and rank r ends with (r + 1) · 100 MiB in use."""
     run = Run.create(name, world_size)
     for rank in range(world_size):
         time = np.arange(0, seconds, 0.1) + 0.1

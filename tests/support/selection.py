@@ -1,13 +1,13 @@
-"""Which tests a change touches: `pytest --changed-since BASE`; and of the others a third: `--third DAY`.
+"""Select the tests that a change touches (`--changed-since BASE`) and a third of the rest (`--third DAY`).
 
 A file depends on what it imports, and on what its strings name: a module (``"course_lib.rank.preload"``), a
 file (``ROOT / "lessons" / "scripts" / "train_ddp.py"``), the files of a folder that it reads
 (``.glob("*.ipynb")``). A notebook depends on what its cells import and name. A test is touched when its file
-depends on something that has changed, directly or not; a test whose id names a lesson is not touched by the
-questions, answers and notebooks of other lessons.
+depends on something that has changed, directly or not. A test with a lesson's number in its id is not touched
+by the questions, answers and notebooks of other lessons.
 
-What this cannot see is a dependency that no source names: a path or a module's name that is put together
-while a test runs, a package that is not ours. Such a test runs when its third does.
+This cannot see a dependency that no source names, such as a path or a module name that is put together at run
+time, or a third-party package. A test with only such a dependency runs when its third does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PAGES = re.compile(r".*\.(md|png)|LICENSE|\.github/.*")
 
 TEST = re.compile(r"tests/(.*/)?test_\w+\.py")
 
-# The files of one lesson: notebooks, what they show, the judges of its questions, answers to try those on
+# One lesson's files: notebooks, recorded figures, judges of its questions, and answers to try those on
 OF_LESSON = re.compile(
     r"(?:lessons|solutions|exercises)/(\d\d)_.*\.ipynb|lessons/recorded/(?:gpu/)?(\d\d)_.*"
     r"|course_lib/exercises/questions/[a-z]+(\d\d)\.py|tests/exercises/answers/answers_(\d\d)\.py"
@@ -59,7 +59,7 @@ NAMES_LESSONS = re.compile(r"tests/(exercises|mutants|notebooks)/")
 LESSON = re.compile(r"\b(\d\d)(?=\.\d|_[a-z])")
 
 WORD = re.compile(r"[\w*./-]+\.\w+")
-# Folders, also where they are the whole of a string
+# Folders that count even if one is all that a string says
 TOLD = {"lessons", "solutions", "exercises", ".ci", ".binder"}
 TELLING = (
     *(ast.Import, ast.ImportFrom, ast.Expr, ast.Constant, ast.JoinedStr),
@@ -70,13 +70,13 @@ KERNELS = {"ipykernel", "jupyter_client", "nbclient"}
 
 @functools.cache
 def lesson_of(path: str) -> str:
-    """The lesson that a file belongs to, as in "07", or ""."""
+    """Return the lesson that a file belongs to, as in "07", or ""."""
     found = OF_LESSON.fullmatch(path)
     return next(filter(None, found.groups())) if found else ""
 
 
 def lesson_in(nodeid: str) -> str:
-    """The lesson that a test's id names, or whose notebook it is a cell of, or ""."""
+    """Return the lesson that a test's id names, or that its notebook belongs to, or ""."""
     path, _, rest = nodeid.partition("::")
     if not NAMES_LESSONS.match(path):
         return lesson_of(path)
@@ -89,25 +89,25 @@ def lesson_in(nodeid: str) -> str:
 
 @dataclass
 class Source:
-    """What one file says: the names it imports, its strings, and its paths, as far as they are literal."""
+    """What one file names: imports, strings, and the literal parts of its paths."""
 
     names: set[str] = field(default_factory=set)
     strings: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
-    globs: set[tuple[str, str]] = field(default_factory=set)  # a path, as far as it is literal, and a pattern
+    globs: set[tuple[str, str]] = field(default_factory=set)  # the literal part of a path, and a pattern
     reads_all: bool = False
 
 
 @dataclass
 class Graph:
-    """Which file depends on which; paths are relative to the root."""
+    """The dependencies between files; paths are relative to the root."""
 
-    files: set[str]  # all that are there
+    files: set[str]  # all existing files
     uses: dict[str, set[str]]
-    passed: dict[str, set[str]]  # packages on the way to a module: their own imports are not followed
+    passed: dict[str, set[str]]  # parent packages of a module: their own imports are not followed
 
     def closure(self, start: str, lesson: str = "") -> set[str]:
-        """All that a file depends on, and itself; with a lesson, without what belongs to others."""
+        """Return a file and all that it depends on; with a lesson, without what belongs to other lessons."""
         found, waiting = set(), [start]
         while waiting:
             path = waiting.pop()
@@ -120,11 +120,11 @@ class Graph:
 
 
 def said_by(nodes: Iterable[ast.AST], module: str, is_package: bool) -> Source:
-    """What a module's source says, from its nodes as `ast.walk` gives them. Docstrings say nothing here."""
+    """Collect what a module's source names from its nodes, in the order of `ast.walk`, without docstrings."""
     nodes = [node for node in nodes if isinstance(node, TELLING)]
     said = Source(set(imports(nodes, module, is_package)))
     names = {"__name__": module, "__package__": module if is_package else module.rpartition(".")[0]}
-    seen = set()  # parts of what came before
+    seen = set()  # ids of nodes that are part of an earlier one
     for node in nodes:
         if isinstance(node, ast.Expr):
             seen.add(id(node.value))
@@ -154,7 +154,7 @@ def said_by(nodes: Iterable[ast.AST], module: str, is_package: bool) -> Source:
 
 
 def _text(node: ast.expr, names: dict[str, str]) -> str:
-    """A string or an f-string, with ``*`` for what only a run knows."""
+    """Return the text of a string or f-string, with ``*`` for what is known only at run time."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part, names) for part in node.values)
     if isinstance(node, ast.Constant):
@@ -163,7 +163,7 @@ def _text(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def _literal_end(node: ast.expr) -> tuple[str, list[int]]:
-    """Of ``ROOT / "lessons" / "scripts"``: ``lessons/scripts``, and the nodes that it stands in."""
+    """Return ``lessons/scripts`` for ``ROOT / "lessons" / "scripts"``, and the ids of the nodes used."""
     words: list[str] = []
     parts: list[int] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
@@ -176,7 +176,7 @@ def _literal_end(node: ast.expr) -> tuple[str, list[int]]:
 
 
 def _run_as_programs(words: list[ast.expr]) -> Iterator[str]:
-    """Of ``[sys.executable, "-m", "course_lib", "doctor"]``: ``course_lib.__main__``."""
+    """Yield ``course_lib.__main__`` for ``[sys.executable, "-m", "course_lib", "doctor"]``."""
     values = [word.value if isinstance(word, ast.Constant) else None for word in words]
     for option, name in itertools.pairwise(values):
         if option == "-m" and isinstance(name, str):
@@ -184,26 +184,26 @@ def _run_as_programs(words: list[ast.expr]) -> Iterator[str]:
 
 
 def cells_of(path: Path) -> list[str]:
-    """The sources of a notebook's code cells, without lines for IPython and the shell."""
+    """Return the sources of a notebook's code cells, with ``pass`` for lines for IPython and the shell."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return [re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", each) for each in sources]
 
 
 def files_of(root: Path) -> set[str]:
-    """The course's files."""
+    """Return the course's files, relative to the root."""
     paths = [path for folder in FOLDERS for path in (root / folder).rglob("*")] + list(root.iterdir())
     inside = (path.relative_to(root) for path in paths if path.is_file())
     return {each.as_posix() for each in inside if not {"__pycache__", ".ipynb_checkpoints"} & {*each.parts}}
 
 
 def module_of(path: str) -> str:
-    """The name by which a file is imported."""
+    """Return the name by which a file is imported."""
     return re.sub(r"/__init__$", "", path.removesuffix(".py").removeprefix("lessons/")).replace("/", ".")
 
 
 def graph(root: Path) -> Graph:
-    """Read all sources and notebooks."""
+    """Build the graph from all sources and notebooks."""
     return _Reader(root).graph()
 
 
@@ -213,7 +213,7 @@ class _Reader:
         self.files = files_of(root)
         self.modules = {module_of(each): each for each in sorted(self.files) if each.endswith(".py")}
         self.folders = {parent.as_posix() for each in self.files for parent in PurePosixPath(each).parents}
-        self.named: dict[str, list[str]] = defaultdict(list)  # files by their last part
+        self.named: dict[str, list[str]] = defaultdict(list)  # paths by file name
         for each in sorted(self.files):
             self.named[each.rpartition("/")[2]].append(each)
         library = ast.parse((root / LIBRARY).read_text(encoding="utf-8"))
@@ -228,9 +228,9 @@ class _Reader:
         passed: dict[str, set[str]] = {}
         in_kernels = set()
         collects = gc.isenabled()
-        gc.disable()  # it would look through all the trees again and again: twice the time
+        gc.disable()  # it would scan all the trees again and again, in twice the time
         try:
-            for path in sorted(self.files - {THIS}):  # its strings name what it looks for, and it loads none
+            for path in sorted(self.files - {THIS}):  # its strings name files that it does not load
                 if path.endswith(".py"):
                     text = (self.root / path).read_text(encoding="utf-8")
                     nodes = ast.walk(ast.parse(text))
@@ -245,9 +245,9 @@ class _Reader:
         finally:
             if collects:
                 gc.enable()
-        for path in in_kernels:  # there the library gets ready as it is imported
+        for path in in_kernels:  # in a kernel, the import starts what `launch` needs
             uses[path] |= uses[LIBRARY]
-        uses[LIBRARY] = {"course_lib/notebook.py"} & self.files  # what it asks wherever it is imported
+        uses[LIBRARY] = {"course_lib/notebook.py"} & self.files  # which every import of the library loads
         for path in passed:
             if LIBRARY in uses[path] | passed[path]:
                 passed[path] |= uses[LIBRARY]
@@ -258,7 +258,7 @@ class _Reader:
         return Graph(self.files, uses, passed)
 
     def meant(self, path: str, said: Source) -> tuple[set[str], set[str]]:
-        """The files that a source depends on, and the packages on the way to them."""
+        """Return the files that a source depends on, and the ``__init__.py`` of their parent packages."""
         folder = path.rpartition("/")[0]
         uses, passed = set(), set()
         for name in said.names | {each for text in said.strings for each in self.modules_in(text)}:
@@ -267,15 +267,15 @@ class _Reader:
                 parents = PurePosixPath(file).parents
                 passed |= self.files.intersection(f"{parent.as_posix()}/__init__.py" for parent in parents)
         named = self.named_in(path, folder, said)
-        if not path.startswith(".ci/"):  # the tests that a test names are examples
+        if not path.startswith(".ci/"):  # the test files that a source names are examples
             named = {each for each in named if not TEST.fullmatch(each)}
         return (uses | named) - {path}, passed - uses - {path}
 
     def named_in(self, path: str, folder: str, said: Source) -> set[str]:
-        """The files that a source's strings and paths name."""
+        """Return the files that a source's strings and paths name."""
         words = {word for text in said.strings if "." in text for word in WORD.findall(text)}
-        words |= said.strings & self.named.keys()  # LICENSE
-        if path.startswith("course_lib/") or folder == SCRIPTS:  # they know no other folder of the repository
+        words |= said.strings & self.named.keys()  # such as LICENSE
+        if path.startswith("course_lib/") or folder == SCRIPTS:  # these use no other folder of the repository
             return {file for name in words for file in self.file(name, {folder})}
         folders = {each for name in said.paths | (said.strings & TOLD) for each in self.folder(name, folder)}
         places = {folder, SCRIPTS, "", *folders}
@@ -287,7 +287,7 @@ class _Reader:
         return found | {each for each in self.files if each.startswith(whole)}
 
     def modules_in(self, text: str) -> Iterator[str]:
-        """The modules of ours that a string names: dotted, or in a source that is run elsewhere."""
+        """Yield the course's modules that a string names, as dotted names or in embedded source."""
         for base, names in re.findall(
             r"from ((?:course_lib|tests|scripts)[\w.]*) import (\([^)]*|[^\n;]*)", text
         ):
@@ -295,9 +295,9 @@ class _Reader:
         yield from re.findall(r"(?<![\w.])(?:course_lib|tests|scripts)(?:\.\w+)+(?:\.\*)?", text)
 
     def module(self, name: str, folder: str) -> Iterator[str]:
-        """The file of a module, or of the module that a dotted name begins with."""
+        """Yield the file of a module, or of the longest module name that a dotted name begins with."""
         parts = name.split(".")
-        if parts[-1] == "*":  # any of a package
+        if parts[-1] == "*":  # all modules of a package
             package = "/".join(parts[:-1])
             yield from (each for each in self.files if PurePosixPath(each).match(f"{package}/*.py"))
             return
@@ -307,20 +307,20 @@ class _Reader:
             start = ".".join(parts[:end])
             found = self.modules.get(start) or self.modules.get(f"scripts.{start}")
             if found is None and folder.startswith(("tests", ".ci")):
-                found = self.modules.get(f"{folder.replace('/', '.')}.{start}")  # scripts of one folder
+                found = self.modules.get(f"{folder.replace('/', '.')}.{start}")  # a script beside it
             if found:
                 yield found
                 return
 
     def folder(self, name: str, beside: str) -> set[str]:
-        """The folders that a path without its beginning may mean."""
+        """Return the folders that the end of a path may mean."""
         there = {name, f"{beside}/{name}"} & self.folders
         if not there and "/" in name:
             there = {each for each in self.folders if each.endswith(f"/{name}")}
         return there
 
     def file(self, name: str, places: Iterable[str]) -> set[str]:
-        """The files that a path without its beginning may mean; a bare name, in the given folders."""
+        """Return the files that the end of a path may mean; a bare name means files in the given folders."""
         there = self.named.get(name.rpartition("/")[2], [])
         if "/" in name:
             whole = name.removeprefix("../").removeprefix("./")
@@ -328,13 +328,13 @@ class _Reader:
         return {each for each in there if each.rpartition("/")[0] in places}
 
     def matching(self, pattern: str, places: Iterable[str]) -> set[str]:
-        """The files of these folders, and below them, that a pattern of names or paths means."""
+        """Return the files in and below these folders that match a pattern of names or paths."""
         if "/" not in pattern:
             starts = tuple(f"{place}/" for place in places)
             named = (self.named[name] for name in self.named if fnmatch(name, pattern))
             return {file for files in named for file in files if file.startswith(starts)}
         patterns = [f"{place}/{pattern}" for place in places]
-        if re.match(r"[\w.-]+/", pattern):  # in any folder, otherwise: of a run, not of the course
+        if re.match(r"[\w.-]+/", pattern):  # a leading wildcard means the folders of a run, not the course
             patterns.append(pattern)
         patterns = [each.replace("**/", "*") for each in patterns]
         return {file for file in self.files if any(fnmatch(file, each) for each in patterns)}
@@ -344,7 +344,7 @@ def _nodes(cells: Iterable[str]) -> Iterator[ast.AST]:
     for source in cells:
         try:
             yield from ast.walk(ast.parse(source))
-        except SyntaxError:  # a cell that shows one, or another language
+        except SyntaxError:  # a cell that demonstrates one, or another language
             yield ast.Constant(source)
 
 
@@ -366,7 +366,7 @@ def git(root: Path, *words: str) -> str:
 
 
 def base_of(root: Path, asked: str) -> tuple[str, str]:
-    """The commit to compare with, and why it is that one."""
+    """Return the commit to compare with, and why it is that one."""
     if asked != "auto":
         return asked, "as asked"
     if named := os.environ.get("COURSE_BASE"):
@@ -376,7 +376,7 @@ def base_of(root: Path, asked: str) -> tuple[str, str]:
         if int(git(root, "rev-list", "--count", "@{upstream}..HEAD")):
             return upstream, "HEAD is ahead of its upstream branch"
     except NoGit:
-        pass  # there is none
+        pass  # there is no upstream branch
     old = git(root, "rev-list", "-1", "--first-parent", "--before=4 hours ago", "HEAD").strip()
     if not old:
         raise NoGit("no commit is 4 hours old")
@@ -386,7 +386,7 @@ def base_of(root: Path, asked: str) -> tuple[str, str]:
 
 
 def changed_since(root: Path, base: str) -> list[str]:
-    """The files that differ from where HEAD left base, those that are not committed or tracked included."""
+    """Return the files that differ from where HEAD left base, including uncommitted and untracked ones."""
     differ = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "--merge-base", base, "--")
     untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z")
     return sorted({*differ.split("\0"), *untracked.split("\0")} - {""})
@@ -397,16 +397,16 @@ def changed_since(root: Path, base: str) -> list[str]:
 
 @dataclass
 class Plan:
-    """What has changed, and what that touches: plain data, which xdist takes to its workers."""
+    """What has changed and which tests that touches: plain data, which xdist sends to its workers."""
 
     base: str = ""  # the commit to compare with, and why it is that one
     changed: list[str] = field(default_factory=list)
     everything: str = ""  # why every test is touched
-    touched_by: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # test file: lesson: changed
-    day: int | None = None  # whose third runs besides
+    touched_by: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by test file and lesson
+    day: int | None = None  # decides which third of the other tests runs
 
     def reasons(self, nodeid: str) -> list[str]:
-        """The changed files that touch a test; a test file that is not known is touched by all."""
+        """Return the changed files that touch a test: all of them, if its file is not known."""
         by_lesson = self.touched_by.get(nodeid.partition("::")[0])
         if by_lesson is None:
             return self.changed
@@ -416,12 +416,12 @@ class Plan:
         return bool(self.everything or self.reasons(nodeid))
 
     def has_its_turn(self, nodeid: str) -> bool:
-        """A third of the tests on each day, and every lesson: that they run is what this course promises."""
+        """Return whether it is a test's turn: a third each day, and all lessons, which we promise to run."""
         return self.day is not None and (nodeid.startswith("lessons/") or in_third(nodeid, self.day))
 
 
 def plan_of(whole: Graph, changed: Collection[str]) -> Plan:
-    """What changed files touch."""
+    """Plan which tests run, given the changed files."""
     plan = Plan(changed=sorted(changed))
     known = {*whole.uses}.union(*whole.uses.values(), *whole.passed.values())
     support = {each for each in whole.closure("tests/conftest.py") if each.startswith("tests/support/")}
@@ -456,19 +456,19 @@ def plan_of(whole: Graph, changed: Collection[str]) -> Plan:
 
 
 def in_third(nodeid: str, day: int) -> bool:
-    """Whether a test's turn is on this day, one of three; what one worker runs in a row is together."""
+    """Return whether a test runs on this day, one of three; what one worker runs in a row stays together."""
     return zlib.crc32(scope(nodeid).encode()) % 3 == day % 3
 
 
 def planned(root: Path, asked: str) -> Plan:
-    """The plan for what has changed since a commit; everything, where git cannot say."""
+    """Plan for what has changed since a commit; every test is touched if that is not known."""
     try:
         base, why = base_of(root, asked)
         changed = changed_since(root, base)
         plan = plan_of(graph(root), changed)
     except NoGit as error:
         return Plan(everything=f"git cannot say what has changed ({error})")
-    except (SyntaxError, ValueError) as error:  # in a source, in a notebook
+    except (SyntaxError, ValueError) as error:  # in a source or a notebook
         return Plan(everything=f"what depends on what is not known ({error})")
     plan.base = f"{base} ({why})"
     return plan
@@ -476,7 +476,7 @@ def planned(root: Path, asked: str) -> Plan:
 
 # --- pytest -----------------------------------------------------------------------------------------------
 
-SHOWN = 12  # changed files
+SHOWN = 12  # changed files in the report, at most
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -500,7 +500,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Selection:
-    """Leaves out the tests whose turn it is not. xdist's controller plans for all workers."""
+    """Plugin that deselects what is not in the plan. xdist's controller plans for all workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.lines: list[str] = []
@@ -518,7 +518,7 @@ class Selection:
         lines = [f"files changed since {plan.base}: {len(plan.changed)}"] if plan.base else []
         return lines + ([f"every test runs: {plan.everything}"] if plan.everything else [])
 
-    @pytest.hookimpl(trylast=True)  # what -m and -k leave out is left out already
+    @pytest.hookimpl(trylast=True)  # after -m and -k have deselected theirs
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept, left_out, touched, by = [], [], 0, Counter(dict.fromkeys(self.plan.changed, 0))
         for item in items:
@@ -546,7 +546,7 @@ class Selection:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # none whose turn it is
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # the plan has none
             session.exitstatus = pytest.ExitCode.OK
 
     def pytest_report_collectionfinish(self) -> list[str]:
@@ -558,7 +558,7 @@ class Selection:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any) -> None:
-        """Tell once what the first worker has found; the controller itself collects nothing."""
+        """Print the first worker's report, once; the controller itself collects nothing."""
         if node.gateway.id == "gw0" and self.report.exists():
             reporter = node.config.pluginmanager.get_plugin("terminalreporter")
             for line in self.report.read_text().splitlines():

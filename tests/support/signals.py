@@ -1,4 +1,4 @@
-"""A second signal that comes while the handler of the first is at work."""
+"""Try a second signal while the handler of the first is running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def signal_inside_a_signal(handler: Callable[..., Any]) -> None:
-    """Call a handler, and at each line of its own Python code once more: none may wait for the other."""
+    """Call a handler, and again at each line of its own Python code; the two calls must not deadlock."""
 
     def again(*_: Any) -> Any:
         handler(signal.SIGTERM, None)

@@ -1,4 +1,4 @@
-"""Trainings in simulated time: what the ranks would have written, however busy this machine is."""
+"""Training runs in simulated time: what ranks would have written, however busy this machine is."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from course_lib import Run
 from course_lib.run_folder import ARRIVAL, PACE, TICK, RankFiles
 
-Doing = tuple[str, float]  # what, and for how many seconds
+Doing = tuple[str, float]  # an activity and its seconds
 BUFFER = 16  # collectives that the flight recorder keeps
 INTERVAL = 0.1  # seconds between two ticks
-LOOKS = 3  # between these
+LOOKS = 3  # samples between two ticks
 TOGETHER = ("meet", "starved")
 
 
 def simulated(
     ranks: int, steps: int, step: Callable[[int, int], Iterable[Doing]], seed: int = 0, size: float = 4.0
 ) -> Run:
-    """A run whose rank r does ``step(r, i)`` in its step i: a sequence of what it does for how long.
+    """Make a run in which rank r does ``step(r, i)`` in its step i: a sequence of activities with seconds.
 
-    It can "work", "sleep", wait in "no_core", let its "loader" sleep, make a batch itself ("loader_work"), be
-    "outside" of its loop, and "meet" the others: in a collective of ``size`` bytes, which takes so long once
-    all have come. A "starved" one takes so long since the threads that carry it get no core.
+    A rank can "work", "sleep", wait for a core ("no_core"), let its "loader" sleep, make a batch itself
+    ("loader_work"), be "outside" its loop, and "meet" the others in a collective of ``size`` bytes, which
+    takes so long once all have arrived. A "starved" one takes so long because its threads get no core.
     """
     times: list[list[float]] = [[0.0] for _ in range(ranks)]
     kinds: list[list[str]] = [[] for _ in range(ranks)]
@@ -91,7 +91,7 @@ def _write(
         "seconds": ticks,
         "steps": np.searchsorted(ends, ticks, side="right"),
         "tracked_seconds": tracked,
-        "loader_seconds": loader,  # known once the batch is there
+        "loader_seconds": loader,  # counted once the batch is there
         "loader_cpu_seconds": so_far("loader_work"),
         "cpu_seconds": so_far("work", "loader_work"),
         "process_cpu_seconds": so_far("work", "loader_work"),

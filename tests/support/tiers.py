@@ -1,6 +1,6 @@
-"""Which tests are in the short run, in which order they begin, and what is told at the end.
+"""Pytest plugin that marks the short run, orders the tests, and records durations and failures.
 
-`make test` runs what is marked `short`: by the lists of tests/tiers.toml, or in the test's file. Long tests
+`make test` runs the tests marked `short`, by the lists in tests/tiers.toml or in the test's file. Long tests
 begin first, by tests/durations.json, which `make test-all ARGS=--record-durations` writes.
 """
 
@@ -24,8 +24,8 @@ import pytest
 DURATIONS = Path(__file__).parents[1] / "durations.json"
 TIERS = tomllib.loads((Path(__file__).parents[1] / "tiers.toml").read_text())
 LONG_SECONDS = 900
-FIRST_SECONDS = 20  # what takes as long begins first, so that no worker is at it alone at the end
-MAX_CHARACTERS = 3000  # of each failure, where it is told again
+FIRST_SECONDS = 20  # tests that take this long begin first, so that no worker is left alone with one
+MAX_CHARACTERS = 3000  # of each failure that CI repeats at the end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def is_in(nodeid: str, patterns: str) -> bool:
-    """Whether a test, or its file, is in a list of tiers.toml."""
+    """Return whether a test, or its file, is in a list of tiers.toml."""
     names = nodeid, nodeid.partition("::")[0]
     return any(fnmatch(name, pattern) for name in names for pattern in TIERS[patterns])
 
@@ -51,7 +51,7 @@ def is_alone(item: pytest.Item) -> bool:
 
 
 def scope(nodeid: str) -> str:
-    """What one worker runs in a row: a notebook, some files, all tests in a browser, or one test."""
+    """Return the group that one worker runs in a row: a notebook, a file, all browser tests, or one test."""
     if not is_in(nodeid, "together"):
         return nodeid
     path = nodeid.partition("::")[0]
@@ -60,7 +60,7 @@ def scope(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by file, and put what takes longest first, the others in an order that mixes them."""
+    """Mark tests by file; put those that take longest first, and mix the others."""
     for item in items:
         if is_in(item.nodeid, "short") and not is_in(item.nodeid, "not_short") and not is_alone(item):
             item.add_marker(pytest.mark.short)
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("again"):
         failed = {
             scope(nodeid) for nodeid in config.cache.get("cache/lastfailed", {})
-        }  # a file: its collection
+        }  # a file, if its collection failed
         again = [item for item in items if {scope(item.nodeid), item.nodeid.partition("::")[0]} & failed]
         config.hook.pytest_deselected(items=[item for item in items if item not in again])
         items[:] = again
@@ -79,14 +79,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seconds[scope(item.nodeid)] += known.get(item.nodeid, 0.0)
 
     def turn(item: pytest.Item) -> tuple[float, int]:
-        """Of the others each meets different ones: tests beside each other in a file wait for the same."""
+        """Sort long tests by time, and the others by hash: neighbours in a file wait for the same things."""
         name = scope(item.nodeid)
         return -seconds[name] if seconds[name] >= FIRST_SECONDS else 0.0, zlib.crc32(name.encode())
 
-    items.sort(key=turn)  # which keeps the order within a scope
+    items.sort(key=turn)  # stable, so the order within a scope stays
 
 
-@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not there, there is no such hook
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
@@ -94,16 +94,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return scope(nodeid)
 
-    config.option.loadscopereorder = False  # by the number of tests
+    config.option.loadscopereorder = False  # it would go by the number of tests
     return ByScope(config, log)
 
 
-# --- what is told -----------------------------------------------------------------------------------------
+# --- reports ----------------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
-    """Beside the test's own stacks, a test that takes too long prints those of all that it has started."""
+    """Let a test that times out print the stacks of the processes it started before its own."""
     done = yield
     if settings.method == "signal" and (handler := signal.getsignal(signal.SIGALRM)):
 
@@ -118,7 +118,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
 
 
 def stacks_of_children() -> str:
-    """By py-spy, of eight processes at most, some seconds for each."""
+    """Return the stacks of at most eight descendants, by py-spy, in up to 10 s for each."""
     py_spy, told = Path(sys.executable).parent / "py-spy", []
     both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     for process in psutil.Process().children(recursive=True)[:8]:
@@ -132,7 +132,7 @@ def stacks_of_children() -> str:
 
 
 class Told:
-    """Of the controller alone: durations and failures."""
+    """Plugin for the controller only that keeps durations and failures."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

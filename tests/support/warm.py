@@ -1,7 +1,7 @@
-"""A program in a process that has loaded torch already: a start from nothing takes seconds of a core.
+"""Run a program in a process that has already loaded torch, which takes a core several seconds.
 
-It is forked as a rank of `launch` is. Who reads what is in `/proc` of it (its command, its first environment)
-meets the fork server's: such a test starts its program from nothing.
+The process is forked like a rank of `launch`. In `/proc`, its command and initial environment are those of
+the fork server, so a test that reads them starts its program from nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from course_lib.launcher import forkserver
 from course_lib.launcher.environment import loopback_environment, loopback_store
 
 SECONDS = 900
-GRACE_SECONDS = 30  # as torchrun gives to the other ranks when one has failed
+GRACE_SECONDS = 30  # as torchrun gives the other ranks when one has failed
 
 
 class Warm:
-    """``python words…``, as `subprocess.Popen` would start it."""
+    """A running ``python words…``, used like a `subprocess.Popen`."""
 
     def __init__(self, *words: Any, cwd: Path | None = None, **variables: str) -> None:
         forkserver.warm_up()
@@ -49,7 +49,7 @@ class Warm:
         os.kill(self._process.pid, number)
 
     def communicate(self, timeout: float = SECONDS) -> tuple[str, str]:
-        """Its output and its errors, once it has ended; they can be asked for once."""
+        """Wait for the end and return stdout and stderr; this works only once."""
         self._process.join(timeout)
         in_time = self._process.exitcode is not None
         if not in_time:
@@ -63,9 +63,9 @@ class Warm:
 
 
 def ended(*words: Any, ranks: int | None = None) -> tuple[int, str, str]:
-    """Exit code, output and errors of ``python words…``; or of so many ranks, told what torchrun tells them.
+    """Run ``python words…``, or ranks of it with torchrun's variables; return exit code, stdout and stderr.
 
-    As under torchrun the others are asked to end when one has failed, and the code is 1 then.
+    As under torchrun, when one rank fails, the others get SIGTERM, and the exit code is 1.
     """
     if ranks is None:
         program = Warm(*words)
@@ -97,7 +97,7 @@ def ended(*words: Any, ranks: int | None = None) -> tuple[int, str, str]:
 
 
 def _become(words: list[str], folder: str, environment: dict[str, str], texts: list[Path]) -> NoReturn:
-    """The program, from its first line to what Python does at an end."""
+    """Run the program as Python would, from its first line to its exit handlers."""
     import torch
 
     for number, path in enumerate(texts, start=1):
@@ -122,7 +122,7 @@ def _become(words: list[str], folder: str, environment: dict[str, str], texts: l
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()  # threads that are no daemons, and then what is registered for the end
+    threading._shutdown()  # wait for non-daemon threads, then run the exit handlers
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -1,1 +1,1 @@
-"""`course board`: a class at work on one page, from the files that learners share (`sharing`)."""
+"""`course board`: show a class at work on one page, from the files that learners share (`sharing`)."""

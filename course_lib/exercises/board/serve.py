@@ -1,7 +1,7 @@
-"""Serves the board: one page and the data beside it, on the loopback address, to whoever has the address.
+"""Serve the board: one page and its data, on the loopback address, to anybody who has the URL.
 
-The address holds a token, since others may work on the same machine, and the page's links are relative, since
-a hub's proxy puts a path in front.
+The URL contains a token, since others may work on the same machine, and the page's links are relative, since
+a hub's proxy prefixes a path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .shared import ClassFolder
 
 LOOPBACK = "127.0.0.1"
 DATA = "class.json"  # as page.html asks for it
-PATIENCE_SECONDS = 20.0  # with a browser that says nothing
+PATIENCE_SECONDS = 20.0  # with a browser that sends nothing
 
 
 class BoardError(Exception):
@@ -33,21 +33,21 @@ class BoardError(Exception):
 
 
 class Board(ThreadingHTTPServer):
-    """One class's board; serves when `serve_forever` is called.
+    """The server of one class's board; it serves once `serve_forever` is called.
 
     Parameters
     ----------
     folder
-        What `share_progress` was given.
+        The folder that learners give to `share_progress`.
     port
-        0 for any that is free.
+        The port to listen on; 0 for any free one.
     base_url
-        Where a hub's proxy shows this port: ``https://hub.example.org/user/anna/proxy/8642/``.
+        The URL of this port behind a hub's proxy: ``https://hub.example.org/user/anna/proxy/8642/``.
 
     Raises
     ------
     BoardError
-        The folder is not there or cannot be read, or the port cannot be had.
+        The folder does not exist or cannot be read, or the port is not available.
     """
 
     daemon_threads = True
@@ -82,19 +82,19 @@ class Board(ThreadingHTTPServer):
         self.policy = _policy(self.page.decode())
 
     def server_bind(self) -> None:
-        """Without the name of the machine, which a name server may take seconds to tell."""
+        """Bind without looking up the machine's name, for which a name server may take seconds."""
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that is gone is no news."""
+        """Ignore the errors of a browser that is gone."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 def _policy(page: str) -> str:
-    """Nothing but what stands in the page runs, and it may ask nobody but this server."""
+    """Return a policy that lets only what is in the page run, and contact only this server."""
     allowed = {
         kind: f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
         for kind, text in re.findall(r"<(script|style)>(.*?)</\1>", page, re.DOTALL)
@@ -106,14 +106,14 @@ def _policy(page: str) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET, for two paths."""
+    """A request handler that answers GET, for the page and for its data."""
 
     server: Board
     server_version, sys_version = "course-board", ""
     timeout = PATIENCE_SECONDS
 
     def do_GET(self) -> None:
-        """The page, its data, or why not."""
+        """Send the page, its data, or the reason why not."""
         host = self.headers.get("Host", "")
         if host.lower() not in self.server.hosts:
             self._say(
@@ -145,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """What every answer says, an error's too."""
+        """Add the headers of every response, errors included."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", self.server.policy)
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -153,4 +153,4 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the page asks every few seconds."""
+        """Log nothing: the page asks every few seconds."""

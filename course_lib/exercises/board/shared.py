@@ -1,7 +1,7 @@
-"""What a class shares in a folder, as the board shows it.
+"""Read what a class shares in a folder, for the board.
 
-Anybody may have written these files. One is read only where it is small and a file of its own (no link, no
-pipe), and counts only where each value in it is possible.
+Anybody may have written these files. A file is read only if it is small and regular (no link, no pipe), and
+counts only if every value in it is possible.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ALL_BYTES = 16 << 20
 MOST_FILES = 20_000  # that are looked at
 MOST_LEARNERS = 500  # that are shown
 AHEAD_SECONDS = 3600  # that a learner's clock may be ahead
-FRESH_SECONDS = 1.0  # several pages share one look at the folder
-# Neither through a link nor waiting at a pipe
+FRESH_SECONDS = 1.0  # several pages share one scan of the folder
+# Follow no link and wait for no pipe
 SAFELY = os.O_RDONLY | sum(getattr(os, f"O_{name}", 0) for name in ("NOFOLLOW", "NONBLOCK", "BINARY"))
 
 
 @dataclass
 class Learner:
-    """What one file says."""
+    """A learner, as one file describes them."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ def read_learner(path: str, now: float) -> Learner:
 
 
 def stuck_seconds(tries: Tries, most: float, now: float) -> float | None:
-    """Since when a learner is stuck at a question, by `RULE`; None where they are not."""
+    """Return how many seconds a learner has been stuck on a question, by `RULE`; None if they are not."""
     if tries.points >= most or tries.in_vain < STUCK_TRIES or tries.since is None or tries.last is None:
         return None
     seconds = now - tries.since
@@ -86,17 +86,17 @@ def stuck_seconds(tries: Tries, most: float, now: float) -> float | None:
 
 
 class ClassFolder:
-    """A folder that is looked at again and again; what has not changed is not read again."""
+    """A class's folder, scanned again and again; files that have not changed are not read again."""
 
     def __init__(self, folder: Path, most: Mapping[str, float], titles: Mapping[str, str]) -> None:
         self.folder, self.most, self.titles = folder, most, titles
-        self._read: dict[str, tuple[object, Learner | None]] = {}  # by path: what it was, and what it said
+        self._read: dict[str, tuple[object, Learner | None]] = {}  # by path: its state, and what it said
         self._lock = threading.Lock()
         self._seen: dict[str, Any] = {}
         self._seen_at = -FRESH_SECONDS
 
     def view(self) -> dict[str, Any]:
-        """What the page shows, as plain data."""
+        """Return what the page shows, as plain data."""
         with self._lock:
             if time.monotonic() - self._seen_at >= FRESH_SECONDS:
                 self._seen, self._seen_at = self._look(time.time()), time.monotonic()
@@ -141,7 +141,7 @@ class ClassFolder:
     def _learners(
         self, files: list[tuple[str, os.stat_result]], now: float
     ) -> tuple[list[Learner | None], int]:
-        """Those of the newest files, None for each that is not readable; and how many files are left out."""
+        """Return the newest files' learners, None for each unreadable file, and how many are left out."""
         before, self._read, bytes_left = self._read, {}, ALL_BYTES
         files.sort(key=lambda file: file[1].st_mtime, reverse=True)
         for path, found in files:
@@ -155,7 +155,7 @@ class ClassFolder:
                 continue
             try:
                 self._read[path] = same, self._known(read_learner(path, now)) if small else None
-            except FileNotFoundError:  # taken away since
+            except FileNotFoundError:  # removed meanwhile
                 continue
             except (OSError, ValueError):
                 self._read[path] = same, None
@@ -163,12 +163,12 @@ class ClassFolder:
         return learners, len(files) - len(learners)
 
     def _known(self, learner: Learner) -> Learner:
-        """With the questions that this course has.
+        """Keep only the questions that this course has.
 
         Raises
         ------
         ValueError
-            More points than there are.
+            A question has more points than there are.
         """
         learner.questions = {n: tries for n, tries in learner.questions.items() if n in self.most}
         if any(tries.points > self.most[number] for number, tries in learner.questions.items()):
@@ -185,7 +185,7 @@ class ClassFolder:
         }
 
     def _busiest(self, learners: list[Learner], now: float) -> str | None:
-        """The exercise in which most was tried lately; else that of the latest try, or the first."""
+        """Return the exercise most tried lately; else that of the latest try, or the first; else None."""
         tried = [(tries.last or 0.0, n[:2]) for each in learners for n, tries in each.questions.items()]
         lately = Counter(exercise for last, exercise in tried if now - last <= BUSY_SECONDS)
         if lately:
@@ -194,8 +194,8 @@ class ClassFolder:
 
 
 def _stated(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
-    """The files of learners; one that is being written has another ending."""
+    """Yield the learners' files and their stat; one that is still being written has another ending."""
     for entry in entries:
         if entry.name.endswith(ENDING) and not entry.name.startswith("."):
-            with contextlib.suppress(FileNotFoundError):  # taken away since
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 yield entry.path, entry.stat(follow_symlinks=False)

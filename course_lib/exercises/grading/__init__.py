@@ -1,1 +1,1 @@
-"""Grades a class: the judge in the parent, each submission's code behind walls, JSON between them."""
+"""Grade a class: the judge in the parent process, submissions' code in a sandbox, JSON between them."""

@@ -1,8 +1,8 @@
-"""Behind the walls: a copy of this process, which has loaded PyTorch, in a world of its own.
+"""In the sandbox: copy this process, which has loaded PyTorch, into Linux namespaces of its own.
 
-To load PyTorch takes seconds, a copy of a process that has it some milliseconds. Each copy sees processes, a
-/tmp, a /dev/shm, a System V memory and a loopback network that no other one sees, and all of it ends with it.
-bubblewrap has closed the rest; a copy cannot be made by it, since it starts programs.
+Loading PyTorch takes seconds, copying a process that has it some milliseconds. Each copy has processes, a
+/tmp, a /dev/shm, System V memory and a loopback network that no other copy sees and that end with it.
+bubblewrap has closed off the rest; it cannot make the copies, since it starts programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-# Of linux/sched.h, linux/mount.h, linux/prctl.h, linux/sockios.h, linux/if.h and linux/capability.h
+# From linux/sched.h, linux/mount.h, linux/prctl.h, linux/sockios.h, linux/if.h and linux/capability.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x8000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 PR_SET_DUMPABLE, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
@@ -28,10 +28,10 @@ READY = b"1"
 
 
 class Copy:
-    """The process beside the copy: it lives in this world, and ends the copy when it is told to.
+    """A copy of this process in namespaces of its own, with a helper outside them that kills it when told.
 
-    ``work`` runs in the copy, with the file descriptor ``way`` and no other of this process. Nobody else
-    keeps it open, so that who waits at its other end sees when the copy has ended.
+    ``work`` runs in the copy, with the file descriptor ``way`` and no other of this process. No other process
+    keeps it open, so that a reader at its other end sees when the copy has ended.
     """
 
     def __init__(self, work: Callable[[int], None], way: int, user: int, disk_bytes: int) -> None:
@@ -55,16 +55,16 @@ class Copy:
         os.close(ready)
 
     def end(self) -> None:
-        """End the copy and all that it has started, and wait until it is gone."""
+        """Kill the copy and all that it has started, and wait until it is gone."""
         os.close(self._let_go)
         os.waitpid(self._pid, 0)
 
 
 def _beside(copy: Callable[[], None], hold: int, *its: int) -> None:
-    """Make the copy, wait until nobody wants it any more, and end it."""
+    """In the helper: make the copy, wait until it is no longer wanted, and kill it."""
     with contextlib.suppress(BaseException):
         if _libc("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET):
-            first = os.fork()  # its process 1: with it the kernel ends all the others
+            first = os.fork()  # its process 1: when it ends, Linux kills all the others
             if first == 0:
                 with contextlib.suppress(BaseException):
                     copy()
@@ -78,7 +78,7 @@ def _beside(copy: Callable[[], None], hold: int, *its: int) -> None:
 
 
 def _laid_out(disk_bytes: int) -> bool:
-    """Give the new world its processes, its empty folders and its loopback."""
+    """Give the new namespaces their /proc, empty folders and loopback; return whether all mounts worked."""
     plain, size = MS_NOSUID | MS_NODEV, f"size={disk_bytes},mode=1777".encode()
     mounts = [(b"proc", b"/proc", plain | MS_NOEXEC, None)]
     mounts += [(b"tmpfs", place, plain, size) for place in (b"/tmp", b"/dev/shm")]
@@ -90,20 +90,20 @@ def _laid_out(disk_bytes: int) -> bool:
 
 
 def _work_and_reap(work: Callable[[int], None], way: int) -> None:
-    """As process 1 of the new world: it is there as long as the work is, which a child does."""
+    """As process 1 of the new namespace, let a child do the work, and reap orphans until it has ended."""
     works = os.fork()
     if works == 0:
         with contextlib.suppress(BaseException):
             work(way)
         os._exit(0)
     os.close(way)
-    _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody looks into it
+    _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody may inspect it
     while os.wait()[0] != works:
         pass
 
 
 def _without_rights(user: int) -> bool:
-    """Become a user who owns nothing here, where root does this, and give up every capability."""
+    """Become ``user``, who owns nothing here, unless it is 0, and give up every capability."""
     if user:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -118,7 +118,7 @@ def _libc(name: str, *given: Any) -> bool:
 
 @contextlib.contextmanager
 def fork_server_is_a_copy() -> Any:
-    """Meanwhile multiprocessing starts its fork server as a copy of this process, not as a new Python."""
+    """Have multiprocessing start its fork server as a copy of this process, not as a new Python."""
     starts = multiprocessing.util.spawnv_passfds
 
     def copies(path: Any, words: list[str], passed: Any) -> int:
@@ -140,7 +140,7 @@ def fork_server_is_a_copy() -> Any:
 
 
 def _only(files: Any) -> None:
-    """Close all files but these and the standard ones, as a new program would have it."""
+    """Close all file descriptors but these and the standard ones, as a new program would have them."""
     after = 3
     for file in sorted(files):
         os.closerange(after, file)

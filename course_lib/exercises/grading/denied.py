@@ -1,7 +1,7 @@
-"""System calls that nothing behind the walls needs: a filter for bubblewrap, which the kernel runs.
+"""Deny system calls that nothing in the sandbox needs, by a seccomp filter for bubblewrap.
 
-Keyrings go through all other walls. A new user namespace has every capability in it, and so more of the
-kernel to attack. What is in a file without a name no limit counts.
+Keyrings pass through all other walls. A new user namespace gives every capability inside it, and so exposes
+more of the kernel to attack. What is in a file without a name (memfd) counts towards no limit.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import errno
 import platform
 import struct
 
-# Of linux/audit.h, linux/filter.h, linux/seccomp.h and linux/sched.h
-ARCHITECTURE, NUMBER, FIRST_ARGUMENT = 4, 0, 16  # where a filter finds them
+# From linux/audit.h, linux/filter.h, linux/seccomp.h and linux/sched.h
+ARCHITECTURE, NUMBER, FIRST_ARGUMENT = 4, 0, 16  # offsets at which a filter finds them
 LOAD, GO, IS, HAS, AT_LEAST, RETURN = 0x20, 0x05, 0x15, 0x45, 0x35, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 CLONE_NEWUSER = 0x10000000
-X32 = 0x40000000  # numbers of another way to call the same
+X32 = 0x40000000  # set in the call numbers of the x32 ABI
 NAMES = (
     "add_key",
     "request_key",
@@ -31,14 +31,14 @@ NUMBERS = {
     "x86_64": (0xC000003E, (248, 249, 250, 319, 321, 323, 308, 56, 272)),
     "aarch64": (0xC00000B7, (217, 218, 219, 279, 280, 282, 268, 220, 97)),
 }
-EVERYWHERE = (425, 435, 438)  # io_uring_setup; clone3, for which libc takes clone; pidfd_getfd
-MAKES_NAMESPACES = ("clone", "unshare")  # they are needed, but for a user's
+EVERYWHERE = (425, 435, 438)  # io_uring_setup; clone3, for which libc falls back to clone; pidfd_getfd
+MAKES_NAMESPACES = ("clone", "unshare")  # needed, but not for user namespaces
 
 
 def system_calls() -> bytes:
-    """The filter as a program of the classic BPF; empty where the machine's numbers are not known.
+    """Return the filter as a classic BPF program; empty where the machine's call numbers are not known.
 
-    Denied is what the kernel would deny where it is too old to know the call.
+    A denied call fails as it would on a kernel that is too old to know it (ENOSYS).
     """
     if platform.machine() not in NUMBERS:
         return b""

@@ -1,7 +1,7 @@
-"""`course grade`: judges a class's submissions side by side, each in a process of its own.
+"""`course grade`: judge a class's submissions in parallel, in worker processes.
 
-A result is kept as soon as it is there, under what it depends on: the notebook's bytes, the seed, the limit
-and the course's own judges. So a batch that was interrupted goes on where it stopped.
+A result is kept as soon as it is known, under all that it depends on: the notebook, the seed, the limit, the
+course's own judges and PyTorch. So an interrupted batch goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .submissions import Submission, Unreadable
 from .walls import END_SECONDS, HOUSE, Walls, open_without
 
 MOST_SECONDS = 1800.0  # for one submission, whatever it does
-KEPT = "submissions"  # the folder of results, a JSON file each
+KEPT = "submissions"  # the folder of results, one JSON file each
 BAR_WIDTH = 24
 
 
 @dataclass
 class Graded:
-    """A submission and what came of it."""
+    """A submission and its result."""
 
     submission: Submission
     result: Result
@@ -59,18 +59,18 @@ def grade(
     seed: str = "",
     out: TextIO = sys.stderr,
 ) -> list[Graded]:
-    """Grade all notebooks in the folders; what is graded already is not graded again.
+    """Grade all notebooks in the folders; those that are graded already are not graded again.
 
     Parameters
     ----------
     report
-        A folder, where each result is kept.
+        The folder in which each result is kept.
     jobs
         How many submissions are graded at the same time.
     seconds
-        For a notebook's cells, and again for each question.
+        The limit for a notebook's cells, and again for each question.
     seed
-        Another one draws other inputs.
+        Another seed draws other inputs.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def grade(
     left = list({path: each for each, path in reversed(kept.items()) if _kept(path) is None}.items())[::-1]
     bar = Bar(len(set(kept.values())), len(set(kept.values())) - len(left), out)
     judges: list[Judge] = []
-    failed: dict[Path, Result] = {}  # not kept: another time it may do
+    failed: dict[Path, Result] = {}  # not kept: another time they may succeed
     try:
         while left or judges:
             while left and len(judges) < jobs:
@@ -111,7 +111,7 @@ def grade(
 
 
 def _key(each: Submission, seed: str, seconds: float) -> str:
-    """What a result depends on, in a name for a file."""
+    """Return a hash of all that a result depends on, to name its file."""
     try:
         text = submissions.content(each.path)
     except Unreadable as why:
@@ -121,7 +121,7 @@ def _key(each: Submission, seed: str, seconds: float) -> str:
 
 
 def _of_the_judges() -> str:
-    """Another one when a judge, or PyTorch, is another one."""
+    """Return a hash that changes with the code of the exercises and with PyTorch's version."""
     if not _judges:
         found = hashlib.sha256(torch.__version__.encode())
         for path in sorted(HOUSE.joinpath("exercises").rglob("*.py")):
@@ -140,7 +140,7 @@ def _kept(path: Path) -> Result | None:
 
 
 class Judge:
-    """A process that judges one submission after the other, all behind the same walls."""
+    """A worker process that judges one submission after the other, all in the same sandbox."""
 
     def __init__(self, seed: str, seconds: float) -> None:
         warm_up()
@@ -155,30 +155,30 @@ class Judge:
         self.ways = (self._way, self._process.sentinel)
 
     def take(self, path: Path, submission: Submission) -> None:
-        """Begin with the next one, whose result belongs into a file."""
+        """Give the worker its next submission; the result goes to the file at ``path``."""
         self.path, self.submission = path, submission
         self._until = time.monotonic() + MOST_SECONDS
-        with contextlib.suppress(OSError, EOFError):  # it has ended: `is_busy` sees it
+        with contextlib.suppress(OSError, EOFError):  # the worker has ended: `is_busy` sees it
             if self._way.poll():
-                self._way.recv()  # the word about the one before
+                self._way.recv()  # the "done" of the one before
             self._way.send((str(submission.path), str(path)))
 
     def is_busy(self) -> bool:
-        """Whether it is still at work on what it took, in time."""
+        """Return whether it is still at work on its submission, and in time."""
         return self._process.exitcode is None and not self._way.poll() and time.monotonic() < self._until
 
     def failure(self) -> str:
-        """Why there is no result."""
-        if self._way.poll():  # it is on its way out
+        """Say why there is no result."""
+        if self._way.poll():  # it is ending
             self._process.join(END_SECONDS)
         code = self._process.exitcode
         return "it was not done in time" if code is None else f"grading it failed (exit code {code})"
 
     def end(self) -> None:
-        """End it and all behind its walls."""
+        """End the worker and everything in its sandbox."""
         is_idle = self._process.exitcode is None and self._way.poll()
         self._way.close()
-        self._process.join(END_SECONDS if is_idle else 0)  # it tidies up
+        self._process.join(END_SECONDS if is_idle else 0)  # an idle one tidies up
         if self._process.exitcode is None:
             with contextlib.suppress(psutil.Error):
                 end_families([psutil.Process(self._process.pid)])
@@ -198,7 +198,7 @@ def _judge(way: Any, seed: str, seconds: float) -> None:
 
 
 class Bar:
-    """Progress in one line of a terminal; a line for each submission elsewhere."""
+    """A progress bar on one line of a terminal; elsewhere a line for each submission."""
 
     def __init__(self, count: int, done: int, out: TextIO) -> None:
         self._count, self._done, self._out = count, done, out

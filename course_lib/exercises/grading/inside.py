@@ -1,18 +1,18 @@
-"""Behind the walls: runs a submission's cells, or lets its answers work on ranks, as the grader asks.
+"""In the sandbox: run a submission's cells, or its answers on ranks, as the grader asks.
 
-All that stands here is in the submission's reach, and may be changed by it: the grader believes no word.
-Requests and replies are JSON, a line each.
+Everything here is in the submission's reach and may be changed by it, so the grader trusts none of it.
+Requests and replies are JSON, one per line.
 
 A request is one of these, with an ``"id"`` that its replies repeat:
 
 - ``{"do": "run", "cells": [[name, source, number or None, skip]], "names": {number: name}, "seconds": …}``:
   run the cells of a notebook. Replies: ``{"at": place}`` before each; ``{"answer": number, "pickled": …}``
-  (base64) or ``{"answer": number, "refused": words}`` at each cell with a check; the rest of them, and
-  ``{"done": true}``.
-- ``{"do": "hold", "pickled": base64, "cells": {name: source}}``: the answer for the following requests.
-  Reply: ``{"done": true}``, once ranks start at once.
-- ``{"do": "folder"}``: an empty one. Reply: ``{"folder": path}``.
-- ``{"do": "ask", "work": base64, "args": […], "nprocs": …, "seconds": …}``: a work of the grader's, pickled.
+  (base64) at each cell with a check; at the end the same, or ``{"answer": number, "refused": words}``, for
+  each question without one so far; ``{"done": true}``.
+- ``{"do": "hold", "pickled": base64, "cells": {name: source}}``: keep the answer for the next requests.
+  Reply: ``{"done": true}``, once ranks can start at once.
+- ``{"do": "folder"}``: make an empty folder. Reply: ``{"folder": path}``.
+- ``{"do": "ask", "work": base64, "args": […], "nprocs": …, "seconds": …}``: run the grader's work on ranks.
   Reply: ``{"texts": […]}`` by rank, ``{"refused": words}`` or ``{"trouble": words}``.
 """
 
@@ -40,11 +40,11 @@ Reply = dict[str, Any]
 
 
 def main(user: int = 0, disk_bytes: int = 0) -> None:
-    """Load what all sessions need, then make them, one after the other.
+    """Load what all sessions need, then open sessions, one at a time.
 
-    Commands are one byte each: ``o``, with a socket, opens a session, of which there is one at a time, and
-    ``c`` closes it; each is answered by the same byte once it is done. With ``disk_bytes`` a session is in a
-    world of its own (`apart`), and is ended in it; else there is one, which the grader ends.
+    Commands are one byte each: ``o``, with a socket, opens a session, and ``c`` closes it; each is answered
+    by the same byte once it is done. With ``disk_bytes`` each session is in namespaces of its own (`apart`),
+    and is killed with them; without, there is only one session, which the grader ends.
     """
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -70,8 +70,8 @@ def main(user: int = 0, disk_bytes: int = 0) -> None:
 
 
 def _load() -> None:
-    """Once, what each session would have to load."""
-    import torch._dynamo  # noqa: F401 – by the first optimizer, in seconds
+    """Load, once, what each session would have to load."""
+    import torch._dynamo  # noqa: F401 – the first optimizer would, which takes seconds
     from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
 
     from .. import check  # noqa: F401
@@ -80,7 +80,7 @@ def _load() -> None:
 
 
 def _serve(number: int) -> None:
-    """A session, by the number of an open file: requests until their end."""
+    """Serve a session on an open file descriptor, until there are no more requests."""
     with fork_server_is_a_copy():
         warm_up()
     way = socket.socket(fileno=number)
@@ -95,7 +95,7 @@ def _serve(number: int) -> None:
 
 
 def run(request: Request) -> Iterator[Reply]:
-    """Run cells as a notebook does, each of them whatever became of those before, but those to skip."""
+    """Run cells as a notebook does, each whether or not those before it failed, except those to skip."""
     shell = _shell()
     names, found = request["names"], set()
     for place, (name, source, number, skip) in enumerate(request["cells"]):
@@ -115,12 +115,12 @@ def run(request: Request) -> Iterator[Reply]:
 
 
 def _shell() -> Any:
-    """IPython, as in a kernel: cells have its magics. It keeps no history."""
+    """Return an IPython shell as in a kernel, with its magics, but without a history."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
     face = sys.modules[__name__.partition(".")[0]]
-    face.check = face.progress = lambda *_: None  # the judges are not here; the grader asks by itself
+    face.check = face.progress = lambda *_: None  # the judges are not here; the grader asks on its own
     config = Config()
     config.HistoryManager.enabled = False
     return InteractiveShell.instance(config=config, colors="NoColor")
@@ -128,13 +128,13 @@ def _shell() -> Any:
 
 def _run_cell(shell: Any, name: str, source: str, seconds: float) -> None:
     shell.compile.get_code_name = lambda *_: name
-    with contextlib.suppress(BaseException), _interrupted_after(seconds):  # it may end as it likes
+    with contextlib.suppress(BaseException), _interrupted_after(seconds):  # a cell may raise anything
         shell.run_cell(source, store_history=False)
 
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """As by the kernel's interrupt, and again each second; who does not hear it meets the grader's limit."""
+    """Interrupt as the kernel does, then again every second; code that resists meets the grader's limit."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -149,7 +149,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 
 def _answer(shell: Any, number: str, name: str, seconds: float) -> Reply:
-    """Pickled as `check` does it; its own code may take part in that."""
+    """Pickle an answer as `check` does; this may run the answer's own code."""
     from ...by_value import dumps
 
     if name not in shell.user_ns:
@@ -160,7 +160,7 @@ def _answer(shell: Any, number: str, name: str, seconds: float) -> Reply:
             return {"answer": number, "pickled": base64.b64encode(dumps(shell.user_ns[name])).decode()}
     except BaseException as error:
         words = f"your answer cannot be sent to the ranks: {type(error).__name__}"
-        with contextlib.suppress(BaseException):  # its own __str__ fails
+        with contextlib.suppress(BaseException):  # its own __str__ may fail
             words = f"{words}: {error}"
         return {"answer": number, "refused": words[:600]}
 
@@ -171,7 +171,7 @@ _held = b""  # the answer, pickled
 
 
 def hold(request: Request) -> Iterator[Reply]:
-    """Keep an answer for what will be asked of it, and get ready for ranks."""
+    """Keep an answer for the requests that follow, and get ready to start ranks."""
     global _held
     _held = base64.b64decode(request["pickled"])
     for name, source in request["cells"].items():
@@ -181,7 +181,7 @@ def hold(request: Request) -> Iterator[Reply]:
 
 
 def ask(request: Request) -> Iterator[Reply]:
-    """Let a work meet the answer on fresh ranks."""
+    """Run a work on the answer, on fresh ranks."""
     from ...report.failed import RankError
     from ..asking import Refused
     from ..check import in_words, told_by_ranks
@@ -198,10 +198,10 @@ def ask(request: Request) -> Iterator[Reply]:
 
 
 def folder(_: Request) -> Iterator[Reply]:
-    """An empty folder, which is gone with the walls."""
+    """Make an empty folder, which is gone when the session is."""
     from ..drawn import OTHER_DISK
 
-    other = OTHER_DISK if os.environ["TMPDIR"] == "/tmp" else None  # without walls it would stay
+    other = OTHER_DISK if os.environ["TMPDIR"] == "/tmp" else None  # without the walls it would stay
     yield {"folder": tempfile.mkdtemp(prefix="course-", dir=other)}
 
 

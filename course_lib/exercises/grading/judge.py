@@ -1,4 +1,4 @@
-"""Judges one submission: draws inputs, asks through the walls, and keeps the score on this side of them."""
+"""Judge one submission: draw inputs, ask its code in the sandbox, and keep the score outside of it."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from . import submissions
 from .submissions import Exercise, Unreadable
 from .walls import START_SECONDS, Ended, Session, Walls
 
-GRACE_SECONDS = 30.0  # beyond a limit that is held behind the walls, for reports and the end of ranks
-CELL_SECONDS = 60.0  # for a cell
-MOST_STARTS = 4  # of a notebook whose cells end what runs them
-MOST_ANSWER = 24 << 20  # letters of a pickled answer, in base64
-MOST_PATH = 200  # letters
-MOST_LETTERS = 4000  # of what stands behind a ✗ or went wrong
+GRACE_SECONDS = 30.0  # beyond a limit that the sandbox itself keeps, for reports and the end of ranks
+CELL_SECONDS = 60.0  # for one cell
+MOST_STARTS = 4  # of a notebook, when its cells end the process that runs them
+MOST_ANSWER = 24 << 20  # characters of a pickled answer, in base64
+MOST_PATH = 200  # characters
+MOST_LETTERS = 4000  # characters of what is said about a ✗, or went wrong
 
 Result = dict[str, Any]
 
 
 def forms() -> dict[str, str]:
-    """For each question the name of its answer."""
+    """Return the name of each question's answer, by question."""
     questions.load()
     return {number: each.form.partition("(")[0] for number, each in QUESTIONS.items()}
 
 
 def grade(text: bytes, name: str, seed: str, seconds: float, walls: Walls) -> Result:
-    """Points and feedback for each question of a notebook, as plain data.
+    """Return points and feedback for each question of a notebook, as plain data.
 
     Parameters
     ----------
     text
-        The notebook.
+        The notebook's bytes.
     name
-        Of its file.
+        The name of its file.
     seed
-        With the notebook's own bytes it decides what is drawn.
+        Determines what is drawn, together with the notebook's own bytes.
     seconds
-        For all of the notebook's cells, and again for each question.
+        The limit for all of the notebook's cells, and again for each question.
     walls
-        Behind which its code runs.
+        The sandbox in which its code runs.
     """
     try:
         exercise = submissions.read(text, name, forms())
@@ -96,7 +96,7 @@ def _plain(feedback: Feedback) -> Result:
 def answers_of(
     exercise: Exercise, names: dict[str, str], seconds: float, walls: Walls
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """What a notebook answers to each question, pickled and never looked into, or why there is nothing.
+    """Run a notebook; return its answer to each question, pickled and never opened, or why there is none.
 
     A cell that ends the process, or never comes to an end, is left out, and the notebook is run again.
     """
@@ -105,7 +105,7 @@ def answers_of(
     found: dict[str, dict[str, str]] = {}
     until = time.monotonic() + START_SECONDS + seconds
     a_cell = min(CELL_SECONDS, seconds)
-    left = dict(names)  # questions whose answer has not ended what runs it
+    left = dict(names)  # questions, less those whose answer has ended the process that runs it
     cells = exercise.cells
     for _ in range(MOST_STARTS):
         at = -1
@@ -158,7 +158,7 @@ def _answer(reply: Result) -> dict[str, str]:
 
 
 def _said(session: Session, request: Result) -> Iterator[Result]:
-    """The replies to a request, and to no other."""
+    """Send a request and yield the replies to it, and to no other."""
     asked = secrets.token_hex(8)
     session.send(request | {"id": asked})
     for reply in session.replies():
@@ -172,9 +172,9 @@ def _said(session: Session, request: Result) -> Iterator[Result]:
 def _of_a_question(
     number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float, walls: Walls
 ) -> Feedback:
-    """A question's feedback; its draws are the same for the same seed.
+    """Return the feedback on a question; the same seed draws the same inputs.
 
-    It has a session of its own: what one answer leaves behind, and what it saw there, meets no other answer.
+    Each question has a session of its own, so no answer meets what another one has left behind or seen there.
     """
     if "pickled" not in answer:
         refused = answer.get("refused", "the notebook did not come as far as this question")
@@ -186,7 +186,7 @@ def _of_a_question(
 
 @contextlib.contextmanager
 def _same_dice(seed: str) -> Iterator[None]:
-    """For what a judge draws without the dice that it is given."""
+    """Seed the global RNGs, for what a judge draws without the generator that it is given."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     random.seed(number)
     np.random.seed(number)
@@ -195,7 +195,7 @@ def _same_dice(seed: str) -> Iterator[None]:
 
 
 class Refuses:
-    """A way to ask (`asking.Ask`) where there is no answer."""
+    """An `asking.Ask` without an answer: it refuses, and says why."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -205,10 +205,10 @@ class Refuses:
 
 
 class Through:
-    """The grader's way to ask (`asking.Ask`): the answer is behind walls, and JSON comes back.
+    """The grader's `asking.Ask`: the answer is in the sandbox, and JSON comes back.
 
-    A work goes there by value, with what it needs of its own file: the judges stay here, and so do the
-    expected values and the points.
+    A work goes there by value, with what it needs from its own file: the judges, the expected values and the
+    points stay here.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Through:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """An empty folder behind the walls, which is not there for this process."""
+        """Provide an empty folder in the sandbox; for this process it does not exist."""
         self._hold()
         yield Path(str(self._reply({"do": "folder"}, START_SECONDS).get("folder"))[:MOST_PATH])
 
@@ -240,7 +240,7 @@ class Through:
             self._held = True
 
     def _reply(self, request: Result, seconds: float) -> Result:
-        """The first one."""
+        """Send a request and return the first reply."""
         self._session.until = time.monotonic() + seconds
         try:
             for reply in _said(self._session, request):
@@ -251,7 +251,7 @@ class Through:
 
 
 def _seen(reply: Result, nprocs: int) -> list[Any]:
-    """What the works saw, by rank, in a reply that may be anything."""
+    """Return what the works saw, by rank, from a reply that may be anything."""
     texts = reply.get("texts")
     if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(each, str) for each in texts):
         return [read(each) for each in texts]
@@ -262,7 +262,7 @@ def _seen(reply: Result, nprocs: int) -> list[Any]:
 
 
 def sent(asked: Question, work: Work) -> str:
-    """A work on its way through the walls, with the functions that it calls and no other."""
+    """Pickle a work for the sandbox, with the functions that it calls and no others."""
     cloudpickle.register_pickle_by_value(questions)
     try:
         return base64.b64encode(dumps(((asked.takes, asked.form), work))).decode()
@@ -271,7 +271,7 @@ def sent(asked: Question, work: Work) -> str:
 
 
 def main(path: str, name: str, seed: str, seconds: float, walls: Walls) -> Result:
-    """`grade` for a file."""
+    """Grade the notebook in a file."""
     try:
         text = submissions.content(Path(path))
     except Unreadable as why:

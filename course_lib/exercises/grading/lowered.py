@@ -1,7 +1,7 @@
-"""The first program behind the walls: takes limits, which nothing after it can raise, and starts the next.
+"""The first program in the sandbox: set limits, which nothing after it can raise, and start the next program.
 
 Run by its path, without the library: ``python -I -S lowered.py USER PROCESSES FILE_BYTES DATA_BYTES PROGRAM``
-and the program's arguments. USER is 0 where it stays who it is; else it becomes one who owns nothing here.
+and the program's arguments. With USER 0 the user stays the same; else it becomes USER, who owns nothing here.
 """
 
 import os

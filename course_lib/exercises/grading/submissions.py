@@ -1,4 +1,4 @@
-"""What a class handed in: which notebooks are whose, and what is in one, whatever it turns out to be."""
+"""Find the notebooks that a class submitted, by learner, and read one, whatever it turns out to be."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 20 << 20  # of a notebook; its pictures are in it
+MOST_BYTES = 20 << 20  # of a notebook, with the pictures in it
 MOST_CELLS = 2000
 OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_.])")  # "06_ddp_with_spawn", and cells "e06-1-check"
 A_CHECK = re.compile(r"""check\(\s*["'](\d\d\.\d)["']\s*,""")
 
 
 class Unreadable(Exception):
-    """Not a notebook that can be graded; the text says why, and what to do."""
+    """The file is not a notebook that can be graded; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A notebook that a learner handed in."""
+    """A notebook that a learner submitted."""
 
     learner: str
     path: Path
 
     @property
     def name(self) -> str:
-        """Of its file, in letters that can be written everywhere."""
+        """The name of its file, in characters that can be written anywhere."""
         return _in_letters(self.path.name)
 
 
 @dataclass
 class Cell:
-    """A code cell: its name in reports, its source, and the question that it checks, if it is for that."""
+    """A code cell: its name in reports, its source, and the question that it checks, if any."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass
 class Exercise:
-    """A notebook as it was read: its number, its code cells, and what was odd about it."""
+    """A notebook as it was read: its exercise's number, its code cells, and what was odd about it."""
 
     number: str  # "06"
     cells: list[Cell]
@@ -54,20 +54,20 @@ class Exercise:
 
 
 class NoSubmissions(Exception):
-    """There is nothing to grade; the text says where it was looked for."""
+    """There is nothing to grade; the message says where it was looked for."""
 
 
 def submissions(folders: Sequence[Path]) -> list[Submission]:
-    """All notebooks in the folders, by learner and path: links to notebooks, too, to be refused by name.
+    """Find all notebooks in the folders, sorted by learner and path; include links, to be refused by name.
 
-    A notebook that lies in a folder itself is of the learner that its name names; of the rest the folder in
-    which they are says whose they are. Where a folder's own notebooks are named as exercises are, they are
-    all of one learner, whom the folder names. Links to folders are not followed.
+    A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
+    exercise is, to the one that the folder's name gives. A notebook further down belongs to the learner that
+    the subfolder's name gives. Links to folders are not followed.
 
     Raises
     ------
     NoSubmissions
-        A folder is not there, or nowhere is a notebook.
+        A folder does not exist, or there is no notebook in any.
     """
     found: dict[tuple[str, str], Submission] = {}
     for folder in folders:
@@ -90,12 +90,12 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
 
 
 def _in_letters(name: str) -> str:
-    """A file's name, whose bytes need not be UTF-8."""
+    """Return a file's name as text, with the bytes escaped that are not UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file that is one: no link, no pipe, not too long.
+    """Return the bytes of a regular file, not of a link or a pipe, and not of one that is too long.
 
     Raises
     ------
@@ -122,19 +122,19 @@ def content(path: Path) -> bytes:
 
 
 def read(text: bytes, name: str, forms: Mapping[str, str]) -> Exercise:
-    """The exercise in a notebook's bytes.
+    """Read the exercise from a notebook's bytes.
 
     Parameters
     ----------
     name
-        The file's, which may say which exercise it is.
+        The name of the file, which may say which exercise it is.
     forms
-        For the number of each question the name of its answer.
+        The name of each question's answer, by the question's number.
 
     Raises
     ------
     Unreadable
-        It is no notebook, or none of an exercise of this course.
+        It is not a notebook, or not one of an exercise of this course.
     """
     notes = []
     try:
@@ -173,7 +173,7 @@ def _language(whole: dict[str, Any]) -> str:
 
 
 def _marks(cell: dict[str, Any]) -> Iterator[str]:
-    """What says where a cell comes from."""
+    """Yield the names in a cell that say where it comes from."""
     about = cell.get("metadata")
     marks = about.get("nbgrader") if isinstance(about, dict) else None
     for mark in (marks.get("grade_id") if isinstance(marks, dict) else None, cell.get("id")):
@@ -182,7 +182,7 @@ def _marks(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _exercise(code: list[dict[str, Any]], name: str, known: Collection[str]) -> str:
-    """Which exercise it is: what most of its cells say, or else the file's name."""
+    """Return which exercise it is, by what most of its cells say, or else by the file's name."""
     votes: dict[str, int] = {}
     for cell in code:
         for number in {found[1] for mark in _marks(cell) if (found := OF_AN_EXERCISE.match(mark))}:
@@ -211,7 +211,7 @@ def _cells(code: list[dict[str, Any]], number: str, forms: Mapping[str, str]) ->
 
 
 def _checked(cell: dict[str, Any], source: str, number: str, forms: Mapping[str, str]) -> str | None:
-    """The question that a cell is there to check, whatever else is written in it."""
+    """Return the question that a cell is there to check, by its own name or else by its only line."""
     for mark in _marks(cell):
         if found := re.fullmatch(rf"e{number}-(\d)-check", mark):
             return f"{number}.{found[1]}" if f"{number}.{found[1]}" in forms else None

@@ -1,4 +1,4 @@
-"""What a batch leaves: a table for other systems, pages for learners, and the class on one page."""
+"""Write the results of a batch: a table for other systems, pages for learners, and the class on one page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..asking import QUESTIONS, Finding
 from ..check import Feedback
 from .grade import Graded
 
-# nbgrader's export has these first; those that nobody knows here stay empty.
+# nbgrader's export has these columns first; those that are not known here stay empty.
 OF_NBGRADER = (
     *("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email"),
     *("raw_score", "late_submission_penalty", "score", "max_score"),
@@ -37,7 +37,7 @@ pre{{white-space:pre-wrap}}img{{max-width:100%}}</style></head><body><h1>{title}
 
 
 class Learner:
-    """What one learner handed in; of two notebooks for one exercise the one with more points counts."""
+    """What one learner submitted; of several notebooks for one exercise, the one with most points counts."""
 
     def __init__(self, name: str, graded: Iterable[Graded]) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Learner:
                 self.best[number] = each
 
     def points(self, number: str) -> float | None:
-        """Of a question; None where no notebook with it was handed in."""
+        """Return the points for a question; None if no notebook with it was submitted."""
         exercise = self.best.get(number[:2])
         return exercise.result["questions"][number]["points"] if exercise else None
 
@@ -69,7 +69,7 @@ def learners(graded: Iterable[Graded]) -> list[Learner]:
 
 
 def exercises_of(everyone: Sequence[Learner], asked: Sequence[str]) -> list[str]:
-    """Those that count: as asked for, or each that at least one learner handed in."""
+    """Return the exercises that count: those asked for, or all that at least one learner submitted."""
     return sorted(set(asked) or {number for each in everyone for number in each.best})
 
 
@@ -82,7 +82,7 @@ def _most(number: str) -> float:
 
 
 def write_csv(path: Path, everyone: Sequence[Learner], exercises: Sequence[str]) -> None:
-    """One row a learner; a question of an exercise that was not handed in is empty, and counts as 0."""
+    """Write one row per learner; a question of an exercise not submitted is empty, and counts as 0."""
     questions = _questions(exercises)
     most = sum(map(_most, questions))
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -102,13 +102,13 @@ def _number(points: float | None) -> str:
 
 
 def _text(words: str) -> str:
-    """Words that a spreadsheet shows, and does not compute."""
+    """Escape words so that a spreadsheet shows them and does not run them as a formula."""
     words = "".join(letter if letter.isprintable() else " " for letter in words)
     return f"'{words}" if words.lstrip().startswith(A_FORMULA) else words
 
 
 def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[str]) -> None:
-    """The class on ``index.html``, with a picture; a page for each learner; all of it in ``grades.json``."""
+    """Write ``index.html`` (the class, with a figure), a page per learner, and ``grades.json`` (points)."""
     questions = _questions(exercises)
     folder.mkdir(parents=True, exist_ok=True)
     rows, summary = [], []
@@ -139,7 +139,7 @@ def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[
 
 
 def _write_page(path: Path, title: str, body: str) -> None:
-    """JSON may hold half a letter (a lone surrogate), which no file can."""
+    """Write a page; lone surrogates, which JSON may contain but a UTF-8 file cannot, are escaped."""
     page = PAGE.format(title=html.escape(title), body=body)
     write_whole(path, page.encode("utf-8", "backslashreplace").decode())
 
@@ -149,7 +149,7 @@ def _short(name: str) -> str:
 
 
 def lost_share(everyone: Sequence[Learner], questions: Sequence[str]) -> dict[str, float]:
-    """For each question how much of its points those who handed it in have not reached, in percent."""
+    """Return, for each question, how many percent of its points those who submitted it did not reach."""
     found = {}
     for number in questions:
         reached = [points for each in everyone if (points := each.points(number)) is not None]
@@ -165,7 +165,7 @@ def _worst(lost: dict[str, float]) -> str:
 
 
 def most_missed(everyone: Sequence[Learner], rows: int = 10) -> list[dict[str, str]]:
-    """The properties that fail for most learners."""
+    """Return the properties that fail for most learners, worst first."""
     missed: dict[tuple[str, str], int] = {}
     for each in everyone:
         for exercise in each.best.values():
@@ -178,7 +178,7 @@ def most_missed(everyone: Sequence[Learner], rows: int = 10) -> list[dict[str, s
 
 
 def feedback_of(number: str, found: dict[str, Any]) -> Feedback:
-    """As the learner would have seen it."""
+    """Return the feedback as the learner would have seen it."""
     findings = [
         Finding(each["what"], each["ok"], each["seen"], each["hint"], each["points"])
         for each in found["findings"]

@@ -1,10 +1,10 @@
-"""Walls around submissions: a process that reads requests and writes replies, with limits on all it takes.
+"""Walls around submissions: a sandboxed process that answers requests, with limits on all that it uses.
 
-With bubblewrap it sees no network, no process but its own and no file but Python, PyTorch and this library
-without the judges. Without it the limits hold, and what it starts is ended; `open_without` says what is open.
+With bubblewrap it sees no network, no processes but its own and no files but Python, PyTorch and this library
+without the judges. Without, the limits apply, and what it starts is killed; `open_without` says what is open.
 
-The process behind the walls runs nothing of a submission. For each `Session` it makes a copy of itself, which
-has PyTorch loaded already, in a world of its own (`apart`). Where that cannot be, each session has walls of
+The sandboxed process itself runs nothing of a submission. For each `Session` it makes a copy of itself, which
+has PyTorch loaded already, in namespaces of its own (`apart`). Where it cannot, each session has a sandbox of
 its own.
 """
 
@@ -35,16 +35,16 @@ from .denied import system_calls
 
 HOUSE = Path(__file__).parents[2]  # course_lib
 QUESTIONS = HOUSE / "exercises" / "questions"
-MOST_PROCESSES = 768  # threads count, too: five ranks on a large machine have some hundred
+MOST_PROCESSES = 768  # threads count, too: five ranks on a large machine have a few hundred
 MOST_FILE_BYTES = 256 << 20
-MOST_DISK_BYTES = 512 << 20  # in each of /tmp and /dev/shm, which are memory
+MOST_DISK_BYTES = 512 << 20  # in each of /tmp and /dev/shm, which are in memory
 MOST_MEMORY_BYTES = min(8 << 30, psutil.virtual_memory().total // 2)  # of all processes together
-MOST_DATA_BYTES = 6 << 30  # of one; Python with PyTorch begins with 1 GiB or less
-MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, in JSON once more
+MOST_DATA_BYTES = 6 << 30  # of one process; Python with PyTorch starts with 1 GiB or less
+MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, encoded as JSON once more
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
-START_SECONDS = 180.0  # for Python and PyTorch behind the walls, on a busy machine
-END_SECONDS = 20.0  # in which the processes behind the walls are gone
-LEAST_FREE = 0.05  # of the machine's memory, whoever took the rest
+START_SECONDS = 180.0  # for Python and PyTorch in the sandbox, on a busy machine
+END_SECONDS = 20.0  # for the processes in the sandbox to be gone
+LEAST_FREE = 0.05  # of the machine's memory, whoever uses the rest
 OWN = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)  # in /proc/N/status, in KiB
 PR_SET_CHILD_SUBREAPER = 36
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -65,12 +65,12 @@ WITHOUT = (
 
 
 class Ended(Exception):
-    """There is nothing behind the walls any more; the text says why, in words for a learner."""
+    """The session is over before its time; the message tells the learner why."""
 
 
 @contextmanager
 def _file_of(content: bytes) -> Iterator[int]:
-    """A file's number, for a program that reads it once."""
+    """Yield the descriptor of a file with this content, for a program that reads it once."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
@@ -78,12 +78,12 @@ def _file_of(content: bytes) -> Iterator[int]:
 
 
 class Unjudged(BaseException):
-    """This machine cannot judge now; no judge may take that for an answer's fault, so it is no Exception."""
+    """This machine cannot judge now; not an Exception, so that no judge takes it for an answer's fault."""
 
 
 @functools.cache
 def open_without() -> str:
-    """What is not closed on this machine, in one line; empty where bubblewrap works."""
+    """Say in one line what stays open on this machine; empty where bubblewrap works."""
     if shutil.which("bwrap") is None:
         return WITHOUT.format("is not installed")
     done = subprocess.run(
@@ -98,7 +98,7 @@ def open_without() -> str:
 
 
 def _a_user() -> int:
-    """For root: the number of a user who owns nothing, another one for each process that asks; else 0."""
+    """Return, for root, the id of a user who owns nothing, another one in each process; else 0."""
     if os.geteuid() != 0:
         return 0
     first, _, count = map(int, Path("/proc/self/uid_map").read_text().split("\n")[0].split())
@@ -107,7 +107,7 @@ def _a_user() -> int:
 
 
 def _bubblewrap(user: int, makes_worlds: bool = False, denied: int = -1) -> list[str]:
-    """The command before a command; ``denied`` is an open file with the system calls that are."""
+    """Return the bwrap command to put before another; ``denied`` is the descriptor of a seccomp filter."""
     command = [
         "bwrap",
         *(["--seccomp", str(denied)] if denied >= 0 else []),
@@ -134,7 +134,7 @@ def _bubblewrap(user: int, makes_worlds: bool = False, denied: int = -1) -> list
     for name in OF_ETC:
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for place in _places():
-        for parent in reversed(Path(place).parents[:-1]):  # bwrap's own are for root alone
+        for parent in reversed(Path(place).parents[:-1]):  # those that bwrap makes are for root alone
             command += ["--perms", "0755", "--dir", str(parent)]
         command += ["--ro-bind", place, place]
     if QUESTIONS.is_dir():
@@ -146,7 +146,7 @@ def _bubblewrap(user: int, makes_worlds: bool = False, denied: int = -1) -> list
 
 
 def _places() -> list[str]:
-    """The folders that this Python, what is installed for it and this library are in; not the system's."""
+    """Return the folders of this Python, its packages and this library, without those of the system."""
     places = [sys.prefix, sys.base_prefix, *site.getsitepackages()]
     places += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     places += [str(Path(sys.executable).resolve().parents[1])]
@@ -158,7 +158,7 @@ def _places() -> list[str]:
 
 
 def _environment(place: Path) -> dict[str, str]:
-    """Of the processes behind the walls; nothing of ours is in it but where Python finds what it needs."""
+    """Return the sandbox's environment; of ours it has only where Python finds what it needs."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
         "PYTHONPATH": str(HOUSE.parent),
@@ -171,20 +171,20 @@ def _environment(place: Path) -> dict[str, str]:
         "COURSE_HOME": str(place / "course-home"),
         "CUDA_VISIBLE_DEVICES": "",
         "MPLBACKEND": "Agg",
-        "COURSE_LEAN": "1",  # no exercise needs torchvision, and without it walls begin sooner
+        "COURSE_LEAN": "1",  # no exercise needs torchvision, and without it the sandbox starts sooner
     }
 
 
 class Walls:
-    """One process behind walls, and all that it starts; a context, after which nothing of it is left.
+    """A sandboxed process and all that it starts; a context manager that leaves nothing of them.
 
-    This process inherits the orphans of it, and ends them: it must start nothing else meanwhile.
+    The calling process adopts their orphans, and kills them: it must start nothing else meanwhile.
     """
 
     def __init__(self) -> None:
         self._closed = not open_without()
-        own = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # a session's own hides it
-        self._apart = self._closed and not own  # whether sessions share the walls; the first one may deny it
+        own = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # a session hides those
+        self._apart = self._closed and not own  # whether sessions share the sandbox; a failed start ends that
         self._process: subprocess.Popen[bytes] | None = None
         self._others: set[psutil.Process] = set()  # what this process had started before
 
@@ -196,7 +196,7 @@ class Walls:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A process behind the walls that has seen nothing yet, and of which nothing stays.
+        """Open a session: a sandboxed process that has seen nothing yet, and that leaves nothing behind.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Walls:
         return self._asked(b"o", theirs)
 
     def _asked(self, word: bytes, *passed: socket.socket) -> bool:
-        """Whether the process behind the walls did it; it runs nobody's code but ours."""
+        """Send a command; return whether the sandboxed process, which runs only our code, obeyed it."""
         with suppress(OSError):
             socket.send_fds(self._control, [word], [each.fileno() for each in passed])
             return self._control.recv(1) == word
@@ -272,18 +272,18 @@ class Walls:
             self._place.cleanup()
 
     def _family(self) -> set[psutil.Process]:
-        """Who is left behind the walls descends from this process, or will when its parent ends."""
+        """Return what is left in the sandbox: it descends from this process, or will when its parent ends."""
         return set(psutil.Process().children(recursive=True)) - self._others
 
     def _look(self) -> None:
-        """Whether all that is behind the walls keeps within what it may take together.
+        """Check that everything in the sandbox together keeps within its limits.
 
         Raises
         ------
         Ended
             It does not.
         Unjudged
-            The machine has no memory left, and nobody knows whose fault that is.
+            The machine has hardly any memory left, and nobody knows whose fault that is.
         """
         family = self._family()
         if len(family) > MOST_PROCESSES:
@@ -308,14 +308,14 @@ class Walls:
 
 
 class Session:
-    """The way to a process behind walls: messages there and back, until a moment that may be moved."""
+    """A connection to a sandboxed process: messages there and back, until a deadline that can be moved."""
 
     def __init__(self, way: socket.socket, look: Callable[[], None]) -> None:
         way.setblocking(False)
         self._way, self._look = way, look
         self._buffer = bytearray()
         self._looked = 0.0
-        self.until = math.inf  # time.monotonic() up to which anybody waits for those behind the walls
+        self.until = math.inf  # the deadline, by time.monotonic()
 
     def send(self, message: dict[str, Any]) -> None:
         """Write a message.
@@ -323,7 +323,7 @@ class Session:
         Raises
         ------
         Ended
-            Nobody reads any more, or not in time.
+            The process does not read any more, or not in time.
         """
         rest = memoryview(json.dumps(message).encode() + b"\n")
         while rest:
@@ -336,12 +336,12 @@ class Session:
                 raise Ended("your code ended the process that runs it") from None
 
     def replies(self) -> Iterator[dict[str, Any]]:
-        """The messages that come: a stranger's, whatever they hold.
+        """Yield the messages that come; they are untrusted, whatever they contain.
 
         Raises
         ------
         Ended
-            They end, are too long, or are not there in time; or too much is taken behind the walls.
+            They end, are too long or too late, or the sandbox exceeds its limits.
         """
         searched = 0
         while True:
@@ -380,17 +380,17 @@ class Session:
 
 
 def _own_bytes(process: psutil.Process) -> int:
-    """Memory that is no file's; what copies of one process share counts for each: quick, and too much."""
+    """Return a process's memory but for files' pages; quick, but counts what copies share once for each."""
     with suppress(OSError):
         status = Path(f"/proc/{process.pid}/status").read_text()
         return 1024 * sum(map(int, OWN.findall(status)))
-    with suppress(psutil.Error):  # no Linux
+    with suppress(psutil.Error):  # not Linux
         return process.memory_info().rss
     return 0
 
 
 def _proportional_bytes(process: psutil.Process) -> int:
-    """Memory of which what is shared is shared out among those who share it, where that is known: slow."""
+    """Return memory, with shared pages divided among their users (PSS) where that is known; slow."""
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         try:
             return process.memory_full_info().pss
@@ -400,13 +400,13 @@ def _proportional_bytes(process: psutil.Process) -> int:
 
 
 def _inherit(orphans: bool) -> None:
-    """Whether this process becomes the parent of those among its descendants that have lost theirs."""
+    """Set whether this process adopts those of its descendants that lose their parent (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans))
 
 
 def _tasks_of_this_user() -> int:
-    """Processes and threads, which the system counts together."""
+    """Count this user's processes and threads, which the system counts together."""
     count, own = 0, os.geteuid()
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,6 +1,6 @@
 """The questions of all exercises: `load` registers them with `asking`.
 
-Importing this package loads none of them: a rank that works for one question loads its module alone.
+Importing the package loads none of them, so a rank that runs one question imports only that module.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Question 17.1's Slurm: how sbatch reads a job file, and a cluster of stand-ins to run its body."""
+"""Mock Slurm for question 17.1: parse a job file as sbatch does, and run its body with stand-in commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SECONDS = 15.0  # that a job file may take on the stand-ins
+SECONDS = 15.0  # time limit for a job file that runs with the stand-ins
 NAMES = ("sbatch", "srun", "scontrol", "hostname", "torchrun", "python", "python3", "sleep")
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "csh", "tcsh")
-NAMES += ("module", "ml", "conda", "nvidia-smi")  # they do nothing here
+NAMES += ("module", "ml", "conda", "nvidia-smi")  # these do nothing here
 
-# One program under all of their names, run by Python without its site: it starts in milliseconds.
+# One program under all these names; Python runs it without site (-S), so it starts in milliseconds.
 STAND_IN = r"""
 import json, os, subprocess, sys, time
 
@@ -147,11 +147,11 @@ elif name not in ("sleep", "module", "ml", "conda", "nvidia-smi"):  # here nothi
 
 
 LEFT = "the body's end is the job's, and something that it had started was still at work"
-NO_ORDER = ""  # the name of what sbatch cannot read
+NO_ORDER = ""  # the key in `orders` for a word that sbatch cannot parse
 
 
 def names_a_shell(text: str) -> bool:
-    """Whether the first line has the path of a shell, or of env and a shell."""
+    """Whether the first line, after its ``#!``, has the path of a shell, or of env followed by a shell."""
     words = (text.splitlines() or [""])[0][2:].split()
     folder, _, program = words[0].rpartition("/") if words else ("", "", "")
     if program == "env":
@@ -162,12 +162,12 @@ def names_a_shell(text: str) -> bool:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         return line.split()
 
 
 def orders(text: str) -> dict[str, str]:
-    """The options in the #SBATCH lines, by their long names; sbatch reads up to the first command."""
+    """Return the options in the #SBATCH lines by long name; like sbatch, stop at the first command."""
     short = {"N": "nodes", "n": "ntasks", "t": "time", "G": "gpus", "c": "cpus-per-task", "J": "job-name"}
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -188,12 +188,12 @@ def orders(text: str) -> dict[str, str]:
             elif not word.startswith("-"):
                 found[NO_ORDER] = word
             elif len(word) == 2 and words and not words[0].startswith("-"):
-                words.pop(0)  # the value of an option that is not asked for
+                words.pop(0)  # the value of an option that is not needed here
     return found
 
 
 def gpus_of_a_node(asked: dict[str, str], nodes: int) -> int | None:
-    """How many GPUs the orders ask for on each node."""
+    """Return how many GPUs per node the directives request, or None if they give no such number."""
 
     def count(value: str) -> int | None:
         last = value.rsplit(":", 1)[-1]
@@ -210,7 +210,7 @@ def gpus_of_a_node(asked: dict[str, str], nodes: int) -> int | None:
 
 
 def tasks(asked: dict[str, str], nodes: int) -> int:
-    """How many tasks the orders ask for in all."""
+    """Return how many tasks the directives request in total."""
     if asked.get("ntasks", "").isdigit():
         return int(asked["ntasks"])
     each = asked.get("ntasks-per-node", "")
@@ -218,7 +218,7 @@ def tasks(asked: dict[str, str], nodes: int) -> int:
 
 
 def minutes(time: str) -> float | None:
-    """As Slurm reads it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    """Convert a Slurm time limit to minutes: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for anything else."""
     days, dash, rest = time.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
@@ -234,7 +234,7 @@ def minutes(time: str) -> float | None:
 
 
 def run_body(bash: str, text: str, case: dict[str, Any], job: int) -> dict[str, Any]:
-    """Run the body as Slurm does, on the first node, with stand-ins that only note what they are asked."""
+    """Run a job file on the first node, as Slurm does, with stand-ins that record how they are called."""
     asked, nodes = orders(text), case["nodes"]
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         folder = Path(name)
@@ -278,7 +278,7 @@ def run_body(bash: str, text: str, case: dict[str, Any], job: int) -> dict[str, 
 
 
 def _bash(command: list[str], environment: dict[str, str], folder: Path) -> str:
-    """Run it; its end is the job's, and ends all that it has started. Its last line of complaint."""
+    """Run bash and kill what it left running, as at the end of a job; return what went wrong, or ``""``."""
     complaints = folder / "complaints"
     with open(complaints, "wb") as file:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The questions of lesson 01: conversions that keep everything, tensors that are left behind."""
+"""The questions of lesson 01: conversions that lose nothing, and tensors left on another device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from ..asking import Ask, Finding, Refused, a_module, far, question, reason, told
 from ..drawn import LAYOUTS, seeds, tensor
 
-FAR = torch.device("meta")  # another device, on every machine
+FAR = torch.device("meta")  # another device that every machine has
 KINDS = (
     "float64",
     "float32",
@@ -31,7 +31,7 @@ KINDS = (
 
 
 def _tensor_of(call: Callable[..., Any], *args: Any) -> Any:
-    """The tensor that a call returns; of all else, what it is, in words."""
+    """Return the tensor that a call returns, or in words what it returned or raised instead."""
     try:
         made = call(*args)
     except Exception as error:
@@ -51,7 +51,7 @@ OWN = "what is written into one side is never seen on the other"
 THERE = "it arrives on the device that was asked for"
 
 ARRAYS = np.ndarray | torch.Tensor
-FLIPPED = "a flipped array"  # so begin the names of those that PyTorch cannot take as they lie
+FLIPPED = "a flipped array"  # prefix of the cases with negative strides, which a tensor cannot have
 FIXED = "an array that cannot be written"
 
 
@@ -113,7 +113,7 @@ def _there(given: str, device: str, where: str) -> Finding:
 
 
 def _values(data: Any) -> Any:
-    """Plain numbers, of complex ones both parts."""
+    """Return the values as plain numbers; a complex number becomes its real and imaginary part."""
     if isinstance(data, ARRAYS):
         data = torch.from_numpy(np.array(data)) if isinstance(data, np.ndarray) else data.detach()
         return (torch.view_as_real(data) if data.is_complex() else data).tolist()
@@ -126,7 +126,7 @@ def _dtype(data: Any) -> str:
 
 
 def _cases(seed: int) -> dict[str, Any]:
-    """What to convert, and how it is called: of every kind the first one is the plainest."""
+    """Return what to convert, by description; the first case of each kind is the simplest."""
     rng = random.Random(seed)
     big, fraction = 2**53 + 2 * rng.randrange(2**20) + 1, rng.randrange(1, 1000) / 1000 + 1e-7
     many = iter(seeds(rng, 40))
@@ -176,7 +176,7 @@ def _cases(seed: int) -> dict[str, Any]:
 
 def _fresh(answer: Any, seed: int) -> list[dict[str, Any]]:
     found = []
-    again = _cases(seed)  # the first ones are written into
+    again = _cases(seed)  # a second set, since the answer and `_shared` write into the first
     for place, (given, data) in enumerate(_cases(seed).items()):
         here, far_away = (torch.device("cpu"), FAR) if place % 2 else ("cpu", str(FAR))
         needs = getattr(data, "requires_grad", None)
@@ -228,7 +228,7 @@ def _write(values: torch.Tensor) -> None:
 RIGHT = "forward(x) is (x - mean) / std, for each column"
 MOVES = "after .to(device), nothing of it is left behind"
 SAVED = "mean and std are saved with the model, and no optimizer trains them"
-CLOSE = 1e-12  # of float64
+CLOSE = 1e-12  # tolerance in float64
 
 
 @question("01.2", "Standardize", {RIGHT: 1, MOVES: 1, SAVED: 1}, takes=a_module)
@@ -272,7 +272,7 @@ def _of_one(case: tuple[int, int], found: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _columns(seed: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, std, and what is to be standardised."""
+    """Return the mean, the standard deviation and the input to standardize."""
     mean, std, x = (tensor(seed + i, shape) for i, shape in enumerate([(columns,), (columns,), (7, columns)]))
     return mean, std.abs() + 0.5, x
 
@@ -282,7 +282,7 @@ def _standardized(answer: Any, cases: list[tuple[int, int]]) -> list[dict[str, A
 
 
 def _of_a_model(answer: Any, seed: int, columns: int) -> dict[str, Any]:
-    """What it is as a layer of a larger model, whose methods are not the layer's own."""
+    """Observe the module as a layer of a larger model, through that model's methods instead of its own."""
     mean, std, x = _columns(seed, columns)
 
     def whole(*given: torch.Tensor) -> nn.Module:
@@ -308,7 +308,7 @@ def _restored(model: nn.Module, other: nn.Module, x: torch.Tensor) -> Any:
 
 
 def _trained(model: nn.Module, x: torch.Tensor) -> str:
-    """What an optimizer did to it, in words."""
+    """Return in words what a step of an optimizer changed in the outputs; empty if nothing."""
     before, extra = _tensor_of(model, x.clone()), nn.Parameter(torch.ones(()))
     if isinstance(before, str):
         return ""
@@ -320,9 +320,9 @@ def _trained(model: nn.Module, x: torch.Tensor) -> str:
 
 
 def _left(name: str, thing: torch.Tensor | nn.Module, deep: bool = False, device: Any = FAR) -> list[str]:
-    """Names of the tensors in it that are not on the device: parameters, buffers, plain attributes.
+    """List the names of tensors that are not on the device: parameters, buffers and plain attributes.
 
-    If ``deep``, also those in lists, tuples and dicts that are plain attributes.
+    If ``deep``, include tensors in lists, tuples and dicts that are plain attributes.
     """
     if isinstance(thing, torch.Tensor):
         return [] if thing.device == device else [name]
@@ -380,7 +380,7 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 class _OnAGpu(torch.Tensor):
-    """For what asks on which device it is."""
+    """A CPU tensor that claims to be on ``cuda:0``."""
 
     device = torch.device("cuda:0")
 
@@ -394,7 +394,7 @@ def _on_a_gpu(second: bool) -> torch.Tensor:
 
 
 def _layer(device: Any = FAR, **plain: torch.Tensor) -> nn.Module:
-    """Its linear layer has no bias, its norm no weights, and one of its buffers is not saved."""
+    """Build a layer of a linear without bias, a norm without weights, and a buffer that is not saved."""
     norm, linear = nn.BatchNorm1d(3, affine=False), nn.Linear(3, 3, bias=False)
     layer = nn.Sequential(OrderedDict(linear=linear.requires_grad_(False), _norm=norm))
     layer.register_buffer("table_", torch.ones(2), persistent=False)
@@ -405,7 +405,7 @@ def _layer(device: Any = FAR, **plain: torch.Tensor) -> nn.Module:
 
 
 def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
-    """Property, in words, the arguments."""
+    """Return the cases: property, description, device and arguments."""
     rng = random.Random(seed)
     names = rng.sample(["images", "labels", "weight", "mask", "targets", "tokens"], 4)
     gone = rng.sample(names, 2)
@@ -469,7 +469,7 @@ def _swapped(tensors: Things) -> Things:
 def _left_behind(answer: Any, seed: int) -> list[dict[str, Any]]:
     found = []
     for _, words, device, things in _things(seed):
-        if words == MOVED:  # and it was not there before
+        if words == MOVED:  # ask once before the move
             _names(answer, device, things)
             things["model"].to(FAR)
         before = _held(things)
@@ -479,7 +479,7 @@ def _left_behind(answer: Any, seed: int) -> list[dict[str, Any]]:
 
 
 def _held(things: Things) -> list[Any]:
-    """What the modules in it hold, by name and place in memory."""
+    """Return the names and ids of the attributes, parameters and buffers of all modules."""
     modules = [each for thing in things.values() if isinstance(thing, nn.Module) for each in thing.modules()]
     kept = [part for each in modules for part in (vars(each), each._parameters, each._buffers)]
     return [[(name, id(value)) for name, value in part.items()] for part in kept]

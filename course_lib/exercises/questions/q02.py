@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from ..asking import Ask, Finding, Refused, far, nearest, number, question, the_number
 from ..drawn import everything, network, seeds, tensor
 
-CLOSE = 1e-5  # answers may count in float32
+CLOSE = 1e-5  # tolerance: an answer may compute in float32
 AS_MANY = "That counts as many samples in each batch as it may have. The last one has fewer."
 DATASET = "Divided by the size of the whole dataset, and the loader gives only a part of it."
 
 
 class _Orders(Sampler):
-    """A part of a dataset, each time in another order: as a loader that shuffles, but known beforehand."""
+    """A sampler over part of a dataset that rotates its order each pass: a shuffle known in advance."""
 
     def __init__(self, order: list[int]) -> None:
         self.order, self.passes = order, 0
@@ -56,7 +56,7 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases += [(UNEVEN, [full] * 3 + [small]), (UNEVEN, [small] + [full] * rng.randint(2, 4))]
     cases += [(UNEVEN, many), (UNEVEN, [full])]
     losses = []
-    for _, sizes in cases:  # of the last ones the first and the last have to show what they count
+    for _, sizes in cases:  # the first loss is small, the last large: wrong weights show
         ends = [round(rng.uniform(3.5, 5), 2) for _ in range(2)]
         between = [round(rng.uniform(0.2, 3), 2) for _ in sizes[2:]]
         losses.append([round(ends[0] / 10, 2), *between, ends[1]][-len(sizes) :])
@@ -84,7 +84,7 @@ def _mean_losses(answer: Any, cases: list[tuple[list[float], list[int]]]) -> lis
     asked, found = "mean_loss must return a number", []
     losses: list[float] = []
     sizes: list[int] = []
-    for losses[:], sizes[:] in cases:  # two lists, with other numbers each time
+    for losses[:], sizes[:] in cases:  # the same two lists, with new numbers each time
         found.append(the_number(answer(losses, sizes), asked))
     return found
 
@@ -100,7 +100,7 @@ COUNTS, QUIET, GRAPHLESS, BACK = (
 
 
 class _Scores(nn.Module):
-    """Scores of each class, all of them negative; notes of each call, also of a copy's, how it came."""
+    """A model with negative scores per class; it records the mode and graph of each call, its copies' too."""
 
     calls: ClassVar[list[tuple[list[str], bool]]] = []
 
@@ -110,7 +110,7 @@ class _Scores(nn.Module):
         norm, drop = nn.BatchNorm1d(classes), nn.Dropout(0.0)
         self.body = nn.Sequential(OrderedDict(mix=mix, norm=norm, last=nn.Sequential(drop)))
         self.scale = nn.Parameter(torch.ones(1))
-        with torch.no_grad():  # class i is where input i - 1 is
+        with torch.no_grad():  # the score of class i is input i - 1
             mix.weight.copy_(torch.eye(classes).roll(1, 0))
         mix.requires_grad_(False)
 
@@ -149,15 +149,15 @@ def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
-    """Labels and guesses in the order in which they come first, and of more samples, which never come.
+    """Draw labels and guesses in the loader's first order, then those of samples it never gives.
 
-    The last, small batch is all wrong: it must not count as much. In another order hardly a guess is right.
+    The last, small batch is all wrong: it must count less. Guesses and labels of two passes hardly match.
     """
     size = rng.randint(5, 8)
     full, rest = size * rng.randint(2, 3), rng.randint(1, 3)
     others = rng.choice(
         [each for each in range(4, 10) if each != size - rest]
-    )  # no whole batch with the rest
+    )  # rest + others must not make a full batch
     labels = [place % classes for place in range(full + rest + others)]
     wrong = [*rng.sample(range(full), rng.randint(2, full // 3)), *range(full, full + rest)]
     guesses = [(y + 2) % classes if place in wrong else y for place, y in enumerate(labels)]
@@ -198,7 +198,7 @@ def _share_of_hits(case: dict[str, Any]) -> float:
 
 
 def _of_the_way_back(found: dict[str, Any]) -> tuple[str, str]:
-    """What is not as it was, in words, and a hint."""
+    """Return in words what the evaluation left changed, and a hint."""
     modes, graphs, numbers = found["modes"], found["graphs"], found["numbers"]
     if "model" in modes:
         now, before = modes["model"], not modes["model"]
@@ -229,17 +229,17 @@ def _evaluated(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """The accuracy, how each call came; and what is not as it was before."""
+    """Run one evaluation; return the accuracy, how it called the model and what it left changed."""
     classes, count, total = case["classes"], case["count"], len(case["labels"])
     dice = torch.Generator().manual_seed(case["seed"])
     guesses, labels = (torch.tensor(case[each]) for each in ("guesses", "labels"))
     images = -1.5 - 3 * torch.rand(total, classes, generator=dice)
     images[torch.arange(total), (guesses - 1) % classes] = -0.9 + torch.rand(total, generator=dice) / 2
-    places = torch.randperm(total, generator=dice)  # in the dataset
+    places = torch.randperm(total, generator=dice)  # the samples' positions in the dataset
     data = TensorDataset(images[places.argsort()], labels[places.argsort()])
     orders = _Orders(places[:count].tolist())
     model = _Scores(classes).train(case["mode"])
-    model.body.eval()  # as somebody left it: a training module in one that is not
+    model.body.eval()  # a module in training mode inside one that is not
     model.body.last.train()
     for each in model.parameters():
         each.grad = torch.ones_like(each) if each.requires_grad else None
@@ -261,7 +261,7 @@ def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Any], ...]:
-    """By name: modes, which parameters are trained, all numbers and gradients."""
+    """Return, by name, the mode of each module, each ``requires_grad``, and all values and gradients."""
     held = {name: each.tolist() for name, each in everything(model).items()}
     held |= {f"{name}.grad": getattr(each.grad, "tolist", str)() for name, each in model.named_parameters()}
     modes = {name or "model": each.training for name, each in model.named_modules()}
@@ -288,7 +288,7 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for seed, size in zip(seeds(rng, 2), rng.sample(range(5, 9), 2), strict=True):
         count = size * rng.randint(2, 3) + rng.randint(2, 3)
         epochs.append({"seed": seed, "size": size, "count": count, "all": count + size + rng.randint(0, 4)})
-    epochs.append(epochs[-1])  # by the same loader
+    epochs.append(epochs[-1])  # a second epoch from the same loader
     found = ask(_trained, form, epochs)[0]
     if not found[0]["modes"]:
         raise Refused("train_epoch never called the model")
@@ -336,7 +336,7 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _samples(epoch: Epoch) -> tuple[Tensor, Tensor, list[int]]:
-    """Inputs and labels of a dataset; the places of those that come, in their first order."""
+    """Return a dataset's inputs and labels, and the indices that its loader gives, in their first order."""
     dice = torch.Generator().manual_seed(epoch["seed"])
     inputs = tensor(epoch["seed"], (epoch["all"], FEATURES), torch.float32)
     labels = torch.randint(0, CLASSES, (epoch["all"],), generator=dice)
@@ -349,7 +349,7 @@ def _loader(epoch: Epoch) -> DataLoader:
 
 
 def _batches_of(epoch: Epoch, found: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-    """Those that the model was trained with, if they are an epoch's, in any order; else the epoch's."""
+    """Return the batches that the model saw if they make up the epoch, in any order; else the epoch's own."""
     inputs, labels, order = _samples(epoch)
     place = {tuple(row): i for i, row in enumerate(inputs.tolist())}
     batches = [order[start : start + epoch["size"]] for start in range(0, len(order), epoch["size"])]
@@ -361,13 +361,13 @@ def _batches_of(epoch: Epoch, found: dict[str, Any]) -> list[tuple[Tensor, Tenso
 
 
 def _first_calls(found: dict[str, Any], what: str) -> list[Any]:
-    """What was noted of the model's calls; of several with the same batch in a row of the first."""
+    """Return what was recorded of the model's calls; of consecutive calls with one batch, only the first."""
     noted = zip(found["inputs"], found[what], strict=True)
     return [next(calls)[1] for _, calls in groupby(noted, key=operator.itemgetter(0))]
 
 
 def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Tensor]]) -> Finding:
-    """Of the model's own outputs: steps that are wrong make no second fault of the mean."""
+    """Check the mean loss against the model's own outputs, so that wrong steps are not counted twice."""
     value, calls = found["value"], len(found["inputs"])
     outputs = _first_calls(found, "outputs")[: len(batches)]
     labels = [y for _, y in batches]
@@ -396,11 +396,11 @@ def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Te
 
 
 class _Token:
-    """Lives as long as the graph that holds it."""
+    """An object that lives as long as the graph that holds it."""
 
 
 class _Watched(nn.Module):
-    """Notes of its calls in which mode they came and with what, and how many old graphs are kept."""
+    """A wrapper that records mode, inputs and outputs of each call, and how many old graphs are alive."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -410,9 +410,9 @@ class _Watched(nn.Module):
         self.kept = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        old = self.graphs[:-1]  # the last may be in use
+        old = self.graphs[:-1]  # the last one may still be in use
         if any(each() for each in old):
-            time.sleep(0.05)  # the thread that looks where a rank stands may hold a frame for a moment
+            time.sleep(0.05)  # the thread that watches the rank may briefly hold a frame
         self.kept = max(self.kept, sum(each() is not None for each in old))
         scores = self.net(x)
         if scores.grad_fn is not None:
@@ -426,7 +426,7 @@ class _Watched(nn.Module):
 
 
 def _training(form: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model with a frozen layer, and an optimizer that remembers, with two learning rates."""
+    """Build a model with a frozen layer, and an optimizer with momentum and two learning rates."""
     net = network(form["kind"], form["values"], FEATURES, CLASSES, norm=False).float()
     net.drop.p = 0.0
     head = list(net.head.parameters())
@@ -440,7 +440,7 @@ def _flat(net: nn.Module) -> Tensor:
 
 
 def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[dict[str, Any]]:
-    """Some epochs of one training, the last two by the same loader."""
+    """Run the epochs of one training, the last two with the same loader."""
     net, optimizer = _training(form)
     model, found = _Watched(net), []
     loaders = [*map(_loader, epochs[:-1])]
@@ -460,7 +460,7 @@ def _weights(
     soft: bool = False,
     reduction: str = "mean",
 ) -> list[Tensor]:
-    """What such a training makes of the weights, after each epoch; without one, those it starts with."""
+    """Return the weights after each epoch of such a training; without any epoch, the initial ones."""
     net, optimizer = _training(form)
     found = []
     net.train()

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from ..asking import REST, Ask, Finding, Refused, far, nearest, question, reason, the_number, told
 from ..drawn import everything, network
 
-CLOSE = 1e-5  # an answer may go through float32
+CLOSE = 1e-5  # tolerance: an answer may compute in float32
 
 
 def _chunks(batch_size: int, devices: int) -> list[int]:
@@ -56,15 +56,15 @@ def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _batches(rng: random.Random) -> list[tuple[str, tuple[int, int]]]:
-    """Of each kind several: with a rest of 1 and a large one, with one device, with less than one each."""
+    """Draw several cases of each kind: small and large remainders, one device, fewer samples than devices."""
     devices, size = rng.randint(3, 6), rng.randint(7, 12)
     alone, many = rng.randint(2, 99), rng.randint(12, 40)
     cases = [(EVEN, case) for case in ((devices * size, devices), (alone, 1), (many, many))]
     cases.append((EVEN, (many * 100, many)))
-    # all get size, and the last one less
+    # all chunks are of one size, but the last is smaller
     lasts = [(devices * size - 2, devices), (2 * size + 1, 2), (devices * size - devices + 1, devices)]
     cases += [(LAST, case) for case in (*lasts, (many * 100 - many // 2, many))]
-    # nothing is left for the last device; for several, and less for one before; one sample each, or none
+    # nothing left for the last device; for several, after a smaller chunk; one sample each, or none
     fewer = [(9, 4), (5, 4), (16, 7), rng.choice([(10, 6), (3, 5), (2, 4)]), (many - 1, many), (1, devices)]
     return cases + [(FEWER, case) for case in fewer]
 
@@ -107,11 +107,11 @@ def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _gathered(rng: random.Random, devices: int) -> list[tuple[str, list[float], int]]:
-    """The losses of so many chunks, for a batch whose chunks are alike, and for one whose last is smaller."""
+    """Draw one loss per chunk, for a batch with equal chunks and for one whose last chunk is smaller."""
     size = rng.randint(4, 8)
     fewer = rng.randint(2, min(devices, size) - 1) if devices > 2 else 1
     middle = [round(rng.uniform(1, 2), 2) for _ in range(devices - 2)]
-    losses = [round(rng.uniform(0.2, 0.8), 2), *middle, round(rng.uniform(3, 5), 2)]  # sizes show, and order
+    losses = [round(rng.uniform(0.2, 0.8), 2), *middle, round(rng.uniform(3, 5), 2)]  # wrong weights show
     return [(ALIKE, losses, devices * size), (UNEVEN, losses, devices * size - fewer)]
 
 
@@ -149,7 +149,7 @@ def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[li
     for losses, batch_size, short in cases:
         dtype = torch.float32 if short else torch.float64
         given = torch.tensor(losses, dtype=dtype, requires_grad=True)
-        loss = answer(given * 1, batch_size)  # as gathered ones are: a result, no leaf
+        loss = answer(given * 1, batch_size)  # a result, not a leaf, as gathered losses are
         value = the_number(loss, asked)
         found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
         now = torch.tensor(losses, dtype=dtype)
@@ -164,12 +164,12 @@ def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[li
 
 
 def _two_places(error: BaseException) -> bool:
-    """Was it that tensors were on two devices? From meta nothing can be read, which is another error."""
+    """Whether the error is about tensors on two devices; reading from meta raises another one."""
     return type(error) is RuntimeError and "device" in str(error)
 
 
 def _went_back(loss: Any) -> bool:
-    """Whether there is a way back from the loss; it has been gone then."""
+    """Call ``backward()`` on the loss if it has a graph; return whether it had."""
     back = isinstance(loss, torch.Tensor) and loss.requires_grad
     if back:
         loss.sum().backward()
@@ -184,12 +184,12 @@ CHUNKS, VALUE, GRADIENTS = (
     "backward() leaves the gradients of the whole batch in the model",
 )
 INPUTS, CLASSES = 6, 4
-PATIENCE = 4.0  # seconds: how long a replica waits for the others to begin
+PATIENCE = 4.0  # seconds that a replica waits for the others to begin, and that a run on meta may take
 
 
 @dataclass
 class _Called:
-    """A call of whatever copy of the model."""
+    """One call of the model or of a copy of it."""
 
     replica: nn.Module
     thread: threading.Thread
@@ -199,19 +199,19 @@ class _Called:
 
 @dataclass
 class _Calls:
-    """What copies of the model note while an answer works."""
+    """What the model and its copies record while an answer runs."""
 
     noted: list[_Called] = field(default_factory=list)
     caller: threading.Thread | None = None
     meeting: threading.Barrier | None = None
-    in_a_row: bool = False  # a replica waited, and not all came; then nobody waits any more
+    in_a_row: bool = False  # a replica waited in vain for the others; from then on none waits
 
 
 CALLS = _Calls()
 
 
 class _Noting(nn.Module):
-    """Notes its calls, and holds a thread up until all chunks are under way."""
+    """A wrapper that records each call, and blocks its thread until all chunks are under way."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -230,12 +230,12 @@ class _Noting(nn.Module):
 
 @dataclass
 class _Batch:
-    """A batch over devices, as it was drawn, and what one device has for it."""
+    """A batch drawn for several devices, with the loss and the gradient that one device computes."""
 
     given: dict[str, int]
     samples: list[list[float]]
     sizes: list[int]
-    means: list[float]  # of each chunk
+    means: list[float]  # the loss of each chunk
     loss: float
     gradient: torch.Tensor
 
@@ -251,7 +251,7 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     fewer = ((many - 1) * 3, many)
     one, two = rng.sample(range(2**31), 2)
     shapes = [(one, even), (two, uneven), (two, fewer), (two, uneven), (one, (2, 3)), (one, (size, 1))]
-    shapes.append((two, (5, 4)))  # fewer chunks, and the last one is smaller, too
+    shapes.append((two, (5, 4)))  # fewer chunks than devices, and a smaller last chunk
     batches = [_batch(rng, kind, *shape) for kind, shape in shapes]
     found, elsewhere = ask(_parallel, [right.given for right in batches])[0]
     for right, got in zip(batches, found, strict=True):
@@ -294,7 +294,7 @@ def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
 
 
 def _of_devices(places: list[list[str]], raised: str) -> Finding:
-    """Where the chunks were, and the weights, on devices of two kinds."""
+    """Check where the chunks and the weights were, on devices of two kinds."""
     seen = "for the devices cpu, meta, meta the chunks were on " + ", ".join(chunk for chunk, _ in places)
     seen += ", and the weights on " + ", ".join(weight for _, weight in places)
     seen += f" ({raised})" * bool(raised)
@@ -330,7 +330,7 @@ def _of_gradient(gradient: list[float] | None, right: _Batch, right_loss: bool) 
 def _inputs(values: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     dice = torch.Generator().manual_seed(values)
     x = torch.randn(batch_size, INPUTS, generator=dice, dtype=torch.float64)
-    x[-1] *= 20  # the last chunk is another one than the rest
+    x[-1] *= 20  # makes the last chunk differ from the others
     return x, torch.randint(CLASSES, [batch_size], generator=dice)
 
 
@@ -339,7 +339,7 @@ def _net(kind: int, values: int) -> nn.Module:
 
 
 def _batch(rng: random.Random, kind: int, batch_size: int, devices: int) -> _Batch:
-    """Draw one with which a loss that is counted wrong shows."""
+    """Draw a batch on which a wrongly weighted loss differs visibly from the right one."""
     sizes = _chunks(batch_size, devices)
     while True:
         values = rng.randrange(2**31)
@@ -360,9 +360,9 @@ def _gradient(model: nn.Module) -> torch.Tensor:
 
 
 def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Of each batch what came of it; a model of one kind is one model, whose weights have changed.
+    """Run the answer on each batch and return what it did.
 
-    A batch of the same size is in the same tensors.
+    Batches of one kind share a model, with new weights each time; batches of one shape share their tensors.
     """
     found, models, tensors = [], {}, {}
     CALLS.in_a_row = False
@@ -394,7 +394,7 @@ def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str
 
 
 def _elsewhere(answer: Any, batch: dict[str, int]) -> dict[str, Any]:
-    """What happens on three devices of which two, or all, are meta, and have no data."""
+    """Run the answer on three devices, two or all of them meta, which holds no data."""
     model, given = _Noting(_net(batch["kind"], batch["values"])), _inputs(batch["values"], 9)
     raised = _on(("cpu", "meta", "meta"), answer, model, *given)
     places = [[call.x.device.type, call.weight.device.type] for call in CALLS.noted]
@@ -403,9 +403,9 @@ def _elsewhere(answer: Any, batch: dict[str, int]) -> dict[str, Any]:
 
 
 def _on(names: tuple[str, ...], answer: Any, *given: Any) -> str:
-    """What an answer mixes up on these devices, in words.
+    """Run the answer on these devices; return in words what it puts on the wrong one.
 
-    From meta nothing comes back: a right one fails in the end, and one that waits for ever is left alone.
+    No data comes back from meta: a right answer fails in the end, and one that hangs is abandoned.
     """
     CALLS.noted, CALLS.meeting, raised = [], None, []
 
@@ -423,6 +423,6 @@ def _on(names: tuple[str, ...], answer: Any, *given: Any) -> str:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(PATIENCE)
-        for each in set(threading.enumerate()) - before:  # what failed may have left others at work
+        for each in set(threading.enumerate()) - before:  # a failed answer may have left threads at work
             each.join(max(0.0, until - time.monotonic()))
     return "".join(raised)

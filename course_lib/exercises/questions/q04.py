@@ -1,4 +1,4 @@
-"""The questions of lesson 04: which rank sits where, which device is its own, how it joins."""
+"""The questions of lesson 04: where each rank runs, which device it uses, how it joins a group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHERE = "each row has the rank's node and its place there"
 
 @dataclass
 class _Table:
-    """What an answer returned for so many nodes, with so many ranks each."""
+    """The table that an answer returned for ``nodes`` nodes with ``each`` ranks per node."""
 
     nodes: int
     each: int
@@ -104,11 +104,11 @@ def _rows(table: Any) -> list[Row]:
 
 
 def _row(row: Any) -> Row:
-    if isinstance(row, dict):  # by its names, where they are these
+    if isinstance(row, dict):  # by column name; by position where the names differ
         row = [row.get(name, value) for name, value in zip(COLUMNS, row.values(), strict=True)]
     rank, node, local_rank = row
     whole = int(rank), int(node), int(local_rank)
-    if whole != (rank, node, local_rank):  # halves, or texts
+    if whole != (rank, node, local_rank):  # fractions or strings
         raise ValueError("no whole numbers")
     return whole
 
@@ -122,7 +122,7 @@ ONE = "all ranks take the same backend: gloo, if a single node has too few GPUs"
 
 @dataclass
 class _World:
-    """By node: its GPUs and its ranks."""
+    """The number of GPUs and of ranks on each node."""
 
     gpus: list[int]
     ranks: list[int]
@@ -162,12 +162,12 @@ def device_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _worlds(rng: random.Random) -> list[_World]:
-    """Nodes that are alike, and nodes that are not: no rank follows from a node's size alone."""
+    """Draw worlds of equal and unequal nodes: a local rank does not follow from rank and node size alone."""
     each, few = rng.choice([4, 6]), rng.choice([2, 3])
-    short = rng.randrange(3)  # which of three nodes
-    ranks = rng.choice([[2, 3, 4], [2, 4, 3], [3, 2, 4], [3, 4, 2], [4, 3, 2]])  # not 4, 2, 3: that fits
+    short = rng.randrange(3)  # which of three nodes lacks GPUs
+    ranks = rng.choice([[2, 3, 4], [2, 4, 3], [3, 2, 4], [3, 4, 2], [4, 3, 2]])  # not 4, 2, 3: rank % n fits
     uneven = [count + rng.randint(0, 2) for count in ranks]
-    lacking = [2 * count if node != short else count - 1 for node, count in enumerate(ranks)]  # enough in sum
+    lacking = [2 * count if node != short else count - 1 for node, count in enumerate(ranks)]  # enough in all
     without = [count if node != short else 0 for node, count in enumerate(ranks)]
     return [
         *(_World([each] * 2, [each] * 2), _World([8, 4], [3, 4]), _World([4, 8], [3, 7])),
@@ -210,7 +210,7 @@ def _of_backend(world: _World, node: int, of_one_mind: int) -> str:
 
 def _places(answer: Any, worlds: list[list[list[int]]]) -> list[list[list[str] | str]]:
     gpus: list[int] = []
-    ranks: list[int] = []  # the same two lists for all, as a function that remembers them would notice
+    ranks: list[int] = []  # the same two lists for all worlds, to expose an answer that caches by list
     return [
         [_place(partial(answer, gpus, ranks), world, *place) for place in world.places]
         for gpus[:], ranks[:] in worlds
@@ -219,7 +219,7 @@ def _places(answer: Any, worlds: list[list[list[int]]]) -> list[list[list[str] |
 
 
 def _place(answer: Any, world: _World, rank: int, node: int, local: int) -> list[str] | str:
-    """Where an answer puts a rank; nothing is run on a GPU."""
+    """Return the device and backend that an answer gives a rank; nothing runs on a GPU."""
     names = {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local, "GROUP_WORLD_SIZE": len(world.ranks)}
     names |= {"WORLD_SIZE": sum(world.ranks), "LOCAL_WORLD_SIZE": world.ranks[node]}
     with machine(world.gpus[node], {name: str(value) for name, value in names.items()}):
@@ -246,7 +246,7 @@ OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_
 
 @question("04.3", "join(rank, world_size, port)", {MET: 1, CALLED: 1, LOCAL: 1})
 def join(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    # as two mp.spawn would call it, at the same time; the process that is launched third is not rank 2 here
+    # as two mp.spawn would call it, at the same time; the third process of a group is not its rank 2
     sizes = rng.choice([(2, 3), (3, 2), (2, 4), (4, 2)])
     called = []
     for group, size in enumerate(sizes):
@@ -259,7 +259,7 @@ def join(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _of_joining(held: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
-    """What the processes of one group hold, and by which ranks they were called."""
+    """Judge one group by what each process holds and the rank it was called with."""
     count, ranks = len(held), [rank for _, rank in held]
     sizes, own, local, sums = ([each[name] for each, _ in held] for name in ("size", "rank", "local", "sum"))
     bad = next((process for process, size in enumerate(sizes) if size != count), 0)
@@ -283,7 +283,7 @@ def _of_joining(held: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
 
 
 def _joined(answer: Any, called: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """Called as mp.spawn would, in a process that no launcher has told anything."""
+    """Call the answer as mp.spawn would, in a process without the variables of a launcher."""
     process, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     group, rank, world_size = called[process]
@@ -300,5 +300,5 @@ def _joined(answer: Any, called: list[tuple[int, int, int]]) -> dict[str, Any]:
     if size == world_size:
         dist.all_reduce(total)
     store.set(f"course/ends/{process}", "here")
-    store.wait([f"course/ends/{each}" for each in range(len(called))])  # none ends before all are in
+    store.wait([f"course/ends/{each}" for each in range(len(called))])  # no process ends before all are done
     return {"size": size, "rank": own, "local": os.environ.get("LOCAL_RANK"), "sum": total.item()}

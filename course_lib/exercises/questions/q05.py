@@ -16,20 +16,20 @@ from ..asking import Ask, Finding, Refused, Work, far, in_group, nearest, questi
 from ..drawn import LAYOUTS, laid_out, seeds, tensor, with_two_numbers
 from ..traffic import traffic
 
-FIRST = (3, 5)  # ranks in the world that is shown: no powers of two, with which a butterfly is right
-LIMIT = 2**40  # of whole numbers that float32 does not hold, and float64 with their sums
+FIRST = (3, 5)  # the world sizes tried first: no powers of two, for which a butterfly is right, too
+LIMIT = 2**40  # of integers too large for float32; float64 holds them and their sums
 Told = dict[str, Any]
 
 
 def _whole(seed: int, size: int, dtype: str) -> Tensor:
-    """Whole numbers: their sums are exact, in whatever order."""
+    """Draw whole numbers, which have exact sums in any order."""
     if dtype == "int64":
         return tensor(seed, (size,), torch.int64)
     return torch.randint(-LIMIT, LIMIT, (size,), generator=torch.Generator().manual_seed(seed)).double()
 
 
 def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Told]:
-    """In a rank: what a call returns, and by which way it spoke to the others."""
+    """Call the answer in a rank; return its value and how it communicated with the other ranks."""
     with traffic() as seen:
         value = answer(*args)
     others = [f"dist.{name}" for name in seen.collectives() if name != "barrier"]
@@ -39,7 +39,7 @@ def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Told]:
 
 
 def _heard(ask: Ask, work: Work, cases: list[Told], count: int) -> list[list[Told]]:
-    """What came of it, by case and by rank; refused where something else than messages does the work."""
+    """Return what the ranks saw, by case and rank; refuse an answer that uses anything but messages."""
     by_rank = ask(work, cases, nprocs=count)
     for others in (call["others"] for calls in by_rank for call in calls):
         if others:
@@ -48,7 +48,7 @@ def _heard(ask: Ask, work: Work, cases: list[Told], count: int) -> list[list[Tol
 
 
 def _none_by_another_way(held: list[Told], least: int) -> None:
-    """Where the numbers are right though less was sent in all than that takes, some came by another way."""
+    """Refuse a right result for which fewer numbers were sent than it takes: some came by another way."""
     sent, least = sum(each["sent"] for each in held), len(held) * least
     if sent < least:
         raise Refused(
@@ -58,7 +58,7 @@ def _none_by_another_way(held: list[Told], least: int) -> None:
 
 
 def _first_wrong(right: list[bool]) -> int:
-    """The rank that is shown: the first that is not right, or 0."""
+    """Return the rank to show: the first that is not right, or 0."""
     return right.index(False) if False in right else 0
 
 
@@ -117,7 +117,7 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(held[shown]['own'])} now"
         hint = "The message came into the tensor that was to be sent. It needs another one."
         yield Finding(KEPT, all(kept), seen, hint)
-        if all(right) and case["shape"]:  # the profiler does not tell a single number from none
+        if all(right) and case["shape"]:  # the profiler cannot tell a single number from none
             _none_by_another_way(held, math.prod(case["shape"]))
 
 
@@ -137,17 +137,17 @@ def _of_shape(case: Told, rank: int) -> Tensor:
 @in_group
 def _passed(answer: Any, cases: list[Told]) -> list[Told]:
     found, kept = [], []
-    tensors: dict[str, Tensor] = {}  # by shape: the same one may come again, with other numbers
+    tensors: dict[str, Tensor] = {}  # by shape: a tensor may come again, with other numbers
     for case in cases:
         numbers = _of_shape(case, dist.get_rank())
         own = tensors[str(case["shape"])].copy_(numbers) if "again" in case else numbers
         tensors[str(case["shape"])] = own
         got, seen = _watched(answer, own)
         early = got.tolist() if isinstance(got, Tensor) else told(got)
-        mine = isinstance(got, Tensor) and got.data_ptr() == own.data_ptr()  # which is filled anew
+        mine = isinstance(got, Tensor) and got.data_ptr() == own.data_ptr()  # which is filled again
         kept.append(got.clone() if mine else got)
         found.append(seen | {"early": early, "own": own.tolist()})
-    for got, each in zip(kept, found, strict=True):  # as it is after all calls
+    for got, each in zip(kept, found, strict=True):  # as they are after all calls
         each |= {"got": each["early"], "shape": None, "dtype": ""}
         if isinstance(got, Tensor):
             each |= {"got": got, "shape": list(got.shape), "dtype": str(got.dtype).removeprefix("torch.")}
@@ -191,7 +191,7 @@ def _pieces(case: Told, rank: int) -> Tensor:
 
 
 def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
-    """Rank r's piece r, of what all ranks hold, and held (by rank, by piece, the numbers)."""
+    """Check rank r's piece r; ``pieces`` and ``drawn`` are after and before the call, by rank and piece."""
     count, total = len(pieces), drawn.sum(0)
     right = [torch.equal(pieces[r][r], total[r]) for r in range(count)]
     shown = _first_wrong(right)
@@ -244,7 +244,7 @@ def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
 
 
 def _round_the_ring(held: list[Told]) -> Finding:
-    """Whether each rank sends to the same neighbour all the time."""
+    """Check that each rank sends to one neighbour only."""
     for rank, each in enumerate(held):
         if each["to"] not in ([(rank + 1) % len(held)], [(rank - 1) % len(held)], []):
             seen = f"{len(held)} ranks: rank {rank} sent to the ranks {', '.join(map(str, each['to']))}"
@@ -254,7 +254,7 @@ def _round_the_ring(held: list[Told]) -> Finding:
 
 
 def _in_numbers(what: str, held: list[Told], enough: int, messages: int | None = None) -> Finding:
-    """Whether no rank sends more than so many numbers, in so many messages."""
+    """Check that no rank sends more than ``enough`` numbers, or more than ``messages`` messages."""
     for unit, most in (("messages", messages), ("sent", enough)):
         sent = [each[unit] for each in held]
         rank = max(range(len(sent)), key=sent.__getitem__)
@@ -302,7 +302,7 @@ def _of_reducing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     cases[-1]["layouts"] = ["turned", "every second"]
     for call, (case, held) in enumerate(zip(cases, _heard(ask, _reduced, cases, count), strict=True)):
         found = _summed([each["numbers"] for each in held], case, again=call > 0)
-        if call > len(even):  # and one again
+        if call > len(even):  # after `even` and one case again
             found.what = ANY_SIZE
             if not found.ok:
                 found.hint = (
@@ -322,7 +322,7 @@ def _count(case: Told) -> int:
 
 
 def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
-    """``held`` are all numbers of a rank, by tensor and place."""
+    """Check the sums; ``held`` has all numbers of each rank, in the order of its tensors."""
     count = len(held)
     drawn = [_whole(seed, _count(case), case["dtype"]).tolist() for seed in case["seeds"]]
     total = [sum(each) for each in zip(*drawn, strict=True)]

@@ -19,7 +19,7 @@ from ..drawn import everything, network, seeds, tensor, with_two_numbers
 CLOSE = 1e-9  # the tensors are float64
 ROUNDING = 1e-5
 ROUNDED = "That is right to some seven digits, which is what float32 keeps. The gradients have sixteen."
-FIRST = (3, 4, 5)  # ranks in the world that is shown: an answer that divides by 2 must not be right there
+FIRST = (3, 4, 5)  # the world sizes tried first: an answer that divides by 2 must be wrong there
 Shapes = list[tuple[int, ...]]
 
 
@@ -28,7 +28,7 @@ def _drawn(seed: int, shapes: Shapes) -> list[torch.Tensor]:
 
 
 def _rows(ranks: list[Any], shapes: Shapes) -> torch.Tensor:
-    """For each rank a row with the numbers of all its tensors; refused where the shapes are others."""
+    """Return a row per rank with the numbers of all its tensors; refuse tensors of other shapes."""
     rows = []
     for rank, held in enumerate(ranks):
         tensors = [torch.as_tensor(each, dtype=torch.float64) for each in held]
@@ -47,7 +47,7 @@ def _all_hold(rows: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _furthest(rows: torch.Tensor, right: torch.Tensor) -> tuple[int, int]:
-    """The rank that is furthest from what is right, and the place of the number that is."""
+    """Return the rank and the index of the number that is furthest from the right one."""
     gaps = (rows - right).abs().nan_to_num(float("inf"))
     return divmod(int(gaps.argmax()), gaps.shape[1])
 
@@ -137,7 +137,7 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
 def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     for case in cases:
-        if "again" not in case:  # or the same model, a step later
+        if "again" not in case:  # else the same model, one step later
             model = network(case["kind"], 0, norm=False)
             trained = [each for each in model.parameters() if each.requires_grad]
         for parameter, gradient in zip(
@@ -205,7 +205,7 @@ def _started(answer: Any, cases: list[dict[str, Any]]) -> list[list[torch.Tensor
     found, model = [], nn.Module()
     for case in cases:
         other = network(case["kind"], case["seeds"][dist.get_rank()])
-        if "again" in case:  # the same model, made different once more
+        if "again" in case:  # the same model, with other values again
             for into, value in zip(everything(model).values(), everything(other).values(), strict=True):
                 into.data.copy_(value)
         else:
@@ -220,7 +220,7 @@ def _started(answer: Any, cases: list[dict[str, Any]]) -> list[list[torch.Tensor
 BEGINS = "all replicas begin with rank 0's parameters and buffers"
 DURING = "after backward() alone, every rank holds the mean of the gradients"
 FULL = "three steps give the weights of one device with the whole batch"
-STEPS, SHARE = 3, 4  # steps, and samples of each rank in one
+STEPS, SHARE = 3, 4  # training steps, and samples per rank in each
 
 
 @question("06.3", "HandDDP(model)", {BEGINS: 1, DURING: 2, FULL: 2}, takes=a_module)
@@ -250,7 +250,7 @@ def _of_training(held: list[Any], case: dict[str, Any], again: bool) -> Iterator
     whole = _train(model, case["data"], slice(None), count)
     own = [_train(_network(case, 0), case["data"], _share(rank), count)["gradients"] for rank in range(count)]
     own = _rows(own, shapes["gradients"])
-    all_held = True  # that came before
+    all_held = True  # whether all properties so far hold
     for what, name in ((BEGINS, "start"), (DURING, "gradients"), (FULL, "end")):
         now = _rows([each[name] for each in held], shapes[name])
         right = _rows([whole[name]], shapes[name])[0]
@@ -302,7 +302,7 @@ def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         made.append(1)
         begin(self, *args, **named)
 
-    with mock.patch.object(ddp, "__init__", noted):  # wherever it is kept, under whatever name
+    with mock.patch.object(ddp, "__init__", noted):  # catches DDP under any name
         for case in cases:
             model = answer(_network(case, rank))
             found.append(_train(model, case["data"], _share(rank), count, parts=2))
@@ -311,7 +311,7 @@ def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Turned(nn.Module):
-    """The parameters that come first by name are the last to be used, so their gradients come first."""
+    """A model that uses its first layer last, so that the gradients of its first parameters come first."""
 
     def __init__(self, kind: int, values: int) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ def _share(rank: int) -> slice:
 def _train(
     model: nn.Module, data: int, mine: slice, count: int, parts: int = 1
 ) -> dict[str, list[torch.Tensor]]:
-    """Three steps; from the second one on the gradient comes in so many parts, which add up."""
+    """Train for three steps; from the second on, accumulate each gradient over ``parts`` backward passes."""
     parameters = list(model.parameters())
     trained = [each for each in parameters if each.requires_grad]
     held = {"start": [each.detach().clone() for each in everything(model).values()]}
@@ -351,7 +351,7 @@ def _train(
         if "gradients" not in held:
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in trained]
             held["gradients"] = [each.clone() for each in gradients]
-        with torch.no_grad():  # as SGD does, whose import takes a notebook seconds
+        with torch.no_grad():  # as SGD does; importing it takes seconds in a notebook
             for each in filter(lambda each: each.grad is not None, trained):
                 each -= 0.1 * each.grad
     return held | {"end": [each.detach() for each in parameters]}

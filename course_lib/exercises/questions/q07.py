@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
 from ..drawn import apart, restarted, with_two_numbers
 
-CLOSE = 1e-6  # answers may count in float32
+CLOSE = 1e-6  # tolerance: an answer may compute in float32
 
 
 def _some(numbers: list[int]) -> str:
@@ -27,7 +27,7 @@ def _some(numbers: list[int]) -> str:
 
 
 def _shared_out(count: int, ranks: list[list[int]], done: str) -> tuple[list[int], list[int], str]:
-    """Of so many samples those that several ranks have, those that none has, and both in words."""
+    """Return the samples that several ranks have, those that no rank has, and both in words."""
     times = Counter(itertools.chain(*ranks))
     twice = sorted(index for index, n in times.items() if n > 1)
     missing = sorted(set(range(count)) - set(times))
@@ -41,7 +41,7 @@ def _shared_out(count: int, ranks: list[list[int]], done: str) -> tuple[list[int
 EQUAL = "all ranks get equally many samples"
 ONCE = "no sample is drawn twice, and fewer are left out than there are ranks"
 ORDER = "every epoch and every seed has its own order, the same one each time it is asked for"
-PROCESSES = 4  # a rank is another process the second time it is asked
+PROCESSES = 4  # asked for the second time, a rank is another process
 Call = tuple[int, int, int, int, int]  # samples, ranks, epoch, seed; which process is rank 0
 
 
@@ -54,7 +54,7 @@ def shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     main: Call = (uneven[0], one, epochs[2], seeds[1], 0)
     calls: list[Call] = [main, (even[0], *main[1:])]
     calls += [(count, other, epochs[2], seeds[1], 0) for count in (uneven[1], even[1])]
-    calls += [(uneven[1], 1, epochs[1], seeds[1], 0), (*main[:4], 1)]  # one rank alone; the same again
+    calls += [(uneven[1], 1, epochs[1], seeds[1], 0), (*main[:4], 1)]  # a single rank; `main` elsewhere
     calls += [(uneven[0], one, epoch, seed, 0) for epoch in epochs for seed in seeds]
     processes = ask(_shards, calls, rng.randrange(2**31), nprocs=PROCESSES)
     shards = {
@@ -85,7 +85,7 @@ def _of_lengths(call: Call, shards: list[list[int]]) -> Finding:
 def _of_order(
     main: Call, shards: dict[Call, list[list[int]]], epochs: tuple[int, ...], seeds: tuple[int, ...]
 ) -> tuple[str, str] | None:
-    """What is wrong with the orders, and a hint."""
+    """Return what is wrong with the orders, and a hint; None if nothing is."""
     first, again = shards[main], shards[*main[:4], 1]
     seen = f"rank 0 draws {_some(first[0]) or 'nothing'}"
     if not any(first):
@@ -124,7 +124,7 @@ def _of_order(
 
 
 def _regular(indices: list[int]) -> bool:
-    """Does the same difference lie between most of the neighbours?"""
+    """Whether more than half of the neighbouring indices differ by the same step."""
     steps = Counter(b - a for a, b in itertools.pairwise(indices))
     return max(steps.values(), default=0) >= len(indices) / 2
 
@@ -148,15 +148,15 @@ def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
 
 
 def _follow(one: list[int], other: list[int]) -> bool:
-    """Do two ranks deal from the same pack: are neighbours on one mostly neighbours on the other?"""
+    """Whether two ranks share one shuffle: most neighbours on one are neighbours on the other."""
     pairs = set(itertools.pairwise(one))
     return 2 * len(pairs & set(itertools.pairwise(other))) > len(pairs)
 
 
 def _shards(answer: Any, calls: list[Call], seed: int) -> list[dict[int, list[int]]]:
-    """Of each call what this process draws, by the ranks that it is."""
+    """Return, for each call, the shards of the ranks that this process plays."""
     process, found = int(os.environ["RANK"]), []
-    with apart(seed + process):  # the ranks share nothing but what they are given
+    with apart(seed + process):  # the processes share only what they are given
         for count, ranks, epoch, dice, first in calls:
             mine = [rank for rank in range(ranks) if (rank + first) % PROCESSES == process]
             found.append({rank: _shard(answer, count, rank, ranks, epoch, dice) for rank in mine})
@@ -192,10 +192,10 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     each = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]  # the last batch is short
     uneven, even = each[0] * ranks - rng.randint(1, ranks - 1), each[1] * ranks
     data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
-    few = rng.randint(1, max(1, (ranks - 1) // 2))  # fewer than half of the ranks, with 3 or more
+    few = rng.randint(1, max(1, (ranks - 1) // 2))  # samples: with 3 ranks or more, fewer than half of them
     data.append(rng.sample(range(100, 1000), few))
     calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2), (data[2], 0, 2)]
-    calls.append((data[1], 0, 1))  # in one epoch who reads all of it reads more than its share
+    calls.append((data[1], 0, 1))  # in one epoch, a rank that reads everything reads more than its share
     found = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
     for rank, of_rank in enumerate(found):
         if isinstance(of_rank, str):
@@ -259,7 +259,7 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _of_epochs(found: list[dict[int, list[int]]], values: list[int], size: int) -> Finding:
-    """Whether each epoch is complete: by rank, by epoch, what was read."""
+    """Check that each epoch is complete; ``found`` is what was read, by rank and epoch."""
     ranks, count = len(found), len(values)
     wrong = [epoch for epoch in found[0] if not _complete([each[epoch] for each in found], values)]
     epoch = (wrong or [0])[0]
@@ -295,7 +295,7 @@ def _complete(shards: list[list[int]], values: list[int]) -> bool:
 
 
 class _Noting(TensorDataset):
-    """It counts the samples that are read."""
+    """A dataset that counts the samples read from it."""
 
     read = 0
 
@@ -307,24 +307,24 @@ class _Noting(TensorDataset):
 
 @in_group
 def _batches(answer: Any, calls: list[tuple[list[int], int, int]], batch_size: int, seed: int) -> Any:
-    """Of each call what is drawn, by epoch, and how much is read; or in words what is no batch."""
+    """Return, for each call, what is drawn by epoch and how much is read; or, in words, what is no batch."""
     found = []
-    first, second = restarted(answer, 2)  # the second call is that of a training that goes on
+    first, second = restarted(answer, 2)  # the second call is that of a resumed training
     for place, each in enumerate([first, second, *[first] * (len(calls) - 2)]):
         values, start, stop = calls[place]
         data = _Noting(torch.tensor(values))
-        with apart(seed + 10 * place + dist.get_rank()):  # nothing in common but what is given
+        with apart(seed + 10 * place + dist.get_rank()):  # the ranks share only what they are given
             given = each(data, batch_size, range(start, stop))
             try:
                 drawn = list(_read(given, batch_size).items())
             except Refused as reason:
-                return str(reason)  # the judge says on which rank
+                return str(reason)  # the judge adds which rank it is
         found.append({"drawn": drawn, "read": data.read})
     return found
 
 
 def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
-    """The values of each epoch."""
+    """Return the values of each epoch; refuse anything but pairs of an epoch and a batch."""
     if given is None or not hasattr(given, "__iter__"):
         raise Refused(f"batches(…) yields pairs (epoch, batch); it returned {told(given)}")
     drawn: dict[int, list[int]] = {}
@@ -353,7 +353,7 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
 SHARED = "the ranks share the work: every sample is judged once"
 EXACT = "every rank returns the accuracy of the whole set"
 FEW = "also where there are fewer samples than ranks"
-JUDGED: list[int] = []  # by this rank, with whatever copy of the model
+JUDGED: list[int] = []  # samples evaluated by this rank, with any copy of the model
 TRAINING: list[bool] = []
 
 
@@ -368,7 +368,7 @@ def accuracy(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
-    """Two sets after each other, in the same ranks."""
+    """Judge the accuracies of two sets, one after the other, from the same ranks."""
     rights = [_rights(rng, ranks, each) for each in rng.sample([6, 110], 2)]  # a few samples, and many
     for right, found in zip(rights, _asked(ask, rng, rights, ranks), strict=True):
         count, truth = len(right), sum(right) / len(right)
@@ -397,16 +397,16 @@ def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _asked(ask: Ask, rng: random.Random, rights: list[list[int]], ranks: int) -> list[list[dict[str, Any]]]:
-    """Of each set and each rank what it returned, and the samples that it judged."""
+    """Return, for each set and rank, the value returned and the samples evaluated."""
     calls = []
     for right in rights:
         classes = rng.randint(3, 6)
         labels = [rng.randrange(classes) for _ in right]
         said = [
             (label + 1 - ok) % classes for label, ok in zip(labels, right, strict=True)
-        ]  # or the next class
+        ]  # the label if right, else the next class
         calls.append({"classes": classes, "labels": labels, "said": said, "seed": rng.randrange(2**31)})
-        calls[-1]["below"] = len(rights) == 1  # no score is positive; else some are
+        calls[-1]["below"] = len(rights) == 1  # no score is positive; otherwise some are
     by_rank = ask(_judged, calls, nprocs=ranks)
     for rank, each in enumerate(by_rank):
         for value in (call["value"] for call in each):
@@ -427,7 +427,7 @@ def _returned(what: str, found: list[dict[str, Any]], right: list[int], hint: st
 
 
 def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> str:
-    """The hint for what the ranks returned, by what each of them got right."""
+    """Choose the hint for what the ranks returned, by what each of them got right."""
     if any(far(value, truth) < CLOSE for value in values):
         return "One rank knows it. Do the others get the same sums?"
     own = [sum(each) / max(1, len(each)) for each in hits]
@@ -454,7 +454,7 @@ ALIKE = "Each rank's share counts alike here, and the shards are not of one size
 
 
 def _rights(rng: random.Random, ranks: int, each: int) -> list[int]:
-    """Which samples, about so many for each rank, the model gets right: no other count has the same share."""
+    """Draw which samples the model gets right, about ``each`` per rank; a wrong count gives another share."""
     while True:
         count = ranks * (each + rng.randint(-1, 3)) + rng.randint(1, ranks - 1)
         right = [0] * ranks + [int(rng.random() < 0.7) for _ in range(count - ranks)]
@@ -466,13 +466,13 @@ def _rights(rng: random.Random, ranks: int, each: int) -> list[int]:
         own = [[sum(each) / len(each) for each in cut] for cut in (dealt, blocks)]
         others = [*own[0], *own[1], *(sum(each) / ranks for each in own)]
         padded, dropped = size * ranks, count // ranks * ranks
-        told_apart = all(sum(right) * judged % count for judged in (padded, dropped))  # no share of those
+        told_apart = all(sum(right) * judged % count for judged in (padded, dropped))  # no share of these
         if truth > 0.3 and told_apart and all(abs(other - truth) > 0.02 / each for other in others):
             return right
 
 
 class _Samples(Dataset):
-    """Any data set: nothing is known of it but its length and its samples."""
+    """A map-style dataset with nothing but a length and samples."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -485,11 +485,11 @@ class _Samples(Dataset):
 
 
 class _Judge(nn.Module):
-    """Its logits stand in the sample; it notes whom it was asked about."""
+    """A model that finds its logits in the sample, and records which samples it was given."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))  # a model has a device, and a mode
+        self.scale = nn.Parameter(torch.ones(()))  # this gives the model a device, and drop a mode
         self.drop = nn.Dropout(0.7)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The questions of lesson 08: a script from 2021, made one that any launcher starts and restarts."""
+"""The questions of lesson 08: adapting a script from 2021 so that any launcher can start and restart it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLD = "under torchrun it knows who it is"
 OLD = "an old launcher, which passes --local-rank, does not stop it"
 ALONE = "started alone, it is rank 0 of 1"
 NAMES = ("rank", "local_rank", "world_size", "epochs")
-OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # and LOCAL_RANK, and what else ends so
+OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # endings: LOCAL_RANK, too
 UNKNOWN = "argparse ends a program that is given an argument it does not know. Hyphen or underscore?"
 LACKING = "argparse ends a program that is not given what it insists on. Here no argument was given."
 IN_VAIN = {
@@ -37,13 +37,13 @@ IN_VAIN = {
     "KeyError": "A variable is not there where nobody launched the script. What must hold then?",
     "": "It has to return whatever the launcher is, or is not.",
 }
-Launched = tuple[dict[str, int], dict[str, str]]  # what is right, the environment
+Launched = tuple[dict[str, int], dict[str, str]]  # the right values, the environment
 
 
 @question("08.1", "arguments(argv)", {TOLD: 1, OLD: 1, ALONE: 1})
 def arguments(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     here, more = rng.randint(3, 6), rng.randint(1, 2)
-    # the nodes before have other numbers of ranks: no number follows from another one
+    # the earlier nodes have other numbers of ranks: no value follows from another one
     before = 2 * here + more
     size = before + here + rng.choice([each for each in range(1, 6) if each + more != here])
     local_rank = rng.randint(1, here - 1)
@@ -104,7 +104,7 @@ def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: in
     found: list[dict[str, Any] | str] = []
     same: dict[str, list[str]] = {}
     for environment, words in cases:
-        argv = same.setdefault(" ".join(words), words)  # the very same list, in another environment
+        argv = same.setdefault(" ".join(words), words)  # the same list object, in another environment
         for name in list(os.environ):
             if name.endswith(OF_LAUNCHERS) or name.startswith("TORCHELASTIC"):
                 del os.environ[name]
@@ -175,7 +175,7 @@ def _of_a_gpu(gpu: int, asked: dict[str, Any]) -> Finding:
 
 
 def _gradient(kind: int, values: list[int], rank: int) -> list[float]:
-    """Of one rank; DDP gives all of them the weights of rank 0."""
+    """Return one rank's gradient, with the weights of rank 0, which DDP gives to all."""
     model = network(kind, values[0])
     _loss(model, values[rank]).backward()
     return _gradients(model)
@@ -195,7 +195,7 @@ def _wrapped(answer: Any, kind: int, values: list[int], gpus: list[int]) -> dict
     seed = values[dist.get_rank()]
     model, found = network(kind, seed), {"kind": "", "trouble": "", "gradient": None}
     try:
-        with machine(gpus=8):  # there are GPUs; this model is on the CPU all the same
+        with machine(gpus=8):  # the machine has GPUs, but this model is on the CPU
             ddp = answer(model, torch.device("cpu"))
         if not isinstance(ddp, DistributedDataParallel):
             found["kind"] = told(None) if ddp is None else type(ddp).__name__
@@ -213,7 +213,7 @@ def _wrapped(answer: Any, kind: int, values: list[int], gpus: list[int]) -> dict
 
 
 def _on_gpu(answer: Any, kind: int, gpu: int) -> dict[str, Any]:
-    """What an answer would ask of DDP on a GPU: nothing here touches one."""
+    """Return how an answer would call DDP on a GPU, without using one."""
     asked = {"trouble": "DistributedDataParallel was not called", "device_ids": None, "output_device": None}
     device, current = torch.device("cuda", gpu), [0]
 
@@ -227,11 +227,11 @@ def _on_gpu(answer: Any, kind: int, gpu: int) -> dict[str, Any]:
         return self
 
     model, fake = network(kind, 0), FakeTensorMode()
-    for layer in model.modules():  # its weights say that they are on the GPU
+    for layer in model.modules():  # the weights claim to be on the GPU
         for name, each in list(layer.named_parameters(recurse=False)):
             there = FakeTensor(fake, torch.empty(each.shape, device="meta"), device)
             setattr(layer, name, nn.Parameter(there, each.requires_grad))
-    elsewhere = 3 if gpu != 3 else 5  # a rank's number need not be its GPU's
+    elsewhere = 3 if gpu != 3 else 5  # a local rank need not be the index of its GPU
     with (
         machine(8, {"LOCAL_RANK": str(elsewhere), "RANK": str(gpu + 8)}),
         mock.patch.object(DistributedDataParallel, "__init__", init),
@@ -247,7 +247,7 @@ def _on_gpu(answer: Any, kind: int, gpu: int) -> dict[str, Any]:
 
 
 def _index(device: Any) -> int | str | None:
-    """The number of a GPU, however it is named."""
+    """Return the index of a GPU, however it is given."""
     if device is None or isinstance(device, int):
         return device
     try:
@@ -309,7 +309,7 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _all_notes(first: dict[str, Any], second: dict[str, Any]) -> Notes:
-    """The last ones of each start: they count all that was written before."""
+    """Return the last note of each start, which counts everything written until then."""
     return [notes[-1] for notes in (first["first"], first["other"], second["second"]) if notes]
 
 
@@ -342,7 +342,7 @@ def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
 
 
 def _stale(first: Notes, second: Notes) -> list[int]:
-    """Epochs after which the file was what it was before, if the first start left one at all."""
+    """Return the epochs after which the file had not changed; none if the first start left no file."""
     if all(note["file"] is None for note in first):
         return []
     pairs = [*itertools.pairwise(first), *itertools.pairwise(second)]
@@ -375,16 +375,16 @@ def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Findi
 
 
 def _of_a_moment(first: dict[str, Any]) -> str:
-    """In which moment of a save a kill would cost more than that epoch; the text of what was seen."""
+    """Describe the first moment of a save at which a kill costs more than that epoch; empty if none does."""
     states = {note["epoch"]: note["state"] for note in first["first"]}
-    last = max(states) - 2  # the epoch after which it was looked
+    last = max(states) - 2  # the epoch with the save that was looked at
 
     def others(moment: dict[str, Any]) -> bool:
         known = [note for note in moment["notes"] if note["epoch"] in states]
         return any(far(note["state"], states[note["epoch"]]) > CLOSE for note in known)
 
     moments = first["moments"]
-    lacks = bool(moments) and others(moments[0])  # a whole checkpoint does not hold all: SAME says so
+    lacks = bool(moments) and others(moments[0])  # even a whole checkpoint lacks something: SAME says so
     for moment in moments:
         epochs = epochs_of(moment["notes"])
         seen = (

@@ -1,4 +1,4 @@
-"""The questions of lesson 09: which backend, how long a message takes, and the line through the times."""
+"""The questions of lesson 09: which backend, how long a message takes, and a line fitted to the times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import perf_counter, sleep  # an answer may put others into the module
+from time import perf_counter, sleep  # by name: an answer may replace them in the module
 from typing import Any
 from unittest import mock
 
@@ -33,7 +33,7 @@ Case = tuple[str, Cluster, str, str]  # property, cluster, backend, reason
 
 
 def _clusters(rng: random.Random) -> list[Case]:
-    """Clusters of every kind, with every network, and numbers that lie side by side."""
+    """Draw clusters of every kind on every network, also with just enough GPUs and with one too few."""
     few, many = rng.randint(2, 4), rng.randint(5, 8)
     own = [(1, 1), (few, few), (many, few), (many, many - 1), (many, 1)]  # GPUs, ranks
     shared = [(1, 2), (1, many), (few, few + 1), (few, 2 * few), (few, many + few)]
@@ -50,7 +50,7 @@ def _clusters(rng: random.Random) -> list[Case]:
         add(OWN, "gpu", own, "nccl", "own GPU")
         right = ("gloo", "CPU over IP") if has_ip else ("mpi", "no IP")
         add(CPU, "cpu", own + shared + none, *right)
-        if has_ip:  # where gloo has no network, these would need a third backend: not asked
+        if has_ip:  # without IP, gloo has no network, and these would need a third backend: not asked
             add(BOTH, "cpu and gpu", own, "cpu:gloo,cuda:nccl", "both")
             for tensors in ("gpu", "cpu and gpu"):
                 add(SHARED, tensors, shared, "gloo", "shared GPU")
@@ -84,7 +84,7 @@ def choose(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _is_same(got: str | None, backend: str, tensors: str) -> bool:
-    """As init_process_group reads it: in any order, in capitals too, for the devices that matter."""
+    """Compare backends as init_process_group reads them: any order, any case, only devices that matter."""
     if got is None or got.lower() == backend:
         return got is not None
     try:
@@ -143,18 +143,18 @@ def _chosen(answer: Any, clusters: list[Cluster]) -> list[list[str | None]]:
 BYTES = "the message has the bytes that were asked for"
 TYPICAL = "neither the first call nor a stray one counts"
 SAME = "every rank returns the time of the slowest"
-FASTER = 0.5  # a call on the other ranks takes so much of what it takes on the slowest
-FIRST, STRAY, LUCKY = 10.0, 30.0, 0.25  # times what a call takes: the first, one later, and some
-FEW, MOST, WARM = 12, 50, 10  # calls, and how many more there may be before the clock runs
-SMALL = 64  # bytes of a message that only agrees on a number
+FASTER = 0.5  # what a call takes on the other ranks, as a fraction of the slowest rank's time
+FIRST, STRAY, LUCKY = 10.0, 30.0, 0.25  # times a usual call: the first one, a stray one, some short ones
+FEW, MOST, WARM = 12, 50, 10  # fewest and most timed calls, and the most warm-up calls before them
+SMALL = 64  # bytes: a message up to this size only agrees on a number
 MEETINGS = ("barrier", "monitored_barrier", "broadcast", "allgather")
-LEAST, LARGEST = 0.82, 1.25  # of what a call took: the mean of two ranks is below, a mean with a stray above
+LEAST, LARGEST = 0.82, 1.25  # times a call: below is a mean of two ranks, above a mean with a stray
 OF_WHAT = "Is that the time of one call, in seconds, or the sum of all, or the first, or in milliseconds?"
 
 
 @question("09.2", "seconds_of(size)", {BYTES: 1, TYPICAL: 1, SAME: 1}, rests={SAME: TYPICAL})
 def seconds_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    """Two sizes, whose slowest ranks are not the same one."""
+    """Judge the times for two sizes, each with a different slowest rank."""
     ranks = rng.randint(2, 4)
     sizes, slowest = rng.sample(range(150, 1500), 2), rng.sample(range(ranks), 2)
     took = rng.sample([0.036, 0.02], 2)
@@ -248,10 +248,10 @@ def _measured(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
-    """The answer, where each all_reduce takes a known time; the bytes of each and the seconds it took."""
+    """Run the answer with all_reduce calls of known duration; return its value, its calls and meetings."""
     seconds = plan["seconds"] * (1 if dist.get_rank() == plan["slowest"] else FASTER)
     calls: list[list[float]] = []
-    met: set[int] = set()  # by how many calls were made before
+    met: set[int] = set()  # meetings, by the number of calls before them
     pending: dict[int, tuple[Any, float, float, list[float]]] = {}
 
     def wanted(place: int) -> float:
@@ -287,7 +287,7 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
 
     def meet(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
         met.add(len(calls))
-        if dist.get_rank() == plan["late"]:  # it has something else to do before
+        if dist.get_rank() == plan["late"]:  # it arrives late
             sleep(1.2 * plan["seconds"])
         return real(self, *args, **named)
 
@@ -314,9 +314,9 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
 # --- 09.3 -------------------------------------------------------------------------------------------------
 
 ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
-NEAR, WORLD_SIZES = 0.15, (2, 3, 4, 8, 16)  # the small ones tell its factor from 2
-# How far the sizes reach, in α/β, where a message costs twice α; whether the last time is too long, as the
-# first one is. Near α/β no single time tells α or β; where sizes reach far, plain squares forget α.
+NEAR, WORLD_SIZES = 0.15, (2, 3, 4, 8, 16)  # the small world sizes tell the bus factor from 2
+# The largest size in units of α/β, where a message costs 2α, and the sign of the last time's error (the first
+# time is too long). Near α/β no single time gives α or β; with a wide range, plain least squares loses α.
 RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1), (5, 1))
 TIMES, WOBBLE, AT_THE_ENDS = 40, 0.05, 0.085
 ALGORITHM = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
@@ -331,7 +331,7 @@ ONES = torch.ones(len(RANGES), dtype=torch.float64)
 @question("09.3", "line(sizes, seconds, world_size)", {ALPHA: 1, BUS: 1})
 def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     world_sizes = rng.sample(WORLD_SIZES, len(WORLD_SIZES))
-    world_sizes.append(world_sizes[-1])  # as many ranks, measured again
+    world_sizes.append(world_sizes[-1])  # the same world size, measured again
     ranks = torch.tensor(world_sizes, dtype=torch.float64)
     factors = 2 - 2 / ranks
     truths, tasks = [], []
@@ -372,7 +372,7 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     else:
         hint = "Take it from the slope, which knows large messages, with the factor for this many ranks."
     hint = nearest(
-        ratios.log(),  # as logarithms factors of any size are compared alike
+        ratios.log(),  # logarithms, to compare factors of any size alike
         (-factors.log(), ALGORITHM),
         (-math.log(2) * ONES, HALF),
         (-2 * factors.log(), "Is the factor on the right side? A rank sends more than its message."),
@@ -387,7 +387,7 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _worst(ratios: torch.Tensor) -> int:
-    """The place of what is farthest from 1; no number is farther than all."""
+    """Return the index of the ratio farthest from 1; NaN counts as farthest of all."""
     return int((ratios - 1).abs().nan_to_num(math.inf).argmax())
 
 
@@ -395,7 +395,7 @@ def _lines(answer: Any, tasks: list[tuple[list[int], list[float], int]]) -> list
     found = []
     sizes: list[int] = []
     seconds: list[float] = []
-    for sizes[:], seconds[:], world_size in tasks:  # two lists, with other numbers each time
+    for sizes[:], seconds[:], world_size in tasks:  # the same two lists, with new numbers each time
         value = answer(sizes, seconds, world_size)
         try:
             alpha, bus = map(float, value)

@@ -1,4 +1,4 @@
-"""The questions of lesson 10: names, a file that is whole, a load that takes what comes."""
+"""The questions of lesson 10: parameter names, a file that is always whole, a load of any checkpoint."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ..asking import Ask, Finding, Refused, in_group, number, question, reason, 
 from ..drawn import network, seeds, tensor
 from ..written import NAMES, written
 
-SLOW_SECONDS = 0.4  # that rank 0's disk takes for a step
-PATIENCE = 3.0  # seconds that a rank waits in a collective when the disk is full
-LIMIT = 100_000  # bytes that fit on the disk that is full
-NOTES = "of somebody else"  # what is in the file beside
+SLOW_SECONDS = 0.4  # that rank 0's disk takes for each step
+PATIENCE = 3.0  # timeout of a collective, in seconds, when the disk is full
+LIMIT = 100_000  # bytes that fit into a file on the full disk
+NOTES = "of somebody else"  # content of the file beside the checkpoint
 
 # --- 10.1 -------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ OF_NAMES = {
 
 @question("10.1", "without_prefix(weights)", {OUTER: 1, INNER: 1, PLAIN: 1})
 def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    # all begin with a letter of "module": str.lstrip would take it off
+    # each begins with a letter of "module", which str.lstrip would take off
     words = [f"{rng.choice(['dense', 'embed', 'outer', 'lower'])}{rng.randrange(100)}" for _ in range(3)]
     a, b, c = words
     wrapped = [
@@ -53,8 +53,8 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         (INNER, [f"{a}.module.module.{b}", f"{c}module.bias"]),
     ]
     plain = [
-        [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],  # the first alone has it, …
-        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, all but the last …
+        [f"module.{a}.weight", f"{b}.weight", f"submodule.{c}.bias"],  # only the first has the prefix, …
+        [f"{b}.weight", f"module.{a}.weight", f"module.{a}.bias"],  # all but the first, all but the last, …
         [f"module.{a}.weight", f"module.{a}.bias", f"{c}.weight"],
         [f"module.{a}.weight", f"module.{a}.bias", f"{c}.bias", f"module.{b}.bias"],
         [f"modules.{a}", f"module_{b}.bias", "module"],
@@ -81,7 +81,7 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float | str]]:
     found, weights = [], OrderedDict()
     for names in given:
-        weights.clear()  # the same dict, with others in it
+        weights.clear()  # the same dict, with other names and tensors
         weights.update({name: torch.tensor(each, dtype=torch.float64) for name, each in names.items()})
         after = answer(weights)
         if not isinstance(after, dict):
@@ -99,7 +99,7 @@ HEARD = "and every rank raises an error then: none returns, none waits in vain"
 
 @question("10.2", "save_once(state, path)", {ONE: 1, FULL: 1, HEARD: 1}, rests={FULL: ONE, HEARD: ONE})
 def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    """Calls of the same ranks: over an old file, onto a full disk, where no file is, again, in vain."""
+    """Judge saves over an old file, onto a full disk, to a new file, over it, and without a way to rename."""
     old, new, next_, last = rng.sample(range(0, 10_000, 10), 4)
     ranks = rng.randint(2, 4)
 
@@ -171,9 +171,9 @@ def _of_the_error(why: str, ranks: list[dict[str, Any]]) -> Finding:
 
 
 def _left(_: Any, paths: list[str], neighbour: str) -> list[Any]:
-    """The numbers in files, in a rank of their own: the kernel does not load what an answer has saved.
+    """Return the numbers in files, read in a rank of its own: the kernel loads nothing that an answer saved.
 
-    And whether the file beside them is as it was.
+    The last value is whether the file beside them is unchanged.
     """
     beside = Path(neighbour)
     stays = beside.is_file() and beside.read_text() == NOTES
@@ -202,27 +202,27 @@ def _saved(
     with _a_full_disk():
         found["second"] = _in_vain(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
     late, heard = found["second"]["late"], found["second"]["error"]
-    if not _on_all("in time", not late):  # after a collective that was given up, the group is broken
+    if not _on_all("in time", not late):  # a collective that timed out leaves the group broken
         return found
     again = Path(other)  # the same state and path, twice
     found["third"] = []
     for each in others:
         found["third"].append(_one_save(answer, state, each, again))
         _on_all(f"read {each}", True)
-    if _on_all("right so far", bool(heard) and found["first"]["found"] == new):  # else it may wait for ever
+    if _on_all("right so far", bool(heard) and found["first"]["found"] == new):  # otherwise it may hang
         found["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
     return found
 
 
 def _in_vain(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
-    """A call that must raise on every rank, and soon."""
+    """Make a call that must raise on every rank, and before a collective times out."""
     begun = time.monotonic()
     error = _raised(answer, state, Path(path))
     return {"error": error, "late": time.monotonic() - begun > PATIENCE - 0.5}
 
 
 def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
-    """A write whose last step fails, which is no error of torch's; whether it came so far."""
+    """Save where no file can be renamed or linked; also return whether the answer came that far."""
     met = []
 
     def fails(what: str, name: str) -> None:
@@ -235,7 +235,7 @@ def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> dict[s
 
 
 def _on_all(what: str, here: bool) -> bool:
-    """Whether something holds on every rank; by the store, which nothing has broken."""
+    """Whether ``here`` is true on every rank; ask over the store, which works without an intact group."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"course/{what}/{dist.get_rank()}", str(here))
     words = [store.get(f"course/{what}/{rank}") for rank in range(dist.get_world_size())]
@@ -262,7 +262,7 @@ def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> dic
 
 
 def _slow(rank: int, what: str, name: str) -> None:
-    """A disk on which rank 0 waits, for what it writes and for the new name."""
+    """Slow down the disk of rank 0, for each ``torch.save`` and each rename or link."""
     if rank == 0 and what in ("save", *NAMES):
         time.sleep(SLOW_SECONDS)
 
@@ -307,7 +307,7 @@ BUFFERS = " (A model has more than parameters, and a layer may be called module.
 
 
 class _Net(nn.Module):
-    """With layers whose names have the prefix in them."""
+    """A model with the prefix ``module`` inside the names of its layers."""
 
     def __init__(self, kind: int, values: int) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
 
 
 def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict[str, str], ran: str) -> None:
-    """The files, in a rank of their own: it labels whatever it saves from then on."""
+    """Write the files, in a rank of its own, since all that it saves from then on is tagged with a GPU."""
     states = {what: _Net(kind, seed).state_dict() for what, seed in numbers.items()}
     torch.save(states[BARE], paths[BARE])
     prefixed = {f"module.{name}": value for name, value in states[TRAINING].items()}
@@ -382,8 +382,8 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
 def _loaded(
     answer: Any, kind: int, values: int, paths: dict[str, str], ran: str
 ) -> tuple[dict[str, Any], bool]:
-    """What came of each load, and whether code of a file has run."""
-    found, model = {}, _Net(kind, values)  # one model gets them all
+    """Load every file; return what came of each load, and whether code of a file ran."""
+    found, model = {}, _Net(kind, values)  # one model for all loads
     here = Path(f"{paths[BARE]}.now")
     shutil.copy(paths[TRAINING], here)
     with contextlib.suppress(Exception):

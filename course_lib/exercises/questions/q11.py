@@ -1,4 +1,4 @@
-"""The questions of lesson 11: accumulation over ranks, a step of all or none, a schedule by samples."""
+"""The questions of lesson 11: accumulation over ranks, a step by all ranks or none, a schedule by samples."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ..kept import watched
 from ..traffic import traffic
 
 CLOSE = 1e-9  # the tensors are float64
-NEAR = 3e-7  # a share of the samples may have been computed in float32
+NEAR = 3e-7  # tolerance: a share of the samples may be computed in float32
 INPUTS, CLASSES = 9, 5
 
 
 def _network(seed: int, frozen: int | None = None) -> nn.Module:
-    """A nested one, in float64; its first (0) or its last layer (2) may take no part in the training."""
+    """Build a nested model in float64; its first layer (0) or its last (2) may be frozen."""
     inner = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(14, 8), nn.Tanh()))
     model = nn.Sequential(nn.Linear(INPUTS, 14), inner, nn.Linear(8, CLASSES)).double()
     dice = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ def _network(seed: int, frozen: int | None = None) -> nn.Module:
 
 
 NUMBERS = sum(each.numel() for each in _network(0).parameters())
-MOST = 1.9 * NUMBERS  # that may travel: the gradients once, and counts of samples
+MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts of samples
 
 
 def _flat(tensors: Any) -> Tensor:
@@ -116,7 +116,7 @@ def _of_accumulation(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Findi
 
 
 def _lengths(rng: random.Random, ranks: int) -> list[list[int]]:
-    """By rank, of its pieces: uneven on each rank, and the ranks have different numbers of samples."""
+    """Draw the lengths of each rank's pieces: uneven within a rank, with a different sum on each rank."""
     pieces = rng.randint(3, 5)
     while True:
         lengths = [[rng.randint(1, 9) for _ in range(pieces)] for _ in range(ranks)]
@@ -125,7 +125,7 @@ def _lengths(rng: random.Random, ranks: int) -> list[list[int]]:
 
 
 def _drawn(seed: int, lengths: list[list[int]]) -> list[list[tuple[Tensor, Tensor]]]:
-    """By rank its pieces; each pair is an input and the classes."""
+    """Draw the pieces of each rank, as pairs of inputs and classes."""
     dice = torch.Generator().manual_seed(seed)
     return [
         [
@@ -140,7 +140,7 @@ def _drawn(seed: int, lengths: list[list[int]]) -> list[list[tuple[Tensor, Tenso
 
 
 def _sums(weights: int, seed: int, lengths: list[list[int]]) -> list[list[Tensor]]:
-    """By rank, of each piece: the gradient of the sum of its samples' losses."""
+    """Return, for each rank and piece, the gradient of the sum of its samples' losses."""
     model, found = _network(weights), []
     for pieces in _drawn(seed, lengths):
         found.append([])
@@ -236,9 +236,9 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 STEP = "the step is that of one device: its gradient is the mean, clipped"
 NORM = "every rank returns the norm of the mean, as it was before clipping"
 ALL = "where the mean is not finite no rank steps, and the next step is right again"
-CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)  # the norm of the mean over the limit; the first two begin a training
-AGAIN = 1  # the call whose model, optimizer and limit come once more, in the last call
-SCALE = 40.0  # of the gradients: a large norm is no broken one
+CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)  # the mean's norm over the limit; each of the first two begins a training
+AGAIN = 1  # this call's model, optimizer and limit come once more in the last call
+SCALE = 40.0  # of the gradients: a large norm alone is no error
 
 
 @question("11.2", "step_together(model, optimizer, max_norm)", {STEP: 2, NORM: 1, ALL: 1}, rests={ALL: STEP})
@@ -247,12 +247,12 @@ def step_together(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
-    broken = rng.randrange(1, ranks)  # rank 0 alone could not know
+    broken = rng.randrange(1, ranks)  # not rank 0, which thus cannot know by itself
     # Clipping spreads a nan over the whole gradient. An inf stays in its layer: no layer alone may decide.
     fine = ("", 0)
     broken_at = rng.sample((("nan", rng.choice((0, -1))), ("inf", 0), ("inf", -1)), 3)
     calls: list[dict[str, Any]] = []
-    layers = rng.sample((0, 2), 2)  # which is frozen, in the first training and in the other
+    layers = rng.sample((0, 2), 2)  # the frozen layer of the first training, and of the second
     for i, (kind, place) in enumerate([fine, fine, *broken_at, fine]):
         call = {"seed": rng.randrange(2**31), "kind": kind, "place": place, "weights": None}
         call["frozen"] = layers[bool(calls)]
@@ -266,7 +266,7 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     exact = _steps_of_one_device(calls, ranks, 0.0)  # PyTorch adds 1e-6 to the norm
 
     def off(call: int, step: str = "right") -> list[float]:
-        """By rank, how far its weights are from those that are right after this call."""
+        """Return, for each rank, how far its weights are from the right ones after this call."""
         return [min(far(each[call]["weights"], one[call][step]) for one in (right, exact)) for each in found]
 
     for call in (0, 1):
@@ -308,7 +308,7 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             hint = "What is the norm of such a gradient? It is asked for then, too."
             yield Finding(NORM, not finite, seen, hint)
             if max(far(each[call]["weights"], each[call - 1]["weights"]) for each in found) == 0 < max(gaps):
-                continue  # nobody stepped; what is off was so before
+                continue  # no rank stepped; what is off was off before
         if a_kind is None:
             seen = f"rank {rank}'s weights are off by {gaps[rank]:.2g} after the step that follows"
             hint = "What is left behind by a step that was not made?"
@@ -336,7 +336,7 @@ def _words(value: float | str) -> str:
 
 
 def _own(call: dict[str, Any], rank: int) -> Tensor:
-    """A rank's gradient, of the layers that are trained, end to end."""
+    """Draw a rank's gradient for the trained layers, as one flat tensor."""
     trained = sum(each.numel() for each in _network(0, call["frozen"]).parameters() if each.requires_grad)
     dice = torch.Generator().manual_seed(call["seed"] + rank)
     return torch.randn(trained, generator=dice, dtype=torch.float64) * SCALE
@@ -347,7 +347,7 @@ def _mean(call: dict[str, Any], ranks: int) -> Tensor:
 
 
 def _training(call: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """With weight decay, which moves a frozen weight, too, that is given a gradient of 0."""
+    """Build a model, and SGD with weight decay, which moves even a frozen weight if its gradient is 0."""
     model = _network(call["weights"], call["frozen"])
     groups = [{"params": part.parameters()} for part in model]
     return model, torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -361,7 +361,7 @@ def _give(model: nn.Module, gradient: Tensor) -> None:
 
 
 def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float) -> list[dict[str, Tensor]]:
-    """The weights after each call; and what they would be if all gradients had been 0 in it."""
+    """Return the right weights after each call, and those that gradients of 0 in that call would give."""
     found = []
     for call in calls:
         if call["weights"] is not None:
@@ -378,7 +378,7 @@ def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float
 
 
 def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ranks: int) -> str:
-    """The hint for the weights after a training's first call, by what the mean became."""
+    """Choose the hint for the weights after a training's first call, by the gradient that moved them."""
     limit = call["limit"]
     model, optimizer = _training(call)
     start, group = _flat(model.parameters()), optimizer.param_groups[0]
@@ -429,7 +429,7 @@ def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict
     for call in calls:
         if call["weights"] is not None:
             model, optimizer = _training(call)
-        limit = limits.setdefault(call["limit"], call["limit"])  # the very same object, if it comes again
+        limit = limits.setdefault(call["limit"], call["limit"])  # the same object, if the limit comes again
         gradient = _own(call, rank)
         if call["kind"] and rank == broken:
             gradient[call["place"]] = float(call["kind"])
@@ -453,8 +453,8 @@ def learning_rate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     size, ranks, pieces = rng.choice((14, 22, 26)), rng.choice((2, 4)), rng.choice((3, 5))
     splits = [(size, ranks, pieces), (size + 8, ranks, pieces), (size, ranks + 3, pieces)]
     splits.append((size, ranks, pieces + 2))
-    splits += [(8, 3, 2), (4, 3, 2), (1000, ranks, pieces)]  # k = 1, less, and more than the whole warm-up
-    after = WARM_UP + rng.randint(1, 99)  # that is late, whatever is counted
+    splits += [(8, 3, 2), (4, 3, 2), (1000, ranks, pieces)]  # k = 1, k < 1, a step beyond the warm-up
+    after = WARM_UP + rng.randint(1, 99)  # past the warm-up, whatever is counted
     late = [(after, *each) for each in splits]
     early = [(step, *each) for each in splits for step in (0, WARM_UP // math.prod(each) // 2)]
     edge = [(max(0, WARM_UP // math.prod(each) + at), *each) for each in splits for at in (-1, 0)]
@@ -472,7 +472,7 @@ def _rate(what: str, arguments: tuple[int, ...], got: float, hints: Any) -> Find
     right = RATE * k * min(1.0, (step + 1) * math.prod(split) / WARM_UP)
     words = "step {}, batch_size {}, {} ranks, {} pieces".format(*arguments)
     seen = f"{words}: the learning rate should be {right:.6g}, and is {got:.6g}"
-    return Finding(what, far(got, right) < 1e-6 * right, seen, hints(arguments, got))  # or float32
+    return Finding(what, far(got, right) < 1e-6 * right, seen, hints(arguments, got))  # float32 is enough
 
 
 def _of_scale(arguments: tuple[int, ...], got: float) -> str:

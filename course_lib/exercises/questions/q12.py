@@ -31,23 +31,23 @@ def _seeds(rng: random.Random, count: int) -> list[int]:
 FROZEN = "what no rank's loss uses is frozen, and nothing else"
 NAMED = "every rank returns the names of what it froze, in the model's order"
 NO_TRACE = "no gradient is made or changed, and the loss can still go backward"
-MEETINGS = 40  # of paths of the graph that had parted: so often a walk may double
+MEETINGS = 40  # of paths in the graph: each doubles a walk that revisits nodes
 
 
 class _Heads(nn.Module):
-    """A body and heads, deep inside; each loss uses some of the heads."""
+    """A model with a body and nested heads; each loss uses some of the heads."""
 
     def __init__(self, heads: list[str]) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
         deep = {name: nn.Sequential(nn.Linear(3, 2), nn.ModuleList([nn.Linear(2, 2)])) for name in heads}
         self.tasks = nn.ModuleDict({"heads": nn.ModuleDict(deep)})
-        self.scale = nn.Parameter(torch.ones(()))  # used by those who use the first head
+        self.scale = nn.Parameter(torch.ones(()))  # used by ranks that use the first head
 
     def loss(self, x: torch.Tensor, used: list[str], closed: str) -> torch.Tensor:
-        """The closed head is used, and its gradient is 0."""
+        """Compute a loss from the used heads; the closed one is among them, with a gradient of 0."""
         layer, heads = self.body[0], self.tasks["heads"]
-        bias = layer.bias if len(used) == len(heads) else None  # used by those who use all heads
+        bias = layer.bias if len(used) == len(heads) else None  # used by ranks that use all heads
         features = nn.functional.linear(x, layer.weight, bias).tanh()
         for _ in range(MEETINGS):
             features = (features + features.tanh()) / 2
@@ -75,7 +75,7 @@ def _of_freezing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     heads = [f"{kind}{rng.randrange(100)}" for kind in rng.sample(kinds, len(kinds))]
     roles = rng.sample(heads, len(heads))
     plans = [_plan(rng, heads, roles[turn:] + roles[:turn], count) for turn in (0, 3, 5)]
-    plans[-1]["used"][rng.randrange(count)] = heads  # one rank uses all there is
+    plans[-1]["used"][rng.randrange(count)] = heads  # one rank uses all heads
     ranks = ask(_after_freezing, plans, nprocs=count)
     for call, plan in enumerate(plans):
         names = [name for name, _ in _Heads(plan["heads"]).named_parameters()]
@@ -94,7 +94,7 @@ def _of_freezing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
 
 
 def _plan(rng: random.Random, heads: list[str], roles: list[str], count: int) -> dict[str, Any]:
-    """Those of the heads that each rank uses, and one that is frozen from the start."""
+    """Draw which heads each rank uses, and which one is frozen from the start."""
     _, nobodys, first, last, of_two, frozen, everyones = roles
     used = [[everyones, frozen] for _ in range(count)]
     used[0] += [first, of_two]
@@ -173,7 +173,7 @@ def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, 
         for name, parameter in model.named_parameters():
             if _of(plan["frozen"], name):
                 parameter.requires_grad_(False)
-            elif "weight" in name:  # an earlier step's
+            elif "weight" in name:  # left by an earlier step
                 parameter.grad = torch.randn_like(parameter)
         had = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
         loss = model.loss(_drawn(plan["seed"] + rank, 5, 4), plan["used"][rank], plan["closed"])
@@ -217,7 +217,7 @@ def whole_norm(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     channels = rng.randint(3, 6)
     few = [rank + 2 for rank in range(count)]
-    rng.shuffle(few)  # another number of samples on each rank
+    rng.shuffle(few)  # a different number of samples on each rank
     calls = [
         {"sizes": [size * times for size in few], "channels": channels, "eps": rng.uniform(0.01, 0.5)}
         | {"seeds": _seeds(rng, count), "shift": rng.uniform(2.0, 4.0)}
@@ -249,7 +249,7 @@ def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
 
 
 def _share(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a rank its samples, whose mean and spread are its own, and what its loss makes of its outputs."""
+    """Return a rank's samples, with their own mean and spread, and the weights of its outputs in the loss."""
     both = _drawn(call["seeds"][rank], 2, call["sizes"][rank], call["channels"])
     return both[0] * (1 + rank) + call["shift"] * rank, both[1]
 
@@ -355,7 +355,7 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rank, found, x, eps = dist.get_rank(), [], torch.empty(0), 0.0
     for call in calls:
         numbers, weights = _share(call, rank)
-        if "again" in call:  # the very same objects; the tensor has other numbers
+        if "again" in call:  # the same objects; the tensor has new numbers
             x.grad = None
             x.data.copy_(numbers)
         else:
@@ -383,7 +383,7 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _passed_to_functions(node: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Grows in a backward pass: each gradient that a Function in Python is given, and a copy from before."""
+    """Return a list that a backward pass fills with each gradient given to a Python Function, and a copy."""
     passed: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def note(gradients: tuple[torch.Tensor | None, ...]) -> None:
@@ -408,7 +408,7 @@ ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
 
 
 class _Own(nn.BatchNorm2d):
-    """As lesson 12 makes one."""
+    """A subclass such as lesson 12 makes."""
 
 
 KINDS = {each.__name__: each for each in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
@@ -511,7 +511,7 @@ def _of_pooled(
 
 
 def _seen_by(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The running means and variances of all norms of a rank, end to end."""
+    """Draw the running means and variances of all norms of a rank, each in one flat tensor."""
     both = _drawn(call["seeds"][rank], 2, sum(call["channels"]))
     return both[0] * 3 + rank, both[1].abs() + 0.1
 
@@ -535,7 +535,7 @@ def _norms(model: nn.Module) -> list[Any]:
 def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rank, found = dist.get_rank(), []
     for call in calls:
-        if "again" not in call:  # or the same model, after more batches
+        if "again" not in call:  # else the same model, after more batches
             model = _model(call)
         torch.manual_seed(call["seeds"][rank] % 2**31)
         for each in model.parameters():
@@ -550,7 +550,7 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if name.endswith("table"):
                 each.normal_()
         if "alone" not in call:
-            model[0]["stage0"].eval()  # some finetune with frozen norms
+            model[0]["stage0"].eval()  # as in fine-tuning with frozen norms
         modes = [each.training for each in model.modules()]
         held = dict(model.named_buffers())  # as DDP holds them
         before = {name: each.clone() for name, each in model.state_dict().items()}

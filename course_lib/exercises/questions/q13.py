@@ -16,11 +16,11 @@ from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, ques
 CLOSE = 1e-11  # relative; the numbers are float64
 SEVEN_DIGITS = "That is right to seven digits, which is what float32 keeps. Which dtype keeps sixteen?"
 EMPTY_HANDED = "A rank may come with nothing. What does it add to the sums, and which calls does it make?"
-Counts = list[list[tuple[int, int]]]  # by epoch, by rank: right, judged
+Counts = list[list[tuple[int, int]]]  # by epoch and rank: samples that are right, samples evaluated
 
 
 def _two_numbers(rng: random.Random) -> tuple[int, int]:
-    """Of ranks: not the same twice, since one that is written into an answer would be right."""
+    """Draw two different world sizes, so that an answer with one of them hard-coded is wrong."""
     first = rng.randint(2, 5)
     return first, rng.choice([each for each in (3, 4, 5) if each != first])
 
@@ -30,7 +30,7 @@ def _is(value: Any, right: float, within: float = CLOSE) -> bool:
 
 
 def _worst(values: Sequence[Any], right: float) -> int:
-    """The rank whose value is furthest from what is right."""
+    """Return the rank with the value furthest from the right one."""
     gaps = [far(value, right) for value in values]
     return gaps.index(max(gaps))
 
@@ -51,9 +51,9 @@ ONCE = "more batches need no more collectives"
 @question("13.1", "mean_loss(losses)", {UNEVEN: 1, NOTHING: 1, ONCE: 1}, rests={ONCE: UNEVEN})
 def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ranks, others = _two_numbers(rng)
-    order = rng.sample(range(ranks), ranks)  # who has more of them has more in each case
+    order = rng.sample(range(ranks), ranks)  # a rank with more of them has more in each case
     few, many = (_losses(rng, order, least) for least in (2, 90))
-    found = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank, by case: the value, and how many calls
+    found = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank and case: the value, the number of calls
     for i, losses in enumerate([few, many, few, many]):
         yield _of_means(UNEVEN, [each[i][0] for each in found], losses, again=i > 1)
     grows = max(each[1][1] - each[0][1] for each in found)
@@ -70,7 +70,7 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _losses(rng: random.Random, order: Sequence[int], least: int) -> list[list[float]]:
-    """By rank: no two ranks have equally many. A loss of 0 is one, too."""
+    """Draw the losses of each rank, in different numbers. A loss of 0 counts, too."""
     lengths = sorted(rng.sample(range(least, least + 2 * len(order)), len(order)))
     return [[0.0, *(rng.uniform(0.1, 4) for _ in range(lengths[place] - 1))] for place in order]
 
@@ -109,7 +109,7 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
 def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int]]:
     found, mine = [], [losses[dist.get_rank()] for losses in cases]
     for turn, losses in enumerate([*mine, mine[0], mine[0]]):
-        if turn == len(mine) + 1:  # the same list, with other numbers
+        if turn == len(mine) + 1:  # the same list, with new numbers
             losses[:] = mine[1]
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             value = answer(losses)
@@ -128,13 +128,13 @@ EPOCHS = 8
 
 @question("13.2", "train_until(train_epoch, validate, epochs)", {STOP: 1, BEST: 1, NO_SHARD: 1})
 def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    ranks, others = _two_numbers(rng)  # of the others two at least have something to judge
+    ranks, others = _two_numbers(rng)  # with `others` ranks, at least two have samples
     alone = {0}
-    while len(alone) == 1:  # ranks that decide alone do not make equally many calls in the end
+    while len(alone) == 1:  # ranks that decide alone must end with different numbers of calls
         cases = [_counts(rng, ranks, tie=tie) for tie in (False, True)]
         alone = {sum(_stop(_own(counts, rank))[0] for counts in cases) for rank in range(ranks)}
     judged = [rng.randint(20, 40) for _ in range(ranks)]
-    for start in (1, 0):  # better in each epoch, to the last; and nothing right in the first
+    for start in (1, 0):  # better in every epoch, to the last; then with nothing right in the first
         cases.append([[(epoch + start, n) for n in judged] for epoch in range(EPOCHS)])
     found = ask(_trained, cases, nprocs=ranks)
     for i, counts in enumerate(cases):
@@ -146,7 +146,7 @@ def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _stop(accuracies: list[float], only_if_worse: bool = False) -> tuple[int, float]:
-    """How many epochs are trained, and the best accuracy in them."""
+    """Return how many epochs are trained, and the best accuracy in them."""
     best = 0.0
     for epoch, accuracy in enumerate(accuracies):
         if accuracy < best or (accuracy == best and not only_if_worse):
@@ -168,7 +168,7 @@ def _of_means_of(counts: Counts) -> list[float]:
 
 
 def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None = None) -> Counts:
-    """Each rank by itself, and the mean of their accuracies, would stop elsewhere than all samples do."""
+    """Draw counts where single ranks, and the mean of their accuracies, stop elsewhere than all samples."""
     while True:
         judged = [0 if rank == empty else rng.randint(6, 30) for rank in range(ranks)]
         trend = [0.2 + 0.08 * epoch for epoch in range(EPOCHS)]
@@ -184,7 +184,7 @@ def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None
         of_means = _stop(_of_means_of(counts))[0]
         told_apart = len({epochs, own[0], of_means, EPOCHS}) == 4
         told_apart &= len(set(own)) > 1 and epochs not in own
-        told_apart &= torch.tensor(best).item() != best  # float32 is not enough for it
+        told_apart &= torch.tensor(best).item() != best  # float32 cannot hold it
         if told_apart and 2 < epochs < EPOCHS and tie == (accuracies[epochs - 1] == best):
             return counts
 
@@ -247,14 +247,14 @@ def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
 
     def train_epoch(epoch: int) -> None:
         trained.append(epoch)
-        dist.all_reduce(torch.ones(3))  # as DDP's backward
+        dist.all_reduce(torch.ones(3))  # as DDP's backward would
 
     def validate(epoch: int) -> tuple[int, int]:
         validated.append(epoch)
         right, judged = accuracies[epoch][rank]
         return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
 
-    for counts in cases:  # trainings, one after the other, by the very same functions
+    for counts in cases:  # one training after the other, with the same function objects
         trained.clear()
         validated.clear()
         accuracies[:] = counts
@@ -285,7 +285,7 @@ def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [_metrics(rng, others, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
     found = ask(_summed, cases, nprocs=others)
     missing = [_of_sums(MISSING, [each[i] for each in found], metrics) for i, metrics in enumerate(cases)]
-    if all(each.ok for each in missing):  # else it may hang here, and say less
+    if all(each.ok for each in missing):  # otherwise it may hang here, and tell less
         cases[0][rng.randrange(others)] = []  # a rank without any name
         found = ask(_summed, cases[:1], nprocs=others)
         missing.append(_of_sums(MISSING, [each[0] for each in found], cases[0]))
@@ -293,7 +293,7 @@ def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _metrics(rng: random.Random, ranks: int, names: list[str], lacking: int) -> list[list[tuple[str, float]]]:
-    """By rank: pairs, in an order of its own; each rank lacks so many, and of one name it is the only one."""
+    """Draw each rank's pairs, in an order of its own; ranks lack names, and some name is on one rank only."""
     while True:
         held = [rng.sample(names, len(names) - lacking) for _ in range(ranks)]
         everywhere = set(held[0]).intersection(*map(set, held))
@@ -363,7 +363,7 @@ FAILS = "where it fails on some ranks, every rank returns None, and the next cal
 
 
 class _Failure(Exception):
-    """Of no kind that an answer could know."""
+    """An exception of a type that no answer can know."""
 
 
 @question("13.4", "all_or_none(work)", {WELL: 1, FAILS: 1}, rests={FAILS: WELL})
@@ -385,7 +385,7 @@ def all_or_none(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _works(rng: random.Random, ranks: int, failing: Sequence[int]) -> list[float | None]:
-    """By rank: what its work returns, or None where it fails."""
+    """Draw what the work of each rank returns, or None where it fails."""
     return [None if rank in failing else rng.uniform(-100, 100) for rank in range(ranks)]
 
 
@@ -435,7 +435,7 @@ def _worked(answer: Any, cases: list[list[float | None]]) -> list[dict[str, Any]
     found: list[dict[str, Any]] = []
     calls: list[int] = []
 
-    def work() -> float:  # the very same function in each call, as that of a training is
+    def work() -> float:  # the same function object in each call, as in a training
         calls.append(1)
         if mine is None:
             raise _Failure("this rank's work has failed")

@@ -1,4 +1,4 @@
-"""The questions of lesson 14: a step predicted, what of its communication is hidden, and who is late."""
+"""The questions of lesson 14: predicting a step, how much communication is hidden, which rank is late."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def _case(rng: random.Random, what: str, ranks: int) -> Case:
     buckets = [rng.randint(10**5, 10**6) * rng.choice((1, 3, 8)) for _ in range(rng.randint(4, 7))]
     case = {
         "forward": 0.0,
-        "backward": 1e-15,  # none: but one may divide by it
+        "backward": 1e-15,  # practically none, but safe to divide by
         "buckets": buckets,
         "ranks": ranks,
         "alpha": rng.uniform(1e-5, 1e-4),
         "beta": rng.uniform(0.2e-9, 1e-9),
     }
     rings = [_ring(case, size) for size in buckets]
-    if what == BEHIND:  # each is through before the next one is ready
+    if what == BEHIND:  # each bucket is through before the next one is ready
         pace = max(ring / size for ring, size in zip(rings, buckets[1:], strict=False))
         case["backward"] = rng.uniform(1.2, 2) * max(pace * sum(buckets), len(buckets) * max(rings))
     if what == QUEUE:
@@ -99,7 +99,7 @@ def _case(rng: random.Random, what: str, ranks: int) -> Case:
 
 
 def _last_in_time(case: Case, ready: list[float]) -> int:
-    """The bucket that finds the link free, while none after it does."""
+    """Return the last bucket that finds the link free."""
     rings = [_ring(case, size) for size in case["buckets"]]
     ends = [since + sum(rings[i:]) for i, since in enumerate(ready)]
     return ends.index(max(ends))
@@ -111,13 +111,13 @@ def _ring(case: Case, size: float) -> float:
 
 
 def _ready(case: Case) -> list[float]:
-    """When the gradients of each bucket are there."""
+    """Return when the gradients of each bucket are ready."""
     whole = sum(case["buckets"])
     return [case["forward"] + case["backward"] * done / whole for done in accumulate(case["buckets"])]
 
 
 def _even(case: Case) -> list[float]:
-    """Equally much of backward for each bucket."""
+    """Return when each bucket would be ready if backward took equally long for each."""
     pieces = len(case["buckets"])
     return [case["forward"] + case["backward"] * (i + 1) / pieces for i in range(pieces)]
 
@@ -197,7 +197,7 @@ HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
 
 
 def _steps(answer: Any, cases: list[Case]) -> list[tuple[list[float], bool]]:
-    """Of each case `_often`; the arguments by their place, of any names."""
+    """Run `_often` for each case; the arguments are positional, since an answer may name them freely."""
     what, at = "step_seconds(…) returns a number of seconds", ARGUMENTS.index("buckets")
     return [
         _often(answer, [case[name] for name in ARGUMENTS], what, {at: case["then"]} if "then" in case else {})
@@ -206,7 +206,7 @@ def _steps(answer: Any, cases: list[Case]) -> list[tuple[list[float], bool]]:
 
 
 def _often(answer: Any, given: list[Any], what: str, then: dict[int, list[Any]]) -> tuple[list[float], bool]:
-    """What it returns twice, whether its lists were as before then, and what with other items in them."""
+    """Call twice, then with new items in the lists; return the results, and whether the lists were kept."""
     before = repr(given)
     numbers = [the_number(answer(*given), what) for _ in range(2)]
     kept = repr(given) == before
@@ -246,7 +246,7 @@ def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stretch]]:
-    """What a rank computes and sends; the clock is that of a training that has run for days."""
+    """Draw when a rank computes and sends, on the clock of a training that has run for days."""
     begin = rng.uniform(4e5, 8e5)
     computes, at = [], begin
     for _ in range(rng.randint(4, 5)):
@@ -254,11 +254,11 @@ def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stret
         computes.append((at, at + length))
         at += length + rng.choice((rng.uniform(0.004, 0.012), 0.0005))
     sends, at = [], begin + rng.uniform(-0.01, 0.02)
-    while not sends or sends[-1][1] < computes[-1][1] + 0.005:  # the last one is left over
+    while not sends or sends[-1][1] < computes[-1][1] + 0.005:  # the last one outlasts the computing
         length = rng.uniform(0.02, 0.05)
         sends.append((at, at + length))
         at += length + (rng.uniform(-0.6, -0.3) * length if what == TOGETHER else rng.uniform(0.002, 0.02))
-    if what == TOGETHER:  # a small one, through before the one it goes beside
+    if what == TOGETHER:  # a short one, within the first one
         (a, b), (c, _) = sends[:2]
         sends.append((a + (c - a) / 4, c - (c - a) / 4))
     if what == ANY_ORDER:  # one within another, one across a gap, and the last once more in two halves
@@ -273,7 +273,7 @@ def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stret
 
 
 def _measure(*lists: list[Stretch]) -> float:
-    """The time in which something of each list goes on."""
+    """Return the time during which something in each list is under way."""
     edges = sorted({edge for stretches in lists for stretch in stretches for edge in stretch})
     return sum(
         b - a
@@ -305,7 +305,7 @@ OVERLAPS = {
 
 
 def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list[float], bool]]:
-    """Of each case `_often`; the others are what its lists hold in the end."""
+    """Run `_often` for each case; ``others`` are the new items of its lists."""
     what = "hidden(…) returns a number, a share"
 
     def pair(case: Any) -> list[list[Stretch]]:
@@ -322,11 +322,11 @@ def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list
 NAMED = "every rank returns the rank that is late again and again"
 BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
 QUIET = "nothing but the step's own meeting is sent while the steps run"
-STEPS = (7, 9)  # of one call and of the other, with one number of ranks; with the other number 7 of both
+STEPS = (7, 9)  # steps in the two calls with one world size; with the other, both have 7
 HICCUP = 0.53  # seconds
-LOW, HIGH = 0.04, 0.14  # seconds that the others work
-LATER = 0.08  # seconds: the others' first step begins so much later
-NOISE = 0.025  # seconds: what a busy machine may add between the end of the work and a look at the clock
+LOW, HIGH = 0.04, 0.14  # seconds of work of the other ranks
+LATER = 0.08  # seconds by which the other ranks begin their first step later
+NOISE = 0.025  # seconds that a busy machine may add between the end of the work and reading the clock
 Times = list[list[float]]  # by rank, by step
 
 
@@ -334,7 +334,7 @@ Times = list[list[float]]  # by rank, by step
     "14.3", "late_rank(work, meet, steps)", {NAMED: 1, BY: 1, QUIET: 1}, rests={BY: NAMED, QUIET: NAMED}
 )
 def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    steps = [rng.sample(STEPS, 2), [STEPS[0]] * 2]  # the very same arguments once more, for the second
+    steps = [rng.sample(STEPS, 2), [STEPS[0]] * 2]  # twice 7: a second call with the same arguments
     yield from with_two_numbers(rng, lambda ranks: _late_among(ask, rng, ranks, steps.pop()))
 
 
@@ -353,10 +353,10 @@ def _late_among(ask: Ask, rng: random.Random, ranks: int, steps: list[int]) -> I
 
 
 def _times(rng: random.Random, ranks: int, late: int, steps: int, edge: int) -> Times:
-    """How long each rank works in each step: one is the last, but for a hiccup at an edge and one between.
+    """Draw how long each rank works in each step; ``late`` works longest, except in two steps with a hiccup.
 
-    The last of the others is another one from step to step, and no rank is it in half of the steps (of two
-    ranks one must be). In one step it comes early as well.
+    The hiccups are at ``edge`` and in between. Which other rank comes last changes from step to step; none
+    does in half of the steps (with two ranks, one must). In one step, all of them are early.
     """
     others = rng.sample([rank for rank in range(ranks) if rank != late], ranks - 1)
     hiccups = [edge, rng.randrange(1, steps - 1)]
@@ -372,7 +372,7 @@ def _times(rng: random.Random, ranks: int, late: int, steps: int, edge: int) -> 
 
 
 def _later(came: Times, late: int) -> list[float]:
-    """In each step: than the last of the others, by the moments at which their work was done."""
+    """Return, for each step, how much later than the last of the others ``late`` was done with its work."""
     others = [each for rank, each in enumerate(came) if rank != late]
     return [mine - max(theirs) for mine, *theirs in zip(came[late], *others, strict=True)]
 
@@ -394,7 +394,7 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
     else:
         hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
     yield Finding(NAMED, all(name == late for name in names), seen, hint)
-    # By when they came, or by how long they worked: on a busy machine they do not leave a meeting together.
+    # By arrival or by time worked: on a busy machine, the ranks do not leave a meeting at the same time.
     right, too = (statistics.median(_later(each, late)) for each in (came, worked))
     off = [min(far(each, right), far(each, too)) for each in seconds]
     rank = max(range(len(seconds)), key=off.__getitem__)
@@ -421,7 +421,7 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
         done.append(len(called))
         begun = time.perf_counter()
         time.sleep(mine[(len(done) - 1) % len(mine)])
-        came.append(time.perf_counter())  # by a clock that all processes of a machine share
+        came.append(time.perf_counter())  # on a clock that all processes of a machine share
         worked.append(came[-1] - begun)
 
     def meet() -> None:
@@ -454,7 +454,7 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
 
 
 def _calls() -> list[str]:
-    """Note from now on the names of the collectives that this rank calls, and what it tells a store."""
+    """Record, from now on, the name of each collective and each store write of this rank."""
     called: list[str] = []
 
     def noted(real: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The questions of lesson 15: a stream shared out by files, an exact top-k, a loader that keeps up."""
+"""The questions of lesson 15: a stream sharded by files, an exact top-k, a loader that prefetches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ..traffic import traffic
 ONCE = "over all ranks and workers each sample comes once in every epoch"
 OPENED = "each file is opened by one reader alone, and no reader has two files more than another"
 LAZY = "a sample is read when it is asked for, and not before"
-Sample = list[int]  # file, place in it, the reader's process, how many files that has opened so far
+Sample = list[int]  # file, place in it, the reader's process, number of files it has opened so far
 
 
 def a_stream(answer: Any, form: str) -> None:
@@ -56,9 +56,9 @@ def a_stream(answer: Any, form: str) -> None:
 )
 def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = []
-    for ranks, first in zip(rng.sample(range(2, 6), 2), (True, False), strict=True):  # workers take long
+    for ranks, first in zip(rng.sample(range(2, 6), 2), (True, False), strict=True):  # workers are slow
         workers = rng.choice([each for each in (2, 3) if each != ranks])
-        readers = ranks * workers  # 6 at least; neither blocks nor a last one with the rest may come out even
+        readers = ranks * workers  # at least 6; blocks of files, with or without a rest, must be uneven
         many = [rng.randint(4, 7) for _ in range(2 * readers + rng.randint(2, readers - 2))]
         few = [rng.randint(2, 5) for _ in range(rng.randint(1, readers - 1))]
         cases += [(ranks, workers, many if first else few), (ranks, 0, few[: ranks - 1] if first else many)]
@@ -81,7 +81,7 @@ def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_epochs(
     ranks: int, workers: int, sizes: list[int], epochs: list[list[list[Sample]]]
 ) -> Iterator[Finding]:
-    """Of what each rank got in each epoch."""
+    """Check what each rank got in each epoch."""
     every = {(file, place) for file, size in enumerate(sizes) for place in range(size)}
     for epoch, shards in enumerate(epochs):
         times = Counter((file, place) for shard in shards for file, place, *_ in shard)
@@ -111,8 +111,8 @@ def _of_epochs(
 
 
 def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list[Sample]]]) -> Finding:
-    """Of the first epoch: who read which file, and what else was opened."""
-    by: dict[tuple[int, int], set[int]] = {}  # files by reader: a rank, and a process of it
+    """Check, for the first epoch, who read which file and what else was opened."""
+    by: dict[tuple[int, int], set[int]] = {}  # files by reader: a rank and one of its processes
     opened: Counter[tuple[int, int]] = Counter()
     for rank, shard in enumerate(epochs[0]):
         for file, _, process, files_so_far in shard:
@@ -133,7 +133,7 @@ def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list
 
 
 def _streamed(answer: Any, cases: list[tuple[int, int, list[int]]]) -> list[dict[str, Any]]:
-    """Of each case what the ranks' loaders give in two epochs; the ranks come one after the other."""
+    """Return, for each case, what the ranks' loaders give in two epochs; one rank runs after the other."""
     found = []
     for ranks, workers, sizes in cases:
         folder = _Folder(sizes)
@@ -153,7 +153,7 @@ def _streamed(answer: Any, cases: list[tuple[int, int, list[int]]]) -> list[dict
 
 
 class _Name(str):
-    """Its hash is another on each rank, as between real machines; the ranks here are all of one process."""
+    """A name with a different hash on each rank, as on real machines; here one process plays all ranks."""
 
     salt: ClassVar[int] = 0
 
@@ -162,7 +162,7 @@ class _Name(str):
 
 
 class _Folder:
-    """Files by name, in no order; it notes which were opened, and the samples that were read."""
+    """Files by name, in random order; it records which were opened and which samples were read."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.opened = sizes, []
@@ -178,16 +178,16 @@ class _Folder:
             yield self._noted([file, place, os.getpid(), len(self.opened)])
 
     def _noted(self, sample: Sample) -> Held:
-        """It, which only who asked for it holds then."""
+        """Return the sample, held by the caller alone, and keep a weak reference to it."""
         given = Held(sample)
         self.given.append(weakref.ref(given))
         return given
 
 
 def _out_of_step(stream: Any, folder: _Folder) -> tuple[int, int, int]:
-    """In an epoch of a stream: samples taken, and read by then, where these first differ, or at its end.
+    """Return the numbers of samples taken and read when they first differ, or at the end of an epoch.
 
-    And how many of them are held still, where these are more than one for each file that is open, and one.
+    The third number is how many of them are still held, if more than one per file opened so far, and one.
     """
     folder.opened.clear()
     folder.given.clear()
@@ -211,7 +211,7 @@ def _a_sample(value: Any) -> Sample:
 EXACT = "every rank returns the share over all pictures, for each k, also where there are fewer classes"
 PADDING = "what the sampler repeats is counted once"
 FEW = "no more numbers travel than there are k, and one"
-CLOSE = 1e-12  # more than the rounding of several divisions; one of two whole numbers has no other result
+CLOSE = 1e-12  # more than several divisions round off; a single one of whole numbers has only one result
 Case = dict[str, Any]
 
 
@@ -242,7 +242,7 @@ def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _case(rng: random.Random, ranks: int, size: int, classes: int, ks: list[int]) -> Case:
-    """In which what people count instead is not right by chance: the last batch is shorter, for one."""
+    """Draw a case in which a wrong count is not right by chance: the last batch is shorter, for one."""
     batch = rng.choice([each for each in (3, 4, 5) if -(-size // ranks) % each])
     while True:
         case = {"size": size, "classes": classes, "ks": ks, "batch": batch, "ranks": ranks}
@@ -258,7 +258,7 @@ def _case(rng: random.Random, ranks: int, size: int, classes: int, ks: list[int]
 
 
 def _shares(case: Case, k: int, ranks: int) -> dict[str, float]:
-    """What is right, and what people take for it where the sampler repeats some."""
+    """Return the right share, and common wrong ones where the sampler repeats pictures."""
     places, size = _places(case), case["size"]
     repeated = [places[i % size] < k for i in range(-(-size // ranks) * ranks)]
     return {
@@ -270,7 +270,7 @@ def _shares(case: Case, k: int, ranks: int) -> dict[str, float]:
 
 
 def _own(case: Case, k: int, ranks: int) -> list[float]:
-    """By rank, the share of its own pictures."""
+    """Return each rank's share over its own pictures."""
     places = _places(case)
     mine = [places[rank::ranks] for rank in range(ranks)]
     return [sum(place < k for place in each) / len(each) for each in mine]
@@ -310,22 +310,22 @@ def _scores(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     scores = torch.rand(case["size"], case["classes"], generator=dice, dtype=torch.float64)
     labels = torch.randint(case["classes"], (case["size"],), generator=dice)
     if rest := case["size"] % case["ranks"]:
-        # Hits are what comes again, and what is the last of its rank without being that: each of them counts.
-        # The last rank's last but one is none: to leave it out mends nothing.
+        # Hits are the repeated pictures, and the last one of each rank that repeats none: each one counts.
+        # The last rank's last but one is a miss: leaving it out repairs no count.
         ends = [*range(case["ranks"] - rest), *range(case["size"] - rest, case["size"])]
         labels[ends] = scores[ends].argmax(1)
         labels[-rest - 1] = scores[-rest - 1].argmin()
-    return 1000 + scores / 2**20, labels  # in float32 many would be alike
+    return 1000 + scores / 2**20, labels  # in float32, many would be equal
 
 
 def _places(case: Case) -> list[int]:
-    """The label's place in the order of a picture's scores, 0 for the highest."""
+    """Return the position of each label among its picture's scores, 0 for the highest."""
     scores, labels = _scores(case)
     return (scores > scores.gather(1, labels[:, None])).sum(1).tolist()
 
 
 class _Batches:
-    """They come once, as from an iterator; then there are others, in the very same object."""
+    """Batches that come once, as from an iterator; the same object is then refilled with others."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -362,11 +362,11 @@ def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
 ORDER = "all batches come, in their order, and an error of the source comes in its place"
 AHEAD = "while a batch is used the next ones are made, `ahead` of them and not many more"
 STOPS = "when nobody takes batches any more, no more are made"
-PATIENCE = 2.0  # seconds, for what is bound to happen
-SETTLED = 0.2  # seconds, for what must not happen: a maker that may go on has gone on by then
-SLOW, LINES = 0.02, 40  # seconds that each line takes of what closes a generator, and how many of them do
+PATIENCE = 2.0  # seconds to wait for what is bound to happen
+SETTLED = 0.2  # seconds to wait for what must not happen: a maker that may go on has done so by then
+SLOW, LINES = 0.02, 40  # seconds added to each line that closes a generator, and to how many lines
 FAILURES = (ValueError, OSError, KeyError, ArithmeticError, UnicodeError, AssertionError)
-ODD = (None, (), 0, ValueError("no error, but a batch"))  # batches, too; -1.0, -2.0, … stand for them
+ODD = (None, (), 0, ValueError("no error, but a batch"))  # batches, too, reported as -1.0, -2.0, …
 
 
 @question("15.3", "prefetch(batches, ahead)", {ORDER: 1, AHEAD: 1, STOPS: 1}, rests={STOPS: AHEAD})
@@ -374,7 +374,7 @@ def prefetch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     aheads = rng.sample([1, rng.choice((3, 4, 5))], 2)
     cases = [_source(rng, ahead, rng.randint(24, 30)) for ahead in aheads]
     cases[1] |= {"fails": rng.randint(14, 20), "failure": rng.randrange(len(FAILURES))}
-    cases.append(_source(rng, aheads[0] + 1, rng.randint(0, aheads[0])))  # fewer than fit
+    cases.append(_source(rng, aheads[0] + 1, rng.randint(0, aheads[0])))  # fewer batches than `ahead`
     cases.append(_source(rng, aheads[1], 9) | {"fails": 0, "failure": rng.randrange(len(FAILURES))})
     (found,) = ask(_taken, cases)
     for case, each in zip(cases, found, strict=True):
@@ -442,11 +442,11 @@ def _of_the_maker(found: dict[str, Any]) -> Iterator[Finding]:
 
 
 class _Source:
-    """Batches by number; it notes which were begun and made. One of them takes until it may `go` on."""
+    """A source of numbered batches that counts those begun and made; number ``held`` waits for ``go``."""
 
     def __init__(self, case: Case, held: int | None = None) -> None:
         self.case, self.held, self.begun, self.made = case, held, 0, 0
-        self.makers: set[int] = set()  # threads
+        self.makers: set[int] = set()  # thread IDs
         self.changed, self.go = threading.Condition(), threading.Event()
         self.held_up = False
         self.failure: Exception | None = None
@@ -506,7 +506,7 @@ def _is_ours(batch: Any) -> bool:
 
 @contextlib.contextmanager
 def _slowly() -> Iterator[None]:
-    """In this thread each line of an answer takes its time: another thread may do much before the next."""
+    """Slow down each line of an answer in this thread, so that another thread can do much in between."""
     before, left, library = sys.gettrace(), LINES, os.path.dirname(threading.__file__)
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -526,7 +526,7 @@ def _slowly() -> Iterator[None]:
 
 
 def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
-    """One that takes some, the second to the last of them while a batch is in the making, and goes."""
+    """Take some batches, a few of them while one is held in the making, then leave; return what is seen."""
     ahead = case["ahead"]
     before = set(threading.enumerate())
     source = _Source(case, held=ahead + 1)
@@ -534,7 +534,7 @@ def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for taken in range(1, ahead + 8):  # fewer than there are
         next(batches, None)
-        if 1 < taken <= ahead:  # these were made before
+        if 1 < taken <= ahead:  # made before the held one
             source.reaches(ahead + 2, "begun")
             continue
         if taken == ahead + 1:
@@ -562,13 +562,13 @@ def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
 
 
 def _begun_for_nobody(answer: Any, case: Case) -> int:
-    """How many are begun after a taker has gone who took one, while the maker was at the second."""
+    """Return how many batches are begun after the taker left with one, while the second was in the making."""
     before = set(threading.enumerate())
     source = _Source(case, held=1)
     batches = iter(answer(iter(source), case["ahead"]))
     next(batches, None)
     source.reaches(2, "begun")
-    timer = threading.Timer(SETTLED, source.go.set)  # the close may wait for it
+    timer = threading.Timer(SETTLED, source.go.set)  # close() may wait for it
     timer.start()
     getattr(batches, "close", lambda: None)()
     timer.join()

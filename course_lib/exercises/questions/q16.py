@@ -1,4 +1,4 @@
-"""The questions of lesson 16: a loss by tokens over ranks, masks that come again, what survives a resume."""
+"""The questions of lesson 16: a loss by tokens over ranks, reproducible masks, what survives a resume."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from ..drawn import hash_of_its_own, with_two_numbers
 from ..kept import watched
 from ..traffic import traffic
 
-NEAR = 1e-7  # a gradient's share of the tokens may have been computed in float32
-EXACT = 1e-9  # a loss may not
+NEAR = 1e-7  # tolerance: a gradient's share of the tokens may be computed in float32
+EXACT = 1e-9  # tolerance of a loss, which may not
 WORDS = 11  # in the vocabulary
 IGNORED = -100
 
@@ -42,11 +42,11 @@ GRADIENT = "every rank holds the gradient of the mean loss over all asked tokens
 LOSS = "every rank returns that mean loss"
 SILENT = "a piece, a rank, or all ranks without a question: nothing is lost, and nothing is nan"
 ONCE = "the gradients travel once"
-Piece = tuple[int, int, int]  # sentences, their length, how many tokens are asked for
+Piece = tuple[int, int, int]  # sentences, their length, number of tokens asked for
 
 
 def _network(seed: int) -> nn.Module:
-    """Nested, in float64: ids of (sentences, length) become scores of (sentences, length, WORDS)."""
+    """Build a nested model in float64, from ids (sentences, length) to scores (sentences, length, WORDS)."""
     inner = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(13, 8), nn.Tanh()))
     model = nn.Sequential(nn.Embedding(WORDS, 13), inner, nn.Linear(8, WORDS)).double()
     dice = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ def _network(seed: int) -> nn.Module:
 
 
 NUMBERS = sum(each.numel() for each in _network(0).parameters())
-MOST = 1.9 * NUMBERS  # that may travel: the gradients once, and counts of tokens
+MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts of tokens
 
 
 @question(
@@ -121,7 +121,7 @@ def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _plan(rng: random.Random, ranks: int, count: int) -> list[list[Piece]]:
-    """By rank, `count` pieces: the ranks have different numbers of sentences, of tokens, and of questions."""
+    """Draw ``count`` pieces per rank; numbers of asked tokens differ within a rank and between ranks."""
     while True:
         plan = []
         for _ in range(ranks):
@@ -133,7 +133,7 @@ def _plan(rng: random.Random, ranks: int, count: int) -> list[list[Piece]]:
 
 
 def _with_silence(rng: random.Random, plan: list[list[Piece]], everywhere: bool) -> list[list[Piece]]:
-    """The same without questions: on one rank, and in the last piece of another; or on all ranks."""
+    """Copy a plan without asked tokens on one rank and in the last piece of another, or on all ranks."""
     silent = rng.randrange(len(plan))
     found = [list(pieces) for pieces in plan]
     for rank, pieces in enumerate(found):
@@ -145,7 +145,7 @@ def _with_silence(rng: random.Random, plan: list[list[Piece]], everywhere: bool)
 
 
 def _with_one(rng: random.Random, plan: list[list[Piece]]) -> list[list[Piece]]:
-    """The same with one question, over all ranks."""
+    """Copy a plan with one asked token over all ranks."""
     found = _with_silence(rng, plan, everywhere=True)
     pieces = rng.choice(found)
     at = rng.randrange(len(pieces))
@@ -154,7 +154,7 @@ def _with_one(rng: random.Random, plan: list[list[Piece]]) -> list[list[Piece]]:
 
 
 def _drawn(seed: int, plan: list[list[Piece]]) -> list[list[tuple[Tensor, Tensor]]]:
-    """By rank its pieces: ids, and labels that ask for some of them."""
+    """Draw the pieces of each rank: ids, and labels that ask for some of them."""
     dice, found = torch.Generator().manual_seed(seed), []
     for pieces in plan:
         found.append([])
@@ -168,7 +168,7 @@ def _drawn(seed: int, plan: list[list[Piece]]) -> list[list[tuple[Tensor, Tensor
 
 
 def _sums(weights: int, seed: int, plan: list[list[Piece]]) -> tuple[list[list[Tensor]], list[list[float]]]:
-    """By rank, of each piece: the gradient of the sum of its losses, and that sum."""
+    """Return, for each rank and piece, the gradient of the sum of its losses, and that sum."""
     model, gradients, losses = _network(weights), [], []
     for pieces in _drawn(seed, plan):
         gradients.append([])
@@ -291,12 +291,12 @@ def _accumulated(
 ) -> list[dict[str, Any]]:
     model = _network(weights)
     ddp, found, kept = DistributedDataParallel(model), [], watched(model, _places)
-    pieces: list[tuple[Tensor, Tensor]] = []  # the very same list in each call, with others in it
+    pieces: list[tuple[Tensor, Tensor]] = []  # the same list in each call, with other pieces
     for seed, plan in calls:
         pieces[:], known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
         ddp.train(training := len(found) % 2 == 0)
         kept.clear()
-        # One call tells what travels; the profiler takes more time than all the rest.
+        # Profile the first call only: the profiler takes more time than all the rest.
         with nullcontext() if found else traffic() as travelled:
             returned = number(answer(ddp, pieces))
         sent = found[0]["sent"] if found else travelled.came()
@@ -318,7 +318,7 @@ def _accumulated(
 
 
 def _places(scores: Tensor) -> int:
-    """Sentences times their length."""
+    """Return the number of positions: sentences times their length."""
     return scores[..., 0].numel()
 
 
@@ -347,17 +347,17 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     places = [base]
     places += [
         tuple(value + (i == at) for i, value in enumerate(base)) for at in range(4)
-    ]  # one of them more
+    ]  # one number larger by 1
     places.append(tuple(value + (i == a) - (i == b) for i, value in enumerate(base)))  # an equal sum
     swapped = [*base]
     swapped[a], swapped[b] = base[b] + 10, base[a] + 10
     plus = [*base]
     plus[a], plus[b] = base[a] + 10, base[b] + 10
     places += [tuple(swapped), tuple(plus)]  # an equal sum, the same numbers in other places
-    places += [(1, 11, 1, 1), (11, 1, 1, 1), (1, 1, 11, 1)]  # written one after the other: the same
+    places += [(1, 11, 1, 1), (11, 1, 1, 1), (1, 1, 11, 1)]  # the same digits, one after the other
     places = list(dict.fromkeys(places))
     places.append((2**40 + base[0], *base[1:]))  # a large seed
-    # Numbers with weights, as in 1000 * step + rank, become the same where the weights' quotient is a size's.
+    # Weighted sums, as in 1000 * step + rank, collide where the ratio of two weights is that of two sizes.
     alone = [(0,) * at + (size,) + (0,) * (3 - at) for at in range(4) for size in SIZES]
     ids, other = _ids(rng.randrange(2**31))
     texts = [ids.tolist(), other.tolist(), ids[:FEW].tolist()]
@@ -401,11 +401,11 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _ids(seed: int) -> tuple[Tensor, Tensor]:
-    """Sentences with special ids at both ends and between, filled up with 0; and other words there."""
+    """Draw padded sentences with special ids at both ends and in between, and the same with other words."""
     dice = torch.Generator().manual_seed(seed)
     ids, other = torch.randint(FIRST, 400, (2, SENTENCES, LENGTH), generator=dice)
     kind = torch.rand(ids.shape, generator=dice)
-    ids[kind < 0.2] = FIRST  # the first that is not special is frequent
+    ids[kind < 0.2] = FIRST  # the first id that is not special is frequent
     ids[kind > 0.9] = torch.randint(1, FIRST, ids.shape, generator=dice)[kind > 0.9]
     for row, length in enumerate(torch.randint(LENGTH // 2, LENGTH + 1, (SENTENCES,), generator=dice)):
         ids[row, 0], ids[row, length - 1] = 2, 3
@@ -414,7 +414,7 @@ def _ids(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_all_masks(ids: Tensor, masks: list[Tensor]) -> Finding:
-    """How many are hidden of all, and of those with the first id that is not special."""
+    """Check the share hidden of all tokens, and of those with the first id that is not special."""
     all_of = torch.stack(masks).double().mean(0)
     hint = "Each token that is not special is hidden with a probability of 0.15, whatever its id is."
     share, of_first = (all_of[words].mean().item() for words in (ids >= FIRST, ids == FIRST))
@@ -450,7 +450,7 @@ def _of_one_mask(seen: str, ids: Tensor, each: dict[str, Any], hidden: Tensor) -
 
 def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[dict[str, Any]]:
     found = []
-    tensors: dict[int, Tensor] = {}  # by their length: the very same object for each text of it
+    tensors: dict[int, Tensor] = {}  # by length: the same object for each text of that length
     numbers: dict[int, int] = {}
     torch.manual_seed(seed)
     for text, place in calls:
@@ -481,7 +481,7 @@ RATES = "the learning rate rises and falls over a rank's steps, also through a r
 
 
 class _Block(nn.Module):
-    """Its names mislead: a norm called otherwise, a matrix whose name says bias."""
+    """A block with misleading names: a norm that is not called norm, a matrix called bias."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -493,7 +493,7 @@ class _Block(nn.Module):
 
 
 def _model(width: int, turned: bool) -> nn.Module:
-    """Its first parameter is a matrix and its last one a vector, or the other way round."""
+    """Build a model with a matrix as its first parameter and a vector as its last, or the other way round."""
     words, out = nn.Embedding(9, width), nn.Linear(width, 9)
     out.weight = words.weight  # tied
     parts = {"words": words, "blocks": nn.ModuleList([_Block(width)]), "out": out}
@@ -508,11 +508,11 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for ranks in rng.sample(range(2, 6), 2):
         width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
-        # Once in tens, and once more than the half of ten above: other ways to a tenth are right in one alone
+        # Once a multiple of ten, once more than five above: another rounding of a tenth is right in one alone
         in_tens = not calls
-        steps = range(5, 11)  # of an epoch; with any number of epochs some of them fit
+        steps = range(5, 11)  # per epoch; with any number of epochs, some of them fit
         fitting = [each for each in steps if (each * epochs % 10 == 0 if in_tens else each * epochs % 10 > 5)]
-        # With a rest, which is padded, and a short last batch
+        # With a remainder, which is padded, and a short last batch
         samples = ranks * batch_size * (rng.choice(fitting) - 1) + 1 + rng.randrange(ranks - 1)
         a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
         form = width, turned != in_tens
@@ -524,7 +524,7 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         lr, epochs, samples, batch_size, ranks = arguments
         right = [_rate(lr, step, a_rank) for step in range(a_rank)]
         for name, rates in (("", found["rates"]), ("resumed: ", found["resumed"])):
-            # Of the groups the one that is farthest off
+            # In each step, the group that is farthest off
             rates = [
                 max(each, key=lambda rate: abs(rate - known))
                 for each, known in zip(rates, right, strict=True)
@@ -647,7 +647,7 @@ def _of_one_training(
     seen = {"kind": kind, "decays": decays(model, optimizer), "rates": go_on(optimizer, schedule, steps)}
     model["out"] = nn.Linear(form[0], 5)
     _, optimizer, schedule = begin(model)
-    orders.pop()  # another model's
+    orders.pop()  # of another model
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     seen["again"] = {"decays": decays(model, optimizer), "rates": rates}
     _, optimizer, schedule = begin()

@@ -36,7 +36,7 @@ def job_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     shapes = rng.sample([(2, 4), (3, 2), (4, 3), (5, 2)], 2)
     shapes = zip(shapes, (0, rng.randint(1, 3)), strict=True)
     cases = [_cluster(rng, nodes, gpus, days) for (nodes, gpus), days in shapes]
-    for at, case in enumerate(cases):  # each in a process of its own: a job file that hangs takes its time
+    for at, case in enumerate(cases):  # each in a process of its own, since a job file that hangs takes long
         (found,) = ask(_submitted, cases, at)
         yield from _of_a_job(case, found)
 
@@ -53,12 +53,12 @@ def _cluster(rng: random.Random, nodes: int, gpus: int, days: int) -> Told:
         "names": [f"{begin}{number:03}" for number in range(first, first + nodes)],
         "list": f"{begin}[{first:03}-{first + nodes - 1:03}]",
         "addresses": [f"172.{net}.4.{number}" for number in range(first, first + nodes)],
-        "jobs": [job, job + 100 * rng.randint(1, 9)],  # ten ports, or a hundred, are too few
+        "jobs": [job, job + 100 * rng.randint(1, 9)],  # with only 10 or 100 ports, the two would meet
     }
 
 
 def _first(what: str, *faults: tuple[bool, str, str]) -> Finding:
-    """The first of the faults (whether it is one, what was seen, a hint), or none."""
+    """Report the first of the faults, each (is it one, what was seen, a hint), or that all is well."""
     found = [Finding(what, False, seen, hint) for bad, seen, hint in faults if bad]
     return found[0] if found else Finding(what, True)
 
@@ -128,11 +128,11 @@ FLAGS = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}  # t
 
 
 class _Started:
-    """What a job's body has started, as the stand-ins noted it."""
+    """What a job's body started, as recorded by the stand-ins."""
 
     def __init__(self, case: Told, run: Told) -> None:
         self.case, self.said, self.nodes = case, run["said"], case["names"]
-        self.lost = run["lost"]  # an option that stood where a command does
+        self.lost = run["lost"]  # an option in the place of a command
         notes: dict[str, list[Told]] = {"torchrun": [], "python": [], "in vain": []}
         for note in run["notes"]:
             notes[note["what"]].append(note)
@@ -232,7 +232,7 @@ class _Started:
         return self._of_its_first(self.nodes[known.index(host) % len(self.nodes)])
 
     def _of_its_first(self, place: str) -> Finding:
-        """They are sent to this node: does the rank sit there that opens the store?"""
+        """Check that the rank that opens the store runs on this node, to which all are sent."""
         first = [note["node"] for note in self.pythons if note["told"].get("RANK") == "0"]
         if self.agents:
             if {options.get("rdzv-backend", "static") for options in self.options} == {"c10d"}:
@@ -247,7 +247,7 @@ class _Started:
         return Finding(MEETS, first == [place], seen, "Who opens the store at that address?")
 
     def _endpoints(self) -> set[tuple[str, int | None]]:
-        """(host, port) that the ranks are sent to."""
+        """Return every (host, port) that the ranks are sent to."""
         told_ = [
             (note["told"].get("MASTER_ADDR", ""), note["told"].get("MASTER_PORT", ""))
             for note in self.pythons
@@ -265,7 +265,7 @@ class _Started:
 
 
 def _torchrun(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """torchrun's options by name, and the program with its arguments."""
+    """Split torchrun's arguments into its options, by name, and the program with its own arguments."""
     rest, options = list(words), dict[str, str]()
     while rest and rest[0].startswith("-"):
         name, given, value = rest.pop(0).lstrip("-").partition("=")
@@ -277,8 +277,8 @@ def _torchrun(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _submitted(answer: Any, cases: list[Told], at: int) -> Told:
-    """The text of one of the job files, and what its body did, once for each number of a job."""
-    for case in cases[: at + 1]:  # what is kept of one must not serve the next
+    """Return the text of job file ``at`` and what its body did, run once for each job number."""
+    for case in cases[: at + 1]:  # what an answer kept of one must not serve the next
         text = answer(case["script"], case["nodes"], case["gpus"], case["minutes"])
         if not isinstance(text, str):
             raise Refused(f"job_file(…) returns the text of a job file; it returned {told(text)}")
@@ -295,11 +295,11 @@ CABLE = "a node sends no more over the cable than one rank of each node would, i
 
 @question("17.2", "two_levels(tensor, per_node)", {SUM: 1, CABLE: 2}, rests={CABLE: SUM})
 def two_levels(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    """The same ranks are nodes of two, and of three: what is kept of one call must not serve the other.
+    """Judge calls on the same ranks as nodes of different sizes: nothing kept of one call may serve the next.
 
-    Then one of the tensors comes again, with other numbers in it.
+    In the last call, the first tensor comes again, with other numbers in it.
     """
-    ends = rng.sample([1, 4], 2)  # a node for each rank, and one node for all
+    ends = rng.sample([1, 4], 2)  # one node per rank, and one node for all
     found = [*_on(ask, rng, 6, rng.sample([2, 3], 2)), *_on(ask, rng, 4, [2, *ends])]
     yield from found
 
@@ -348,7 +348,7 @@ def _all_right(held: list[Any], given: tuple[int, int, list[int]], call: int) ->
 
 
 def _numbers(seed: int, rank: int, shape: list[int]) -> torch.Tensor:
-    """Whole numbers in float64, beyond float32: their sums are exact, in whatever order."""
+    """Draw whole numbers in float64, too large for float32, with exact sums in any order."""
     dice = torch.Generator().manual_seed(seed + rank)
     return torch.randint(-(2**40), 2**40, shape, generator=dice).double()
 
@@ -362,7 +362,7 @@ def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
             tensor = _numbers(seed, dist.get_rank(), shape)
             if call == 0:
                 first = tensor
-            if call == last:  # the very same tensor, with other numbers
+            if call == last:  # the same tensor object, with other numbers
                 tensor = first.copy_(tensor)
             cable |= {"per_node": per_node, "sent": 0.0}
             answer(tensor, per_node)
@@ -379,7 +379,7 @@ def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
 UNCOUNTED = ("recv", "barrier")  # they send nothing
 
 
-# How torch's own functions call a process group. Not every torch has all of them.
+# The methods of a process group that torch's functions call. Not every version of torch has all of them.
 COLLECTIVES = {
     "all_reduce": ("allreduce", "allreduce_coalesced"),
     "reduce": ("reduce",),
@@ -393,9 +393,9 @@ COLLECTIVES = {
 
 
 def _watch_the_cable() -> Told:
-    """Count from now on the bytes that this rank sends to other nodes, which have `per_node` ranks.
+    """Count, from now on, the bytes that this rank sends to other nodes, of ``per_node`` ranks each.
 
-    What it puts into the store may go to any of them.
+    What it writes into the store counts, too, since any of them may read it.
     """
     cable: Told = {"per_node": 1, "sent": 0.0, "calls": 0}
     group, put = dist.ProcessGroup, dist.Store.set
@@ -420,7 +420,7 @@ def _watch_the_cable() -> Told:
 
 
 def _crossing(group: Any, name: str, per_node: int, args: tuple[Any, ...]) -> float:
-    """What this rank sends to other nodes: straight where one is the source or the aim, else in a ring."""
+    """Return the bytes sent to other nodes: in a ring for all_reduce and the like, directly for the rest."""
     ranks, here = dist.get_process_group_ranks(group), dist.get_rank() // per_node
     away = [rank // per_node != here for rank in ranks]
     mine, n = ranks.index(dist.get_rank()), len(ranks)
@@ -451,7 +451,7 @@ def _bytes(given: Any) -> int:
 NODES = "with the ranks of a node side by side, each node sends over one edge of the ring"
 ORDER = "in any other order, an edge counts for the node that it leaves"
 NOTHING = "every node is in the answer, and one that sends nothing has 0"
-NODE_NAMES = ["n1", "n11"]  # one stands in the other
+NODE_NAMES = ["n1", "n11"]  # one is contained in the other
 MORE_NAMES = ["n2", "n21", "a", "b"]
 
 
@@ -483,7 +483,7 @@ def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _same(got: Any, right: float) -> bool:
-    """But for some bytes: who counts whole ones is right, too."""
+    """Compare up to a few bytes, since an answer may round to whole ones."""
     return far(got, right) <= 1e-9 * max(right, 1)
 
 
@@ -542,7 +542,7 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Told) -> str:
 
 
 def _sent_over(answer: Any, cases: list[Any], others: list[Any]) -> list[list[Told]]:
-    """Of each case twice, and once more with other nodes in its list, where there are some for it."""
+    """Call twice for each case, and again with the nodes in ``others`` in the same list, if there are any."""
     found = []
     for (given, size), other in zip(cases, others, strict=True):
         found.append([_as_numbers(answer(given, size)) for _ in "ab"])

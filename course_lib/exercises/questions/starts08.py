@@ -1,4 +1,4 @@
-"""Question 08.3's starts of a training, in a rank: some are killed, in processes of their own."""
+"""Start, kill and restart the training of question 08.3 in a rank; kills happen in forked processes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ..drawn import network, tensor
 from ..written import written
 
 NEVER = -2
-NOTES = "of another training"  # what is in the file beside the checkpoint
-START_SECONDS = 8.0  # that a start may take which is to be killed
-MOST_MOMENTS = 8  # of one save, in which a kill is tried
-Notes = list[dict[str, Any]]  # one at the beginning of each epoch of a start, one at its end
+NOTES = "of another training"  # content of the file beside the checkpoint
+START_SECONDS = 8.0  # time limit for a start in a forked process
+MOST_MOMENTS = 8  # limit on the moments of one save at which a kill is tried
+Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at the end
 
 
 def epochs_of(notes: Notes) -> list[int]:
-    """The epochs that were begun."""
+    """Return the epochs that were begun."""
     return [note["epoch"] for note in notes if note["epoch"] is not None]
 
 
 def _begun(kind: int, values: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = network(kind, values)
-    model.body.inner_layers.tied_.offset.fill_(0.5)  # no state_dict has it
+    model.body.inner_layers.tied_.offset.fill_(0.5)  # a buffer that is in no state_dict
     trained = [each for each in model.parameters() if each.requires_grad]
     groups = [{"params": trained[:2]}, {"params": trained[2:], "weight_decay": 0.01}]
     return model, torch.optim.SGD(groups, lr=0.05, momentum=0.9)
@@ -49,7 +49,7 @@ def _epoch(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Non
         optimizer.zero_grad()
         (model(x) - x[:, :2]).square().mean().backward()
         optimizer.step()
-    for group in optimizer.param_groups:  # what the steps leave behind is not the momentum alone
+    for group in optimizer.param_groups:  # so momentum is not all that has to be restored
         group["lr"] *= 0.8
 
 
@@ -58,7 +58,7 @@ def _state(model: nn.Module) -> list[float]:
 
 
 def undisturbed(plan: dict[str, Any]) -> list[float]:
-    """What a training ends with that nobody kills."""
+    """Return the final state of a training that is never killed."""
     model, optimizer = _begun(plan["kind"], plan["values"][0])
     for epoch in range(plan["epochs"]):
         _epoch(model, optimizer, plan["data"] + 10 * epoch)
@@ -76,9 +76,9 @@ def _start(
     look_after: int = NEVER,
     most: int = 1000,
 ) -> None:
-    """One start of the training: killed in an epoch, or when it writes after one, or after so many, or not.
+    """Start the training; kill it in epoch ``kill_in``, in a save, after ``most`` epochs, or not at all.
 
-    What a kill would find in each moment of the save after the epoch ``look_after`` is kept.
+    The save is that of ``break_after``. At each moment of the one of ``look_after``, keep what a kill leaves.
     """
     model, optimizer = _begun(plan["kind"], values)
     begun = [NEVER]
@@ -96,7 +96,7 @@ def _start(
 
         def run_epoch(epoch: int) -> None:
             tell(int(epoch))
-            dist.barrier()  # as DDP would: no rank is done with an epoch before all have begun it
+            dist.barrier()  # as with DDP: no rank finishes an epoch before all have begun it
             begun.append(int(epoch))
             if epoch in (kill_in, break_after + 1) or len(begun) > 1 + most:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -109,7 +109,7 @@ def _start(
 
 
 def _keep_a_moment(place: str, kept: Path, step: str) -> None:
-    """What lies in a folder before a step of rank 0, as a copy."""
+    """Copy the folder as it is before a step of rank 0."""
     number = len(list(kept.glob("*.txt")))
     if os.environ["RANK"] == "0" and number < MOST_MOMENTS:
         with contextlib.suppress(OSError, shutil.Error):
@@ -118,7 +118,7 @@ def _keep_a_moment(place: str, kept: Path, step: str) -> None:
 
 
 def _kill_at(size: int) -> None:
-    """The system ends this process from now on when a file of its grows beyond so many bytes."""
+    """Have the system kill this process when it grows a file beyond ``size`` bytes."""
     import resource
 
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -126,7 +126,7 @@ def _kill_at(size: int) -> None:
 
 
 def _print_of(path: str) -> list[int] | None:
-    """Which file has this name, and what is in it."""
+    """Return a file's fingerprint: its inode and a checksum of its content."""
     try:
         return [os.stat(path).st_ino, zlib.crc32(Path(path).read_bytes())]
     except OSError:
@@ -136,12 +136,12 @@ def _print_of(path: str) -> list[int] | None:
 def killed_often(
     answer: Any, plan: dict[str, Any], kill_in: int, break_after: int, look_after: int
 ) -> dict[str, Any]:
-    """Two starts that are killed, in processes of their own; then one rank starts again after the second.
+    """Run two starts that are killed, in forked processes; then start rank 0 again after the second.
 
-    And in each moment of one save of the first, too.
+    Rank 0 also starts again from each moment of one save of the first.
     """
     on_a_node_of_its_own()
-    Path(plan["neighbour"]).write_text(NOTES)  # each rank writes the same, before it begins
+    Path(plan["neighbour"]).write_text(NOTES)  # every rank writes the same, before it starts
     values = plan["values"][0]
     first, end = _in_a_fork(
         partial(_start, answer, plan, plan["path"], values, kill_in=kill_in, look_after=look_after), "first"
@@ -151,14 +151,14 @@ def killed_often(
     found = {"first": first, "end": end, "other": other, "other end": others_end}
     if os.environ["RANK"] != "0":
         return found
-    os.environ["WORLD_SIZE"] = "1"  # it may find a broken file, and then nobody waits for it
+    os.environ["WORLD_SIZE"] = "1"  # if it fails on a broken file, no other rank waits for it
     start = partial(_start, answer, plan, plan["other"], plan["values"][1])
     again, agains_end = _in_a_fork(start, "again")
     return found | {"again": again, "again's end": agains_end, "moments": _from_moments(answer, plan)}
 
 
 def _from_moments(answer: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the next start does with what was there before a step; two epochs of it."""
+    """Start again, for two epochs, from what lay there before each step of a save; return what came of it."""
     found = []
     for step in sorted(Path(plan["moments"]).glob("*.txt")):
         path = str(step.with_suffix("") / os.path.basename(plan["path"]))
@@ -171,7 +171,7 @@ def _from_moments(answer: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 @in_group
 def started_again(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
-    """A start after the first one, which was killed; and one more, when all is done."""
+    """Start again after the first start, which was killed, and once more when the training is complete."""
     notes: Notes = []
     _start(answer, plan, plan["path"], plan["values"][1], notes.append)
     dist.barrier()  # rank 0 may still be writing
@@ -187,7 +187,7 @@ def started_again(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_a_fork(start: Callable[[Callable[[dict[str, Any]], Any]], None], name: str) -> tuple[Notes, str]:
-    """What a start noted in a process of its own, which has a group of its own, and how it ended."""
+    """Run a start in a forked process with a group of its own; return its notes and how it ended."""
     coming, going = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -217,10 +217,10 @@ def _send(pipe: int, told: dict[str, Any]) -> None:
 
 
 def _of_its_own(start: Callable[..., None], name: str, send: Callable[[dict[str, Any]], None]) -> None:
-    """In a fork; it never returns."""
+    """Run a start in the fork and send how it ended; never return."""
     try:
         silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)  # what a log takes would count for the file that is to break
+        os.dup2(silent, 1)  # a log that is a file would be subject to the size limit, too
         os.dup2(silent, 2)
         store, rank, count = next(dist.rendezvous("env://"))
         dist.init_process_group(
