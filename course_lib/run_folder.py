@@ -91,7 +91,7 @@ class RankFiles:
 
     @property
     def arrivals(self) -> Path:
-        """Rows of `ARRIVAL`; if there are many collectives, only for some of those in each tick."""
+        """Rows of `ARRIVAL`; if a tick has many collectives, only for some of them."""
         return self._of("arrivals")
 
     @property
@@ -125,7 +125,7 @@ class RankFiles:
 
     @property
     def standstill(self) -> Path:
-        """JSON: where the rank is, since when, in which collective; exists while it is stuck or is asked."""
+        """JSON: where the rank is, since when, in which collective; exists while it is stuck or was asked."""
         return self._of("where")
 
     @property
@@ -140,7 +140,7 @@ def of_everyone(group: str) -> bool:
 
 
 def ranks_seen(folder: Path) -> int:
-    """Return one more than the highest number of a rank that has written its facts."""
+    """Return the number of ranks, inferred from the highest rank that has written its facts."""
     numbers = [path.name.removeprefix("rank-").removesuffix(".json") for path in folder.glob("rank-*.json")]
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 

@@ -48,8 +48,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     Raises
     ------
     CheckpointError
-        The file cannot be written (no folder, no permission, a full disk). Raised on every rank; the old file
-        is unchanged.
+        The file cannot be written (no folder, no permission, a full disk): on every rank. It is unchanged.
     TypeError
         ``state`` is not a dict, or holds something that `load_checkpoint` would refuse; nothing is written.
     """

@@ -47,7 +47,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 def _part_of(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
     """Create a file beside ``path`` for this writer alone; first delete what dead writers have left.
 
-    A writer holds a lock on its part, which the system frees when it dies: a part without a lock is a leftover.
+    A writer holds a lock on its part, which the system frees when it dies: a part without one is a leftover.
     (For a writer on another machine, only if the file system has locks between machines.)
     """
     start, end = f".{path.name}.", ".part"
@@ -58,7 +58,7 @@ def _part_of(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
                 left.unlink()
     while True:
         part = path.with_name(f"{start}{os.getpid()}-{secrets.token_hex(4)}{end}")
-        with open(part, "xb") as file:  # with the permissions of the user's other files; a tempfile is private
+        with open(part, "xb") as file:  # with the mode of the user's other files; a tempfile is private
             if fcntl:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)

@@ -88,7 +88,7 @@ def digits(
     download
         Fetch the handwritten MNIST (60,000 and 10,000 digits, 11 MB) instead, unless it is already there.
     transform
-        The function that each 28 × 28 PIL picture goes through. By default `to_tensor`: float32 (1, 28, 28),
+        A function applied to each 28 × 28 PIL picture. By default `to_tensor`: float32 (1, 28, 28),
         normalised with mean 0.1579 and standard deviation 0.2869, those of the made training digits (also
         for the handwritten ones). None keeps the PIL picture.
 
@@ -123,7 +123,7 @@ def digits(
 
 
 def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool) -> None:
-    """Make sure that ``folder/raw`` has four complete files; the marker, also the lock, says they are ours."""
+    """Make sure that ``folder/raw`` has four whole files; the marker, also the lock, says they are ours."""
     try:
         fault = _fault(folder)
         if fault is None:
@@ -174,7 +174,7 @@ def _fault(folder: Path) -> str | None:
     """Say what sizes and headers show to be wrong in ``folder/raw``, as the end of a sentence, or None."""
     images = 0
     for name, shape in _FILES.items():
-        length = 8 + 4 * len(shape)  # bytes of the header: 4 each for a magic number, the count and each dimension
+        length = 8 + 4 * len(shape)  # bytes of the header: 4 each for magic number, count and each dimension
         try:
             with open(folder / "raw" / name, "rb") as file:
                 header, size = file.read(length), os.fstat(file.fileno()).st_size
@@ -219,7 +219,7 @@ def _make(root: Path) -> None:
 
     (root / "MNIST" / "raw").mkdir(parents=True)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # it takes a second on one core; on a busy machine more would wait for each other
+    torch.set_num_threads(1)  # takes a second on one core; on a busy machine more would wait for each other
     try:
         train = _draw(_glyphs(TRAIN_FONTS), TRAIN_SIZE, seed=1)
         test = _draw(_glyphs(TEST_FONTS), TEST_SIZE, seed=2)

@@ -1,1 +1,1 @@
-"""What runs in a rank, and only writes: into the run's folder, whose files `run_folder` names."""
+"""Code that runs in the ranks: it only writes, to files in the run's folder (see `run_folder`)."""

@@ -1,7 +1,7 @@
-"""What the learner's code calls inside a rank: ``place``, ``track`` and ``log``.
+"""The functions that the learner's code calls inside a rank: ``place``, ``track`` and ``log``.
 
-The three work in a function started by `launch`, in a program started by `python`, and in a plain script,
-where nothing watches: ``track`` then only passes the batches through and ``log`` does nothing.
+They work in a function started by `launch`, in a program started by `python`, and in a plain script, where
+nothing is recorded: there ``track`` only passes the batches through, and ``log`` does nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ Batch = TypeVar("Batch")
 
 
 def place() -> tuple[Any, str]:
-    """The device of this rank and the backend that fits it (lesson 04 writes its lines out).
+    """Return the device of this rank and the backend that fits it (lesson 04 writes this code out).
 
-    One GPU for each rank on this machine: ``cuda:<local rank>`` and ``nccl``. More ranks than GPUs: they
-    share them, and talk over ``gloo``, since NCCL refuses two ranks on one GPU. No GPU: ``cpu``, ``gloo``.
+    With a GPU for each rank on this machine: ``cuda:<local rank>`` and ``nccl``. With fewer GPUs: a shared
+    GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU: ``cpu`` and ``gloo``.
 
     Returns
     -------
     (torch.device, str)
-        Made current with ``torch.cuda.set_device`` where it is a GPU.
+        A GPU is also made the current device, with ``torch.cuda.set_device``.
     """
     import torch
 
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-    ranks_here *= int(os.environ.get("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes, one machine
+    ranks_here *= int(os.environ.get("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes on one machine
     gpus = torch.cuda.device_count()
     if gpus == 0:
         device, backend = torch.device("cpu"), "gloo"
@@ -43,31 +43,31 @@ def place() -> tuple[Any, str]:
 
 
 def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch]:
-    """Pass the batches of a loader through, like tqdm, and count steps and samples for the figures.
+    """Pass the batches of a loader through, like tqdm, and count steps and samples for the run's metrics.
 
-    Put it around the training loop alone: throughput is samples over the time spent inside such loops.
-    The samples of a batch are the length of its first tensor (of the first item of a tuple, list or dict).
+    Put it around the training loop only: throughput is samples per second spent inside such loops. The size
+    of a batch is the length of its first tensor (in a tuple, list or dict, of the first item).
 
     Parameters
     ----------
     iterable
         A ``DataLoader`` or anything that yields batches.
     total
-        Steps it will take, for the progress bar; by default ``len(iterable)`` where it has one.
+        The number of steps, for the progress bar; by default ``len(iterable)``, if it has a length.
     """
     recorder = attach()
     return recorder.counted(iterable, total) if recorder else iter(iterable)
 
 
 def log(**values: Any) -> None:
-    """Note numbers under names of your own: ``log(loss=loss)``; they are in ``run.metrics[rank]["loss"]``.
+    """Log numbers by name: after ``log(loss=loss)`` they are in ``run.metrics[rank]["loss"]``.
 
-    A tensor on a GPU is read later, by the rank's own thread: no device synchronisation in a step.
+    A tensor on a GPU is read later, in a background thread, so that no step synchronises with the device.
 
     Raises
     ------
     ValueError
-        A value that is not one number; the message names it.
+        A value is not one number, or a name belongs to the run's own metrics; the message says which.
     """
     if recorder := attach():
         for name, value in values.items():

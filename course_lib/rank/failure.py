@@ -1,4 +1,4 @@
-"""What a process writes down about its own failure, before it ends (read by `report`)."""
+"""Record a process's own failure before it ends (`report` reads the record)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 from ..frames import is_learners, is_ours, with_source
 from ..run_folder import RankFiles, write_whole
 
-MOST_FRAMES = 12  # of a deep recursion, the outermost and the innermost ones are shown
+MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
-    """Write down what failed."""
+    """Record an exception, with its causes, as the failure of a rank."""
     causes, seen, cause = [], {id(error)}, _cause(error)
     while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
         causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
@@ -53,7 +53,7 @@ def write_failure(
     causes: Sequence[str] = (),
     exit_code: int | None = None,
 ) -> None:
-    """Write down a failure; without a ``kind`` the rank said nothing, and its exit code is all there is."""
+    """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
     record |= {"causes": list(causes), "exit_code": exit_code}
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
@@ -61,7 +61,7 @@ def write_failure(
 
 
 def end_now(code: int) -> NoReturn:
-    """The end of a process whose failure is told: an orderly one may hang or abort without its peers."""
+    """End this process at once, its failure recorded: an orderly exit may hang or abort without its peers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream
             stream.flush()
@@ -69,10 +69,10 @@ def end_now(code: int) -> NoReturn:
 
 
 def _frames(error: BaseException) -> list[dict[str, Any]]:
-    """The learner's own frames, outermost first; the innermost of all where none is the learner's."""
+    """Return the learner's own frames, outermost first; without any, the innermost one unless it is ours."""
     trace = traceback.extract_tb(error.__traceback__)
     places = [(frame.filename, frame.lineno or 0, frame.name) for frame in trace]
-    if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be read has not run
+    if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be parsed has not run
         places.append((error.filename, error.lineno or 0, "<module>"))
     own = [place for place in places if is_learners(place[0])]
     last = [place for place in places[-1:] if not is_ours(place[0])]

@@ -1,7 +1,7 @@
-"""How a rank of a `launch` begins and ends, around the learner's own function.
+"""Start and end a rank of a `launch`, around the learner's own function.
 
-Nothing of it outlives the kernel that started it, and its failure is told before it ends: what the other
-ranks meet then, a closed connection, comes later and is known for a consequence.
+A rank does not outlive the kernel that started it. It records its failure before it ends: what the other
+ranks then report, a closed connection, comes later and is recognised as a consequence.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from .recorder import answer_stack_requests, attach, send_output_to
 from .standstill import ONE_WAY, flight
 
 PR_SET_PDEATHSIG = 1
-JOIN_SECONDS = 2.0  # how long the connecting of the others may take
+JOIN_SECONDS = 2.0  # how long the other ranks may take to connect
 
 
 @dataclass
 class Job:
-    """What a rank needs to know: sent once to each, the same for all."""
+    """What a rank needs to know: the same for all ranks, sent once to each."""
 
-    folder: Path  # the run's
+    folder: Path  # the run's folder
     kernel_pid: int  # the process that called launch()
-    call: bytes  # (function, args, kwargs), by value
+    call: bytes  # (function, args, kwargs), pickled by value
     environment: dict[str, str]
     threads: int  # CPU threads of each rank
-    cells: dict[str, Any] = field(default_factory=dict)  # linecache's entries of the notebook's cells
+    cells: dict[str, Any] = field(default_factory=dict)  # linecache's entries for the notebook's cells
 
 
 def main(rank: int, job: Job) -> None:
     """Run the job as one rank of a launch, in a fresh process."""
     if hasattr(os, "setsid"):
-        os.setsid()  # an interrupt meant for the kernel is not for us; our DataLoader workers end with us
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server lets none through
+        os.setsid()  # interrupts of the kernel do not reach us, and our DataLoader workers end with us
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
     _take_environment(job.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
     if not _part_from_forkserver():
         end_with(job.kernel_pid)
-    # a process of a fork server would start its own by one: the platform's way, as in a plain program
+    # take the platform's start method, as a plain program does, instead of the fork server's
     multiprocessing.set_start_method(None, force=True)
     files = RankFiles(job.folder, rank)
     send_output_to(files.log)
@@ -81,7 +81,7 @@ def _note(phase: str) -> None:
 
 
 def _take_environment(environment: dict[str, str]) -> None:
-    """The kernel's present one; the fork server has that of its own start, which is almost the same."""
+    """Take over the kernel's current environment; the fork server's, as of its start, is almost the same."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     for name, value in environment.items():
@@ -95,8 +95,8 @@ def _run(job: Job) -> Any:
     linecache.cache.update(job.cells)
     torch.set_num_threads(job.threads)
     own_autograd()
-    # Forked processes share their random state, and so would the next launch; fresh ones draw a seed each, as
-    # Python's own `random` does after a fork.
+    # All forks, also those of the next launch, start with the same RNG state. Draw a seed for each, as in a
+    # fresh process and as Python's own `random` does after a fork.
     torch.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -111,18 +111,18 @@ def _run(job: Job) -> Any:
 
 
 def own_autograd() -> None:
-    """For a forked process, before its first thread.
+    """Give a forked process its own autograd engine, before it starts a thread.
 
-    The first one there that uses autograd makes a new engine in the place of the old one, and two at once end
-    the process: torch has no lock there (`get_python_engine`, torch 2.15).
+    The first thread that uses autograd after a fork replaces the engine, and two at once crash the process:
+    torch has no lock there (`get_python_engine`, torch 2.15).
     """
     import torch
 
-    torch.zeros(1, requires_grad=True).exp()  # which keeps its result for a backward
+    torch.zeros(1, requires_grad=True).exp()  # exp saves its result for the backward pass
 
 
 def end_with(kernel_pid: int) -> None:
-    """End this process and its children, hard, as soon as the kernel is gone, however it went."""
+    """Kill this process and its children as soon as the kernel has ended, however it ended."""
 
     def watch() -> None:
         _wait_for_end_of(kernel_pid)
@@ -134,12 +134,12 @@ def end_with(kernel_pid: int) -> None:
 
 
 def _wait_for_end_of(pid: int) -> None:
-    """Until a process has ended, also where its parent has not asked for its exit code yet."""
+    """Wait until a process has ended, even if its parent has not collected its exit code yet."""
     try:
         with open(os.pidfd_open(pid), "rb") as end:
             select.select([end], [], [])
         return
-    except (AttributeError, OSError):  # no Linux, or gone
+    except (AttributeError, OSError):  # not Linux, or already gone
         pass
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -148,10 +148,10 @@ def _wait_for_end_of(pid: int) -> None:
 
 
 def _part_from_forkserver() -> bool:
-    """Die with the fork server, and let it die: each rank inherits the pipe that keeps it running.
+    """Make this rank die with the fork server, and close its copy of the pipe that keeps the server running.
 
-    The server ends with the kernel, so this does what `end_with` does, in less time and also in a rank that
-    sits in C code; False where there is no such server, or no such signal.
+    The server ends with the kernel, so this does what `end_with` does, in less time and even if the rank is
+    busy in C code. Return False if there is no fork server, or on a system other than Linux.
     """
     server = getattr(multiprocessing, "forkserver", None)
     server = getattr(server, "_forkserver", None)
@@ -164,15 +164,15 @@ def _part_from_forkserver() -> bool:
         if os.getppid() != parent:
             os._exit(1)
     os.close(fd)
-    # a rank whose DataLoader wants a fork server gets one of its own
+    # if a DataLoader of this rank needs a fork server, it starts its own
     server._forkserver_alive_fd = server._forkserver_address = None
     return sys.platform == "linux"
 
 
 def _let_the_others_join(job: Job) -> None:
-    """Stay for a moment, connected, where this rank has joined the group and may not have met them all.
+    """Stay connected for a moment if this rank has joined the group but may not have met all other ranks.
 
-    Its own connections stand then, but gloo's ranks may be at work on theirs still: who leaves fails them.
+    Its own connections are made by then, but gloo's other ranks may still connect: they fail if it leaves.
     """
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is None or not torch_distributed.is_initialized():
@@ -192,11 +192,11 @@ def _save_result(result: Any, path: Path) -> None:
 
     part = beside(path)
     try:
-        # without the zip archive around it: a tenth of a warm launch's own time
+        # without the zip archive, which would take a tenth of a warm launch's own time
         torch.save(result, part, pickle_module=by_value, _use_new_zipfile_serialization=False)
     except Exception as error:
         discard(part)
-        if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's has no errno
+        if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's lacks an errno
             raise OSError(f"what the function returned cannot be kept: {error}") from None
         raise TypeError(
             f"the function returned a {type(result).__name__} that cannot be sent back ({error}); "

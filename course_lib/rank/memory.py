@@ -1,4 +1,4 @@
-"""How much memory a rank holds: on the CPU the pages of its own, on a GPU what torch has allocated there."""
+"""Measure the memory that a rank holds: on the CPU its own pages, on a GPU what torch has allocated there."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ TICK_INTERVAL = 0.1  # seconds between two readings
 
 
 class Memory:
-    """How much memory this process holds, cheap enough to ask ten times a second.
+    """Measures how much memory this process holds, cheaply enough for ten readings a second.
 
-    On the CPU the true figure (the pages that are this process's alone, psutil's USS: those that it shares
-    with the process it was forked from are not its own) takes a walk over the page tables, 10 ms with torch
-    loaded. It is taken when its cost is under 0.5 % of the time since the last, at the start, when the pages
-    are copied that the rank writes to, and ever more seldom until it is under 0.1 %; in between, the resident
-    size, which costs 10 µs, says how far it has moved.
+    On the CPU, the exact figure (psutil's USS: pages of this process alone, not those that it shares with the
+    process it was forked from) takes a walk over the page tables, 10 ms with torch loaded. At the start, when
+    the pages that the rank writes to are copied, walks may take up to 0.5 % of the time, and then less and
+    less, down to 0.1 %. In between, the change in resident size, which costs 10 µs to read, is added.
     """
 
-    OFTEN, SELDOM = 200, 1000  # a walk is due when this many times its cost has passed since the last
+    OFTEN, SELDOM = 200, 1000  # a walk is due once this many times its cost has passed since the last
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -32,10 +31,10 @@ class Memory:
         self._own, self._resident = 0, self._resident_bytes()
 
     def read(self, exact: bool = True) -> tuple[float, float, float]:
-        """Bytes: held (torch's allocated on a GPU), torch's reserved, the driver's figure."""
-        torch = sys.modules.get("torch")  # half imported, perhaps, by the main thread
+        """Return bytes: held (on a GPU, torch's allocated), torch's reserved, the driver's figure."""
+        torch = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
-            # the rank's GPU is the one it holds most of: the current device is each thread's own
+            # take the GPU on which the rank holds most: each thread has a current device of its own
             stats = [torch.cuda.memory_stats_as_nested_dict(i) for i in range(torch.cuda.device_count())]
             held = [
                 (each["reserved_bytes"]["all"]["current"], each["allocated_bytes"]["all"]["current"])
@@ -60,8 +59,8 @@ class Memory:
 
 
 def driver_bytes(gpu: int) -> float:
-    """Bytes that NVML counts for this process on one of torch's GPUs, or for the whole GPU where it cannot
-    tell processes apart (in most containers); NaN without NVML."""
+    """Return the bytes that NVML counts for this process on one of torch's GPUs, or for the whole GPU if it
+    cannot tell processes apart (as in most containers); NaN without NVML."""
     import torch
 
     try:
@@ -74,5 +73,5 @@ def driver_bytes(gpu: int) -> float:
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return process.usedGpuMemory
         return pynvml.nvmlDeviceGetMemoryInfo(handle).used
-    except Exception:  # no NVML, no permission, a device it does not know: there is no figure then
+    except Exception:  # no NVML, no permission, an unknown device: then there is no figure
         return math.nan

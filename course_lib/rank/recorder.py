@@ -1,8 +1,8 @@
-"""What a watched rank writes down about itself, and where.
+"""Record the progress of a watched rank in the run's folder.
 
-A thread of the rank notes ten times a second how far the rank is and how much memory it holds, in the
-run's folder: whatever ends the rank later, what it measured until then is on disk. Numbers are rows of
-float64, so a file that was cut short loses its last row at most.
+Ten times a second, a thread of the rank writes down how far the rank is and how much memory it holds:
+whatever ends the rank, what it has measured until then is on disk. Numbers are rows of float64, so a
+truncated file loses its last row at most.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from .memory import TICK_INTERVAL, Memory
 from .pace import Counted, Pace, Samples
 from .standstill import Lookout
 
-AT_ONCE = 1e-4  # seconds: a batch that came in less was not waited for
+AT_ONCE = 1e-4  # seconds: a batch that comes in less was not waited for
 MAPPINGS = (dict, UserDict)  # the latter is what transformers' collators make
-CONTAINERS = (list, tuple, *MAPPINGS)  # made once: to make ``list | tuple | dict`` takes longer than to ask
-# What a launcher tells a rank.
+CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` takes longer than isinstance
+# The environment variables that a launcher sets for a rank
 TOLD = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS|"
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
-FIRST_TICK = 0.03  # seconds: the rank's own work begins before
-LOOKS = 3  # between two ticks: where does the main thread sleep?
+FIRST_TICK = 0.03  # seconds; the rank's own work begins before
+LOOKS = 3  # between two ticks, to see where the main thread sleeps
 
 _recorder: Recorder | None = None
 
 
 def attach(rank: int | None = None) -> Recorder | None:
-    """The recorder of this process, made at the first call; None where no run watches (no COURSE_RUN).
+    """Return the recorder of this process, made at the first call; None if no run watches (no COURSE_RUN).
 
-    A launcher's own frame around the rank says which one it is; otherwise it is found out, and at work.
+    A launcher's wrapper passes the number of its rank; otherwise it is found out, and the rank is at work.
     """
     global _recorder
-    if _recorder is None:  # asked first: `log` comes here in every step, and a look at os.environ is slow
+    if _recorder is None:  # check this first: `log` gets here in every step, and reading os.environ is slow
         folder = os.environ.get("COURSE_RUN")
         if folder is None:
             return None
         files = RankFiles(Path(folder), _rank_number() if rank is None else rank)
         _recorder = Recorder(files, AT_WORK if rank is None else STARTING)
-        if rank is None:  # a rank that its own program started: its output is parted from the others' now
+        if rank is None:  # its own program started this rank: separate its output from the others' now
             send_output_to(files.log)
             answer_stack_requests(files.stack)
         _recorder.start()
@@ -65,7 +65,7 @@ def attach(rank: int | None = None) -> Recorder | None:
 
 
 def send_output_to(path: Path) -> None:
-    """Let everything this process prints, from Python or from C, go to the end of a file."""
+    """Append everything that this process prints, from Python or from C, to a file."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -78,7 +78,7 @@ def send_output_to(path: Path) -> None:
 
 
 def answer_stack_requests(path: Path) -> None:
-    """Let SIGUSR1, and a crash, write every thread's Python stack to a file, also from inside C code."""
+    """On SIGUSR1, or in a crash, write every thread's Python stack to a file, even from inside C code."""
     file = open(path, "w")
     print(f"main thread 0x{threading.main_thread().ident:016x}", file=file, flush=True)
     faulthandler.enable(file)
@@ -98,17 +98,17 @@ def _rank_number() -> int:
 
 
 class Recorder:
-    """Counts what `track` and `log` tell it and writes it down ten times a second (see `run_folder`)."""
+    """Counts what `track` and `log` report, and writes it down ten times a second (see `run_folder`)."""
 
     def __init__(self, files: RankFiles, phase: str = AT_WORK) -> None:
         self.files, self.pid = files, os.getpid()
         self.samples = self.steps = self.passes = 0
         self._tracked = 0.0
-        self.loader_seconds = self.loader_cpu_seconds = 0.0  # what `track` has waited for batches, and worked
-        self.at_once_seconds = 0.0  # for those that were there at once: all of it its own work
-        self._outside_cpu = 0.0  # the loop's thread's work outside of loops, but since the last one ended
-        self._ended_cpu: float | None = 0.0  # its work when the last loop ended; None inside a loop
-        self._pass_step = 0  # the step at which the present pass began
+        self.loader_seconds = self.loader_cpu_seconds = 0.0  # to get a batch in `track`: wall and CPU time
+        self.at_once_seconds = 0.0  # the same for batches that came at once: all of it counts as CPU time
+        self._outside_cpu = 0.0  # CPU time of the loop's thread outside of loops, until the latest one began
+        self._ended_cpu: float | None = 0.0  # its CPU time when the last loop ended; None inside a loop
+        self._pass_step = 0  # the step at which the current pass began
         self._pass_total = math.nan
         self._pass_began: float | None = None
         self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
@@ -121,7 +121,7 @@ class Recorder:
         self._lookout = Lookout(files)
         self._pace = Pace(self._launched)
         self._samples = Samples(Recorder.counted.__code__)
-        self._lock = threading.RLock()  # held to write, never to wait for the GPU
+        self._lock = threading.RLock()  # held while writing, never while waiting for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
         self._files: dict[str, Any] | None = {
             "ticks": open(files.ticks, "ab", buffering=0),
@@ -139,7 +139,7 @@ class Recorder:
         self._thread.start()
 
     def _go_on(self) -> None:
-        """Count on from where an earlier attempt of this rank ended (torchrun has restarted it)."""
+        """Continue the counts of an earlier attempt of this rank, if torchrun has restarted it."""
         with contextlib.suppress(OSError):
             size = 8 * len(TICK)
             whole = self.files.ticks.stat().st_size // size
@@ -155,19 +155,19 @@ class Recorder:
             self._names = {name: i for i, name in enumerate(names)}
 
     def note(self, **facts: Any) -> None:
-        """Keep facts about this rank (its phase, its device, its backend) beside its figures."""
+        """Write down facts about this rank (its phase, its device, its backend)."""
         self._facts |= facts
         with contextlib.suppress(OSError):
             write_whole(self.files.facts, json.dumps(self._facts))
 
     def begin_pass(self, total: int | None) -> tuple[int, float, float | None]:
-        """Returns what `end_pass` needs to go on with the pass around this one, where there is one."""
+        """Begin a pass; return what `end_pass` needs to resume the pass around this one, if there is one."""
         around = self.steps - self._pass_step, self._pass_total, self._pass_began
         self.passes += 1
         self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
-        if self._pass_began is None:  # or the time runs already
+        if self._pass_began is None:  # otherwise the time runs already
             in_main = threading.get_ident() == threading.main_thread().ident
-            worked = time.thread_time() if in_main else math.nan  # the ticks know the main thread's work
+            worked = time.thread_time() if in_main else math.nan  # ticks measure the main thread
             self._outside_cpu, self._ended_cpu = self._outside_cpu + worked - (self._ended_cpu or 0.0), None
             self._pass_began = time.time()
         return around
@@ -181,10 +181,10 @@ class Recorder:
             self._pass_step, self._pass_total = self.steps - steps, total
 
     def counted(self, batches: Iterable[Any], total: int | None = None) -> Iterator[Any]:
-        """The batches; steps and samples are counted, and what the training waits for its loader.
+        """Yield the batches; count steps, samples and the time that the training loop waits for its loader.
 
-        The clock of the thread's own work is dear: it is not read for batches that come at once, one after
-        the other, so that a step costs less than twice a step of tqdm (`make bench`).
+        Reading a thread's CPU time is slow: it is left out for batches that come at once, one after the
+        other, so that a step costs less than twice a step of tqdm (`make bench`).
         """
         clock, own_clock = time.perf_counter, time.thread_time
         if total is None:
@@ -199,14 +199,14 @@ class Recorder:
                     self.loader_seconds += waited
                     self.loader_cpu_seconds += own_clock() - worked
                     long = waited > AT_ONCE
-                elif waited > AT_ONCE:  # the first after short ones: of its own work too little is known
+                elif waited > AT_ONCE:  # the first after short ones: its CPU time was not measured
                     self.loader_seconds += waited
                     self.loader_cpu_seconds += AT_ONCE
                     long = True
                 else:
                     self.at_once_seconds += waited
                 yield batch
-                self.samples += 1 if type(batch) is int else _samples(batch)  # a range: no call in each step
+                self.samples += 1 if type(batch) is int else _samples(batch)  # a range: saves the call
                 self.steps += 1
                 if long:
                     worked = own_clock()
@@ -225,7 +225,7 @@ class Recorder:
             import torch
 
             event = torch.cuda.Event()
-            value = (value.detach().clone(), event)  # a later step may write into the original
+            value = (value.detach().clone(), event)  # a later step may overwrite the original
             event.record()
         else:
             try:
@@ -237,7 +237,7 @@ class Recorder:
         if name not in self._names:
             self._new_name(name)
         self._pending.append((self._names[name], time.time() - self._launched, self.samples, value))
-        if len(self._pending) >= 50_000:  # someone logs faster than the thread writes: bounded all the same
+        if len(self._pending) >= 50_000:  # logged faster than the thread writes: stay bounded
             self.flush()
 
     def _new_name(self, name: str) -> None:
@@ -279,23 +279,23 @@ class Recorder:
     def flush(self) -> None:
         with self._reading:
             rows = array("d")
-            for _ in range(len(self._pending)):  # one at a time: the training appends meanwhile
+            for _ in range(len(self._pending)):  # one at a time: the training loop appends meanwhile
                 name, seconds, samples, value = self._pending.popleft()
                 if isinstance(value, tuple):
                     tensor, event = value
-                    event.synchronize()  # waits in this thread, not in the training
+                    event.synchronize()  # waits in this thread, not in the training loop
                     value = tensor.item()
                 rows.extend((name, seconds, samples, value))
             if rows:
                 self._write("points", rows.tobytes())
 
     def close(self) -> None:
-        """Write what is pending. The files stay whole at any moment before, too."""
+        """Write what is pending, and close the files, which are usable at any moment before, too."""
         self._stop.set()
         if self.pid == os.getpid() and self._files is not None:
             self._thread.join(2)
             self._lookout.close()
-            self.tick(exact=False)  # the walk would hold up the end of every short run
+            self.tick(exact=False)  # an exact reading would delay the end of every short run
             self.flush()
             for file in self._files.values():
                 file.close()
@@ -333,6 +333,6 @@ def _samples(batch: Any) -> int:
 
 
 def until_the_next_tick(now: float) -> float:
-    """All ranks look at the same moments, so that they see the same collectives among the last ones."""
+    """Return the seconds until the next tick: all ranks tick together, to see the same last collectives."""
     wait = TICK_INTERVAL - now % TICK_INTERVAL
     return wait if wait > TICK_INTERVAL / 4 else wait + TICK_INTERVAL

@@ -1,9 +1,9 @@
-"""What a rank says of itself while it does not get on: where it stands, since when, in which collective.
+"""Record where a stuck rank is, since when, and in which collective.
 
-The rank's own thread looks at the main thread ten times a second, for some microseconds. While nothing moves,
-and once the launcher asks (`run_folder.ASKED`), ``RankFiles.standstill`` holds a record, which goes when the
-rank gets on. `report.waiting` reads it, and decides. Collectives are counted by PyTorch's flight recorders,
-with which every rank numbers those of a process group alike: NCCL has one, all other backends another.
+The recorder's thread looks at the main thread ten times a second, for some microseconds. While the rank's
+collectives stand still, and once the launcher asks (`run_folder.ASKED`), ``RankFiles.standstill`` holds a
+record, which `report.waiting` evaluates. PyTorch's flight recorders number the collectives of a process group
+in the same way on every rank: NCCL has one recorder, all other backends have another.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from ..frames import frame_of
 from ..run_folder import ASKED, OVER_NCCL, RankFiles, discard, write_whole
 
-STILL_SECONDS = 0.3  # who has not moved for so long gets a record
+STILL_SECONDS = 0.3  # after so long without a change, a rank gets a record
 MOST_FRAMES = 100
-# In these a rank does not wait for each of the others: it may be done while two of them are still joining.
+# In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
 class Lookout:
-    """Looks at this process's main thread."""
+    """Watches this process's main thread and writes the record of a standstill."""
 
     def __init__(self, files: RankFiles) -> None:
         self._path = files.standstill
@@ -58,10 +58,10 @@ class Lookout:
             self._write(None)
 
     def close(self) -> None:
-        """The last word: which collectives this rank has called."""
+        """Write a last record: which collectives this rank has called."""
         self._write({"asked": True})
 
-    # No frame is held for longer than these two take, or what the learner's function holds would live on.
+    # Hold a frame only inside these two: it keeps alive all that the learner's function refers to.
 
     def _where(self) -> tuple[int, int]:
         frame = frame_of(self._main)
@@ -87,7 +87,7 @@ class Lookout:
 
 
 def flight() -> dict[str, Any]:
-    """For each process group how many collectives were called; those that are not over yet; the last one."""
+    """Return how many collectives each process group has called, those not over yet, and the last one."""
     called: dict[str, int] = {}
     calls, pending = [], []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -104,7 +104,7 @@ def flight() -> dict[str, Any]:
 
 
 def collectives(of_nccl: bool = False) -> Iterator[dict[str, Any]]:
-    """A flight recorder's entries of the last collectives, in a form that is private to torch."""
+    """Yield a flight recorder's entries for the last collectives, in a format that is private to torch."""
     for entry in json.loads(_flight_recorder(of_nccl=of_nccl) or "{}").get("entries", []):
         if not entry["is_p2p"]:
             yield entry
@@ -115,14 +115,14 @@ def is_over(entry: dict[str, Any]) -> bool:
 
 
 def status() -> bytes:
-    """Changes with each collective; much cheaper than to read which."""
+    """Return bytes that change with each collective: much cheaper than reading which ones there were."""
     return _flight_recorder(includeCollectives=False)
 
 
 def _flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
-    """A flight recorder's word as JSON; empty without distributed, and where this torch has none.
+    """Return a flight recorder's dump as JSON; empty without distributed, or if this torch has no recorder.
 
-    That of NCCL is asked only where this process has used CUDA: without, NCCL has carried nothing.
+    NCCL's recorder is read only if this process has used CUDA: otherwise NCCL has run nothing.
     """
     if "torch.distributed" not in sys.modules:
         return b""
@@ -133,5 +133,5 @@ def _flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
 
         dump = "_dump_nccl_trace_json" if of_nccl else "_dump_fr_trace_json"
         return getattr(_distributed_c10d, dump)(**options)
-    except Exception:  # private to torch: the stacks tell where a rank is all the same
+    except Exception:  # private to torch; the stacks still show where a rank is
         return b""

@@ -1,8 +1,8 @@
-"""``python -m course_lib.rank.wrapped script.py …``: the frame around what `python` and `torchrun` start.
+"""``python -m course_lib.rank.wrapped script.py …``: the wrapper around what `python` and `torchrun` start.
 
-It stands around ``script.py`` of `python`, around torchrun's agent (``--torchrun …``; on a job's node
-``--node …``), and around each rank that the agent starts. Each ends with who started it, as a rank of
-`launch` does, and tells how it failed.
+It wraps the ``script.py`` of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), and
+each rank that the agent starts. Each of these ends with the process that started it, as a rank of `launch`
+does, and records how it failed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .launched import end_with
 from .recorder import answer_stack_requests, attach
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-HELD: list[socket.socket] = []  # in torchrun's agent
+HELD: list[socket.socket] = []  # in torchrun's agent, see `_held_port`
 
 
 def run_program(script: str, arguments: list[str]) -> None:
-    """Run a script as ``python script arguments…`` would, and tell which of its ranks failed."""
+    """Run a script as ``python script arguments…`` would, and record which of its ranks failed."""
     folder = Path(os.environ["COURSE_RUN"])
     end_with(int(os.environ["COURSE_KERNEL"]))
     try:
@@ -35,7 +35,7 @@ def run_program(script: str, arguments: list[str]) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        rank = getattr(error, "error_index", None)  # torch.multiprocessing's two exceptions carry it
+        rank = getattr(error, "error_index", None)  # both exceptions of torch.multiprocessing have it
         if rank is None:
             report_exception(folder, PROGRAM, error)
         else:
@@ -44,7 +44,7 @@ def run_program(script: str, arguments: list[str]) -> None:
 
 
 def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
-    """Be torchrun on one node, and tell which of its ranks ended without a word of their own."""
+    """Run torchrun on one node, and record which of its ranks ended without recording a failure."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -70,7 +70,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     except SystemExit:
         raise
     except SignalException as error:
-        if of_a_job:  # Slurm ends a job's torchruns when one has failed: that one tells
+        if of_a_job:  # Slurm ends all torchruns of a job when one has failed: that one reports
             print(error, file=sys.stderr)
         else:
             report_exception(folder, PROGRAM, error)
@@ -81,11 +81,11 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
 
 
 def _held_port() -> int:
-    """A free port which the system gives to nobody else until this process ends.
+    """Return a free port that the system assigns to no other program until this process ends.
 
-    torchrun picks the port at which rank 0 opens a store, and rank 0 comes to it seconds later: meanwhile any
-    program on the machine could be given that port. A socket that is bound to it and does not listen keeps it
-    for the one program that asks for it by its number.
+    torchrun picks the port for rank 0's store, and rank 0 opens it seconds later: meanwhile the system could
+    assign that port to any program on the machine. A socket that is bound to it, and does not listen, keeps
+    it for the one program that asks for it by number.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +95,7 @@ def _held_port() -> int:
 
 
 def run_rank(script: str, arguments: list[str]) -> None:
-    """Be a rank of torchrun, which has sent its output to a file already."""
+    """Run a rank of torchrun, which has already redirected its output to a file."""
     folder, rank = Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"])
     end_with(int(os.environ["COURSE_KERNEL"]))
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -116,7 +116,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
         _end(error.code if isinstance(error.code, int) else 1)
     except BaseException as error:
         report_exception(folder, rank, error)
-        trace = error.__traceback__  # from the script on, as without this frame around it
+        trace = error.__traceback__  # from the script on, as without this wrapper
         while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         with contextlib.suppress(OSError):  # a full disk
@@ -137,7 +137,7 @@ def _run(script: str, arguments: list[str]) -> None:
 
 
 def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
-    """A rank of mp.spawn failed: its traceback reaches us as text."""
+    """Record the failure of a rank of mp.spawn, whose traceback arrives as text."""
     text = str(error)
     exit_code = getattr(error, "exit_code", None)
     if exit_code is not None:

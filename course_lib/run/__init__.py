@@ -1,1 +1,1 @@
-"""Reads what the ranks of a run wrote."""
+"""Code that reads what the ranks of a run wrote."""

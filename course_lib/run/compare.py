@@ -1,4 +1,4 @@
-"""Several runs side by side."""
+"""Compare several runs side by side."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .run import Run
 
 
 def compare(runs: Mapping[str, Run], title: str | None = None) -> Picture:
-    """Several runs side by side: throughput of all ranks together, and the rank with the most memory.
+    """Draw several runs side by side: total throughput, and the peak memory of the rank with the most.
 
     Parameters
     ----------
     runs
-        The runs by name; the first is what the others are compared with.
+        The runs by name; the default title compares the last one with the first.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A run that is a job of Slurm: how it stands in the queue, and how it ended while nobody watched."""
+"""The part of a run that is about Slurm: its state in the queue, and how it ended while nobody watched."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from .trace import Trace
 
 
 class JobFacts:
-    """What `Run` knows as a job; ``_facts`` is what stands in its run.json."""
+    """What `Run` knows about its Slurm job; ``_facts`` is the content of its run.json."""
 
     folder: Path
     _facts: dict[str, Any]
-    watched: bool  # a launcher in this process writes down how it stands
+    watched: bool  # a launcher in this process records its state
     _read_again: Callable[[], None]
 
     @property
     def job(self) -> int | None:
-        """Its number in Slurm's queue; None for a run that is no job."""
+        """The number of the job in Slurm's queue; None if there is no job."""
         return self._facts.get("job")
 
     @property
     def nodes(self) -> str:
-        """The nodes that Slurm gave to it, as ``node[1-2]``; empty before, and for a run that is no job."""
+        """The nodes that Slurm allocated, such as ``node[1-2]``; empty before that and without a job."""
         return self._facts.get("nodes", "")
 
     @property
     def reason(self) -> str:
-        """Why it waits in the queue, in Slurm's words: ``"Resources"``, ``"Priority"``…"""
+        """Why the job waits in the queue, in Slurm's words: ``"Resources"``, ``"Priority"``…"""
         return self._facts.get("reason", "") if self._facts.get("state") == "queued" else ""
 
     @property
     def queued_seconds(self) -> float:
-        """How long it waited in the queue (so far): of a job that began, in whole seconds, as Slurm says."""
+        """Seconds in the queue (so far); for a job that has started, whole seconds as Slurm reports them."""
         known = self._facts.get("queued_seconds")
         if known is not None or not self.is_job:
             return known or 0.0
@@ -52,23 +52,23 @@ class JobFacts:
 
     @property
     def is_job(self) -> bool:
-        """Whether it was meant for Slurm, submitted by now or not."""
+        """Whether the run is meant for Slurm, already submitted or not."""
         return "submitted" in self._facts
 
     def node_of(self, rank: int | str) -> str:
-        """The node of a rank, by Slurm's name for it; empty where it has not said so, and for no job."""
+        """Return Slurm's name for the node of a rank; empty without a job, or if the rank has not told it."""
         told = Trace(self.folder, rank).facts().get("environment") if self.is_job else None
         return str(told.get("SLURMD_NODENAME", "")) if isinstance(told, dict) else ""
 
     def who(self, rank: int | str) -> str:
-        """``"rank 2"``, ``"rank 2 on node2"``, ``"the program"``, ``"the job"``."""
+        """Name a rank: ``"rank 2"``, ``"rank 2 on node2"``, ``"the program"``, ``"the job"``."""
         if rank == PROGRAM:
             return "the job" if self.is_job else "the program"
         node = self.node_of(rank)
         return f"rank {rank} on {node}" if node else f"rank {rank}"
 
     def clock(self, rank: int) -> float:
-        """``time.time()`` of the machine that a rank is on: of another's node when it last wrote a figure."""
+        """Return ``time.time()`` on a rank's machine; in a job, the time of the rank's last tick."""
         if not self.is_job:
             return time.time()
         trace = Trace(self.folder, rank)
@@ -77,7 +77,7 @@ class JobFacts:
         return launched + latest if known else time.time()
 
     def lives(self, rank: int) -> bool:
-        """Whether a rank that has said which process it is is at work still; of a job, whether the job is."""
+        """Return whether the process that a rank has reported still runs; for a job, whether the job does."""
         if self.is_job:
             return self._facts.get("job_state") not in cluster.ENDINGS
         try:
@@ -86,7 +86,7 @@ class JobFacts:
             return False
 
     def duration(self) -> str:
-        """How long it took, or takes, in words: ``"5.1 s"``, ``"5.1 s (before that 12 s in the queue)"``."""
+        """Say how long the run took (so far): ``"5.1 s"``, ``"5.1 s (before that 12 s in the queue)"``."""
         if not self.is_job:
             return f"{self.seconds:.1f} s"
         if not self.nodes:
@@ -94,7 +94,7 @@ class JobFacts:
         return f"{self.seconds:.1f} s (before that {self.queued_seconds:.0f} s in the queue)"
 
     def waits(self) -> str:
-        """Where it stands in the queue, in words; empty where it does not wait."""
+        """Say for how long, and why, the job has waited in the queue; empty if it does not wait."""
         if self.state != "queued":
             return ""
         job = "submitting" if self.job is None else f"job {self.job} waits in the queue"
@@ -102,13 +102,13 @@ class JobFacts:
 
     @property
     def may_restart(self) -> bool:
-        """Whether torchrun was told to start ranks anew that have failed."""
+        """Whether torchrun was told to restart ranks that fail."""
         return self._facts.get("max_restarts", 0) > 0
 
     # --- written by the launcher, or by refresh() when no launcher is left -------------------------------
 
     def note_job(self, standing: cluster.Standing | None = None, **facts: Any) -> None:
-        """Keep how it stands; what has not changed is not written again."""
+        """Record the state of the job, and write run.json only if something has changed."""
         known = dict(self._facts)
         if standing is not None and self._facts.get("state") in LASTING:
             facts |= {"state": "queued" if standing.waits else "running", "reason": standing.reason}
@@ -124,7 +124,7 @@ class JobFacts:
             self._save()
 
     def take_over(self) -> None:
-        """From now on this process watches it, and writes down how it stands."""
+        """Make this process the one that watches the run and records its state."""
         self.watched = True
         self._read_again()
         for name in ("error", "seconds"):
@@ -133,9 +133,9 @@ class JobFacts:
         self._save()
 
     def _ask(self, job: int) -> None:
-        """Ask Slurm how it stands, and keep the answer: no launcher is left that does."""
+        """Ask Slurm for the state of the job, and record it: no launcher is left to do that."""
         standing = cluster.ask(job)
-        with contextlib.suppress(OSError):  # it is somebody else's folder, or the disk is full
+        with contextlib.suppress(OSError):  # the folder is somebody else's, or the disk is full
             self.note_job(standing)
         if standing.over:
             code = exit_status(self.folder)
@@ -144,7 +144,7 @@ class JobFacts:
             self.end("done" if well else "failed", error)
 
     def _of_a_job(self, so_far: float) -> float:
-        """How long it was at work, by seconds since its start: nobody may have watched its end."""
+        """Return how long the job ran, at most ``so_far`` seconds: perhaps nobody watched its end."""
         if not self._facts.get("nodes"):
             return 0.0
         try:
@@ -154,7 +154,7 @@ class JobFacts:
         return so_far if ended is None else max(0.0, min(so_far, ended))
 
     def _how_it_ended(self, standing: cluster.Standing, code: int | None) -> str:
-        """In short; `rejoin` gives the report with the lines of the script."""
+        """Say briefly how the job failed; `rejoin` gives the report with the lines of the script."""
         for rank in range(self.world_size):
             try:
                 record = json.loads(RankFiles(self.folder, rank).failure.read_text())
@@ -169,7 +169,7 @@ class JobFacts:
 
 
 def exit_status(folder: Path) -> int | None:
-    """What the job's script wrote down at its end; None where it has not come there."""
+    """Return the exit status that the job's script wrote at its end; None if it did not get there."""
     try:
         return int((folder / JOB_ENDED).read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The folder of all runs: which is the newest, which are old enough to go."""
+"""Manage the folder of all runs: find the newest, delete the old ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..run_folder import RUN
 
 KEPT_RUNS = 50
 LASTING = ("queued", "running")  # states of a run that is not over
-LONGEST = 30 * 86_400.0  # seconds that a job of Slurm, or a run of another machine, may be at work
-# What stands in run.json; more ranks than these, and it is damaged.
+LONGEST = 30 * 86_400.0  # seconds that a Slurm job, or a run of another machine, may take
+# The types of the values in run.json; with more ranks than MOST_RANKS, the file is damaged
 KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}
 KINDS |= {"job": int, "submitted": int | float, "queued_seconds": int | float, "nodes": str, "reason": str}
 MOST_RANKS = 1 << 16
@@ -31,7 +31,7 @@ def folder_of_runs() -> Path:
 
 
 def newest_first() -> list[Path]:
-    """The folders of runs; one that is half made is none."""
+    """List the folders of runs, newest first, without those that have no run.json yet."""
     try:
         return sorted((path for path in folder_of_runs().iterdir() if (path / RUN).exists()), reverse=True)
     except OSError:
@@ -39,12 +39,12 @@ def newest_first() -> list[Path]:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What stands in a run's run.json.
+    """Read a run's run.json.
 
     Raises
     ------
     OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError
-        It is not there, or damaged.
+        The file is missing or damaged.
     """
     facts = json.loads((folder / RUN).read_text())
     facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
@@ -57,17 +57,17 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def is_watched(facts: dict[str, Any]) -> bool:
-    """Whether the kernel that made a run is at work, on this machine."""
+    """Return whether the kernel that made a run is alive on this machine."""
     return facts.get("host", socket.gethostname()) == socket.gethostname() and _lives(facts.get("kernel_pid"))
 
 
 def kernel_of(folder: Path) -> int | None:
-    """The pid of the kernel that made it."""
+    """Return the pid of the kernel that made a run."""
     return _facts(folder).get("kernel_pid")
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """What stands in its file, unchecked; nothing where that is broken."""
+    """Read a run's run.json, unchecked; empty if the file is broken."""
     try:
         facts = json.loads((folder / RUN).read_text())
     except (OSError, ValueError, RecursionError):
@@ -78,23 +78,23 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _lives(pid: int | None) -> bool:
     try:
         return pid is not None and psutil.pid_exists(pid)
-    except (TypeError, OverflowError):  # no pid at all stands in a broken file
+    except (TypeError, OverflowError):  # a broken file has something else than a pid
         return False
 
 
 def _written(folder: Path) -> float:
-    """When its run began or, once it has, ended: a long one is not old because many began after it."""
+    """Return when run.json was last written: a long run is not old just because many began after it."""
     try:
         return (folder / RUN).stat().st_mtime
-    except OSError:  # another kernel clears, too
+    except OSError:  # another kernel has just deleted it
         return 0.0
 
 
 def clear_old() -> None:
-    """Remove old runs: of each living kernel all but the last `KEPT_RUNS`, and so of all others together.
+    """Delete old runs: keep the last `KEPT_RUNS` of each living kernel, and as many of all others together.
 
-    So a kernel that launches much takes no run from a notebook beside it. One at work is never removed, nor a
-    job that outlives its kernel, nor what another machine may be at work on, which shares this disk.
+    So a kernel with many launches does not delete the runs of a notebook beside it. A running run is never
+    deleted, nor a job that outlives its kernel, nor what another machine that shares this disk may still run.
     """
     kept: Counter[Any] = Counter()
     here = socket.gethostname()

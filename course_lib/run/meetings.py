@@ -1,8 +1,8 @@
-"""When the ranks came to the collectives in which each waits for each, and how long they waited there.
+"""Find when the ranks called the collectives in which all wait for all, and how long they waited there.
 
-PyTorch's flight recorder knows when each rank called which collective; on one machine all ranks have one
-clock. A collective begins when the last rank has come. Until then the others can have waited: at most since
-the last collective that they called themselves, for before it they were at work.
+PyTorch's flight recorder knows when each rank called which collective; on one machine all ranks share one
+clock. A collective begins when the last rank has called it. Until then the others can have waited, at most
+since the last collective that they called themselves: before that they were at work.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 if TYPE_CHECKING:
     from .run import Run
 
-KNOWN = 0.5  # of the time: where less lies between collectives that all ranks were seen at, it says nothing
+KNOWN = 0.5  # of the time, at least, must lie between known collectives, or the result is NaN
 
 
 @dataclass(frozen=True)
 class Meetings:
-    """The collectives that all ranks were seen to call, where each waits for each.
+    """The collectives that all ranks were seen to call, and in which all wait for all.
 
     Attributes
     ----------
     numbers : np.ndarray
-        Of shape (collectives,): every rank counts them alike.
+        Of shape (collectives,): their numbers, the same on every rank.
     seconds : np.ndarray
-        Of shape (collectives, ranks): when each rank came, since the launch.
+        Of shape (collectives, ranks): when each rank called it, since the launch.
     known : np.ndarray
-        Of shape (collectives,): whether all ranks were seen at the one before, too.
+        Of shape (collectives,): whether all ranks were seen to call the one before, too.
     """
 
     numbers: np.ndarray
@@ -39,17 +39,17 @@ class Meetings:
 
     @cached_property
     def begun(self) -> np.ndarray:
-        """When the last rank had come to each: of shape (collectives,)."""
+        """When the last rank had called each, of shape (collectives,)."""
         return np.maximum.accumulate(self.seconds.max(axis=1, initial=0))
 
     @cached_property
     def last(self) -> np.ndarray:
-        """Which rank that was."""
+        """Which rank called each last, of shape (collectives,)."""
         return self.seconds.argmax(axis=1)
 
     @cached_property
     def waited(self) -> np.ndarray:
-        """Seconds that each rank can have waited for the last one: of shape (collectives, ranks)."""
+        """Seconds that each rank can have waited for the last one, of shape (collectives, ranks)."""
         before = np.concatenate([self.begun[:1] * 0, self.begun[:-1]])
         called = [
             np.sort(column)[np.maximum(0, np.searchsorted(np.sort(column), self.begun, side="right") - 1)]
@@ -59,9 +59,9 @@ class Meetings:
         return np.maximum(0.0, self.begun[:, None] - since)
 
     def waited_between(self, edges: np.ndarray, rank: int) -> np.ndarray:
-        """The same of one rank, as a share of the time between two edges (seconds since the launch).
+        """Return a rank's waiting as a share of the time between each two edges (seconds since the launch).
 
-        NaN where too little is known: a rank is seen at the last few collectives before each tick.
+        NaN where too little is known: a rank is seen only at the last few collectives before each tick.
         """
         if not len(self.numbers):
             return np.full(len(edges) - 1, np.nan)
@@ -79,7 +79,7 @@ class Meetings:
 
 
 def meetings(run: Run) -> Meetings:
-    """From what the ranks wrote so far."""
+    """Collect the meetings from what the ranks have written so far."""
     arrivals = [run.trace(rank).arrivals() for rank in range(run.world_size)]
     common = arrivals[0]["number"] if arrivals else np.empty(0)
     for each in arrivals[1:]:

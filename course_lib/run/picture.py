@@ -1,4 +1,4 @@
-"""The picture of one run: memory and throughput of each rank, live and at the end."""
+"""Draw the picture of one run, live and at the end: memory and throughput of each rank."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     from .run import Run
 
-MANY_RANKS = 16  # from here on a mean line and its range instead of a line for each rank
-THROUGHPUT_WINDOW = 1.0  # seconds that a point of the throughput curve looks back over
-LIVE_SECONDS = 10.0  # a live picture's time axis begins with so many, and doubles
-LIVE_ROOM = 1.5  # how far its other axes are opened beyond what is there, so that they last a while
-LIVE_LOW = 5.0  # curves that fill less than this part of the axes that a run before has left get new ones
-LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # costs no layout
+MANY_RANKS = 16  # from here on, a mean line and a band for the range instead of a line per rank
+THROUGHPUT_WINDOW = 1.0  # seconds that each point of the throughput curve looks back
+LIVE_SECONDS = 10.0  # the first length of a live picture's time axis, which then doubles
+LIVE_ROOM = 1.5  # top of the other axes, as a multiple of the highest point, so that it lasts a while
+LIVE_LOW = 5.0  # axes left by an earlier run are replaced if the curves fill less than 1/LIVE_LOW of them
+LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # saves the layout
 Curve = tuple[np.ndarray, np.ndarray]
 
 
 def plot_run(run: Run) -> Picture:
-    """Memory and throughput of each rank of a run."""
+    """Draw the memory and throughput of each rank of a run."""
     drawn = RunFigure()
     drawn.update(run)
     rows = "; ".join(
@@ -41,10 +41,10 @@ def plot_run(run: Run) -> Picture:
 
 
 class RunFigure:
-    """Drawn once, then moved along with a run, and with the next one of as many ranks.
+    """A figure that is drawn once, then updated as a run goes on, and for the next run of as many ranks.
 
-    A live picture keeps axes, grid and labels as a background and draws only curves and titles anew, which
-    takes a fifth of the time; the background follows when the curves have outgrown the axes.
+    A live picture keeps axes, grid and labels as a background and redraws only curves and titles, which takes
+    a fifth of the time; the background is redrawn when the curves have outgrown the axes.
     """
 
     def __init__(self, live: bool = False) -> None:
@@ -62,7 +62,7 @@ class RunFigure:
 
     @styled()
     def update(self, run: Run) -> None:
-        """Take in what the run's ranks have written by now; another run than before takes its place."""
+        """Draw what the ranks of a run have written by now; a different run replaces the one before."""
         if run is not self._run:
             self._run = run
             for artist in self._moving.values():
@@ -75,7 +75,7 @@ class RunFigure:
         rates = [throughput(each) for each in ticks]
         if len(ticks) < MANY_RANKS:
             self._lines(self.memory, memory)
-            if on_gpus:  # dashed: what torch keeps in its cache on top
+            if on_gpus:  # dashed: with torch's cache on top
                 self._lines(self.memory, reserved, "--")
             self._lines(self.rate, rates)
         else:
@@ -98,7 +98,7 @@ class RunFigure:
             self._background = None
 
     def live_png(self) -> bytes:
-        """The picture as it is now, quick to draw and small to send."""
+        """Return the current picture as a PNG, quick to draw and small to send."""
         from PIL import Image
 
         canvas: Any = self.figure.canvas
@@ -167,7 +167,7 @@ class RunFigure:
 
 
 def throughput(ticks: Mapping[str, np.ndarray]) -> Curve:
-    """Samples per second of track time, looking back over a second, at each tick (NaN outside `track`)."""
+    """Return, at each tick, samples per second of `track` time over the last second (NaN outside `track`)."""
     seconds, samples, tracked = ticks["seconds"], ticks["samples"], ticks["tracked_seconds"]
     if not len(seconds):
         return seconds, samples

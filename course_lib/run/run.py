@@ -1,8 +1,8 @@
-"""A run, while it lasts and after: what each rank returned, printed and measured.
+"""A run, during and after it: what each rank returned, printed and measured.
 
-Everything is read from the run's folder, which only its owner can enter and which stays (the newest 50 do):
-``Run.open()`` brings the last one back, in another kernel too. Figures and texts are plain data, and a
-result is read back as tensors, numbers, strings and containers of them: opening a folder runs no code of it.
+Everything is read from the run's folder, which only its owner can enter and which is kept (the newest 50
+are): ``Run.open()`` reopens the last one, even in another kernel. Metrics and texts are plain data, and
+results are read as tensors, numbers, strings and containers of them: opening a folder runs no code from it.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
 
 
 class Run(JobFacts):
-    """One launch: made by `launch`, `torchrun`, …, opened again by `Run.open` (lessons 00 and 06).
+    """One launch: returned by `launch`, `torchrun`, …, and reopened by `Run.open` (lessons 00 and 06).
 
     Attributes
     ----------
     name : str
         The function or script that ran.
     world_size : int
-        How many ranks.
+        The number of ranks.
     state : str
-        ``"running"``, ``"done"``, ``"failed"`` or ``"stopped"``; of a job before its start ``"queued"``.
+        ``"running"``, ``"done"``, ``"failed"`` or ``"stopped"``; for a job before its start ``"queued"``.
     seconds : float
         From the call, or a job's start, to the end of the last rank (so far, while it runs).
     folder : pathlib.Path
-        Where it is kept.
+        The folder that it is kept in.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], trusted: bool = False) -> None:
         self.folder = folder
         self._facts = facts
-        self.trusted = trusted  # this process started the ranks, so their pickles are its own
-        self.watched = trusted  # it writes down how the run stands
+        self.trusted = trusted  # this process started the ranks, so it may unpickle their results
+        self.watched = trusted  # this process records the state of the run
         self._results: list[Any] | None = None
 
     # --- made, opened, ended ------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, name: str, world_size: int, trusted: bool = True, **facts: Any) -> Run:
-        """A new folder for a run that begins now; ``trusted`` where its results may be unpickled here."""
+        """Create the folder of a run that begins now; if ``trusted``, its results may be unpickled here."""
         runs = folder_of_runs()
         try:
             runs.mkdir(mode=0o700, exist_ok=True)
@@ -94,14 +94,14 @@ class Run(JobFacts):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str] | None = None) -> Run:
-        """The run kept in a folder; without one, the newest of this kernel, or of all where it had none.
+        """Open the run kept in a folder; by default the newest of this kernel or, if it has none, of all.
 
         Raises
         ------
         FileNotFoundError
-            The folder is not there, or there is no run yet.
+            The folder does not exist, or there is no run yet.
         ValueError
-            It holds no run, or one that was cut short.
+            The folder holds no run, or its run.json is damaged.
         """
         if folder is None:
             runs = newest_first()
@@ -127,7 +127,7 @@ class Run(JobFacts):
         Returns
         -------
         Run
-            This one.
+            This run.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Run(JobFacts):
             self._facts |= facts_of(self.folder)
 
     def end(self, state: str, error: str = "") -> None:
-        """Write down how it ended."""
+        """Record how the run ended."""
         self._facts["world_size"] = self.world_size
         if self.is_job:
             self._facts["queued_seconds"] = self.queued_seconds
@@ -178,12 +178,12 @@ class Run(JobFacts):
 
     @property
     def error(self) -> str:
-        """The report of the failure, empty where there was none."""
+        """The report of the failure; empty if there was none."""
         return self._facts.get("error", "")
 
     @property
     def started(self) -> float:
-        """``time.time()`` when it was called; a job, when it began."""
+        """``time.time()`` at the call or, for a job, at its start."""
         return self._facts.get("started", math.nan)
 
     @property
@@ -196,35 +196,35 @@ class Run(JobFacts):
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether the system has killed processes for want of memory since it began."""
+        """Whether the system has killed processes for lack of memory since the run began."""
         return oom_kills() > self._facts.get("oom_kills", math.inf)
 
     @property
     def command(self) -> str:
-        """What to type in a terminal for the same, where a program ran; empty for a `launch`."""
+        """The command that does the same in a terminal, if a program ran; empty for a `launch`."""
         return self._facts.get("command", "")
 
     @property
     def restarts(self) -> int:
-        """How often torchrun has started the ranks anew."""
+        """How often torchrun has restarted the ranks."""
         return max((self.facts(rank).get("restart", 0) for rank in range(self.world_size)), default=0)
 
     @property
     def environments(self) -> Sequence[dict[str, str]]:
-        """What the launcher told each rank, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
+        """The variables that the launcher set, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
         return ByRank(self.world_size, lambda rank: self.facts(rank).get("environment", {}))
 
     # --- what the ranks gave back -------------------------------------------------------------------------
 
     @property
     def results(self) -> list[Any]:
-        """What each rank returned, by rank; tensors on the CPU. None for a rank that did not finish.
+        """What each rank returned, by rank, with tensors on the CPU; None for a rank that did not finish.
 
         Raises
         ------
         ValueError
-            The run was opened from its folder, and a result is more than tensors, numbers, strings and
-            containers of them: such a thing is only loaded from ranks that this process started.
+            The run was opened from its folder, and a result holds more than tensors, arrays, numbers, strings
+            and containers of them: that is only loaded from ranks that this process started.
         """
         if self._results is None:
             results = [self._load_result(rank) for rank in range(self.world_size)]
@@ -241,7 +241,7 @@ class Run(JobFacts):
             return None
         if self.trusted:
             return torch.load(path, map_location="cpu", weights_only=False)
-        loaded = sys.modules  # NumPy 1 has it in another place
+        loaded = sys.modules  # NumPy 1 has it elsewhere
         multiarray = loaded.get("numpy._core.multiarray") or loaded["numpy.core.multiarray"]
         plain_arrays = [multiarray._reconstruct, np.ndarray, np.dtype, multiarray.scalar]
         plain_arrays += [type(np.dtype(kind)) for kind in "?bhilBHILefd"]
@@ -257,7 +257,7 @@ class Run(JobFacts):
 
     @property
     def logs(self) -> Sequence[str]:
-        """What each rank printed, by rank (of more than 1 MiB the end; the whole is in the folder)."""
+        """What each rank printed, by rank (of more than 1 MiB, the end; all of it is in the folder)."""
         return ByRank(self.world_size, lambda rank: self.trace(rank).log())
 
     @property
@@ -270,10 +270,10 @@ class Run(JobFacts):
         """What each rank measured, by rank: NumPy float64 arrays by name.
 
         Ten times a second: ``seconds`` since the launch, ``samples`` and ``steps`` so far,
-        ``tracked_seconds`` spent in `track` loops so far, ``memory_bytes`` (on the CPU what the process
-        itself holds, on a GPU torch's allocated bytes) and, on a GPU, ``reserved_bytes`` (torch's cache) and
-        ``driver_bytes`` (NVML). For each name given to `log`, an array with an entry for each call, and
-        beside ``loss`` also ``loss.seconds`` and ``loss.samples``: when that was.
+        ``tracked_seconds`` spent in `track` loops so far, ``memory_bytes`` (on the CPU the process's own
+        memory, on a GPU torch's allocated bytes) and, on a GPU, ``reserved_bytes`` (torch's cache) and
+        ``driver_bytes`` (NVML). For each name given to `log`, an array with one entry per call, and for
+        ``loss`` also ``loss.seconds`` and ``loss.samples``, which say when each call was.
         """
         return ByRank(self.world_size, lambda rank: self.trace(rank).metrics())
 
@@ -283,17 +283,17 @@ class Run(JobFacts):
         return Trace(self.folder, rank)
 
     def facts(self, rank: int | str) -> dict[str, Any]:
-        """What a rank said of itself: its pid, and, once it called `place`, device and backend."""
+        """Return what a rank has reported about itself: its pid and, after `place`, device and backend."""
         return self.trace(rank).facts()
 
     def ticks(self, rank: int) -> dict[str, np.ndarray]:
-        """Every column of `run_folder.TICK` of one rank, one entry for each tick so far."""
+        """Return every column of `run_folder.TICK` for one rank, with one entry per tick so far."""
         return self.trace(rank).ticks()
 
     # --- figures and words --------------------------------------------------------------------------------
 
     def samples_per_second(self, rank: int | None = None) -> float:
-        """Throughput: samples over the seconds spent in `track` loops; of all ranks together without one."""
+        """Return the samples per second spent in `track` loops, of one rank or of all together."""
         if rank is None:
             return float(sum(self.samples_per_second(each) for each in range(self.world_size)))
         ticks = self.ticks(rank)
@@ -301,23 +301,23 @@ class Run(JobFacts):
         return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
 
     def peak_memory_bytes(self, rank: int) -> float:
-        """The most memory that a rank was seen to hold, in bytes."""
+        """Return the most memory that a rank was seen to hold, in bytes."""
         return float(self.ticks(rank)["memory_bytes"].max(initial=0))
 
     @property
     def tracked(self) -> bool:
-        """Whether any rank called `track` or `log`: without, there is nothing to draw."""
+        """Whether any rank called `track` or `log`; otherwise there is nothing to draw."""
         traces = map(self.trace, range(self.world_size))
         return any(each.ticks()["passes"].any() or each.names() for each in traces)
 
     def plot(self) -> Picture:
-        """Memory and throughput of each rank over the run."""
+        """Draw memory and throughput of each rank over the run."""
         from .picture import plot_run
 
         return plot_run(self)
 
     def table(self) -> list[dict[str, str]]:
-        """One row for each rank, in words: device, samples, throughput, peak memory, last logged values."""
+        """Return one row per rank, as text: device, samples, throughput, peak memory, last logged values."""
         rows = []
         for rank in range(self.world_size):
             trace = self.trace(rank)

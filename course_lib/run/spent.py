@@ -1,7 +1,7 @@
-"""Where the time of the ranks went inside their `track` loops, by what each has noted (`rank.pace`).
+"""Find where the time of the ranks went inside their `track` loops, from what `rank.pace` has recorded.
 
-It is looked at in short windows of whole steps. What happens in every step is in most windows; a pause now
-and then (an evaluation, a checkpoint) is in a few, however long it takes.
+The time is divided into short windows of whole steps. What happens in every step is in most windows; an
+occasional pause (an evaluation, a checkpoint) is in a few, however long it takes.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
     from .meetings import Meetings
     from .run import Run
 
-SHORTEST = 1.0  # seconds inside loops: of less there is no verdict
+SHORTEST = 1.0  # seconds inside loops: for less there is no verdict
 WINDOW = 0.5  # seconds, at least, and whole steps: a tick may see a step 0.1 s after its end
-FEWEST_LOOKS = 6  # that found a rank asleep: fewer do not tell where it sleeps
-CALL_AT_MOST = 2e-3  # seconds that a collective of few bytes takes on free cores: here 1 ms, rarely more
-LOOPBACK = 1e9  # bytes/s that gloo moves between two processes of one machine, in round numbers (lesson 09)
+FEWEST_LOOKS = 6  # that found a rank asleep: fewer do not show where it sleeps
+CALL_AT_MOST = 2e-3  # seconds that a small collective takes on free cores: here 1 ms, rarely more
+LOOPBACK = 1e9  # bytes/s that gloo moves between two processes on one machine, in round numbers (lesson 09)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where a rank's time inside its `track` loops went: seconds, in all, and the usual share of a step."""
+    """Where a rank's time inside its `track` loops went: total seconds, and the usual share of a step."""
 
     seconds: float
     steps: float
     loader: float  # the loop waited for its next batch, or made it
-    loader_cpu: float  # of this the rank's own work
-    computing: float  # the main thread at work on anything else
-    no_core: float  # the main thread ready for work, and no core free
-    waiting: float  # asleep: in a collective, for a device, in a sleep of its own
-    carriers_no_core: float  # gloo's threads ready for work, and no core free: they carry the collectives
-    for_others: float | None  # of this at most, in collectives that another rank had not come to; if known
-    in_collectives: float | None  # of the looks that found it asleep, the share in one; None: too few looks
-    cores: float  # that all threads of the rank kept busy, in the mean
-    most: Mapping[str, float]  # by part: of the time in a window, in the median over the windows
+    loader_cpu: float  # of this, CPU time of the main thread
+    computing: float  # the main thread's CPU time for anything else
+    no_core: float  # the main thread was ready to run, but no core was free
+    waiting: float  # the main thread slept: in a collective, for a device, or of its own accord
+    carriers_no_core: float  # gloo's threads, which run the collectives, were ready, but no core was free
+    for_others: float | None  # of `waiting`, at most: until another rank called the collective; None: unknown
+    in_collectives: float | None  # the share of looks at the sleeping rank that found one; None: too few
+    cores: float  # that all threads of the rank together kept busy, on average
+    most: Mapping[str, float]  # for each part, the median over the windows of its share of a window
 
     def share(self, part: str) -> float:
-        """Of the time in the loops, 0 to 1, in the mean."""
+        """Return a part's share, 0 to 1, of the whole time in the loops."""
         return getattr(self, part) / self.seconds
 
     def usual(self, part: str) -> float:
-        """The same in the median over short windows: what holds in most steps."""
+        """Return the median of this share over short windows: what is true of most steps."""
         return self.most[part]
 
 
 def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
-    """Where a rank's time in its loops went; None where that is less than a second.
+    """Return where a rank's time in its loops went; None if that is less than a second.
 
-    Where there is enough without, the first steps do not count: the start of the loader's workers is in them.
-    ``met`` is where the ranks waited for each other, if that is asked for.
+    The first steps, which include the start of the loader's workers, do not count if there is enough without
+    them. ``met``, if given, says where the ranks waited for each other.
     """
     pace = run.trace(rank).pace()
     if not len(pace["seconds"]) or pace["tracked_seconds"][-1] < SHORTEST:
@@ -98,9 +98,9 @@ def parts_of(run: Run, rank: int, met: Meetings | None = None) -> Parts | None:
 
 
 def _windows(tracked: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Rows between which whole steps lie, at least WINDOW seconds of them; all in one where that cannot be.
+    """Return the rows that bound the windows: whole steps, at least WINDOW seconds of them.
 
-    The first step is left out where a second is left without it, and what follows the last one always.
+    The rows outside of them do not count; if less than a second is left without these, one window takes all.
     """
     ended = 1 + np.flatnonzero(np.diff(steps) > 0)  # the first rows after the end of a step
     edges: list[int] = []
@@ -114,24 +114,24 @@ def _windows(tracked: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is made of, in the mean."""
+    """What an average step is made of."""
 
     seconds: float
-    computing: float  # seconds of the main thread's own work
+    computing: float  # seconds of the main thread's CPU time outside the loader
     calls: float  # collectives of the group of all ranks
     bytes: float  # of the tensors in these
 
     def traffic_seconds(self, world_size: int) -> float:
-        """What the bytes alone take, 2 (n − 1) / n of them from each rank, as in a ring (lesson 05)."""
+        """Return the time for the bytes alone: 2 (n − 1) / n of them per rank, as in a ring (lesson 05)."""
         return 2 * (world_size - 1) / world_size * self.bytes / LOOPBACK
 
     def at_most(self, world_size: int) -> float:
-        """What its collectives take, as a share of it, where the threads that carry them find free cores."""
+        """Return the share of a step that its collectives take, at most, if their threads find free cores."""
         return (self.traffic_seconds(world_size) + CALL_AT_MOST * self.calls) / self.seconds
 
 
 def step_of(run: Run, parts: Mapping[int, Parts]) -> Step:
-    """Rank 0's arrivals say how many collectives there are a second, and how large."""
+    """Describe the average step; rank 0's arrivals give the number and size of its collectives."""
     of_rank_0, arrivals = parts[0], run.trace(0).arrivals()
     seconds = of_rank_0.seconds / of_rank_0.steps
     computing = float(np.mean([each.computing / each.steps for each in parts.values()]))

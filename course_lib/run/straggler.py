@@ -1,9 +1,9 @@
-"""Which rank is late, again and again.
+"""Find the rank that is late again and again.
 
 All ranks leave a collective such as `backward`'s all_reduce together, so a step takes equally long on all of
-them, and its time tells nothing. But they do not come to it together (`run.meetings`). In a fair game each
-is the last as often as the others: a straggler is who makes them wait in most steps, for longer than they
-make it wait, by more than chance explains, and in nearly every part of the run.
+them, and its time shows nothing. But they do not enter it together (`run.meetings`). By chance each rank
+would be last equally often. A straggler makes the others wait in most steps, for longer than they make it
+wait, by more than chance explains, and in nearly every part of the run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from .spent import parts_of
 if TYPE_CHECKING:
     from .run import Run
 
-FEWEST = 20  # collectives that all ranks were seen to come to
+FEWEST = 20  # collectives that all ranks were seen to call
 SHORTEST = 1.0  # seconds from the first to the last of these
-STEPS = 5  # in each part of the run that is judged by itself
+STEPS = 5  # in each part of the run that is assessed separately
 MOST_PARTS = 20
-MOSTLY = 0.8  # of these parts it makes the others wait for longer than they make it wait
-BY_CHANCE = 3.0  # standard deviations: what tossed coins exceed in one of seven hundred runs
+MOSTLY = 0.8  # of these parts: in so many it must make the others wait for longer than they make it wait
+BY_CHANCE = 3.0  # standard deviations: coin tosses exceed these in one of seven hundred runs
 LATE_SHARE = 0.05  # of a step, at least
-LATE_SECONDS = 1e-3  # at least: less is what waking up takes
+LATE_SECONDS = 1e-3  # at least: waking up may take as long
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that comes late to the collectives, again and again."""
+    """A rank that is late for the collectives again and again."""
 
     rank: int
-    seconds: float  # that the others wait for it in a step, in the median
+    seconds: float  # that the others wait for it in a step (median)
     step_seconds: float  # what a step takes
 
     @property
     def share(self) -> float:
-        """Of the others' time that goes into waiting for it."""
+        """The share of the others' time that they spend waiting for it."""
         return self.seconds / self.step_seconds
 
     def __str__(self) -> str:
@@ -51,12 +51,12 @@ class Straggler:
 
 
 def straggler(run: Run) -> Straggler | None:
-    """The rank that the others wait for in nearly every step, if there is one (lesson 14).
+    """Return the rank that the others wait for in nearly every step, if there is one (lesson 14).
 
     Returns
     -------
     Straggler or None
-        None also where too little is known: one rank, few collectives, a run of a moment.
+        None also if too little is known: one rank, few collectives, a very short run.
     """
     met = meetings(run)
     if run.world_size < 2 or len(met.numbers) < FEWEST or np.ptp(met.begun) < SHORTEST:
@@ -70,15 +70,15 @@ def straggler(run: Run) -> Straggler | None:
 
 
 def _latest(met: Meetings, step: float) -> tuple[int, float]:
-    """The rank that cost the others most, and seconds in a step; 0 where it is not so again and again."""
+    """Return the rank that cost the others most, and how many seconds per step: 0 if not again and again."""
     collectives, ranks = met.seconds.shape
     others = met.waited.copy()
     others[np.arange(collectives), met.last] = np.inf
-    cost = others.min(axis=1)  # all others waited so long for the last one
-    cost[0] = 0.0  # what was before it is not known
+    cost = others.min(axis=1)  # all others waited at least this long for the last one
+    cost[0] = 0.0  # what came before it is not known
     rank = int(np.bincount(met.last, weights=cost, minlength=ranks).argmax())
     net = np.where(met.last == rank, cost, -cost)
-    a_step = (collectives - 1) * step / float(np.ptp(met.begun))  # of them
+    a_step = (collectives - 1) * step / float(np.ptp(met.begun))  # collectives in a step
     by_step = _by_part(net, a_step)
     if net.sum() < BY_CHANCE * np.sqrt((by_step**2).sum()):
         return rank, 0.0
@@ -87,16 +87,16 @@ def _latest(met: Meetings, step: float) -> tuple[int, float]:
 
 
 def _by_part(values: np.ndarray, length: float) -> np.ndarray:
-    """The sums of the values but the first, over parts of so many of them, or somewhat more."""
+    """Sum the values, without the first one, in parts of ``length`` values or slightly more."""
     count = max(1, int((len(values) - 1) / max(1.0, length)))
     return np.diff(np.cumsum(values)[np.linspace(0, len(values) - 1, count + 1).astype(int)])
 
 
 def _others_wait(run: Run, rank: int) -> float:
-    """The share of its time that each other rank at least waits in collectives; 1 where it is not known.
+    """Return the least share of its time that another rank waits in collectives; 1 if that is not known.
 
-    It bounds what a late rank can cost: where collectives run beside the work, nobody may wait for it. A rank
-    with a GPU waits for that in ways of its own.
+    It limits what a late rank can cost: if collectives run in parallel with the computation, perhaps nobody
+    waits for it. It is not known for a rank with a GPU, which waits for the GPU in ways of its own.
     """
     shares = [1.0]
     for other in set(range(run.world_size)) - {rank}:
@@ -109,7 +109,7 @@ def _others_wait(run: Run, rank: int) -> float:
 
 
 def step_seconds(run: Run) -> float:
-    """What a step inside the `track` loops takes, in the mean over the ranks; 0 where there is none."""
+    """Return the seconds per step inside the `track` loops, averaged over the ranks; 0 if there is none."""
     ticks = [run.ticks(rank) for rank in range(run.world_size)]
     rates = [each["tracked_seconds"][-1] / each["steps"][-1] for each in ticks if each["steps"][-1:].any()]
     return float(np.mean(rates)) if rates else 0.0

@@ -1,4 +1,4 @@
-"""What one rank has written into the run's folder so far: read when it is asked for, however far it is."""
+"""Read what one rank has written to the run's folder so far, anew at each call."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 
 from ..run_folder import AGENT_LOGS, ARRIVAL, PACE, POINT, PROGRAM, TICK, RankFiles
 
-LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` gives the end
+LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
-MOST_ARRIVALS = 4096  # of each rank, that are read
+MOST_ARRIVALS = 4096  # read for each rank, the latest ones
 Item = TypeVar("Item")
 
 
 class Trace:
-    """One rank's trace, or, as ``"program"``, that of a program outside of its ranks."""
+    """The trace of one rank, or of a program outside of its ranks (rank ``"program"``)."""
 
     def __init__(self, folder: Path, rank: int | str) -> None:
         self.files = RankFiles(folder, rank)
 
     def facts(self) -> dict[str, Any]:
-        """What the rank said of itself; nothing where it has said nothing yet."""
+        """Return what the rank has reported about itself so far."""
         try:
             facts = json.loads(self.files.facts.read_text())
         except (OSError, ValueError, RecursionError):
@@ -33,14 +33,14 @@ class Trace:
         return facts if isinstance(facts, dict) else {}
 
     def has_returned(self) -> bool:
-        """Whether it has come to its end as it should."""
+        """Return whether the rank has ended successfully."""
         return self.files.result.exists() or bool(self.facts().get("returned"))
 
     # --- what it printed ----------------------------------------------------------------------------------
 
     def log_files(self) -> list[Path]:
-        """Where its output is; torchrun keeps two files for each attempt."""
-        if self.files.rank == PROGRAM:  # and, where it is a job, what torchrun said on each of its nodes
+        """Return the files with the rank's output; torchrun writes two for each attempt."""
+        if self.files.rank == PROGRAM:  # for a job, also the output of torchrun on each node
             return [self.files.log, *sorted(self.files.folder.glob(AGENT_LOGS))]
         output = self.facts().get("output")
         if not isinstance(output, str):
@@ -50,7 +50,7 @@ class Trace:
         return [each / last.name / f"{kind}.log" for each in attempts for kind in ("stdout", "stderr")]
 
     def log(self) -> str:
-        """What it printed; of more than 1 MiB the end."""
+        """Return what the rank printed; of a file larger than 1 MiB, only the end."""
         texts = []
         for path in self.log_files():
             size, text = end_of(path, LOG_BYTES)
@@ -60,7 +60,7 @@ class Trace:
         return "".join(texts)
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines that it printed."""
+        """Return the last lines that the rank printed."""
         lines: list[str] = []
         files = self.log_files()
         for path in files if self.files.rank == PROGRAM else files[-2:]:  # of the last attempt
@@ -70,15 +70,15 @@ class Trace:
     # --- what it measured ---------------------------------------------------------------------------------
 
     def ticks(self) -> dict[str, np.ndarray]:
-        """Every column of `run_folder.TICK`, one entry for each tick so far."""
+        """Return every column of `run_folder.TICK`, with one entry per tick so far."""
         ticks = rows_of(self.files.ticks, TICK)
         on_a_gpu = np.isfinite(ticks["reserved_bytes"])
-        if on_a_gpu.any():  # before that it held nothing there; what it held of main memory is another story
+        if on_a_gpu.any():  # until then it held nothing there, and its main memory does not count
             ticks["memory_bytes"] = np.where(on_a_gpu, ticks["memory_bytes"], 0.0)
         return ticks
 
     def latest_second(self) -> float | None:
-        """When it last wrote a tick, in seconds since the launch; the others are not read."""
+        """Return the time of the last tick, in seconds since the launch, without reading the others."""
         try:
             whole = self.files.ticks.stat().st_size // (8 * len(TICK))
         except OSError:
@@ -87,30 +87,30 @@ class Trace:
         return float(seconds[-1]) if len(seconds) else None
 
     def pace(self) -> dict[str, np.ndarray]:
-        """Every column of `run_folder.PACE`, one entry for each tick inside a `track` loop so far."""
+        """Return every column of `run_folder.PACE`, with one entry per tick inside a `track` loop so far."""
         return rows_of(self.files.pace, PACE)
 
     def arrivals(self) -> dict[str, np.ndarray]:
-        """The columns of `run_folder.ARRIVAL`: when it came to its latest collectives, by their number."""
+        """Return the columns of `run_folder.ARRIVAL`: when it called its latest collectives, by number."""
         size = 8 * len(ARRIVAL)
         try:
             whole = self.files.arrivals.stat().st_size // size
         except OSError:
             whole = 0
         rows = rows_of(self.files.arrivals, ARRIVAL, skip=max(0, whole - MOST_ARRIVALS))
-        anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # by a new group
+        anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # a new group
         return {name: column[anew:] for name, column in rows.items()}
 
     def names(self) -> list[str]:
-        """The names that were logged."""
+        """Return the names that were logged."""
         try:
             text = self.files.names.read_text(errors="replace")
-            return text.split("\n")[:-1]  # a last one cut short is left out
+            return text.split("\n")[:-1]  # without a truncated last one
         except OSError:
             return []
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """As `Run.metrics` has them."""
+        """Return the metrics of this rank, as in `Run.metrics`."""
         ticks = self.ticks()
         shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
         shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
@@ -126,7 +126,7 @@ class Trace:
         return series
 
     def latest(self) -> dict[str, float]:
-        """The last value logged under each name among the latest, without reading the rest."""
+        """Return the last value of each name among the latest points, without reading the rest."""
         size = 8 * len(POINT)
         try:
             whole = self.files.points.stat().st_size // size
@@ -142,7 +142,7 @@ class Trace:
 
 
 class ByRank(Sequence[Item]):
-    """A list with an entry for each rank, each read when it is asked for."""
+    """A sequence with one entry per rank, each read when it is accessed."""
 
     def __init__(self, count: int, read: Callable[[int], Item]) -> None:
         self._count, self._read = count, read
@@ -165,7 +165,7 @@ class ByRank(Sequence[Item]):
 
 
 def rows_of(path: Path, columns: list[str], skip: int = 0) -> dict[str, np.ndarray]:
-    """The columns of a file of float64 rows; a last row cut short is left out."""
+    """Read the columns of a file of float64 rows, without a truncated last row."""
     try:
         flat = np.fromfile(path, "<f8", offset=8 * len(columns) * skip)
     except OSError:
@@ -175,7 +175,7 @@ def rows_of(path: Path, columns: list[str], skip: int = 0) -> dict[str, np.ndarr
 
 
 def end_of(path: Path, count: int) -> tuple[int, str]:
-    """A text file's size in bytes, and its last ones."""
+    """Return a text file's size in bytes, and the text of its last ``count`` bytes."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -45,7 +45,7 @@ FOR_ALL = re.compile(
     r"(.*/)?conftest\.py|tests/(support/(selection|imports|tiers)\.py|tiers\.toml)|pyproject\.toml|environment\.yml|constraints\.txt|Makefile|\.ci/.*(?<!\.md)"
 )
 # A change here touches the tests that name the file, or none.
-PAGES = re.compile(r".*\.(md|png)|LICENSE|\.github/.*")
+PAGES = re.compile(r".*\.(md|png|cff)|LICENSE|\.github/.*")
 
 TEST = re.compile(r"tests/(.*/)?test_\w+\.py")
 
