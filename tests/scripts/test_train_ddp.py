@@ -259,8 +259,9 @@ def test_a_restart_draws_what_the_training_would_have_drawn(tmp_path: Path) -> N
     script = records(tmp_path / "records.py")
     words = [script, "--width", 2, "--batch-size", 100, "--checkpoint"]
     assert ended(*words, tmp_path / "whole.pt", "--epochs", 2)[0] == 0
-    whole, _ = recorded(tmp_path)
+    whole, seen = recorded(tmp_path)
     assert len(set(whole)) == 20
+    assert seen[:1000] != seen[1000:], "each epoch has an order of its own"
     drawn = []
     for epochs in (1, 2):
         assert ended(*words, tmp_path / "a.pt", "--epochs", epochs)[0] == 0
