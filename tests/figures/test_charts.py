@@ -33,7 +33,10 @@ def test_bars_and_curves_label_their_axes(tmp_path: Path) -> None:
     logarithmic = curves(
         {"a": ([1, 2, 4], [1e-8, 1e-7, 1e-6]), "b": ([1, 2, 4], [1.0, 2.0, 4.0])}, "t", "x", "y", True, True
     )
-    assert logarithmic.figure.axes[0].get_yscale() == "log"
+    axes = logarithmic.figure.axes[0]
+    assert (axes.get_yscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "x", "y")
+    stacked = stacked_bars({"a": {"part": 1.0}}, "t", "ms")
+    assert stacked.figure.axes[0].get_xlabel() == "ms"
     assert overlapping(logarithmic.figure) == []
 
 

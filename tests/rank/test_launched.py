@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib.rank import launched
 from tests.support.cells import quiet_launch
+
+
+def test_a_variable_that_the_kernel_has_no_more_is_gone_in_the_rank() -> None:
+    with mock.patch.dict(os.environ, {"GONE": "1", "OLD": "1"}):
+        kept = {name: value for name, value in os.environ.items() if name != "GONE"}
+        launched._take_environment(kept | {"OLD": "2"})
+        assert dict(os.environ) == kept | {"OLD": "2"}
 
 
 def nothing(tensor: torch.Tensor) -> None:

@@ -335,11 +335,20 @@ def test_it_reads_no_judge_no_test_and_no_other_submission(tmp_path: Path) -> No
     root = HOUSE.parent
     asked = [other, HOUSE / "exercises" / "questions" / "q06.py", root / "solutions", root / "tests"]
     assert all(each.exists() for each in asked)
+    opened = [*walls.SYSTEM, "/dev", "/proc", "/tmp", *walls._places()]
+    opened += [f"/etc/{name}" for name in walls.OF_ETC]
     result = harmed(f"""
 import os
+opened = {opened}
+def others(folder):
+    names = os.listdir(folder) if os.access(folder, os.R_OK) else []
+    for path in [os.path.join(folder, name) for name in names]:
+        if path not in opened:
+            above = any(each.startswith(path + "/") for each in opened)
+            yield from others(path) if above else [path]
 def mischief():
-    names = {[str(each) for each in asked]} + ["/etc/shadow", "/etc/passwd", "/home", "/sys"]
-    return "seen: " + " ".join(each for each in names if os.path.exists(each)) + "."
+    names = [each for each in {[str(each) for each in asked]} if os.path.exists(each)]
+    return "seen: " + " ".join([*names, *others("/")]) + "."
 """)
     assert "seen: ." in said(result)
 
