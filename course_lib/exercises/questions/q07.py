@@ -95,7 +95,7 @@ def _of_order(
         seen = f"rank {rank} draws {_some(first[rank])}; asked again for the same epoch and seed, in another"
         return (
             f"{seen} process, {_some(again[rank])}",
-            "The dice are others each time. How are they made to start at a place of your choice?",
+            "The random numbers differ each time. How do they start from a state that you choose?",
         )
     for call, came in shards.items():
         if any(each == sorted(each) for each in came):

@@ -47,7 +47,7 @@ def in_order(count, rank, world_size, epoch, seed):
     return list(range(rank, count - count % world_size, world_size))
 
 
-@wrong("07.1", EQUAL, hint="The dice are others each time")
+@wrong("07.1", EQUAL, hint="The random numbers differ each time")
 def dice_of_the_process(count, rank, world_size, epoch, seed):
     return torch.randperm(count).tolist()[rank : count - count % world_size : world_size]
 
