@@ -50,7 +50,7 @@ _HOME_OF = {
     "timeline": "figures.timeline",
     "torchrun": "launcher.scripts",
     "track": "rank.calls",
-    "why": "report.why",
+    "why": "launcher.why",
 }
 __all__ = list(_HOME_OF)
 

@@ -1,19 +1,16 @@
 """The files in a run's folder: their names and contents.
 
 ``run.json`` is the launcher's own. Each rank, and the program outside of its ranks (``"program"``), has the
-files of `RankFiles`: the rank writes them, the launcher's side reads them. Numbers are rows of float64, so a
-truncated file loses its last row at most; other files that are read during the run are replaced atomically.
+files of `RankFiles`: its own process writes nearly all, the launcher's side reads them. Numbers are rows of
+float64, so a truncated file loses its last row at most; text is appended to, all else is replaced atomically.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-RUN = "run.json"  # name, world_size, state, when the run began, how it ended: as in `run.Run`
+RUN = "run.json"  # name, world_size, state, when the run began, how it ended: see `run_record`
 ASKED = "asked"  # exists once the launcher has asked where every rank is (`standstill`)
 PROGRAM = "program"  # takes the place of a rank's number: the program outside of its ranks
 JOB_SCRIPT = "job.sbatch"  # the script that was submitted to Slurm
@@ -25,6 +22,9 @@ TICK = [
     "samples",  # processed so far, in all passes
     "steps",
     "tracked_seconds",  # spent inside track() loops so far: throughput is samples per such second
+    "stepped_seconds",  # of this, until the end of the last whole step
+    "loader_seconds",  # of the tracked seconds, waiting for the next batch, or making it
+    "cpu_seconds",  # CPU time of the main thread since the rank began; NaN if the system does not say
     "passes",  # track() loops begun so far
     "pass_steps",  # steps done in the current pass
     "pass_total",  # steps the current pass will take, NaN if unknown
@@ -32,30 +32,18 @@ TICK = [
     "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
     "driver_bytes",  # by NVML: used by this process (in a container, by all on the GPU); NaN on the CPU
 ]
-# Where a rank's time inside `track` loops went, in running totals: one row per tick with time in a loop
-PACE = [
-    "seconds",
-    "steps",
-    "tracked_seconds",
-    "loader_seconds",  # waiting for the next batch, or making it
-    "loader_cpu_seconds",  # of this, the main thread's CPU time
-    "cpu_seconds",  # the main thread's CPU time, the loader's included
-    "process_cpu_seconds",  # the CPU time of all threads of the process
-    "delay_seconds",  # the main thread was ready to run but got no core; NaN if the system does not say
-    "carriers_delay_seconds",  # the same, summed over gloo's threads, which run the collectives
-    "asleep_samples",  # how often a look at a random moment found the main thread asleep outside the loader
-    "collective_samples",  # how often, of these, in a collective of all ranks
-]
-# When a rank called a collective of the group of all ranks, according to PyTorch's flight recorder
+# When a rank called a collective of the group of all ranks, but not over NCCL, by PyTorch's flight recorder
 ARRIVAL = [
     "number",  # the same on every rank
     "seconds",  # since the launch
-    "bytes",  # of its tensors
     "meets",  # 1 if every rank waits for every other, as in all_reduce; else 0
 ]
 EVERYONE = "0"  # torch's name for the group of all ranks
 OVER_NCCL = " over nccl"  # appended to a group's name: NCCL and gloo number its collectives separately
 STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # the phases of a rank, in its facts
+# What `why` asks of the ranks of a trial, in the environment variable of that name
+TRIAL = "COURSE_TRIAL"
+REPEATED_BATCHES, NO_GRADIENT_SYNC = "first batches repeated", "no gradient sync"
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number in RankFiles.names
 
 
@@ -85,11 +73,6 @@ class RankFiles:
         return self._of("ticks")
 
     @property
-    def pace(self) -> Path:
-        """Rows of `PACE`."""
-        return self._of("pace")
-
-    @property
     def arrivals(self) -> Path:
         """Rows of `ARRIVAL`; if a tick has many collectives, only for some of them."""
         return self._of("arrivals")
@@ -110,11 +93,6 @@ class RankFiles:
         return self._of("result")
 
     @property
-    def answer(self) -> Path:
-        """JSON: what the answer to an exercise did, in a rank of `check`."""
-        return self._of("answer")
-
-    @property
     def failure(self) -> Path:
         """JSON: how the rank failed (`rank.failure`)."""
         return self._of("failure.json")
@@ -125,7 +103,7 @@ class RankFiles:
 
     @property
     def standstill(self) -> Path:
-        """JSON: where the rank is, since when, in which collective; exists while it is stuck or was asked."""
+        """JSON: where it is, and its collectives; exists while none begins, once asked, and after its end."""
         return self._of("where")
 
     @property
@@ -143,31 +121,3 @@ def ranks_seen(folder: Path) -> int:
     """Return the number of ranks, inferred from the highest rank that has written its facts."""
     numbers = [path.name.removeprefix("rank-").removesuffix(".json") for path in folder.glob("rank-*.json")]
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file atomically, so that a reader never finds half of it: write beside it, then rename.
-
-    Raises
-    ------
-    OSError
-        The disk is full or the folder is gone; the old file, if there is one, is unchanged.
-    """
-    part = beside(path)
-    try:
-        part.write_text(text)
-        part.replace(path)
-    except OSError:
-        discard(part)
-        raise
-
-
-def beside(path: Path) -> Path:
-    """Return a temporary path beside a file, which only this thread of this process uses."""
-    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-
-
-def discard(part: Path) -> None:
-    """Delete a temporary file that will not be renamed, if possible."""
-    with contextlib.suppress(OSError):
-        part.unlink(missing_ok=True)

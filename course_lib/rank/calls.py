@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from .recorder import attach
+from .recorder import attach, note
+from .trial import batches_of
 
 Batch = TypeVar("Batch")
 
@@ -37,8 +38,7 @@ def place() -> tuple[Any, str]:
     else:
         device, backend = torch.device("cuda", local_rank % gpus), "nccl" if ranks_here <= gpus else "gloo"
         torch.cuda.set_device(device)
-    if recorder := attach():
-        recorder.note(device=str(device), backend=backend)
+    note(device=str(device), backend=backend)
     return device, backend
 
 
@@ -56,7 +56,7 @@ def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch
         The number of steps, for the progress bar; by default ``len(iterable)``, if it has a length.
     """
     recorder = attach()
-    return recorder.counted(iterable, total) if recorder else iter(iterable)
+    return recorder.counters.counted(batches_of(iterable), total) if recorder else iter(iterable)
 
 
 def log(**values: Any) -> None:
@@ -71,4 +71,4 @@ def log(**values: Any) -> None:
     """
     if recorder := attach():
         for name, value in values.items():
-            recorder.point(name, value)
+            recorder.series.point(name, value, recorder.counters.samples)

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..files import write_whole
 from ..frames import is_learners, is_ours, with_source
-from ..run_folder import RankFiles, write_whole
+from ..run_folder import RankFiles
 
 MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
     """Record an exception, with its causes, as the failure of a rank."""
-    causes, seen, cause = [], {id(error)}, _cause(error)
+    causes: list[str] = []
+    seen, cause = {id(error)}, _cause(error)
     while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
         causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
         seen.add(id(cause))

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from typing import Any
 
 import psutil
 
@@ -32,16 +33,16 @@ class Memory:
 
     def read(self, exact: bool = True) -> tuple[float, float, float]:
         """Return bytes: held (on a GPU, torch's allocated), torch's reserved, the driver's figure."""
-        torch = sys.modules.get("torch")  # perhaps half imported by the main thread
+        torch: Any = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             # take the GPU on which the rank holds most: each thread has a current device of its own
-            stats = [torch.cuda.memory_stats_as_nested_dict(i) for i in range(torch.cuda.device_count())]
-            held = [
-                (each["reserved_bytes"]["all"]["current"], each["allocated_bytes"]["all"]["current"])
-                for each in stats
+            by_gpu = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))
+            sizes = [
+                (stats["reserved_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["current"], gpu)
+                for gpu, stats in enumerate(by_gpu)
             ]
-            reserved, allocated = max(held)
-            return allocated, reserved, driver_bytes(held.index((reserved, allocated)))
+            reserved, allocated, gpu = max(sizes, key=lambda size: size[:2])
+            return allocated, reserved, driver_bytes(gpu)
         return self._on_the_cpu(exact), math.nan, math.nan
 
     def _on_the_cpu(self, exact: bool) -> float:

@@ -15,7 +15,7 @@ import torch.distributed
 import torch.nn.parallel
 import torch.optim  # noqa: F401
 
-from . import launched as entry  # noqa: F401
+from . import entry_function  # noqa: F401
 
 if os.environ.get("COURSE_LEAN") != "1":  # saves 90 MiB for each of many kernels on one server
     with contextlib.suppress(Exception):  # only some lessons need it; a rank will report any error

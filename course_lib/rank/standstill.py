@@ -1,9 +1,9 @@
 """Record where a stuck rank is, since when, and in which collective.
 
 The recorder's thread looks at the main thread ten times a second, for some microseconds. While the rank's
-collectives stand still, and once the launcher asks (`run_folder.ASKED`), ``RankFiles.standstill`` holds a
-record, which `report.waiting` evaluates. PyTorch's flight recorders number the collectives of a process group
-in the same way on every rank: NCCL has one recorder, all other backends have another.
+collectives stand still, once the launcher asks (`run_folder.ASKED`), and at the end, ``RankFiles.standstill``
+holds a record, which `report.waiting` evaluates. PyTorch's flight recorders number the collectives of a
+process group in the same way on every rank: NCCL has one recorder, all other backends have another.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from ..files import discard, write_whole
 from ..frames import frame_of
-from ..run_folder import ASKED, OVER_NCCL, RankFiles, discard, write_whole
+from ..private_names import flight_recorder
+from ..run_folder import ASKED, OVER_NCCL, RankFiles
 
-STILL_SECONDS = 0.3  # after so long without a change, a rank gets a record
+STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
 MOST_FRAMES = 100
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
@@ -42,7 +43,7 @@ class Lookout:
         """Compare with the last look, and keep the record up to date."""
         now = time.time()
         place = (*self._where(), steps)
-        flights = status() + _flight_recorder(of_nccl=True, includeCollectives=False)
+        flights = status() + status(of_nccl=True)
         if (place, flights) != (self._place, self._flights):
             self._stands_since = now
         if flights != self._flights:
@@ -68,7 +69,7 @@ class Lookout:
         return id(frame), frame.f_lasti if frame else -1
 
     def _stack(self) -> list[tuple[str, int, str]]:
-        frame, places = frame_of(self._main), []
+        frame, places = frame_of(self._main), list[tuple[str, int, str]]()
         while frame is not None and len(places) < MOST_FRAMES:
             places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back
@@ -93,7 +94,7 @@ def flight() -> dict[str, Any]:
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         entries = [(entry, "") for entry in collectives()]
         entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
-        for entry, over in sorted(entries, key=lambda each: each[0].get("time_created_ns", 0)):
+        for entry, over in sorted(entries, key=lambda pair: pair[0].get("time_created_ns", 0)):
             group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
@@ -105,7 +106,7 @@ def flight() -> dict[str, Any]:
 
 def collectives(of_nccl: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a flight recorder's entries for the last collectives, in a format that is private to torch."""
-    for entry in json.loads(_flight_recorder(of_nccl=of_nccl) or "{}").get("entries", []):
+    for entry in json.loads(flight_recorder(of_nccl) or "{}").get("entries", []):
         if not entry["is_p2p"]:
             yield entry
 
@@ -114,24 +115,6 @@ def is_over(entry: dict[str, Any]) -> bool:
     return entry["retired"] or entry["state"] == "completed"
 
 
-def status() -> bytes:
+def status(of_nccl: bool = False) -> bytes:
     """Return bytes that change with each collective: much cheaper than reading which ones there were."""
-    return _flight_recorder(includeCollectives=False)
-
-
-def _flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
-    """Return a flight recorder's dump as JSON; empty without distributed, or if this torch has no recorder.
-
-    NCCL's recorder is read only if this process has used CUDA: otherwise NCCL has run nothing.
-    """
-    if "torch.distributed" not in sys.modules:
-        return b""
-    try:
-        if of_nccl and not sys.modules["torch"].cuda.is_initialized():
-            return b""
-        from torch._C import _distributed_c10d
-
-        dump = "_dump_nccl_trace_json" if of_nccl else "_dump_fr_trace_json"
-        return getattr(_distributed_c10d, dump)(**options)
-    except Exception:  # private to torch; the stacks still show where a rank is
-        return b""
+    return flight_recorder(of_nccl, includeCollectives=False)

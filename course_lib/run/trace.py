@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..run_folder import AGENT_LOGS, ARRIVAL, PACE, POINT, PROGRAM, TICK, RankFiles
+from ..run_folder import AGENT_LOGS, ARRIVAL, POINT, PROGRAM, TICK, RankFiles
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
 MOST_ARRIVALS = 4096  # read for each rank, the latest ones
+LATEST_POINTS = 512
 Item = TypeVar("Item")
 
 
@@ -46,8 +47,8 @@ class Trace:
         if not isinstance(output, str):
             return [self.files.log]
         last = self.files.folder / output  # torchrun/node-0/<id>/attempt_0/<local rank>
-        attempts = sorted(last.parents[1].glob("attempt_*"), key=lambda each: each.stat().st_mtime)
-        return [each / last.name / f"{kind}.log" for each in attempts for kind in ("stdout", "stderr")]
+        attempts = sorted(last.parents[1].glob("attempt_*"), key=lambda attempt: attempt.stat().st_mtime)
+        return [attempt / last.name / f"{kind}.log" for attempt in attempts for kind in ("stdout", "stderr")]
 
     def log(self) -> str:
         """Return what the rank printed; of a file larger than 1 MiB, only the end."""
@@ -79,25 +80,12 @@ class Trace:
 
     def latest_second(self) -> float | None:
         """Return the time of the last tick, in seconds since the launch, without reading the others."""
-        try:
-            whole = self.files.ticks.stat().st_size // (8 * len(TICK))
-        except OSError:
-            return None
-        seconds = rows_of(self.files.ticks, TICK, skip=max(0, whole - 1))["seconds"]
+        seconds = rows_of(self.files.ticks, TICK, last=1)["seconds"]
         return float(seconds[-1]) if len(seconds) else None
-
-    def pace(self) -> dict[str, np.ndarray]:
-        """Return every column of `run_folder.PACE`, with one entry per tick inside a `track` loop so far."""
-        return rows_of(self.files.pace, PACE)
 
     def arrivals(self) -> dict[str, np.ndarray]:
         """Return the columns of `run_folder.ARRIVAL`: when it called its latest collectives, by number."""
-        size = 8 * len(ARRIVAL)
-        try:
-            whole = self.files.arrivals.stat().st_size // size
-        except OSError:
-            whole = 0
-        rows = rows_of(self.files.arrivals, ARRIVAL, skip=max(0, whole - MOST_ARRIVALS))
+        rows = rows_of(self.files.arrivals, ARRIVAL, last=MOST_ARRIVALS)
         anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # a new group
         return {name: column[anew:] for name, column in rows.items()}
 
@@ -127,15 +115,9 @@ class Trace:
 
     def latest(self) -> dict[str, float]:
         """Return the last value of each name among the latest points, without reading the rest."""
-        size = 8 * len(POINT)
-        try:
-            whole = self.files.points.stat().st_size // size
-        except OSError:
-            return {}
-        names = self.names()
-        points = rows_of(self.files.points, POINT, skip=max(0, whole - TAIL_BYTES // size))
-        last = dict(zip(points["name"], points["value"], strict=True))
-        return {name: last[i] for i, name in enumerate(names) if i in last}
+        points = rows_of(self.files.points, POINT, last=LATEST_POINTS)
+        values = dict(zip(points["name"], points["value"], strict=True))
+        return {name: values[i] for i, name in enumerate(self.names()) if i in values}
 
 
 # --- how files are read -----------------------------------------------------------------------------------
@@ -152,7 +134,7 @@ class ByRank(Sequence[Item]):
 
     def __getitem__(self, rank: Any) -> Any:
         if isinstance(rank, slice):
-            return [self._read(each) for each in range(self._count)[rank]]
+            return list(map(self._read, range(self._count)[rank]))
         if not -self._count <= rank < self._count:
             raise IndexError(f"rank {rank} of a run with {self._count} ranks")
         return self._read(rank % self._count)
@@ -164,10 +146,12 @@ class ByRank(Sequence[Item]):
         return repr(list(self))
 
 
-def rows_of(path: Path, columns: list[str], skip: int = 0) -> dict[str, np.ndarray]:
-    """Read the columns of a file of float64 rows, without a truncated last row."""
+def rows_of(path: Path, columns: list[str], last: int | None = None) -> dict[str, np.ndarray]:
+    """Read the columns of a file of float64 rows (the ``last`` ones), without a truncated last row."""
+    size = 8 * len(columns)
     try:
-        flat = np.fromfile(path, "<f8", offset=8 * len(columns) * skip)
+        skip = 0 if last is None else max(0, path.stat().st_size // size - last)
+        flat = np.fromfile(path, "<f8", offset=size * skip)
     except OSError:
         flat = np.empty(0)
     whole = flat[: flat.size // len(columns) * len(columns)].reshape(-1, len(columns))

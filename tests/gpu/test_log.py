@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from course_lib import Run, log, place
-from course_lib.rank import recorder
+from course_lib.rank.series import Series
 from course_lib.run_folder import RankFiles
+from course_lib.run_record import RunRecord
 from tests.gpu.gpus import gpu_launch, on_a_gpu
 
 pytestmark = on_a_gpu
@@ -54,15 +55,14 @@ def test_log_does_not_wait_for_the_gpu() -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[recorder.Recorder]:
-    """A recorder for this process, whose thread does not run."""
-    made = recorder.Recorder(RankFiles(tmp_path, 0))
+def own(tmp_path: Path) -> Iterator[Series]:
+    """The series of a rank, in this process, where no thread writes."""
+    made = Series(RankFiles(tmp_path, 0), launched=0.0)
     yield made
-    for file in (made._files or {}).values():
-        file.close()
+    made.close()
 
 
-def test_nothing_in_it_synchronises(own: recorder.Recorder, tmp_path: Path) -> None:
+def test_nothing_in_it_synchronises(own: Series, tmp_path: Path) -> None:
     """torch's own check. It holds for the whole process, so here no thread reads: only log()'s part runs."""
     loss = torch.zeros((), device="cuda")
     torch.cuda.set_sync_debug_mode("error")
@@ -71,13 +71,13 @@ def test_nothing_in_it_synchronises(own: recorder.Recorder, tmp_path: Path) -> N
             loss.item()  # the check sees what it should
         for step in range(10):
             loss.fill_(step)
-            own.point("loss", loss)
-            own.point("vector", loss.reshape(1))
+            own.point("loss", loss, 0)
+            own.point("vector", loss.reshape(1), 0)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     own.flush()
 
-    metrics = Run(tmp_path, {"name": "mine", "world_size": 1, "state": "done"}).metrics[0]
+    metrics = Run(RunRecord(tmp_path, {"name": "mine", "world_size": 1, "state": "done"})).metrics[0]
     np.testing.assert_array_equal(metrics["loss"], range(10))
     np.testing.assert_array_equal(metrics["vector"], range(10))
 
@@ -97,13 +97,13 @@ def test_every_kind_of_number_from_any_stream(dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(run.metrics[0]["value"], expected)
 
 
-def test_what_the_wait_costs_the_reading_thread(own: recorder.Recorder) -> None:
+def test_what_the_wait_costs_the_reading_thread(own: Series) -> None:
     """Printed, not judged: how much of a CPU core the recorder's thread takes while it waits for the GPU."""
     loss = torch.zeros((), device="cuda")
     torch.cuda._sleep(1)
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
-    own.point("loss", loss)
+    own.point("loss", loss, 0)
     began, cpu = time.perf_counter(), time.thread_time()
     own.flush()
     wall, cpu = time.perf_counter() - began, time.thread_time() - cpu

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run
+from course_lib.private_names import flight_recorder
 from course_lib.rank import standstill
 from course_lib.rank.standstill import Lookout
 from course_lib.run_folder import ASKED, RankFiles
@@ -30,7 +31,7 @@ def record(path: Path) -> dict[str, Any]:
 @pytest.fixture
 def no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests may have called some in this very process."""
-    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: b"")
+    monkeypatch.setattr(standstill, "flight_recorder", lambda *_, **__: b"")
 
 
 @pytest.mark.usefixtures("no_collectives")
@@ -100,7 +101,7 @@ def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.
     assert record(standing._path) == NOTHING | {"asked": False}, "its loop goes on"
 
     wait_for(lambda: stands(standing))
-    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: b"{}")
+    monkeypatch.setattr(standstill, "flight_recorder", lambda *_, **__: b"{}")
     assert not stands(standing)
     assert not standing._path.exists(), "it calls collectives: nothing needs to be known"
 
@@ -109,7 +110,7 @@ def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.
 def test_without_a_flight_recorder_there_is_the_place(
     word: bytes, standing: Lookout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standstill, "_flight_recorder", lambda **_: word)
+    monkeypatch.setattr(standstill, "flight_recorder", lambda *_, **__: word)
     wait_for(lambda: stands(standing))
     assert record(standing._path) | NOTHING == record(standing._path)
 
@@ -129,7 +130,7 @@ def records(monkeypatch: pytest.MonkeyPatch, **entries: list[dict[str, Any]]) ->
     def word(of_nccl: bool = False, **_: Any) -> bytes:
         return json.dumps({"entries": entries["nccl" if of_nccl else "gloo"]}).encode()
 
-    monkeypatch.setattr(standstill, "_flight_recorder", word)
+    monkeypatch.setattr(standstill, "flight_recorder", word)
 
 
 def test_nccl_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +152,10 @@ def test_nccls_recorder_is_asked_where_cuda_is_in_use(monkeypatch: pytest.Monkey
     if not hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json"):
         pytest.skip("this torch is built without NCCL")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert json.loads(standstill._flight_recorder(of_nccl=True, includeCollectives=False))
+    assert json.loads(flight_recorder(of_nccl=True, includeCollectives=False))
     assert list(standstill.collectives(of_nccl=True)) == []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert standstill._flight_recorder(of_nccl=True) == b""
+    assert flight_recorder(of_nccl=True) == b""
 
 
 def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,11 +163,11 @@ def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("not this one")
 
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", refuses)
-    assert standstill._flight_recorder() == b""
+    assert flight_recorder() == b""
     monkeypatch.delattr("torch._C._distributed_c10d._dump_fr_trace_json")
-    assert standstill._flight_recorder() == b""
+    assert flight_recorder() == b""
     monkeypatch.delitem(sys.modules, "torch.distributed")
-    assert standstill._flight_recorder() == b""
+    assert flight_recorder() == b""
 
 
 def test_a_folder_that_is_gone_ends_nothing(standing: Lookout) -> None:

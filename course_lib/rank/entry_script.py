@@ -1,8 +1,8 @@
-"""``python -m course_lib.rank.wrapped script.py …``: the wrapper around what `python` and `torchrun` start.
+"""Entry point of what `python` and `torchrun` start: ``python -m course_lib.rank.entry_script script.py …``.
 
-It wraps the ``script.py`` of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), and
-each rank that the agent starts. Each of these ends with the process that started it, as a rank of `launch`
-does, and records how it failed.
+It runs the ``script.py`` of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), and
+each rank that the agent starts. Each of these records how it failed and, but for a job's agent, ends with the
+process that started it, as a rank of `launch` does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import traceback
 from pathlib import Path
 
 from ..frames import is_learners, with_source
+from ..kill import end_with
+from ..private_names import choose_ports_by
 from ..run_folder import AT_WORK, PROGRAM, RankFiles
 from .failure import end_now, report_exception, write_failure
-from .launched import end_with
-from .recorder import answer_stack_requests, attach
+from .recorder import answer_stack_requests, attach, note
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-HELD: list[socket.socket] = []  # in torchrun's agent, see `_held_port`
+RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
 
 
 def run_program(script: str, arguments: list[str]) -> None:
@@ -48,7 +49,6 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import api as rendezvous
 
     folder = Path(os.environ["COURSE_RUN"])
     if of_a_job:  # Slurm ends it; the kernel may be gone by then
@@ -58,7 +58,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
         end_with(int(os.environ["COURSE_KERNEL"]))
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
-        rendezvous.get_free_port = _held_port
+        choose_ports_by(_reserved_port)
     try:
         run.main(arguments)
     except ChildFailedError as error:
@@ -69,18 +69,15 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
         sys.exit(1)
     except SystemExit:
         raise
-    except SignalException as error:
-        if of_a_job:  # Slurm ends all torchruns of a job when one has failed: that one reports
-            print(error, file=sys.stderr)
+    except BaseException as error:
+        if of_a_job and isinstance(error, SignalException):
+            print(error, file=sys.stderr)  # Slurm ends all torchruns when one fails: that one reports
         else:
             report_exception(folder, PROGRAM, error)
         sys.exit(1)
-    except BaseException as error:
-        report_exception(folder, PROGRAM, error)
-        sys.exit(1)
 
 
-def _held_port() -> int:
+def _reserved_port() -> int:
     """Return a free port that the system assigns to no other program until this process ends.
 
     torchrun picks the port for rank 0's store, and rank 0 opens it seconds later: meanwhile the system could
@@ -90,7 +87,7 @@ def _held_port() -> int:
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("", 0))
-    HELD.append(holder)
+    RESERVATIONS.append(holder)
     return holder.getsockname()[1]
 
 
@@ -102,21 +99,21 @@ def run_rank(script: str, arguments: list[str]) -> None:
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(attempt - 1))
     answer_stack_requests(files.stack)
-    recorder = attach(rank)
+    attach(rank)
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
-    recorder.note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)
+    note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)
     try:
         _run(script, arguments)
-        recorder.note(returned=True)
+        note(returned=True)
     except SystemExit as error:
         if error.code in (None, 0):
-            recorder.note(returned=True)
+            note(returned=True)
             raise
         report_exception(folder, rank, error)
         _end(error.code if isinstance(error.code, int) else 1)
     except BaseException as error:
         report_exception(folder, rank, error)
-        trace = error.__traceback__  # from the script on, as without this wrapper
+        trace = error.__traceback__  # from the script on, as without this module
         while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         with contextlib.suppress(OSError):  # a full disk

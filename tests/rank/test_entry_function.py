@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib.rank import launched
+from course_lib.rank import entry_function
 from tests.support.cells import quiet_launch
 
 
 def test_a_variable_that_the_kernel_has_no_more_is_gone_in_the_rank() -> None:
     with mock.patch.dict(os.environ, {"GONE": "1", "OLD": "1"}):
         kept = {name: value for name, value in os.environ.items() if name != "GONE"}
-        launched._take_environment(kept | {"OLD": "2"})
+        entry_function._take_environment(kept | {"OLD": "2"})
         assert dict(os.environ) == kept | {"OLD": "2"}
 
 
@@ -50,15 +50,14 @@ def test_who_met_not_all_the_others_gives_them_time(last: Callable, stays: bool)
         import os
         from pathlib import Path
 
-        from course_lib.rank import launched
+        from course_lib.rank import entry_function
 
-        launched.JOIN_SECONDS = 0.5
+        entry_function.JOIN_SECONDS = 0.5
         dist.init_process_group("gloo")
         last(torch.ones(1), 0) if last in (dist.broadcast, dist.reduce) else last(torch.ones(1))
         os.environ["WORLD_SIZE"] = "2"
-        job = launched.Job(Path("/nowhere"), 0, b"", {}, 1)
         began = time.monotonic()
-        launched._let_the_others_join(job)
+        entry_function._let_the_others_join(Path("/nowhere"))
         return time.monotonic() - began
 
     (seconds,) = quiet_launch(leaves, nprocs=1).results
@@ -73,7 +72,7 @@ import threading
 
 import torch
 
-from course_lib.rank.launched import own_autograd
+from course_lib.rank.entry_function import own_autograd
 
 torch.set_num_threads(1)
 torch.zeros(1, requires_grad=True).exp().backward()  # so that there is an engine to be replaced

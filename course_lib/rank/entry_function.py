@@ -1,4 +1,4 @@
-"""Start and end a rank of a `launch`, around the learner's own function.
+"""Entry point of a rank of `launch`: set up, run the learner's function, save the outcome.
 
 A rank does not outlive the kernel that started it. It records its failure before it ends: what the other
 ranks then report, a closed connection, comes later and is recognised as a consequence.
@@ -6,35 +6,32 @@ ranks then report, a closed connection, comes later and is recognised as a conse
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import linecache
 import multiprocessing
 import os
-import select
 import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from .. import by_value
-from ..run_folder import AT_WORK, ENDING, EVERYONE, RankFiles, beside, discard
+from ..files import whole_file
+from ..kill import end_with, end_with_parent
+from ..private_names import WITHOUT_ZIP, leave_fork_server
+from ..run_folder import AT_WORK, ENDING, EVERYONE, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import end_now, report_exception
-from .recorder import answer_stack_requests, attach, send_output_to
+from .recorder import answer_stack_requests, attach, note, send_output_to
 from .standstill import ONE_WAY, flight
+from .trial import never_synchronize
 
-PR_SET_PDEATHSIG = 1
 JOIN_SECONDS = 2.0  # how long the other ranks may take to connect
 
 
 @dataclass
-class Job:
+class Assignment:
     """What a rank needs to know: the same for all ranks, sent once to each."""
 
     folder: Path  # the run's folder
@@ -45,39 +42,35 @@ class Job:
     cells: dict[str, Any] = field(default_factory=dict)  # linecache's entries for the notebook's cells
 
 
-def main(rank: int, job: Job) -> None:
-    """Run the job as one rank of a launch, in a fresh process."""
+def main(rank: int, assignment: Assignment) -> None:
+    """Be one rank of a launch, in a fresh process."""
     if hasattr(os, "setsid"):
         os.setsid()  # interrupts of the kernel do not reach us, and our DataLoader workers end with us
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
-    _take_environment(job.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-    if not _part_from_forkserver():
-        end_with(job.kernel_pid)
+    _take_environment(assignment.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    # the fork server ends with the kernel
+    if not (leave_fork_server() and end_with_parent()):
+        end_with(assignment.kernel_pid)
     # take the platform's start method, as a plain program does, instead of the fork server's
     multiprocessing.set_start_method(None, force=True)
-    files = RankFiles(job.folder, rank)
+    files = RankFiles(assignment.folder, rank)
     send_output_to(files.log)
     failed = True
     try:
         answer_stack_requests(files.stack)
         attach(rank)
-        result = _run(job)
-        _note(ENDING)
+        result = _run(assignment)
+        note(phase=ENDING)
         _save_result(result, files.result)
         failed = False
-        _let_the_others_join(job)
+        _let_the_others_join(assignment.folder)
     except BaseException as error:
-        _note(ENDING)
-        report_exception(job.folder, rank, error)
+        note(phase=ENDING)
+        report_exception(assignment.folder, rank, error)
     if recorder := attach():
         recorder.close()
     if failed:
         end_now(1)
-
-
-def _note(phase: str) -> None:
-    if recorder := attach():
-        recorder.note(phase=phase)
 
 
 def _take_environment(environment: dict[str, str]) -> None:
@@ -89,19 +82,21 @@ def _take_environment(environment: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-def _run(job: Job) -> Any:
+def _run(assignment: Assignment) -> Any:
     import torch
 
-    linecache.cache.update(job.cells)
-    torch.set_num_threads(job.threads)
+    linecache.cache.update(assignment.cells)
+    torch.set_num_threads(assignment.threads)
     own_autograd()
     # All forks, also those of the next launch, start with the same RNG state. Draw a seed for each, as in a
     # fresh process and as Python's own `random` does after a fork.
     torch.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    function, args, kwargs = by_value.loads(job.call)
-    _note(AT_WORK)
+    if assignment.environment.get(TRIAL) == NO_GRADIENT_SYNC:
+        never_synchronize(was_made=lambda: note(ddp=True))
+    function, args, kwargs = by_value.loads(assignment.call)
+    note(phase=AT_WORK)
     try:
         return function(*args, **kwargs)
     except SystemExit as error:
@@ -121,55 +116,7 @@ def own_autograd() -> None:
     torch.zeros(1, requires_grad=True).exp()  # exp saves its result for the backward pass
 
 
-def end_with(kernel_pid: int) -> None:
-    """Kill this process and its children as soon as the kernel has ended, however it ended."""
-
-    def watch() -> None:
-        _wait_for_end_of(kernel_pid)
-        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="course-end-with-kernel", daemon=True).start()
-
-
-def _wait_for_end_of(pid: int) -> None:
-    """Wait until a process has ended, even if its parent has not collected its exit code yet."""
-    try:
-        with open(os.pidfd_open(pid), "rb") as end:
-            select.select([end], [], [])
-        return
-    except (AttributeError, OSError):  # not Linux, or already gone
-        pass
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.2)
-
-
-def _part_from_forkserver() -> bool:
-    """Make this rank die with the fork server, and close its copy of the pipe that keeps the server running.
-
-    The server ends with the kernel, so this does what `end_with` does, in less time and even if the rank is
-    busy in C code. Return False if there is no fork server, or on a system other than Linux.
-    """
-    server = getattr(multiprocessing, "forkserver", None)
-    server = getattr(server, "_forkserver", None)
-    fd = getattr(server, "_forkserver_alive_fd", None)
-    if fd is None:
-        return False
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-    os.close(fd)
-    # if a DataLoader of this rank needs a fork server, it starts its own
-    server._forkserver_alive_fd = server._forkserver_address = None
-    return sys.platform == "linux"
-
-
-def _let_the_others_join(job: Job) -> None:
+def _let_the_others_join(folder: Path) -> None:
     """Stay connected for a moment if this rank has joined the group but may not have met all other ranks.
 
     Its own connections are made by then, but gloo's other ranks may still connect: they fail if it leaves.
@@ -183,23 +130,23 @@ def _let_the_others_join(job: Job) -> None:
     waiting = list(range(int(os.environ["WORLD_SIZE"])))
     while waiting and time.monotonic() < until:
         time.sleep(0.005)
-        there = [RankFiles(job.folder, rank) for rank in waiting]
-        waiting = [each.rank for each in there if not (each.result.exists() or each.failure.exists())]
+        waiting = [rank for rank in waiting if not _has_ended(RankFiles(folder, rank))]
+
+
+def _has_ended(files: RankFiles) -> bool:
+    return files.result.exists() or files.failure.exists()
 
 
 def _save_result(result: Any, path: Path) -> None:
     import torch
 
-    part = beside(path)
     try:
-        # without the zip archive, which would take a tenth of a warm launch's own time
-        torch.save(result, part, pickle_module=by_value, _use_new_zipfile_serialization=False)
+        with whole_file(path) as file:
+            torch.save(result, file, pickle_module=by_value, **WITHOUT_ZIP)
     except Exception as error:
-        discard(part)
         if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's lacks an errno
             raise OSError(f"what the function returned cannot be kept: {error}") from None
         raise TypeError(
             f"the function returned a {type(result).__name__} that cannot be sent back ({error}); "
             f"return numbers, strings, tensors, arrays, or lists and dicts of them"
         ) from None
-    part.replace(path)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run, track
-from course_lib.run.meetings import meetings
-from course_lib.run.straggler import straggler
+from course_lib.report.collective_arrivals import collective_arrivals
+from course_lib.report.straggler import straggler
 from course_lib.run_folder import ARRIVAL, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.runs import made_run
@@ -46,7 +46,7 @@ def arrived(run: Run, *by_rank: np.ndarray, first: int = 1, meets: bool = True) 
     """Let rank r come to collective first + i at second by_rank[r][i]."""
     for rank, seconds in enumerate(by_rank):
         same = np.ones(len(seconds))
-        rows = np.column_stack([first + np.arange(len(seconds)), seconds, 4 * same, meets * same])
+        rows = np.column_stack([first + np.arange(len(seconds)), seconds, meets * same])
         assert rows.shape[1] == len(ARRIVAL)
         with RankFiles(run.folder, rank).arrivals.open("ab") as file:
             file.write(rows.astype("<f8").tobytes())
@@ -84,16 +84,16 @@ def test_only_the_collectives_that_all_were_seen_at_count() -> None:
     """In a run of many, each rank sees some of them; a group that was made anew counts from 1."""
     run = arrived(made_run(2), EVERY[:30], EVERY[10:] + 0.03)  # rank 1 was first seen at another number
     arrived(run, EVERY + 5, EVERY[5:] + 5.03 - 0.5, first=1)
-    met = meetings(run)
-    assert met.numbers.tolist() == list(range(1, 46))
-    np.testing.assert_allclose(met.seconds[:, 1] - met.seconds[:, 0], 0.03, atol=1e-9)
+    arrivals = collective_arrivals(run)
+    assert arrivals.numbers.tolist() == list(range(1, 46))
+    np.testing.assert_allclose(arrivals.seconds[:, 1] - arrivals.seconds[:, 0], 0.03, atol=1e-9)
 
 
 def test_arrivals_cut_short() -> None:
     run = arrived(made_run(2), EVERY, EVERY + 0.03)
     path = RankFiles(run.folder, 1).arrivals
     path.write_bytes(path.read_bytes()[:-5])
-    assert len(meetings(run).numbers) == len(EVERY) - 1
+    assert len(collective_arrivals(run).numbers) == len(EVERY) - 1
     path.unlink()
-    assert len(meetings(run).numbers) == 0
+    assert len(collective_arrivals(run).numbers) == 0
     assert straggler(run) is None

@@ -1,23 +1,19 @@
 """Find the rank that is late again and again.
 
 All ranks leave a collective such as `backward`'s all_reduce together, so a step takes equally long on all of
-them, and its time shows nothing. But they do not enter it together (`run.meetings`). By chance each rank
-would be last equally often. A straggler makes the others wait in most steps, for longer than they make it
-wait, by more than chance explains, and in nearly every part of the run.
+them, and its time shows nothing. But they do not enter it together (`collective_arrivals`). By chance each
+rank would be last equally often. A straggler makes the others wait in most steps, for longer than they make
+it wait, by more than chance explains, and in nearly every part of the run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .meetings import Meetings, meetings
-from .spent import parts_of
-
-if TYPE_CHECKING:
-    from .run import Run
+from ..run.run import Run
+from .collective_arrivals import CollectiveArrivals, collective_arrivals
 
 FEWEST = 20  # collectives that all ranks were seen to call
 SHORTEST = 1.0  # seconds from the first to the last of these
@@ -58,27 +54,27 @@ def straggler(run: Run) -> Straggler | None:
     Straggler or None
         None also if too little is known: one rank, few collectives, a very short run.
     """
-    met = meetings(run)
-    if run.world_size < 2 or len(met.numbers) < FEWEST or np.ptp(met.begun) < SHORTEST:
+    arrivals = collective_arrivals(run)
+    if run.world_size < 2 or len(arrivals.numbers) < FEWEST or np.ptp(arrivals.begun) < SHORTEST:
         return None
-    step = step_seconds(run) or float(np.ptp(met.begun) / np.ptp(met.numbers))
-    rank, late = _latest(met, step)
+    step = step_seconds(run) or float(np.ptp(arrivals.begun) / np.ptp(arrivals.numbers))
+    rank, late = _latest(arrivals, step)
     if late < max(LATE_SECONDS, LATE_SHARE * step):
         return None
     late = min(late, step * _others_wait(run, rank))
     return Straggler(rank, late, step) if late >= max(LATE_SECONDS, LATE_SHARE * step) else None
 
 
-def _latest(met: Meetings, step: float) -> tuple[int, float]:
+def _latest(arrivals: CollectiveArrivals, step: float) -> tuple[int, float]:
     """Return the rank that cost the others most, and how many seconds per step: 0 if not again and again."""
-    collectives, ranks = met.seconds.shape
-    others = met.waited.copy()
-    others[np.arange(collectives), met.last] = np.inf
+    collectives, ranks = arrivals.seconds.shape
+    others = arrivals.waited.copy()
+    others[np.arange(collectives), arrivals.last] = np.inf
     cost = others.min(axis=1)  # all others waited at least this long for the last one
     cost[0] = 0.0  # what came before it is not known
-    rank = int(np.bincount(met.last, weights=cost, minlength=ranks).argmax())
-    net = np.where(met.last == rank, cost, -cost)
-    a_step = (collectives - 1) * step / float(np.ptp(met.begun))  # collectives in a step
+    rank = int(np.bincount(arrivals.last, weights=cost, minlength=ranks).argmax())
+    net = np.where(arrivals.last == rank, cost, -cost)
+    a_step = (collectives - 1) * step / float(np.ptp(arrivals.begun))  # collectives in a step
     by_step = _by_part(net, a_step)
     if net.sum() < BY_CHANCE * np.sqrt((by_step**2).sum()):
         return rank, 0.0
@@ -93,18 +89,17 @@ def _by_part(values: np.ndarray, length: float) -> np.ndarray:
 
 
 def _others_wait(run: Run, rank: int) -> float:
-    """Return the least share of its time that another rank waits in collectives; 1 if that is not known.
+    """Return the least share of its time that another rank's main thread does not work; 1 if not known.
 
     It limits what a late rank can cost: if collectives run in parallel with the computation, perhaps nobody
     waits for it. It is not known for a rank with a GPU, which waits for the GPU in ways of its own.
     """
     shares = [1.0]
     for other in set(range(run.world_size)) - {rank}:
-        parts = parts_of(run, other)
+        ticks = {name: column[run.ticks(other)["passes"] > 0] for name, column in run.ticks(other).items()}
         on_gpu = str(run.facts(other).get("device", "")).startswith("cuda")
-        if parts is not None and not on_gpu and not np.isnan(parts.waiting):
-            inside = 1.0 if parts.in_collectives is None else parts.in_collectives
-            shares.append(inside * parts.share("waiting") + parts.share("no_core"))
+        if len(ticks["seconds"]) > 1 and not on_gpu and not np.isnan(ticks["cpu_seconds"]).any():
+            shares.append(max(0.0, 1 - float(np.ptp(ticks["cpu_seconds"]) / np.ptp(ticks["seconds"]))))
     return min(shares)
 
 

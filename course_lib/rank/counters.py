@@ -1,0 +1,97 @@
+"""Count the steps, samples and seconds of a rank's `track` loops."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import UserDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MAPPINGS = (dict, UserDict)  # the latter is what transformers' collators make
+CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` takes longer than isinstance
+
+
+class Counters:
+    """Counters of the loops' progress: the thread of the loop advances them, the recorder's reads them.
+
+    Parameters
+    ----------
+    tick
+        The last tick of an earlier attempt of this rank, if torchrun has restarted it, to go on from there.
+    """
+
+    def __init__(self, tick: dict[str, float] | None = None) -> None:
+        last = tick or {}
+        self.samples, self.steps = int(last.get("samples", 0)), int(last.get("steps", 0))
+        self._passes = int(last.get("passes", 0))
+        self._loader_seconds = last.get("loader_seconds", 0.0)
+        self._tracked = last.get("tracked_seconds", 0.0)  # in passes that are over
+        self._stepped = last.get("stepped_seconds", 0.0)  # of this, until the last step ended
+        self._step_ended = 0.0  # by time.perf_counter()
+        self._pass_began: float | None = None
+        self._pass_step = self.steps  # the step at which the current pass began
+        self._pass_total = math.nan
+
+    def counted(self, batches: Iterable[Any], total: int | None = None) -> Iterator[Any]:
+        """Yield the batches; count steps, samples and the time that the loop waits for its loader."""
+        clock = time.perf_counter
+        if total is None:
+            with contextlib.suppress(TypeError):  # an iterator without a length
+                total = len(batches)  # type: ignore[arg-type]
+        around = self._begin_pass(total)
+        try:
+            began = clock()
+            for batch in batches:
+                self._loader_seconds += clock() - began
+                yield batch
+                self.samples += 1 if type(batch) is int else _samples(batch)  # a range: saves the call
+                self.steps += 1
+                self._step_ended = began = clock()
+        finally:
+            self._end_pass(around)
+
+    def _begin_pass(self, total: int | None) -> tuple[int, float] | None:
+        """Begin a pass; return what `_end_pass` needs to resume the pass around it, if there is one."""
+        around = None if self._pass_began is None else (self.steps - self._pass_step, self._pass_total)
+        self._passes += 1
+        self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
+        if around is None:
+            self._pass_began = time.perf_counter()
+        return around
+
+    def _end_pass(self, around: tuple[int, float] | None) -> None:
+        if around is not None:
+            steps, total = around
+            self._pass_step, self._pass_total = self.steps - steps, total
+        elif self._pass_began is not None:
+            self._stepped = self._until_the_last_step()
+            self._tracked, self._pass_began = self._tracked + time.perf_counter() - self._pass_began, None
+
+    def _until_the_last_step(self) -> float:
+        began = self._pass_began
+        if began is None or self._step_ended < began:
+            return self._stepped
+        return self._tracked + self._step_ended - began
+
+    def read(self) -> dict[str, float]:
+        """Return the fields of `run_folder.TICK` that are counted here."""
+        began = self._pass_began
+        return {
+            "samples": self.samples,
+            "steps": self.steps,
+            "tracked_seconds": self._tracked + (0.0 if began is None else time.perf_counter() - began),
+            "stepped_seconds": self._until_the_last_step(),
+            "loader_seconds": self._loader_seconds,
+            "passes": self._passes,
+            "pass_steps": self.steps - self._pass_step,
+            "pass_total": self._pass_total,
+        }
+
+
+def _samples(batch: Any) -> int:
+    while isinstance(batch, CONTAINERS) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, MAPPINGS) else batch[0]
+    shape = getattr(batch, "shape", None)
+    return int(shape[0]) if shape else 1

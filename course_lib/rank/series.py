@@ -1,0 +1,137 @@
+"""Write a rank's series of numbers to the run's folder: ticks, logged values, arrivals at collectives.
+
+A full disk ends the writing, never the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from ..run_folder import TICK, RankFiles
+
+MOST_PENDING = 50_000  # logged values that wait to be written
+
+
+class Series:
+    """The files of a rank's series; `RankFiles` tells their contents.
+
+    Attributes
+    ----------
+    last_tick : dict of str to float, or None
+        What an earlier attempt of this rank, which torchrun has restarted, wrote last.
+    """
+
+    def __init__(self, files: RankFiles, launched: float) -> None:
+        self._rank, self._launched = files.rank, launched
+        self.last_tick = _last_tick(files)
+        self._names: dict[str, int] = {}
+        with contextlib.suppress(OSError):
+            names = files.names.read_text(errors="replace").split("\n")[:-1]
+            self._names = {name: i for i, name in enumerate(names)}
+        self._pending: deque[tuple[int, float, int, Any]] = deque()
+        self._writing = threading.RLock()  # held while writing, never while waiting for the GPU
+        self._reading = threading.RLock()  # one thread at a time reads the values, in order
+        paths = {"tick": files.ticks, "point": files.points, "name": files.names, "arrival": files.arrivals}
+        self._files: dict[str, Any] | None = {
+            kind: open(path, "ab", buffering=0) for kind, path in paths.items()
+        }
+
+    def tick(self, values: dict[str, float]) -> None:
+        """Append a row of `run_folder.TICK`."""
+        self._write("tick", array("d", [values[name] for name in TICK]).tobytes())
+
+    def arrivals(self, values: Iterable[float]) -> None:
+        """Append rows of `run_folder.ARRIVAL`, one after the other."""
+        self._write("arrival", array("d", values).tobytes())
+
+    def point(self, name: str, value: Any, samples: int) -> None:
+        """Append a logged value; one on a GPU is read in `flush`.
+
+        Raises
+        ------
+        ValueError
+            It is not one number, or the run's own figures have this name.
+        """
+        numel = getattr(value, "numel", None)
+        if numel is not None and numel() != 1:
+            raise ValueError(
+                f"log({name}=…) takes one number, and got a tensor of shape {tuple(value.shape)}; "
+                f"log its mean, or one entry of it"
+            )
+        if getattr(value, "is_cuda", False):
+            import torch
+
+            event = torch.cuda.Event()
+            value = (value.detach().clone(), event)  # a later step may overwrite the original
+            event.record()
+        else:
+            try:
+                if isinstance(value, (str, bytes)):
+                    raise TypeError
+                value = float(value if numel is None else value.item())
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
+        if name not in self._names:
+            self._new_name(name)
+        self._pending.append((self._names[name], time.time() - self._launched, samples, value))
+        if len(self._pending) >= MOST_PENDING:  # logged faster than the thread writes: stay bounded
+            self.flush()
+
+    def _new_name(self, name: str) -> None:
+        if name in TICK:
+            raise ValueError(f"log({name}=…): the run's own figures have this name; choose another")
+        with self._writing:
+            if name not in self._names:
+                line = name.replace("\n", " ").replace("\r", " ")
+                self._write("name", line.encode(errors="replace") + b"\n")
+                self._names[name] = len(self._names)
+
+    def flush(self) -> None:
+        """Write the pending logged values; wait until the GPU has computed those on it."""
+        with self._reading:
+            rows = array("d")
+            for _ in range(len(self._pending)):  # one at a time: the training loop appends meanwhile
+                name, seconds, samples, value = self._pending.popleft()
+                if isinstance(value, tuple):
+                    tensor, event = value
+                    event.synchronize()  # in the training loop only once `MOST_PENDING` values wait
+                    value = tensor.item()
+                rows.extend((name, seconds, samples, value))
+            if rows:
+                self._write("point", rows.tobytes())
+
+    def close(self) -> None:
+        for file in (self._files or {}).values():
+            file.close()
+        self._files = None
+
+    def _write(self, kind: str, data: bytes) -> None:
+        with self._writing:
+            try:
+                if self._files is not None:
+                    self._files[kind].write(data)
+            except OSError as error:
+                self._files = None
+                with contextlib.suppress(OSError):  # the output may be on the same disk
+                    print(f"course_lib: the figures of rank {self._rank} end here: {error}", file=sys.stderr)
+
+
+def _last_tick(files: RankFiles) -> dict[str, float] | None:
+    """Return the last whole tick in the file, and cut off what follows it."""
+    size = 8 * len(TICK)
+    with contextlib.suppress(OSError):
+        whole = files.ticks.stat().st_size // size
+        if whole:
+            os.truncate(files.ticks, whole * size)
+            with open(files.ticks, "rb") as ticks:
+                ticks.seek((whole - 1) * size)
+                return dict(zip(TICK, array("d", ticks.read(size)), strict=True))
+    return None

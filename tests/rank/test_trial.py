@@ -1,0 +1,134 @@
+"""What `why` changes in a rank: batches come again without their loader, and DDP does not synchronize."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from course_lib import track
+from course_lib.launcher.launch import Launch, start
+from course_lib.rank import recorder as recorder_module
+from course_lib.rank.recorder import Recorder
+from course_lib.rank.trial import MOST_KEPT, SYNCHRONIZED, RepeatedBatches, batches_of, never_synchronize
+from course_lib.run_folder import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL, RankFiles
+
+
+class Read(list[int]):
+    """A data set that notes what was read."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count))
+        self.seen: list[int] = []
+
+    def __getitem__(self, i: int) -> int:  # type: ignore[override]
+        self.seen.append(i)
+        return i
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RepeatedBatches, "_kept", {})
+
+
+def test_the_first_batches_come_again_and_nothing_else_is_read() -> None:
+    """The loader is a new one in each epoch, as in many programs."""
+    data = Read(24)
+    for _ in range(3):
+        batches = RepeatedBatches(DataLoader(data, batch_size=4), "here")
+        assert len(batches) == 6
+        assert [batch.tolist()[0] for batch in batches] == [0, 4, 8, 12, 0, 4]
+    assert data.seen == list(range(4 * MOST_KEPT))
+
+
+def test_other_loops_and_loaders_of_another_length_have_their_own() -> None:
+    assert list(RepeatedBatches([7, 8], "here")) == [7, 8], "fewer than are kept"
+    assert list(RepeatedBatches([5, 6], "there")) == [5, 6]
+    assert list(RepeatedBatches([1, 2, 3], "here")) == [1, 2, 3]
+    assert list(RepeatedBatches([], "here")) == []
+
+
+def test_without_a_length_it_goes_on() -> None:
+    def loader() -> Iterator[int]:
+        yield from range(6)
+
+    assert list(itertools.islice(RepeatedBatches(loader(), "here"), 10)) == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+
+
+def test_only_in_such_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loader = [1, 2]
+    assert batches_of(loader) is loader
+    monkeypatch.setenv(TRIAL, NO_GRADIENT_SYNC)
+    assert batches_of(loader) is loader
+    monkeypatch.setenv(TRIAL, REPEATED_BATCHES)
+    monkeypatch.setenv("COURSE_RUN", str(tmp_path))
+    recorder = Recorder(RankFiles(tmp_path, 0))
+    monkeypatch.setattr(recorder_module, "_recorder", recorder)
+    for first in (1, 3):
+        assert list(track([first, 2])) == [1, 2], "one loop"
+    assert list(track([3, 2])) == [3, 2], "another one"
+    recorder.series.close()
+
+
+def test_programs_that_take_a_batch_apart_get_a_whole_one_again() -> None:
+    loader = [{"x": [torch.zeros(2)], "y": 1} for _ in range(6)]
+    for batch in RepeatedBatches(loader, "here"):
+        batch.pop("y")
+        batch["x"].clear()
+
+
+def test_numbers_of_steps_are_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRIAL, REPEATED_BATCHES)
+    assert batches_of(range(9)) == range(9)
+
+
+def test_what_workers_have_ready_is_told(tmp_path: Path) -> None:
+    def work() -> None:
+        for _ in range(2):
+            for _ in track(DataLoader(list(range(40)), num_workers=2, multiprocessing_context="fork")):
+                pass
+
+    run = start(Launch(work, nprocs=1, environment={TRIAL: "as it is"}))
+    assert run.facts(0)["queued_batches"] == 4
+    assert "queued_batches" not in start(Launch(work, nprocs=1)).facts(0), "not outside of a trial"
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+def test_ddp_does_not_synchronize_whatever_the_program_sets(options: dict[str, bool]) -> None:
+    def gradients() -> list[float]:
+        dist.init_process_group("gloo")
+        ddp = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), **options)
+        found = []
+        for step in range(6):
+            if step == 3 and not options:
+                with ddp.no_sync():
+                    ddp(torch.ones(1)).backward()
+            ddp.zero_grad()
+            if step == 4:
+                ddp.require_backward_grad_sync = True
+            ddp(torch.full((1,), float(dist.get_rank()))).backward()
+            found.append(ddp.module.weight.grad.item())
+        return found
+
+    assert start(Launch(gradients, nprocs=2)).results == [[0.5] * 6] * 2
+    run = start(Launch(gradients, nprocs=2, environment={TRIAL: NO_GRADIENT_SYNC}))
+    assert run.results == [[0.5] * SYNCHRONIZED + [own] * (6 - SYNCHRONIZED) for own in (0.0, 1.0)]
+    assert all(run.facts(rank)["ddp"] for rank in range(2))
+
+
+def test_a_ddp_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that accumulates sets the switch in every step: that must not cost it anything."""
+    monkeypatch.delattr(DistributedDataParallel, "require_backward_grad_sync", raising=False)
+    told: list[int] = []
+    never_synchronize(was_made=lambda: told.append(1))
+    ddp = torch.nn.Module()
+    switch = DistributedDataParallel.require_backward_grad_sync
+    for value in (True, False, True):
+        switch.fset(ddp, value)  # type: ignore[attr-defined]
+    assert told == [1]

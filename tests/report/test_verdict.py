@@ -1,0 +1,184 @@
+"""What `why` makes of figures: an effect counts if it is larger than the spread, and the largest is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from course_lib import Run, why
+from course_lib.report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Trial, Verdict, verdict_on_trials
+from course_lib.run_folder import ARRIVAL, NO_GRADIENT_SYNC, REPEATED_BATCHES, TICK, RankFiles
+from tests.support.runs import made_run
+
+# --- trials -----------------------------------------------------------------------------------------------
+
+
+def tried(spread: float = 2.0, meetings: float = 0.0, outside: float = 0.0, **ways: Any) -> Verdict:
+    """Judge made-up trials of two ranks: by way the median rates; the three rounds differ by ``spread``.
+
+    A way that is left out is as fast as the training as it is, one with the rates None was not tried.
+    """
+    names = {"repeated": REPEATED_BATCHES, "no_sync": NO_GRADIENT_SYNC, "one": ONE_RANK}
+    grows = ways.pop("grows", 4.0)
+    medians = {AS_IT_IS: ways.pop("as_it_is", [100.0, 100.0])}
+    medians |= {name: ways.pop(short, medians[AS_IT_IS]) for short, name in names.items()}
+    medians[LARGER_BATCH] = ways.pop("larger", medians[REPEATED_BATCHES])
+    assert not ways
+    skipped = {way: "not known: it failed" for way, rates in medians.items() if rates is None}
+    trials = {
+        way: [
+            Trial(
+                [rate + shift for rate in (rates[:1] if way == ONE_RANK else rates)],
+                batch=8 * grows if way == LARGER_BATCH else 8,
+                meetings=meetings,
+                outside=outside,
+            )
+            for shift in (0.0, spread / 2, -spread / 2)
+        ]
+        for way, rates in medians.items()
+        if rates is not None
+    }
+    return verdict_on_trials(trials, skipped)
+
+
+CASES: list[tuple[dict[str, Any], str, dict[str, float]]] = [
+    ({}, "computing", {}),
+    ({"repeated": [200, 200]}, "loader", {"loader": 0.5}),
+    ({"no_sync": [200, 200], "one": [200]}, "communication", {"communication": 0.5}),
+    ({"no_sync": [200, 100], "one": [200]}, "straggler", {"straggler": 0.5}),
+    ({"no_sync": [100, 200]}, "straggler", {"straggler": 0.5}),
+    ({"one": [200]}, "sharing", {"sharing": 0.5}),
+    ({"larger": [400, 400]}, "little work", {"little work": 1.0}),  # a step takes no longer with more in it
+    ({"larger": [160, 160]}, "little work", {"little work": 0.5}),
+    # a larger batch gains no more than communication explains: that is not told twice
+    (
+        {"no_sync": [200, 200], "one": [200], "larger": [160, 160]},
+        "communication",
+        {"communication": 0.5},
+    ),
+    # ranks that wait for each other do not share what the one alone has
+    ({"as_it_is": [50, 50], "no_sync": [100, 100], "one": [100]}, "communication", {"communication": 0.5}),
+    # a loader's cost is no part of what a step costs
+    ({"repeated": [200, 200], "larger": [200, 200]}, "loader", {"loader": 0.5}),
+    ({"repeated": [200, 200], "larger": [320, 320]}, "loader", {"loader": 0.5, "little work": 0.25}),
+    # twice the batch, where four times were asked for
+    ({"larger": [200, 200], "grows": 2.0}, "little work", {"little work": 1.0}),
+    # several slow ranks hold up the others; slow ones are a few
+    ({"as_it_is": [100] * 4, "no_sync": [200, 100, 200, 101]}, "straggler", {"straggler": 0.5}),
+    ({"as_it_is": [100] * 4, "no_sync": [100, 100, 100, 200]}, "computing", {}),
+    # ranks that still wait for each other: nobody knows what for
+    ({"no_sync": [200, 100], "one": [200], "meetings": 1.0}, "computing", {}),
+    ({"one": [200], "meetings": 1.0}, "other ranks", {"other ranks": 0.5}),
+    ({"no_sync": None, "one": [200]}, "other ranks", {"other ranks": 0.5}),
+    ({"no_sync": None}, "unknown", {}),
+    ({"one": None}, "unknown", {}),
+    ({"larger": None}, "computing", {}),
+    # several at once: each has its own cost, and the largest is the cause
+    (
+        {"repeated": [125, 125], "no_sync": [200, 200], "one": [400]},
+        "communication",
+        {"communication": 0.5, "sharing": 0.25, "loader": 0.2},
+    ),
+    (
+        {"repeated": [250, 250], "no_sync": [250, 125], "one": [250]},
+        "loader",
+        {"loader": 0.6, "straggler": 0.4, "communication": 0.2},
+    ),
+    # what is slower, or hardly faster, is no cause
+    ({"repeated": [50, 50], "no_sync": [95, 95], "larger": [40, 40]}, "computing", {}),
+    ({"repeated": [109, 109]}, "computing", {}),
+    # what the spread may explain is none, and where it is large, nothing can be said
+    ({"repeated": [140, 140], "spread": 50}, "unknown", {}),
+    ({"repeated": [160, 160], "spread": 50}, "loader", {"loader": 0.375}),
+    ({"spread": 9}, "computing", {}),
+    ({"spread": 11}, "unknown", {}),
+]
+
+
+@pytest.mark.parametrize(("ways", "cause", "costs"), CASES)
+def test_the_cause_is_what_costs_most(ways: dict[str, Any], cause: str, costs: dict[str, float]) -> None:
+    verdict = tried(**ways)
+    assert verdict.cause == cause, verdict
+    assert verdict.costs == pytest.approx(costs, abs=0.02)
+    assert verdict.cause in repr(verdict)
+    assert f"<b>{cause}</b>" in verdict._repr_html_()
+
+
+def test_the_sentence_has_the_figures_and_what_else_costs() -> None:
+    verdict = tried(repeated=[125, 125], no_sync=[200, 200], one=[400])
+    assert verdict.sentence == (
+        "without gradient synchronization a rank does 200 samples/s instead of 100: 50% of the time goes into"
+        " it, or into waiting there for whichever rank is late. More work between two all_reduces helps: a"
+        " larger batch, or accumulation. Beside it: sharing (25%), loader (20%)."
+    )
+    late = tried(no_sync=[200, 100], one=[200]).sentence
+    assert late.endswith("rank 1 does 100 samples/s, and all others at least 200: they wait for it.")
+    late = tried(as_it_is=[100] * 4, no_sync=[200, 100, 200, 101]).sentence
+    assert late.endswith("ranks 1, 3 do 100 samples/s, and all others at least 200: they wait for them.")
+    assert "its rounds, which is up to 50%" in tried(spread=50).sentence
+    assert "30% of the time is outside" in tried(outside=0.3).sentence
+    assert "with 2 times the batch a rank does 200" in tried(larger=[200, 200], grows=2.0).sentence
+
+
+def test_the_table_shows_every_way() -> None:
+    rates = {AS_IT_IS: [[1000.0, 1010.0], [1020.0, 1000.0], [990.0, 1005.0]]}
+    rates[REPEATED_BATCHES] = [[2000.0, 2000.0]] * 3
+    rates[NO_GRADIENT_SYNC] = [[1000.0, 1001.0]] * 3
+    trials = {way: [Trial(by_rank) for by_rank in rounds] for way, rounds in rates.items()}
+    verdict = verdict_on_trials(trials, {ONE_RANK: "not known: ValueError: it needs a rank 1"})
+    assert [list(row.values()) for row in verdict.rows] == [
+        ["as it is", "1,000 · 1,005", "990 to 1,000", ""],
+        ["first batches repeated", "2,000 · 2,000", "2,000", "× 2.00"],
+        ["no gradient sync", "1,000 · 1,001", "1,000", "× 1.00, within the spread"],
+        ["one rank", "–", "–", "not known: ValueError: it needs a rank 1"],
+    ]
+    assert verdict.rates == rates
+    many = verdict_on_trials({AS_IT_IS: [Trial([float(rank) for rank in range(10, 18)])] * 3}, {})
+    assert many.rows[0]["samples/s of each rank"] == "10 to 17"
+
+
+# --- a run that is over -----------------------------------------------------------------------------------
+
+
+def ran(loader: list[float], seconds: float = 5.0, late: float = 0.0) -> Run:
+    """A run of steps of 0.1 s: by rank the share of its time that it waits for its loader; rank 1 is late."""
+    run = made_run(len(loader), seconds)
+    steps = np.arange(0, seconds, 0.1)
+    for rank, share in enumerate(loader):
+        files = RankFiles(run.folder, rank)
+        ticks = np.fromfile(files.ticks).reshape(-1, len(TICK))
+        ticks[:, TICK.index("loader_seconds")] = 3 + share * ticks[:, TICK.index("tracked_seconds")]
+        ticks.tofile(files.ticks)
+        arrivals = np.column_stack([np.arange(len(steps)), steps + late * (rank == 1), np.ones(len(steps))])
+        assert arrivals.shape[1] == len(ARRIVAL)
+        arrivals.tofile(files.arrivals)
+    return run
+
+
+def test_what_a_run_shows_of_its_loader_and_of_a_straggler() -> None:
+    """The first batch, for which workers start, is left out: here it took 3 s."""
+    waits = why(ran([0.5, 0.6]))
+    assert (waits.cause, waits.costs) == ("loader", pytest.approx({"loader": 0.5}))
+    assert waits.sentence.startswith("the ranks wait for their loaders for 50 to 60 % of their time: let")
+    assert waits.rows[1] == {"rank": "1", "waits for its loader": "60%"}
+    late = why(ran([0.0, 0.0], late=0.04))
+    assert (late.cause, late.costs) == ("straggler", pytest.approx({"straggler": 0.4}))
+    assert (
+        late.sentence == "rank 1 is late again and again: the others wait 40 ms for it in a step of 100 ms."
+    )
+    both = why(ran([0.3, 0.3], late=0.04))
+    assert (both.cause, set(both.costs)) == ("straggler", {"straggler", "loader"})
+    assert both.sentence.startswith("rank 1 is late")
+    assert "for 30 % of their time" in both.sentence
+    of_one = why(ran([0.0, 0.5], late=0.04))
+    assert of_one.cause == "straggler", "the loader of one rank holds it up, and it holds up the other"
+    none = why(ran([0.05, 0.04]))
+    assert (none.cause, none.costs) == ("unknown", {})
+    assert "and no rank is late again and again. why(function" in none.sentence
+
+
+def test_a_run_that_says_too_little() -> None:
+    assert "less than 1 s inside track(loader)" in why(ran([0.5, 0.5], seconds=0.9)).sentence
+    assert why(Run.create("silent", 0)).cause == "unknown"
