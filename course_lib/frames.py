@@ -1,8 +1,7 @@
-"""Tell the learner's own lines of code from all others, and format them for reports."""
+"""Tell the learner's own lines of code from all others, and read their source."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import linecache
 import os
@@ -12,10 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .notebook import shell
-
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
-LINE_LENGTH = 400
 OURS = str(Path(__file__).parent) + os.sep
 NOT_THE_LEARNERS = tuple(
     {
@@ -65,33 +61,3 @@ def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
         "function": function,
         "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(shown)],
     }
-
-
-def label(filename: str) -> str:
-    """Return a name to show: ``Cell In[7]`` for a cell of this kernel, a short path for a file."""
-    with contextlib.suppress(AttributeError, TypeError):  # no cell, or no IPython
-        return " ".join(shell().compile.format_code_name(filename))
-    with contextlib.suppress(ValueError):
-        return str(Path(filename).relative_to(Path.cwd()))
-    return Path(filename).name
-
-
-def line_of(frame: dict[str, Any]) -> str:
-    """Format a frame's place and source line in one line."""
-    source = dict(frame["source"]).get(frame["line"], "").strip()
-    return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")
-
-
-def show(frame: dict[str, Any]) -> str:
-    """Format a frame as source lines, with the failing one marked."""
-    lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
-    lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
-    for number, text in frame["source"]:
-        mark = "---->" if number == frame["line"] else "     "
-        lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
-def shortened(line: str) -> str:
-    """Cut a line that is longer than `LINE_LENGTH`."""
-    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"

@@ -1,4 +1,4 @@
-"""Describe a failure: which rank failed, where, and what the other ranks were doing then."""
+"""Read from a run's folder which ranks failed and how; the exceptions that say so."""
 
 from __future__ import annotations
 
@@ -8,69 +8,24 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..frames import shortened, show
 from ..run_folder import PROGRAM, RankFiles
-from .stacks import stack_of
+from .facts import ExitCodes, Failure, Failures, Report, Unrecorded
+from .stacks import position_of, python_stack
+from .words import MESSAGE_LINES, error_text
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
-MESSAGE_LINES = 12
-NO_ROOM = 1 << 16  # bytes of free space; the record of a failure may take as many
-# Errors that a rank meets when another one is gone: a consequence of that rank's failure, never the cause.
+RECORD_BYTES = 1 << 16  # of free space; the record of a failure may take as many
+# What torch and the system say in errors that a rank meets when another one is gone
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed)|recvvalue failed|"
     r"remote process exited|sendbytes failed|failed to recv",
     re.IGNORECASE,
 )
-SIGNALS = {
-    "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
-    "SIGSEGV": "crashed (SIGSEGV: it touched memory that is not its own)",
-    "SIGABRT": "aborted (SIGABRT): a library gave up; its last words are in the log",
-    "SIGBUS": "crashed (SIGBUS): often no space left in shared memory (/dev/shm)",
-    "SIGTERM": "was asked to end (SIGTERM)",
-}
-# Advice on errors that give none themselves. NCCL changed its wording in version 2.30.
-HINTS = [
-    (
-        re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU"),
-        "NCCL takes one rank for each GPU, and two of these ranks use the same one. Where there is a GPU for "
-        "each rank, call torch.cuda.set_device(local_rank) before init_process_group; where ranks share a "
-        "GPU, use gloo. place() does the one and names the other.",
-    ),
-    (
-        re.compile(r"Cannot re-initialize CUDA in forked subprocess"),
-        "A process that was forked from one that uses CUDA cannot use it. Let a DataLoader's workers return "
-        "CPU tensors and move them to the GPU in the training loop, or start processes by the spawn method: "
-        'DataLoader(…, multiprocessing_context="spawn"), torch.multiprocessing.spawn.',
-    ),
-    (
-        re.compile(r"CUDA (error: )?out of memory"),
-        "The GPU has no memory left for this. Every rank has a model, gradients, optimizer state and "
-        "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
-        "(nprocs). Run.open().metrics has what each rank held.",
-    ),
-    (
-        re.compile(r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread"),
-        "Where a process or a thread was to start: a limit on their number has been reached (a container's, "
-        "`ulimit -u`). Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other "
-        "notebooks. Where a lock was asked for: somebody else holds it.",
-    ),
-    (
-        re.compile(r"MemoryError\b|an(not|'t) allocate memory"),
-        "There is no memory left for this, on the machine or under a limit (a container's, ulimit's). Every "
-        "rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer ranks "
-        "(nprocs). Run.open().metrics has what each rank held.",
-    ),
-]
-OUT_OF_MEMORY = (
-    "was killed (SIGKILL) because memory ran out, the machine's or that of a container's limit; take fewer "
-    "ranks, smaller batches or fewer DataLoader workers"
-)
+NO_MEMORY = re.compile(r"MemoryError\b|an(not|'t) allocate memory")
 
 
 class RankError(RuntimeError):
@@ -78,15 +33,19 @@ class RankError(RuntimeError):
 
     Attributes
     ----------
+    report : Report
+        The same as data: ``cause`` (kind, exception or signal, frames), ``states`` (what each rank was doing)
+        and ``mismatch`` (which ranks called what, or have not called it).
     rank : int, str or None
         The rank that failed first; ``"program"`` if a program failed outside its ranks; None if no rank did.
     run : Run
         The run, with what the ranks printed and measured until then.
     """
 
-    def __init__(self, report: str, rank: int | str | None, run: Run) -> None:
-        super().__init__(report)
-        self.rank, self.run = rank, run
+    def __init__(self, run: Run, report: Report) -> None:
+        super().__init__(error_text(run, report))
+        self.run, self.report = run, report
+        self.rank = report.cause and report.cause.rank
 
     def _render_traceback_(self) -> list[str]:  # IPython shows this instead of the launcher's frames
         head, _, rest = str(self).partition("\n")
@@ -110,93 +69,77 @@ class Stopped(KeyboardInterrupt):
         return [f"\x1b[33mStopped\x1b[0m: {self}"]
 
 
-@dataclass
-class Failure:
-    """How one rank failed."""
+def first_failure(failures: Failures) -> Failure:
+    """Return the first failure: a rank's before the program's, and a cause before the loss of a peer."""
 
-    rank: int | str
-    what: str  # "raised ValueError: …", "was killed (SIGKILL) …"
-    seen: float  # time.time() when it happened, or was noticed
-    frames: list[dict[str, Any]] = field(default_factory=list)
-    consequence: bool = False
-    hint: str = ""  # what to do about it, where that is known
+    def order(failure: Failure) -> tuple[bool, bool, float]:
+        return failure.rank == PROGRAM, failure.consequence, failure.time
+
+    return min(failures.values(), key=order)
+
+
+def failures_of(run: Run, exit_codes: ExitCodes, known: Failures) -> Failures:
+    """Return the failures of those that have ended, by rank; a known exception is not read again."""
+    # exit code 0 is enough for a program; a rank must have left its result as well
+    ended = {rank: code for rank, code in exit_codes.items() if code or (code == 0 and rank != PROGRAM)}
+    raised = {rank: failure for rank, failure in known.items() if failure.kind == "raised"}
+    failures = {rank: raised.get(rank) or failure_of(run, rank, code) for rank, code in ended.items()}
+    return {rank: failure for rank, failure in failures.items() if failure}
 
 
 def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | None:
     """Return how a rank failed; None if it is running or has finished well."""
-    files = RankFiles(run.folder, rank)
+    files, seen = RankFiles(run.folder, rank), time.time()
     if files.result.exists():
         return None
-    seen = time.time()
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(files.failure.read_text())
         if record["type"]:
             return _raised(run, rank, record)
-        if record["message"]:  # the launcher's own words
-            return Failure(rank, record["message"], record["time"])
+        if record["message"]:
+            return Failure(rank, "noted by the launcher", record["time"], message=record["message"])
         exit_code, seen = record["exit_code"], record["time"]
     if exit_code is None:
         return None
-    if exit_code < 0:
-        with contextlib.suppress(ValueError):
-            name = signal.Signals(-exit_code).name
-            frames = stack_of(run, rank)[:1]
-            what = SIGNALS.get(name, f"was ended by {name}")
-            if name == "SIGKILL" and run.short_of_memory:
-                what = OUT_OF_MEMORY
-            return Failure(rank, what, seen, frames)
-    if rank == PROGRAM:  # argparse, sys.exit("words"): its last lines say why
-        what = f"ended with exit code {exit_code}" + (_unheard(run) or _said(run, rank))
-    else:
-        why = _unheard(run) or " and without an exception (os._exit?)"
-        what = f"ended with exit code {exit_code}{why}"
-    return Failure(rank, what, seen)
+    name = {-number: number.name for number in signal.Signals}.get(exit_code, "")
+    unrecorded: Unrecorded = "" if name else _unrecorded(run)
+    position = position_of(python_stack(run, rank)) if name else None
+    # a library that gives up prints why, and so do argparse and sys.exit("…") in a program
+    prints = name == "SIGABRT" or (rank == PROGRAM and not name and not unrecorded)
+    return Failure(
+        rank,
+        "signal" if name else "exit code",
+        seen,
+        signal=name,
+        exit_code=exit_code,
+        frames=[position.frame] if position else [],
+        last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
+        unrecorded=unrecorded,
+        short_of_memory=name == "SIGKILL" and run.short_of_memory,
+    )
 
 
 def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
-    lines = [shortened(line) for line in record["message"].strip().splitlines()] or [""]
-    if len(lines) > MESSAGE_LINES:  # a DataLoader worker's own error is at the end
-        half = MESSAGE_LINES // 2
-        path = RankFiles(run.folder, rank).failure
-        lines[half:-half] = [f"[{len(lines) - MESSAGE_LINES} more lines in {path}]"]
-    message = "\n".join(lines)
-    if record["type"] == "SystemExit":  # argparse raises it, too, and prints what was wrong
-        what = f"ended itself by sys.exit({message})" + (_said(run, rank) if message.isdigit() else "")
-    else:
-        what = f"raised {record['type']}: {message}".rstrip(": ")
-    causes = record["causes"]
-    what += "".join(f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in causes)
-    texts = [record["message"], *causes]
-    consequence = any(LOST_PEER.search(text) for text in texts)
-    hint = next((hint for words, hint in HINTS if any(map(words.search, [record["type"], *texts]))), "")
-    return Failure(rank, what, record["time"], record["frames"], consequence, hint)
+    kind, texts = record["type"], [record["message"], *record["causes"]]
+    # argparse raises it, too, and prints what was wrong
+    prints = kind == "SystemExit" and record["message"].strip().isdigit()
+    return Failure(
+        rank,
+        "raised",
+        record["time"],
+        exception=kind,
+        message=record["message"],
+        causes=record["causes"],
+        frames=record["frames"],
+        last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
+        consequence=any(map(LOST_PEER.search, texts)),
+        short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])),
+    )
 
 
-def _unheard(run: Run) -> str:
-    """Say why a rank's last words may be lost; empty if there is no sign that they are."""
+def _unrecorded(run: Run) -> Unrecorded:
+    """Return why a rank may have recorded nothing; empty if there is no sign that it could not."""
     try:
-        free_bytes = shutil.disk_usage(run.folder).free
+        return "disk full" if shutil.disk_usage(run.folder).free < RECORD_BYTES else ""
     except OSError:
-        return f"; the run's folder was removed, and with it what was kept: {run.folder}"
-    if free_bytes < NO_ROOM:
-        return f"; its last words are lost, for the disk is full on which the run is kept: {run.folder}"
-    return ""
-
-
-def _said(run: Run, rank: int | str) -> str:
-    lines = [shortened(line) for line in run.trace(rank).last_lines(MESSAGE_LINES)]
-    return "\n".join([" and said", *lines]) if lines else ""
-
-
-def cause(failures: Iterable[Failure]) -> Failure | None:
-    """Return the earliest failure, preferring any that is more than the loss of a peer."""
-    return min(failures, key=lambda each: (each.consequence, each.seen), default=None)
-
-
-def describe(run: Run, failure: Failure, others: dict[int, str], why: str = "") -> str:
-    """Return the whole report; ``why`` goes first: whom the ranks waited for, if that led to the failure."""
-    parts = [*filter(None, [why]), f"{run.who(failure.rank)} {failure.what}"]
-    parts += [show(frame) for frame in failure.frames]
-    parts += [f"{run.who(rank)} {doing}" for rank, doing in others.items() if rank != failure.rank]
-    text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
-    return f"{text}\n\n{failure.hint}" if failure.hint else text
+        return "folder removed"

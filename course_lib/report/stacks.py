@@ -1,4 +1,4 @@
-"""Ask the ranks for their Python stacks, read them, and pick the learner's own frames."""
+"""Ask the ranks for their Python stacks, read them, and find the learner's line in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from ..frames import Place, is_learners, with_source
 from ..run_folder import RankFiles
+from .facts import Position
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -23,6 +24,8 @@ STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes mi
 MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
 THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
+DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
 
 
 def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
@@ -49,11 +52,6 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
         seen = sizes
 
 
-def stack_of(run: Run, rank: int | str) -> list[dict[str, Any]]:
-    """Return the learner's frames on a rank's main thread, innermost first, when last asked or crashed."""
-    return [with_source(*place) for place in python_stack(run, rank) if is_learners(place[0])]
-
-
 def python_stack(run: Run, rank: int | str) -> list[Place]:
     """Return all frames on a rank's main thread, innermost first, when last asked or crashed."""
     try:
@@ -68,3 +66,22 @@ def python_stack(run: Run, rank: int | str) -> list[Place]:
     stack = [(file, int(line), function) for file, line, function in STACK_LINE.findall(stacks[-1])]
     started_by = ("<string>", 1, "<module>")  # multiprocessing's python -c
     return stack[:-1] if stack[-1:] == [started_by] else stack
+
+
+def position_of(stack: Sequence[Place], pending: bool = False) -> Position | None:
+    """Return where a stack is in the learner's code; None if it is not.
+
+    Parameters
+    ----------
+    stack
+        Innermost frame first.
+    pending
+        Whether the rank has called a collective that is not over: then it waits.
+    """
+    depth = next((i for i, (file, _, _) in enumerate(stack) if is_learners(file)), None)
+    if depth is None:
+        return None
+    inner = stack[:depth]
+    function = next((name for _, _, name in reversed(inner) if name not in WRAPPERS), None)
+    waits = pending or any(DISTRIBUTED in file for file, _, _ in inner)
+    return Position(with_source(*stack[depth]), function, waits)

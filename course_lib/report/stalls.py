@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..frames import is_learners, line_of, with_source
 from ..run_folder import RankFiles
-from .waiting import DISTRIBUTED, called_in, record_of
+from .stacks import position_of
+from .waiting import record_of
+from .words import line_of, position_text
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -22,7 +23,7 @@ class Stall(NamedTuple):
         ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has returned"``,
         ``"has failed"``, or ``"is gone"`` if it made progress until it ended.
     since, until : float
-        Seconds since the launch, as in ``run.metrics``: when it got there, and the end of the run.
+        Seconds since the launch: when it got there (its last tick if it has ended), and the end of the run.
     line : str
         The learner's line; empty if there is none.
     """
@@ -57,16 +58,8 @@ def _stall(run: Run, rank: int) -> Stall:
     if RankFiles(run.folder, rank).failure.exists():
         return Stall(rank, "has failed", last_seen, until, "")
     record = record_of(run, rank)
-    stack = record.get("stack", [])
-    mine = next((i for i, (file, _, _) in enumerate(stack) if is_learners(file)), None)
-    if mine is None or "since" not in record:
+    position = position_of(record.get("stack", []), bool(record.get("pending")))
+    if position is None or "since" not in record:
         return Stall(rank, "is gone", last_seen, until, "")
-    called = called_in(stack)
-    if called is None:
-        doing = "is at a line of its own"
-    elif record.get("pending") or any(DISTRIBUTED in file for file, _, _ in stack[:mine]):
-        doing = f"waits in {called}"
-    else:
-        doing = f"is in {called}"
     since = min(max(record["since"] - launched, 0.0), until)
-    return Stall(rank, doing, since, until, line_of(with_source(*stack[mine])))
+    return Stall(rank, position_text(position), since, until, line_of(position.frame))

@@ -133,7 +133,7 @@ def test_the_fork_server_dies_under_the_ranks() -> None:
     (server,) = set(quiet_launch(os.getppid).results)
 
     def kill() -> None:
-        wait_for(lambda: (run := running()) and all(len(each["seconds"]) > 5 for each in run.metrics))
+        wait_for(lambda: (run := running()) and all(len(metrics["seconds"]) > 5 for metrics in run.metrics))
         os.kill(server, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -293,7 +293,7 @@ def test_interrupts_and_then_the_end_of_the_kernel_whatever_the_ranks_do(tmp_pat
         except KeyboardInterrupt as error:
             run = Run.open()
             say("caught-" + state.__name__, repr((run.state, type(error).__name__, str(error), run.error,
-                [list(each.get("loss", [])) for each in run.metrics])))
+                [list(metrics.get("loss", [])) for metrics in run.metrics])))
 
     for path in THERE.glob("*-?"):
         path.unlink()
@@ -322,7 +322,7 @@ def test_interrupts_and_then_the_end_of_the_kernel_whatever_the_ranks_do(tmp_pat
 
 
 def interrupted(kernel: Kernel, name: str, only_the_kernel: bool, home: Path) -> None:
-    started = {each.pid for each in kernel.ranks()}
+    started = {process.pid for process in kernel.ranks()}
     assert started >= set(pids_of(home)), "the test does not see the ranks"
     began = time.monotonic()
     if only_the_kernel:
@@ -331,7 +331,7 @@ def interrupted(kernel: Kernel, name: str, only_the_kernel: bool, home: Path) ->
         kernel.interrupt()
     kernel.wait_for(f"caught-{name}")
     print(f"interrupt in {name} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
-    assert not started & {each.pid for each in kernel.ranks()}
+    assert not started & {process.pid for process in kernel.ranks()}
     state, kind, text, error, losses = eval((kernel.there / f"caught-{name}").read_text())
     assert (state, kind) == ("stopped", "Stopped")
     assert text.startswith("stopped after ")
@@ -359,7 +359,7 @@ def test_an_interrupt_of_the_first_launch_while_torch_still_loads(tmp_path: Path
     with Kernel(tmp_path, source) as kernel:
         kernel.wait_for("starting")
         wait_for(lambda: list((tmp_path / "course-home/runs").glob("*/run.json")))
-        wait_for(lambda: any("forkserver" in " ".join(each.cmdline()) for each in kernel.left()))
+        wait_for(lambda: any("forkserver" in " ".join(process.cmdline()) for process in kernel.left()))
         began = time.monotonic()
         kernel.interrupt()
         kernel.wait_for("caught")

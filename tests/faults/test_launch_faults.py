@@ -86,7 +86,7 @@ def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> N
             launch(work, phase, dashboard=False)
         except KeyboardInterrupt as error:
             run = Run.open()
-            losses = [each["loss"].tolist() for each in run.metrics]
+            losses = [metrics["loss"].tolist() for metrics in run.metrics]
             say("caught-" + phase, repr((run.state, type(error).__name__, losses, run.results)))
         for path in THERE.glob("rendezvous-?"):
             path.unlink()
@@ -94,14 +94,14 @@ def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> N
     with Kernel(tmp_path, source) as kernel:
         for phase in ("rendezvous", "teardown", "exit"):
             kernel.wait_for(f"{phase}-0", f"{phase}-1")
-            started = {each.pid for each in kernel.ranks()}
+            started = {process.pid for process in kernel.ranks()}
             assert len(started) >= 2
             began = time.monotonic()
             kernel.interrupt()
             kernel.wait_for(f"caught-{phase}")
             print(f"interrupt in {phase} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
             assert time.monotonic() - began < ENOUGH
-            assert not started & {each.pid for each in kernel.ranks()}
+            assert not started & {process.pid for process in kernel.ranks()}
             state, kind, losses, results = ast.literal_eval((kernel.there / f"caught-{phase}").read_text())
             assert (state, kind, losses) == ("stopped", "Stopped", [[0.5], [0.5]])
             if phase == "exit":

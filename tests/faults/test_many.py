@@ -106,7 +106,7 @@ def test_large_results_that_are_dropped_leave_nothing_in_the_kernel() -> None:
         run = quiet_launch(torch.ones, 5 * MIB)  # 20 MiB from each of two ranks
         assert [result.sum() for result in run.results] == [5 * MIB] * 2
 
-    def held() -> tuple[int, int]:
+    def memory_and_children() -> tuple[int, int]:
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # what the C library keeps for later is no leak
             ctypes.CDLL(None).malloc_trim(0)
@@ -114,10 +114,10 @@ def test_large_results_that_are_dropped_leave_nothing_in_the_kernel() -> None:
         return me.memory_full_info().uss // MIB, len(me.children(recursive=True))
 
     launched()
-    before, server = held(), set(guard._guarded)
+    before, server = memory_and_children(), set(guard._guarded)
     for _ in range(20):
         launched()
-    after = held()
+    after = memory_and_children()
 
     print(f"20 launches of 2 x 20 MiB: {before} MiB and children before, {after} after")
     assert after[0] - before[0] < 2 * 20, "not even one run's, of 800 MiB that went through"

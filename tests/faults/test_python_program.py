@@ -140,7 +140,9 @@ def test_a_timeout_says_where_its_ranks_are(
 
     def settled() -> bool:
         run = with_its_ranks()
-        return bool(run) and all(len(each["seconds"]) > 5 and each["steps"][-1] == 3 for each in run.metrics)
+        return bool(run) and all(
+            len(metrics["seconds"]) > 5 and metrics["steps"][-1] == 3 for metrics in run.metrics
+        )
 
     Jump(monkeypatch, settled)
     with pytest.raises(RankTimeout) as caught:
@@ -264,7 +266,7 @@ def test_an_interrupt_ends_it_with_its_ranks(program: Path, tmp_path: Path) -> N
         kernel.interrupt()
         kernel.wait_for("caught")
         print(f"interrupt of a program to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
-        left = [each for each in kernel.left() if each.pid in pids]
+        left = [process for process in kernel.left() if process.pid in pids]
         assert left == []
         assert json.loads((kernel.there / "caught").read_text()) == ["stopped", "Stopped", 2, [1.5] * 3]
         assert kernel.process.wait(60) == 0

@@ -257,12 +257,12 @@ def phases(tmp_path: Path) -> Path:
 
 
 def agents(kernel: Kernel) -> list[Any]:
-    return [each for each in kernel.left() if "--torchrun" in each.cmdline()]
+    return [process for process in kernel.left() if "--torchrun" in process.cmdline()]
 
 
 def family(kernel: Kernel) -> set[int]:
     """The agents and all that they have started."""
-    return {each.pid for agent in agents(kernel) for each in (agent, *agent.children(recursive=True))}
+    return {process.pid for agent in agents(kernel) for process in (agent, *agent.children(recursive=True))}
 
 
 def workers(kernel: Kernel) -> int:
@@ -278,7 +278,7 @@ def test_an_interrupt_in_each_phase_and_then_the_end_of_the_kernel(phases: Path,
             torchrun({str(phases)!r}, phase, dashboard=False)
         except KeyboardInterrupt as error:
             run = Run.open()
-            losses = [each["loss"].tolist() for each in run.metrics if "loss" in each]
+            losses = [metrics["loss"].tolist() for metrics in run.metrics if "loss" in metrics]
             say("caught-" + phase, repr((run.state, type(error).__name__, losses)))
     for path in THERE.glob("worker-*"):
         path.unlink()
@@ -301,7 +301,7 @@ def test_an_interrupt_in_each_phase_and_then_the_end_of_the_kernel(phases: Path,
             kernel.wait_for(f"caught-{phase}")
             print(f"interrupt in {phase} to KeyboardInterrupt: {time.monotonic() - began:.2f} s")
             assert time.monotonic() - began < ENOUGH
-            left = started & {each.pid for each in kernel.left()}
+            left = started & {process.pid for process in kernel.left()}
             assert not left
             state, kind, losses = ast.literal_eval((kernel.there / f"caught-{phase}").read_text())
             assert (state, kind) == ("stopped", "Stopped")
@@ -416,10 +416,10 @@ def test_two_nodes_and_the_environment_of_their_ranks(tmp_path: Path) -> None:
     for rank in range(3):
         assert f"\nrank {rank} " in str(error)
     names = ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    assert [tuple(each[name] for name in names) for each in run.environments] == [
+    assert [tuple(environment[name] for name in names) for environment in run.environments] == [
         (str(rank), str(rank // 2), str(rank % 2), "4", "2", "127.0.0.1") for rank in range(4)
     ]
-    assert len({each["MASTER_PORT"] for each in run.environments}) == 1
+    assert len({environment["MASTER_PORT"] for environment in run.environments}) == 1
     for rank in range(4):
         assert run.logs[rank].startswith("total 6.0\n")
     kept = {

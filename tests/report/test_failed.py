@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from course_lib import RankError, RankTimeout, Run
+from course_lib.rank.failure import write_failure
 from course_lib.report import failed
-from course_lib.report.failed import Failure
-from course_lib.report.waiting import record_of
+from course_lib.report.facts import Absence, Failure, RankState, Report
+from course_lib.report.waiting import record_of, state_of
+from course_lib.report.words import advice, error_text
+from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, all_at, timeless
 
@@ -76,10 +79,22 @@ def test_the_report_of_a_cell() -> None:
     assert error.rank == 1
     assert "site-packages" not in str(error)
 
+    cause, states = error.report.cause, error.report.states
+    assert cause is not None
+    assert (cause.rank, cause.kind, cause.exception, cause.signal) == (1, "raised", "RuntimeError", "")
+    assert "mat1 and mat2 shapes" in cause.message
+    assert [(frame["function"], frame["line"]) for frame in cause.frames] == [("train", 10), ("step", 4)]
+    assert not cause.consequence
+    assert [state.rank for state in states] == [0, 1]
+    assert (states[1].phase, states[1].failure) == ("failed", cause)
+    assert error.report.failures[-1] == cause
+    assert error.report.mismatch is None, "what rank 1 did by itself needs no explanation"
+
 
 def test_it_is_shown_without_the_launchers_frames() -> None:
-    error = RankError("rank 0 raised ValueError: x\n\ncell, line 1", 0, None)  # type: ignore[arg-type]
+    error = RankError(Run.create("made", 1), Report(message="rank 0 raised ValueError: x\n\ncell, line 1"))
 
+    assert error.rank is None
     lines = error._render_traceback_()
     assert lines[0].endswith("RankError\x1b[0m: rank 0 raised ValueError: x")
     assert lines[1:] == ["", "cell, line 1"]
@@ -179,6 +194,8 @@ def test_the_signal_that_ended_a_rank(number: signal.Signals, words: str) -> Non
     error = failing(work, nprocs=1)
     assert str(error).startswith(f"rank 0 {words}")
     assert error.rank == 0
+    (failure,) = error.report.failures
+    assert (failure.kind, failure.signal, failure.exit_code) == ("signal", number.name, -number)
 
 
 def test_a_crash_in_c_has_its_line() -> None:
@@ -246,19 +263,33 @@ def test_the_loss_of_a_peer_is_a_consequence(text: str) -> None:
         record = {"time": at, "type": "RuntimeError", "message": message, "frames": [], "text": ""}
         record |= {"causes": [], "exit_code": None}
         (run.folder / f"rank-{rank}.failure.json").write_text(json.dumps(record))
-    failures = [failed.failure_of(run, rank, 1) for rank in range(2)]
+    failures = failed.failures_of(run, {0: 1, 1: 1}, {})
 
-    assert [failure.consequence for failure in failures if failure] == [True, False]
-    found = failed.cause(each for each in failures if each)
-    assert found is not None
-    assert found.rank == 1
+    assert [failure.consequence for failure in failures.values()] == [True, False]
+    assert failed.first_failure(failures).rank == 1
 
 
 def test_of_two_failures_the_first_is_the_cause() -> None:
-    one, other = Failure(0, "raised A", 10.0), Failure(1, "raised B", 9.0)
-    assert failed.cause([one, other]) is other
-    assert failed.cause([Failure(2, "lost", 1.0, consequence=True), one]) is one
-    assert failed.cause([]) is None
+    one, other = Failure(0, "raised", 10.0), Failure(1, "raised", 9.0)
+    lost, program = Failure(2, "raised", 1.0, consequence=True), Failure(PROGRAM, "exit code", 0.0)
+    assert failed.first_failure({0: one, 1: other}) is other
+    assert failed.first_failure({2: lost, 0: one}) is one
+    assert failed.first_failure({PROGRAM: program, 2: lost}) is lost
+    assert failed.first_failure({PROGRAM: program}) is program
+
+
+def test_an_exception_is_read_once_and_what_is_known_of_less_anew() -> None:
+    run = Run.create("made", 1)
+    write_failure(run.folder, 0, "ValueError", "no", [], "")
+    known = failed.failures_of(run, {0: 1, PROGRAM: 1}, {})
+    assert [failure.kind for failure in known.values()] == ["raised", "exit code"]
+
+    RankFiles(run.folder, 0).failure.unlink()
+    write_failure(run.folder, PROGRAM, "", "was ended by Slurm", [], "", exit_code=1)
+    later = failed.failures_of(run, {0: 1, PROGRAM: 1}, known)
+    assert later[0] is known[0]
+    assert (later[PROGRAM].kind, later[PROGRAM].message) == ("noted by the launcher", "was ended by Slurm")
+    assert state_of(run, 0, 1, later[0]).failure is known[0]
 
 
 CAUSES = {
@@ -343,10 +374,11 @@ def test_a_known_error_comes_with_advice(kind: str) -> None:
     message, words = ADVICE[kind]
     failure = failed_with("torch.distributed.DistBackendError", message)
 
-    text = failed.describe(Run.create("made", 2), failure, {1: "was in all_reduce"})
-    head, advice = text.split("\nrank 1 was in all_reduce\n\n")
+    other = RankState(1, AT_WORK, stack=[("/elsewhere/torch.py", 3, "all_reduce")])
+    text = error_text(Run.create("made", 2), Report(failure, [other]))
+    head, hint = text.split("\nrank 1 was in all_reduce\n\n")
     assert head.startswith(f"rank 0 raised torch.distributed.DistBackendError: {message.splitlines()[0]}")
-    assert words in advice
+    assert words in hint
     assert not failure.consequence
 
 
@@ -363,7 +395,7 @@ def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
         "Connection closed by peer",
         "out of memory",
     ):
-        assert failed_with("RuntimeError", message).hint == ""
+        assert advice(failed_with("RuntimeError", message)) == ""
 
 
 def failed_with(kind: str, message: str) -> Failure:
@@ -423,6 +455,12 @@ def test_a_timeout_says_where_each_rank_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(caught.value, RankError)
     assert caught.value.run.state == "failed"
     assert caught.value.run.results[3] == "early"
+    report = caught.value.report
+    assert (report.cause, report.timeout, report.failures) == (None, 120, [])
+    assert report.mismatch == Absence([1, 2, 3], [0], "init_process_group", None, returned=False)
+    functions = [(state.function, bool(state.position and state.position.waits)) for state in report.states]
+    assert functions == [("init_process_group", True), (None, False), (None, False), (None, False)]
+    assert [state.phase for state in report.states] == ["at work"] * 3 + ["returned"]
     print(f"RankTimeout {took:.2f} s after its time")
     assert took < 20
 
@@ -458,7 +496,7 @@ def test_a_rank_that_cannot_answer_does_not_hold_the_report(monkeypatch: pytest.
     """It holds the interpreter's lock in C: no thread of it runs, and SIGUSR1 is answered all the same."""
     import ctypes
 
-    held = cell(
+    holder = cell(
         """
         import os
         from pathlib import Path
@@ -472,5 +510,5 @@ def test_a_rank_that_cannot_answer_does_not_hold_the_report(monkeypatch: pytest.
     )
     jump = Jump(monkeypatch, lambda: all_at(7))
     with pytest.raises(RankTimeout, match=r"line 7: ctypes\.PyDLL\(None\)\.sleep\(60\)"):
-        quiet_launch(held.work, nprocs=1, timeout=120)
+        quiet_launch(holder.work, nprocs=1, timeout=120)
     assert time.monotonic() - jump.at < 20

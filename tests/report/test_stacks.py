@@ -41,7 +41,9 @@ def with_stack(text: str, **facts: int) -> Run:
 def test_the_main_threads_last_stack_is_read() -> None:
     expected = [("/my code.py", 12, "train"), ("/my code.py", 3, "<lambda>")]
     assert stacks.python_stack(with_stack(FILE), 0) == expected
-    assert [frame["function"] for frame in stacks.stack_of(with_stack(FILE), 0)] == ["train", "<lambda>"]
+    position = stacks.position_of(expected)
+    assert position is not None
+    assert (position.frame["function"], position.function, position.waits) == ("train", None, False)
 
 
 @pytest.mark.parametrize("kept", [0, 5, len("main thread 0x00000000000000aa\n"), 120])

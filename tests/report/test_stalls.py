@@ -18,8 +18,7 @@ TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("course_lib.report.stalls.is_learners", lambda file: file.startswith("/course/"))
-    monkeypatch.setattr("course_lib.report.waiting.is_learners", lambda file: file.startswith("/course/"))
+    monkeypatch.setattr("course_lib.report.stacks.is_learners", lambda file: file.startswith("/course/"))
     return Run.create("train", 1, started=time.time() - 10)
 
 
@@ -50,11 +49,11 @@ def test_where_a_rank_stood(run: Run, stack: Any, more: Any, doing: str) -> None
     record(run, *stack, **more)
     run.end("failed")
 
-    (found,) = stalls(Run.open(run.folder))
-    assert (found.rank, found.doing) == (0, doing)
-    assert found.since == pytest.approx(4)
-    assert found.until == pytest.approx(10, abs=0.5)
-    assert found.line == "cell.py, line 12"
+    (stall,) = stalls(Run.open(run.folder))
+    assert (stall.rank, stall.doing) == (0, doing)
+    assert stall.since == pytest.approx(4)
+    assert stall.until == pytest.approx(10, abs=0.5)
+    assert stall.line == "cell.py, line 12"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,9 @@ def test_a_rank_that_stood_nowhere(run: Run, file: str, doing: str) -> None:
     (run.folder / file).touch()
     run.end("failed")
 
-    (found,) = stalls(run)
-    assert (found.doing, found.line) == (doing, "")
-    assert 0 <= found.since <= found.until
+    (stall,) = stalls(run)
+    assert (stall.doing, stall.line) == (doing, "")
+    assert 0 <= stall.since <= stall.until
 
 
 def test_who_waits_for_whom_in_a_real_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +91,8 @@ def test_who_waits_for_whom_in_a_real_hang(monkeypatch: pytest.MonkeyPatch) -> N
     assert waits.line.endswith("dist.all_reduce(torch.ones(1))")
     assert (sleeps.rank, sleeps.doing) == (1, "is at a line of its own")
     assert sleeps.line.endswith("time.sleep(600)")
-    for each in (waits, sleeps):
-        assert 0 < each.since < each.until <= caught.value.run.seconds
-        told = caught.value.run.metrics[each.rank]["ready"][0] - caught.value.run.facts(each.rank)["launched"]
-        assert each.since > told - 0.5, "its thread looks ten times a second"
+    for stall in (waits, sleeps):
+        assert 0 < stall.since < stall.until <= caught.value.run.seconds
+        run = caught.value.run
+        ready = run.metrics[stall.rank]["ready"][0] - run.facts(stall.rank)["launched"]
+        assert stall.since > ready - 0.5, "its thread looks ten times a second"

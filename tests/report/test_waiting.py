@@ -13,16 +13,9 @@ import pytest
 
 from course_lib import Run
 from course_lib.rank.failure import write_failure
-from course_lib.report.waiting import (
-    MOST_SHOWN,
-    PRESENT,
-    WARN_SECONDS,
-    doing,
-    for_whom,
-    odd_one_out,
-    stalled,
-    whereabouts,
-)
+from course_lib.report import words
+from course_lib.report.waiting import WARN_SECONDS, mismatch_of, report_on, stalled, state_of
+from course_lib.report.words import MOST_RANKS, PAST, PRESENT, Tense
 from course_lib.run_folder import ASKED, RankFiles
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
@@ -36,7 +29,7 @@ def stack(*functions: str) -> list[tuple[str, int, str]]:
 
 @pytest.fixture(autouse=True)
 def torch_is_not_the_learners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.report.waiting.is_learners", lambda file: file.startswith("/course/"))
+    monkeypatch.setattr("course_lib.report.stacks.is_learners", lambda file: file.startswith("/course/"))
 
 
 def call(number: int, name: str = "all_reduce", sizes: Any = ((4,),), group: str = "0") -> dict[str, Any]:
@@ -60,6 +53,15 @@ def elsewhere(called: dict[str, int] | None = None, stood: float = LONG) -> dict
 
 def joins() -> dict[str, Any]:
     return elsewhere() | {"stack": stack("wrapper", "init_process_group", "wait")}
+
+
+def explanation(run: Run, tense: Tense = PAST) -> str:
+    states = [state_of(run, rank, at_end=True) for rank in range(run.world_size)]
+    return words.mismatch_text(mismatch_of(states), tense)
+
+
+def doing(run: Run, rank: int, exit_code: int | None) -> str:
+    return words.state_text(run, state_of(run, rank, exit_code, at_end=True))
 
 
 def run_of(*records: dict[str, Any] | None, returned: tuple[int, ...] = ()) -> Run:
@@ -121,6 +123,11 @@ CASES = {
         "the ranks do not match: collective 5 is all_reduce of shapes [4], [2, 2] on rank 0 "
         "and all_reduce of no tensor on rank 1",
     ),
+    "sizes that may differ": (
+        [waits(5, "scatter", sizes=[[4], [4]]), waits(5, "scatter", sizes=[[4]])],
+        (),
+        "",
+    ),
     "a group of some": (
         [ELSEWHERE, ELSEWHERE, waits(2, group="7"), elsewhere({"0": 4, "7": 1})],
         (),
@@ -148,7 +155,7 @@ CASES = {
     "nothing is known of one": ([waits(5), None], (), ""),
     "nothing is known": ([None, None], (), ""),
     "many": (
-        [waits(5), *[ELSEWHERE] * (MOST_SHOWN + 12)],
+        [waits(5), *[ELSEWHERE] * (MOST_RANKS + 12)],
         (),
         "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more never called all_reduce (collective 5), "
         "in which rank 0 waited",
@@ -159,15 +166,15 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_whom_the_others_wait_for(case: str) -> None:
     records, returned, expected = CASES[case]
-    assert odd_one_out(run_of(*records, returned=returned)) == expected
+    assert explanation(run_of(*records, returned=returned)) == expected
 
 
 def test_the_call_in_which_a_rank_failed_counts_too() -> None:
     """It is over then, and no longer pending."""
     run = run_of(waits(5) | {"pending": []}, ELSEWHERE)
-    assert odd_one_out(run) == ""
-    (run.folder / "rank-0.failure.json").write_text("{}")
-    assert odd_one_out(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
+    assert explanation(run) == ""
+    write_failure(run.folder, 0, "RuntimeError", "gloo gave up", [], "")
+    assert explanation(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
 
 
 def warning(run: Run) -> str:
@@ -179,7 +186,7 @@ def test_a_record_that_is_half_written_is_none() -> None:
     run = run_of(waits(5), elsewhere({"0": 4}))
     for text in ("", '{"called": {"0"', "\x00"):
         (run.folder / "rank-1.where").write_text(text)
-        assert odd_one_out(run) == ""
+        assert explanation(run) == ""
         assert warning(run).startswith("rank 0 waits in all_reduce for 12.5 s (cell.py, line 12)")
 
 
@@ -198,11 +205,14 @@ def test_a_record_of_before_the_question_is_not_believed() -> None:
     """The rank has left init_process_group since, and had no time yet to say so."""
     run = run_of(joins(), {"called": {}, "pending": [], "last": []}, returned=(1,))
     assert (
-        odd_one_out(run) == "rank 1 never called init_process_group, in which rank 0 waited; it has returned"
+        explanation(run) == "rank 1 never called init_process_group, in which rank 0 waited; it has returned"
     )
     lives(run, 0, "wrapper", "all_reduce")
     (run.folder / ASKED).touch()
-    assert odd_one_out(run) == ""
+    assert explanation(run) == ""
+    RankFiles(run.folder, 0).stack.unlink()  # nor had it time for its stack
+    assert explanation(run) == ""
+    assert doing(run, 0, None).startswith("waited in init_process_group for "), "the latest that is known"
 
 
 def test_a_rank_that_cannot_answer_waits_where_its_stack_says() -> None:
@@ -213,7 +223,7 @@ def test_a_rank_that_cannot_answer_waits_where_its_stack_says() -> None:
     lives(run, 3, "wrapper", "sleep")
     for rank in (0, 1):
         RankFiles(run.folder, rank).facts.write_text(json.dumps({"pid": os.getpid()}))
-    assert odd_one_out(run) == "rank 1 never called barrier (collective 1), in which ranks 0, 2 waited"
+    assert explanation(run) == "rank 1 never called barrier (collective 1), in which ranks 0, 2 waited"
 
 
 def test_a_rank_that_got_no_time_to_write_its_stack_was_where_its_record_says() -> None:
@@ -230,23 +240,28 @@ def test_a_rank_that_is_ending_gets_a_moment_to_say_how(monkeypatch: pytest.Monk
     """On a busy machine the report came first, and said that it "was ending"."""
     run = run_of(None)
     RankFiles(run.folder, 0).facts.write_text(json.dumps({"pid": os.getpid(), "phase": "ending"}))
+    monkeypatch.setattr("course_lib.report.waiting.ASK_SECONDS", 0.1)
+
+    def at_the_end(run: Run) -> str:
+        return words.state_text(run, report_on(run, {0: None}, {}).states[0])
+
     with monkeypatch.context() as short:
         short.setattr("course_lib.report.waiting.TELL_SECONDS", 0.1)
-        assert whereabouts(run, {0: None}) == {0: "was ending"}
+        assert at_the_end(run) == "was ending"
 
     frames = [{"file": "/course/cell.py", "line": 12, "function": "train", "source": [[12, "step()"]]}]
     told = (run.folder, 0, "RuntimeError", "Connection closed by peer", frames, "")
     monkeypatch.setattr("course_lib.report.waiting.TELL_SECONDS", 60)
     timer = threading.Timer(0.3, write_failure, told)
     timer.start()
-    assert "cell.py, line 12" in whereabouts(run, {0: None})[0]
+    assert "cell.py, line 12" in at_the_end(run)
     timer.join()
 
 
 def test_the_record_of_a_rank_that_is_gone_is_its_last_word() -> None:
     run = run_of(waits(5), elsewhere({"0": 4}))
     (run.folder / ASKED).touch()
-    assert odd_one_out(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
+    assert explanation(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
 
 
 def test_ranks_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +270,7 @@ def test_ranks_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.Mon
     for rank in (0, 1):
         RankFiles(run.folder, rank).facts.write_text(json.dumps({"pid": os.getpid()}))
     began = time.monotonic()
-    assert for_whom(run, {0: None, 1: None}) == ""
+    assert report_on(run, {0: None, 1: None}, {}).mismatch is None
     assert time.monotonic() - began < 5
     assert (run.folder / ASKED).exists()
 
@@ -272,7 +287,7 @@ def test_the_warning_is_in_the_present_tense() -> None:
         "rank 2 is at cell.py, line 12",
         "rank 3 is at cell.py, line 12",
     ]
-    assert odd_one_out(run_of(waits(5), at), PRESENT) == (
+    assert explanation(run_of(waits(5), at), PRESENT) == (
         "rank 1 has not called all_reduce (collective 5), in which rank 0 waits"
     )
 
@@ -315,6 +330,6 @@ def test_a_rank_that_has_returned_and_does_not_end_is_told() -> None:
 
 
 def test_of_many_some_are_shown() -> None:
-    lines = stalled(run_of(*[waits(5)] * (MOST_SHOWN + 12))).splitlines()
-    assert len(lines) == MOST_SHOWN + 1
+    lines = stalled(run_of(*[waits(5)] * (MOST_RANKS + 12))).splitlines()
+    assert len(lines) == MOST_RANKS + 1
     assert lines[-1] == "and 12 more"

@@ -1,0 +1,268 @@
+"""Put the facts of a report into words: every sentence on failures and waiting ranks is made here."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..frames import is_ours
+from ..notebook import shell
+from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
+from .facts import Absence, Call, Failure, Mismatch, Position, RankState, Report
+
+if TYPE_CHECKING:
+    from ..run.run import Run
+
+MESSAGE_LINES = 12
+LINE_LENGTH = 400
+MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
+SIGNALS = {
+    "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
+    "SIGSEGV": "crashed (SIGSEGV: it touched memory that is not its own)",
+    "SIGABRT": "aborted (SIGABRT): a library gave up; its last words are in the log",
+    "SIGBUS": "crashed (SIGBUS): often no space left in shared memory (/dev/shm)",
+    "SIGTERM": "was asked to end (SIGTERM)",
+}
+OUT_OF_MEMORY = (
+    "was killed (SIGKILL) because memory ran out, the machine's or that of a container's limit; take fewer "
+    "ranks, smaller batches or fewer DataLoader workers"
+)
+UNRECORDED = {
+    "folder removed": "; the run's folder was removed, and with it what was kept: {}",
+    "disk full": "; its last words are lost, for the disk is full on which the run is kept: {}",
+}
+# Advice on exceptions that give none themselves, by what torch, CUDA, NCCL (which changed its wording in
+# version 2.30) or the system says in them.
+ADVICE = [
+    (
+        re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU"),
+        "NCCL takes one rank for each GPU, and two of these ranks use the same one. Where there is a GPU for "
+        "each rank, call torch.cuda.set_device(local_rank) before init_process_group; where ranks share a "
+        "GPU, use gloo. place() does the one and names the other.",
+    ),
+    (
+        re.compile(r"Cannot re-initialize CUDA in forked subprocess"),
+        "A process that was forked from one that uses CUDA cannot use it. Let a DataLoader's workers return "
+        "CPU tensors and move them to the GPU in the training loop, or start processes by the spawn method: "
+        'DataLoader(…, multiprocessing_context="spawn"), torch.multiprocessing.spawn.',
+    ),
+    (
+        re.compile(r"CUDA (error: )?out of memory"),
+        "The GPU has no memory left for this. Every rank has a model, gradients, optimizer state and "
+        "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
+        "(nprocs). Run.open().metrics has what each rank held.",
+    ),
+    (
+        re.compile(r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread"),
+        "Where a process or a thread was to start: a limit on their number has been reached (a container's, "
+        "`ulimit -u`). Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other "
+        "notebooks. Where a lock was asked for: somebody else holds it.",
+    ),
+]
+NO_MEMORY = (
+    "There is no memory left for this, on the machine or under a limit (a container's, ulimit's). Every "
+    "rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer ranks "
+    "(nprocs). Run.open().metrics has what each rank held."
+)
+
+
+class Tense(NamedTuple):
+    is_: str
+    waits: str
+    wait: str
+    one_never: str
+    they_never: str
+
+
+PAST = Tense("was", "waited", "waited", "never called", "never called")
+PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may just be slow
+
+
+# --- whole texts ------------------------------------------------------------------------------------------
+
+
+def error_text(run: Run, report: Report) -> str:
+    """Return the text of a `RankError`."""
+    if report.message:
+        return report.message
+    cause, why = report.cause, mismatch_text(report.mismatch)
+    others = [state for state in report.states if cause is None or state.rank != cause.rank]
+    states = [f"{run.who(state.rank)} {state_text(run, state)}" for state in others]
+    if cause is None:
+        head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
+        return "\n".join([head, "", *states])
+    what = _failure_text(cause, RankFiles(run.folder, cause.rank))
+    parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *map(show, cause.frames), *states]
+    text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
+    return f"{text}\n\n{hint}" if (hint := advice(cause)) else text
+
+
+def warning_text(run: Run, states: Sequence[RankState], mismatch: Mismatch | Absence | None) -> str:
+    """Say in the present tense which ranks make no progress, and whom they wait for."""
+    lines = [f"{run.who(state.rank)} {_warning_line(state)}" for state in states]
+    more = [f"and {len(lines) - MOST_RANKS} more"] if len(lines) > MOST_RANKS else []
+    return "\n".join(filter(None, [mismatch_text(mismatch, PRESENT), *lines[:MOST_RANKS], *more]))
+
+
+def _warning_line(state: RankState) -> str:
+    if state.phase == "returned":
+        return f"returned {state.seconds:.1f} s ago, and its process has not ended"
+    if state.position:
+        return _at(state.position, state.seconds, PRESENT)
+    return f"has not moved for {state.seconds:.1f} s"
+
+
+# --- one rank ---------------------------------------------------------------------------------------------
+
+
+def state_text(run: Run, state: RankState) -> str:
+    """Say what a rank was doing or how it ended, in words that follow "rank N"."""
+    if state.phase == "returned":
+        lingers = f" {state.seconds:.1f} s before, and its process had not ended" if state.seconds else ""
+        return f"had returned{lingers}"
+    failure, position = state.failure, state.position
+    if failure and failure.consequence and failure.frames:
+        return f"then lost its connection ({line_of(failure.frames[-1])})"
+    if failure and failure.signal == "SIGTERM" and position:
+        return f"{_at(position, state.seconds)} when it was asked to end"
+    if failure:
+        return f"then {_failure_headline(failure, RankFiles(run.folder, state.rank)).splitlines()[0]}"
+    if state.phase == "ended":
+        return "had ended"
+    if position:
+        return _at(position, state.seconds)
+    if state.phase != AT_WORK:
+        return "was ending" if state.phase == ENDING else "was starting"
+    if not state.stack or is_ours(state.stack[0][0]):
+        return "was at work"
+    return f"was in {state.stack[0][2]}"
+
+
+def _at(position: Position, seconds: float | None, tense: Tense = PAST) -> str:
+    line = line_of(position.frame)
+    if position.function is None:
+        return f"{tense.is_} at {line}"
+    still = "" if seconds is None else f" for {seconds:.1f} s"
+    return f"{position_text(position, tense)}{still} ({line})"
+
+
+def position_text(position: Position, tense: Tense = PRESENT) -> str:
+    """Say in which function a rank waits, or is."""
+    if position.function is None:
+        return f"{tense.is_} at a line of its own"
+    return f"{tense.waits if position.waits else tense.is_} in {position.function}"
+
+
+def _failure_text(failure: Failure, files: RankFiles) -> str:
+    """Say in full how a rank failed, in words that follow "rank N"."""
+    said = [" and said", *failure.last_lines] if failure.last_lines and failure.kind != "signal" else []
+    causes = [f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in failure.causes]
+    return "".join([_failure_headline(failure, files), "\n".join(said), *causes])
+
+
+def _failure_headline(failure: Failure, files: RankFiles) -> str:
+    if failure.kind == "noted by the launcher":
+        return failure.message
+    if failure.kind == "signal":
+        how = SIGNALS.get(failure.signal, f"was ended by {failure.signal}")
+        return OUT_OF_MEMORY if failure.short_of_memory else how
+    if failure.kind == "exit code":
+        unexplained = "" if failure.rank == PROGRAM else " and without an exception (os._exit?)"
+        why = UNRECORDED.get(failure.unrecorded, unexplained).format(files.folder)
+        return f"ended with exit code {failure.exit_code}{why}"
+    lines = [shortened(line) for line in failure.message.strip().splitlines()]
+    if len(lines) > MESSAGE_LINES:  # a DataLoader worker's own error is at the end
+        half = MESSAGE_LINES // 2
+        lines[half:-half] = [f"[{len(lines) - MESSAGE_LINES} more lines in {files.failure}]"]
+    message = "\n".join(lines)
+    if failure.exception == "SystemExit":
+        return f"ended itself by sys.exit({message})"
+    return f"raised {failure.exception}: {message}".rstrip(": ")
+
+
+def advice(failure: Failure) -> str:
+    """Say what to do about a failure; empty if that is not known."""
+    if failure.kind != "raised":
+        return ""
+    texts = [failure.exception, failure.message, *failure.causes]
+    known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
+    return next(known, NO_MEMORY if failure.short_of_memory else "")
+
+
+# --- whom they wait for -----------------------------------------------------------------------------------
+
+
+def mismatch_text(mismatch: Mismatch | Absence | None, tense: Tense = PAST) -> str:
+    """Say in one line whom the waiting ranks wait for; empty if that is not known."""
+    if isinstance(mismatch, Mismatch):
+        calls = {rank: call.name for rank, call in mismatch.calls.items()}
+        if len(set(calls.values())) == 1:
+            calls = {rank: _with_sizes(call) for rank, call in mismatch.calls.items()}
+        return f"the ranks do not match: collective {mismatch.number} is {_by_call(calls)}"
+    if mismatch is None:
+        return ""
+    one = len(mismatch.absent) == 1
+    never = tense.one_never if one else tense.they_never
+    number = "" if mismatch.number is None else f" (collective {mismatch.number})"
+    wait = tense.waits if len(mismatch.waiting) == 1 else tense.wait
+    returned = ("; it has returned" if one else "; they have returned") if mismatch.returned else ""
+    absent, waiting = _ranks(mismatch.absent), _ranks(mismatch.waiting)
+    return f"{absent} {never} {mismatch.function}{number}, in which {waiting} {wait}{returned}"
+
+
+def _with_sizes(call: Call) -> str:
+    if not call.sizes:
+        return f"{call.name} of no tensor"
+    return f"{call.name} of shape{'s' * (len(call.sizes) > 1)} {', '.join(map(str, call.sizes))}"
+
+
+def _by_call(calls: Mapping[int, str]) -> str:
+    ranks = defaultdict(list)
+    for rank, call in calls.items():
+        ranks[call].append(rank)
+    return " and ".join(f"{call} on {_ranks(numbers)}" for call, numbers in ranks.items())
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    numbers = list(numbers)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    shown = ", ".join(map(str, numbers[:MOST_RANKS]))
+    return f"ranks {shown}" + (f" and {len(numbers) - MOST_RANKS} more" if len(numbers) > MOST_RANKS else "")
+
+
+# --- lines of code ----------------------------------------------------------------------------------------
+
+
+def label(filename: str) -> str:
+    """Return a name to show: ``Cell In[7]`` for a cell of this kernel, a short path for a file."""
+    with contextlib.suppress(AttributeError, TypeError):  # no cell, or no IPython
+        return " ".join(shell().compile.format_code_name(filename))
+    with contextlib.suppress(ValueError):
+        return str(Path(filename).relative_to(Path.cwd()))
+    return Path(filename).name
+
+
+def line_of(frame: Mapping[str, Any]) -> str:
+    """Format a frame's place and source line in one line."""
+    source = dict(frame["source"]).get(frame["line"], "").strip()
+    return f"{label(frame['file'])}, line {frame['line']}" + (f": {shortened(source)}" if source else "")
+
+
+def show(frame: Mapping[str, Any]) -> str:
+    """Format a frame as source lines, with the failing one marked."""
+    lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
+    lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
+    for number, text in frame["source"]:
+        mark = "---->" if number == frame["line"] else "     "
+        lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def shortened(line: str) -> str:
+    """Cut a line that is longer than `LINE_LENGTH`."""
+    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"
