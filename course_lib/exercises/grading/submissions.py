@@ -7,7 +7,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Cell:
 
     name: str
     source: str
-    number: str | None = None
+    number: str | None
 
 
 @dataclass
@@ -62,31 +63,25 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
 
     A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
     exercise is, to the one that the folder's name gives. A notebook further down belongs to the learner that
-    the subfolder's name gives. Links to folders are not followed.
-
-    Raises
-    ------
-    NoSubmissions
-        A folder does not exist, or there is no notebook in any.
+    the subfolder's name gives. Links to folders are not followed. `NoSubmissions` is raised if a folder does
+    not exist, or if there is no notebook in any.
     """
-    found: dict[tuple[str, str], Submission] = {}
+    submitted: dict[tuple[str, str], Submission] = {}
     for folder in folders:
         if not folder.is_dir():
             raise NoSubmissions(f"there is no folder {str(folder)!r}")
-        for place, inner, names in os.walk(folder):
-            inner[:] = sorted(name for name in inner if not name.startswith("."))
-            for name in sorted(names):
-                path = Path(place, name)
-                if path.suffix == ".ipynb" and not name.startswith("."):
-                    parts = path.relative_to(folder).parts
-                    learner = parts[0]
-                    if len(parts) == 1:
-                        learner = folder.resolve().name if OF_AN_EXERCISE.match(name) else path.stem
-                    found[learner, str(path)] = Submission(_in_letters(learner), path)
-    if not found:
+        for path in folder.rglob("*.ipynb"):
+            parts = path.relative_to(folder).parts
+            if path.is_dir() or any(part.startswith(".") for part in parts):
+                continue
+            learner = parts[0]
+            if len(parts) == 1:
+                learner = folder.resolve().name if OF_AN_EXERCISE.match(path.name) else path.stem
+            submitted[learner, str(path)] = Submission(_in_letters(learner), path)
+    if not submitted:
         where = ", ".join(map(str, folders))
         raise NoSubmissions(f"there is no notebook (.ipynb) in {where}: name the folder with the submissions")
-    return [found[key] for key in sorted(found)]
+    return [submitted[key] for key in sorted(submitted)]
 
 
 def _in_letters(name: str) -> str:
@@ -95,46 +90,29 @@ def _in_letters(name: str) -> str:
 
 
 def content(path: Path) -> bytes:
-    """Return the bytes of a regular file, not of a link or a pipe, and not of one that is too long.
-
-    Raises
-    ------
-    Unreadable
-    """
+    """Return a file's bytes; raise `Unreadable` if it is a link, a pipe or a folder, or too long."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
+        why = f"it cannot be opened: {error.strerror}"
         if error.errno == errno.ELOOP:
-            raise Unreadable(
-                "it is a link to another file, which is not followed: hand in the file"
-            ) from None
-        raise Unreadable(f"it cannot be opened: {error.strerror}") from None
+            why = "it is a link to another file, which is not followed: hand in the file"
+        raise Unreadable(why) from None
     with open(file, "rb") as opened:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
             raise Unreadable("it is no file, but a folder, a pipe or a device")
         if about.st_size > MOST_BYTES:
-            raise Unreadable(
-                f"it has {about.st_size / 1e6:,.0f} MB, and {MOST_BYTES / 1e6:.0f} MB are the most: clear "
-                "its outputs (Edit, Clear Outputs of All Cells) and hand it in again"
-            )
+            sizes = f"it has {about.st_size / 1e6:,.0f} MB, and {MOST_BYTES / 1e6:.0f} MB are the most"
+            outputs = "clear its outputs (Edit, Clear Outputs of All Cells)"
+            raise Unreadable(f"{sizes}: {outputs} and hand it in again")
         return opened.read(MOST_BYTES + 1)
 
 
-def read(text: bytes, name: str, forms: Mapping[str, str]) -> Exercise:
-    """Read the exercise from a notebook's bytes.
+def read(text: bytes, name: str, questions: Collection[str]) -> Exercise:
+    """Read the exercise from a notebook's bytes; the file's name, too, may say which of the exercises it is.
 
-    Parameters
-    ----------
-    name
-        The name of the file, which may say which exercise it is.
-    forms
-        The name of each question's answer, by the question's number.
-
-    Raises
-    ------
-    Unreadable
-        It is not a notebook, or not one of an exercise of this course.
+    `Unreadable` is raised if it is not a notebook, or not one of an exercise of this course.
     """
     notes = []
     try:
@@ -157,64 +135,64 @@ def read(text: bytes, name: str, forms: Mapping[str, str]) -> Exercise:
         raise Unreadable(f"it has {len(cells)} cells, and {MOST_CELLS} are the most")
     if (language := _language(whole)) != "python":
         notes.append(f"its kernel is for {language:.30}, and its cells were run as Python")
-    code = [each for each in cells if isinstance(each, dict) and each.get("cell_type") == "code"]
-    number = _exercise(code, name, {each[:2] for each in forms})
-    return Exercise(number, list(_cells(code, number, forms)), notes)
+    code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
+    number = _exercise(code, name, {question[:2] for question in questions})
+    return Exercise(number, list(_cells(code, number, questions)), notes)
 
 
 def _language(whole: dict[str, Any]) -> str:
-    about = whole.get("metadata")
-    about = about if isinstance(about, dict) else {}
     for part, key in (("language_info", "name"), ("kernelspec", "language")):
-        language = about[part].get(key) if isinstance(about.get(part), dict) else None
+        language = _within(whole, "metadata", part, key)
         if isinstance(language, str):
             return language.lower()
     return "python"
 
 
+def _within(whole: Any, *keys: str) -> Any:
+    """Return what stands under these keys, one in the other; None if it does not."""
+    for key in keys:
+        whole = whole.get(key) if isinstance(whole, dict) else None
+    return whole
+
+
 def _marks(cell: dict[str, Any]) -> Iterator[str]:
     """Yield the names in a cell that say where it comes from."""
-    about = cell.get("metadata")
-    marks = about.get("nbgrader") if isinstance(about, dict) else None
-    for mark in (marks.get("grade_id") if isinstance(marks, dict) else None, cell.get("id")):
+    for mark in (_within(cell, "metadata", "nbgrader", "grade_id"), cell.get("id")):
         if isinstance(mark, str):
             yield mark
 
 
-def _exercise(code: list[dict[str, Any]], name: str, known: Collection[str]) -> str:
+def _exercise(code: list[dict[str, Any]], name: str, known: set[str]) -> str:
     """Return which exercise it is, by what most of its cells say, or else by the file's name."""
-    votes: dict[str, int] = {}
+    votes: Counter[str] = Counter()
     for cell in code:
-        for number in {found[1] for mark in _marks(cell) if (found := OF_AN_EXERCISE.match(mark))}:
-            votes[number] = votes.get(number, 0) + (number in known)
+        votes.update({named[1] for mark in _marks(cell) if (named := OF_AN_EXERCISE.match(mark))} & known)
     number = max(sorted(votes), key=votes.__getitem__, default="")
-    if not votes.get(number):
-        found = OF_AN_EXERCISE.match(name)
-        number = found[1] if found else ""
+    if not number and (named := OF_AN_EXERCISE.match(name)):
+        number = named[1]
     if number not in known:
-        raise Unreadable(
-            "nothing in it says which exercise it is: keep the file's name (06_….ipynb), or the cells with "
-            "the checks"
-        )
+        keep = "keep the file's name (06_….ipynb), or the cells with the checks"
+        raise Unreadable(f"nothing in it says which exercise it is: {keep}")
     return number
 
 
-def _cells(code: list[dict[str, Any]], number: str, forms: Mapping[str, str]) -> Iterator[Cell]:
+def _cells(code: list[dict[str, Any]], number: str, questions: Collection[str]) -> Iterator[Cell]:
     for place, cell in enumerate(code, 1):
         source, count = cell.get("source"), cell.get("execution_count")
         if isinstance(source, list):
-            source = "".join(each for each in source if isinstance(each, str))
+            source = "".join(line for line in source if isinstance(line, str))
         if not isinstance(source, str):
             continue
         shown = count if isinstance(count, int) and 0 < count < 10**6 else place
-        yield Cell(f"Cell In[{shown}]", source, _checked(cell, source, number, forms))
+        checked = _checked(cell, source, number)
+        yield Cell(f"Cell In[{shown}]", source, checked if checked in questions else None)
 
 
-def _checked(cell: dict[str, Any], source: str, number: str, forms: Mapping[str, str]) -> str | None:
+def _checked(cell: dict[str, Any], source: str, number: str) -> str | None:
     """Return the question that a cell is there to check, by its own name or else by its only line."""
     for mark in _marks(cell):
-        if found := re.fullmatch(rf"e{number}-(\d)-check", mark):
-            return f"{number}.{found[1]}" if f"{number}.{found[1]}" in forms else None
+        if named := re.fullmatch(rf"e{number}-(\d)-check", mark):
+            return f"{number}.{named[1]}"
     line = source.strip()
-    found, one_line = A_CHECK.match(line), len(line.splitlines()) == 1
-    return found[1] if found and one_line and found[1] in forms and found[1][:2] == number else None
+    asked = A_CHECK.match(line)
+    return asked[1] if asked and len(line.splitlines()) == 1 and asked[1].startswith(number) else None

@@ -1,4 +1,4 @@
-"""Write the results of a batch: a table for other systems, pages for learners, and the class on one page."""
+"""Write the scores of a class: a table for other systems, pages for learners, and the class on one page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import hashlib
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...figures.charts import bars
 from ...figures.tables import html_table
-from ...run_folder import write_whole
-from ..asking import QUESTIONS, Finding
-from ..check import Feedback
-from .grade import Graded
+from ...files import write_whole
+from ..question import QUESTIONS
+from .batch import Graded
 
 # nbgrader's export has these columns first; those that are not known here stay empty.
 OF_NBGRADER = (
@@ -36,41 +36,41 @@ pre{{white-space:pre-wrap}}img{{max-width:100%}}</style></head><body><h1>{title}
 """
 
 
-class Learner:
+class LearnerGrades:
     """What one learner submitted; of several notebooks for one exercise, the one with most points counts."""
 
     def __init__(self, name: str, graded: Iterable[Graded]) -> None:
         self.name = name
         self.graded = list(graded)
         self.best: dict[str, Graded] = {}
-        for each in self.graded:
-            number = each.result.get("exercise")
-            if number and (number not in self.best or each.points > self.best[number].points):
-                self.best[number] = each
+        for entry in self.graded:
+            number = entry.score.exercise
+            if number and (number not in self.best or entry.score.points > self.best[number].score.points):
+                self.best[number] = entry
 
     def points(self, number: str) -> float | None:
         """Return the points for a question; None if no notebook with it was submitted."""
         exercise = self.best.get(number[:2])
-        return exercise.result["questions"][number]["points"] if exercise else None
+        return exercise.score.feedback[number].points if exercise else None
 
-    def score(self, exercises: Sequence[str]) -> float:
-        return sum(each.points for number, each in self.best.items() if number in exercises)
+    def total(self, exercises: Sequence[str]) -> float:
+        return sum(entry.score.points for number, entry in self.best.items() if number in exercises)
 
     @property
     def trouble(self) -> list[str]:
-        return [f"{each.submission.name}: {word}" for each in self.graded for word in each.result["trouble"]]
+        return [f"{entry.submission.name}: {words}" for entry in self.graded for words in entry.score.trouble]
 
 
-def learners(graded: Iterable[Graded]) -> list[Learner]:
-    found: dict[str, list[Graded]] = {}
-    for each in graded:
-        found.setdefault(each.submission.learner, []).append(each)
-    return [Learner(name, of) for name, of in sorted(found.items())]
+def learners(graded: Iterable[Graded]) -> list[LearnerGrades]:
+    by_learner: dict[str, list[Graded]] = {}
+    for entry in graded:
+        by_learner.setdefault(entry.submission.learner, []).append(entry)
+    return [LearnerGrades(name, of) for name, of in sorted(by_learner.items())]
 
 
-def exercises_of(everyone: Sequence[Learner], asked: Sequence[str]) -> list[str]:
+def exercises_of(everyone: Sequence[LearnerGrades], asked: Sequence[str]) -> list[str]:
     """Return the exercises that count: those asked for, or all that at least one learner submitted."""
-    return sorted(set(asked) or {number for each in everyone for number in each.best})
+    return sorted(set(asked) or {number for learner in everyone for number in learner.best})
 
 
 def _questions(exercises: Sequence[str]) -> list[str]:
@@ -81,7 +81,7 @@ def _most(number: str) -> float:
     return sum(QUESTIONS[number].properties.values())
 
 
-def write_csv(path: Path, everyone: Sequence[Learner], exercises: Sequence[str]) -> None:
+def write_csv(path: Path, everyone: Sequence[LearnerGrades], exercises: Sequence[str]) -> None:
     """Write one row per learner; a question of an exercise not submitted is empty, and counts as 0."""
     questions = _questions(exercises)
     most = sum(map(_most, questions))
@@ -89,12 +89,12 @@ def write_csv(path: Path, everyone: Sequence[Learner], exercises: Sequence[str])
         names = [*OF_NBGRADER, *questions, "trouble"]
         writer = csv.DictWriter(file, names, quoting=csv.QUOTE_ALL)  # a spreadsheet may split at semicolons
         writer.writeheader()
-        for each in everyone:
-            score = each.score(exercises)
-            row: dict[str, Any] = {number: _number(each.points(number)) for number in questions}
-            row |= {"assignment": " ".join(exercises), "student_id": _text(each.name)}
-            row |= {"raw_score": _number(score), "late_submission_penalty": 0, "score": _number(score)}
-            writer.writerow(row | {"max_score": _number(most), "trouble": _text(" | ".join(each.trouble))})
+        for learner in everyone:
+            score = _number(learner.total(exercises))
+            row: dict[str, Any] = {number: _number(learner.points(number)) for number in questions}
+            row |= {"assignment": " ".join(exercises), "student_id": _text(learner.name)}
+            row |= {"raw_score": score, "late_submission_penalty": 0, "score": score}
+            writer.writerow(row | {"max_score": _number(most), "trouble": _text(" | ".join(learner.trouble))})
 
 
 def _number(points: float | None) -> str:
@@ -107,21 +107,22 @@ def _text(words: str) -> str:
     return f"'{words}" if words.lstrip().startswith(A_FORMULA) else words
 
 
-def write_report(folder: Path, everyone: Sequence[Learner], exercises: Sequence[str]) -> None:
+def write_report(folder: Path, everyone: Sequence[LearnerGrades], exercises: Sequence[str]) -> None:
     """Write ``index.html`` (the class, with a figure), a page per learner, and ``grades.json`` (points)."""
     questions = _questions(exercises)
     folder.mkdir(parents=True, exist_ok=True)
     rows, summary = [], []
-    for each in everyone:
-        page = f"learner-{re.sub('[^A-Za-z0-9]+', '-', each.name)[:40]}-{_short(each.name)}.html"
-        _write_page(folder / page, each.name, _page_of(each, exercises))
-        points = {number: each.points(number) for number in questions}
-        score = each.score(exercises)
+    for learner in everyone:
+        name, score, trouble = learner.name, learner.total(exercises), learner.trouble
+        hashed = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        page = f"learner-{re.sub('[^A-Za-z0-9]+', '-', name)[:40]}-{hashed}.html"
+        _write_page(folder / page, name, _page_of(learner, exercises))
+        points = {number: learner.points(number) for number in questions}
         cells = "".join(f"<td>{_number(value) or '–'}</td>" for value in points.values())
-        name = f'<td><a href="{page}">{html.escape(each.name)}</a></td>'
-        trouble = f"<td>{html.escape('; '.join(each.trouble)[:300])}</td>"
-        rows.append(f"<tr>{name}<td>{score:g}</td>{cells}{trouble}</tr>")
-        summary.append({"learner": each.name, "score": score, "points": points, "trouble": each.trouble})
+        link = f'<a href="{page}">{html.escape(name)}</a>'
+        notes = html.escape("; ".join(trouble)[:300])
+        rows.append(f"<tr><td>{link}</td><td>{score:g}</td>{cells}<td>{notes}</td></tr>")
+        summary.append({"learner": name, "score": score, "points": points, "trouble": trouble})
     most = sum(map(_most, questions))
     whole = {"exercises": list(exercises), "max_score": most, "learners": summary}
     write_whole(folder / "grades.json", json.dumps(whole, indent=1))
@@ -144,17 +145,13 @@ def _write_page(path: Path, title: str, body: str) -> None:
     write_whole(path, page.encode("utf-8", "backslashreplace").decode())
 
 
-def _short(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-
-
-def lost_share(everyone: Sequence[Learner], questions: Sequence[str]) -> dict[str, float]:
+def lost_share(everyone: Sequence[LearnerGrades], questions: Sequence[str]) -> dict[str, float]:
     """Return, for each question, how many percent of its points those who submitted it did not reach."""
-    found = {}
+    lost = {}
     for number in questions:
-        reached = [points for each in everyone if (points := each.points(number)) is not None]
-        found[number] = 100 * (1 - sum(reached) / len(reached) / _most(number)) if reached else 0.0
-    return found
+        reached = [points for learner in everyone if (points := learner.points(number)) is not None]
+        lost[number] = 100 * (1 - sum(reached) / len(reached) / _most(number)) if reached else 0.0
+    return lost
 
 
 def _worst(lost: dict[str, float]) -> str:
@@ -164,35 +161,24 @@ def _worst(lost: dict[str, float]) -> str:
     return f"{len(worst)} questions go wrong most: {', '.join(worst[:6])}{' …' * (len(worst) > 6)}"
 
 
-def most_missed(everyone: Sequence[Learner], rows: int = 10) -> list[dict[str, str]]:
+def most_missed(everyone: Sequence[LearnerGrades], rows: int = 10) -> list[dict[str, str]]:
     """Return the properties that fail for most learners, worst first."""
-    missed: dict[tuple[str, str], int] = {}
-    for each in everyone:
-        for exercise in each.best.values():
-            for number, found in exercise.result["questions"].items():
-                for finding in found["findings"]:
-                    key = number, finding["what"]
-                    missed[key] = missed.get(key, 0) + (not finding["ok"])
-    worst = sorted((item for item in missed.items() if item[1]), key=lambda item: (-item[1], item[0]))[:rows]
+    scores = [entry.score for learner in everyone for entry in learner.best.values()]
+    judged = [feedback for score in scores for feedback in score.feedback.values()]
+    missed = Counter((one.question, bad.what) for one in judged for bad in one.findings if not bad.ok)
+    worst = sorted(missed.items(), key=lambda item: (-item[1], item[0]))[:rows]
     return [{"question": n, "property": what, "learners": str(count)} for (n, what), count in worst]
 
 
-def feedback_of(number: str, found: dict[str, Any]) -> Feedback:
-    """Return the feedback as the learner would have seen it."""
-    findings = [
-        Finding(each["what"], each["ok"], each["seen"], each["hint"], each["points"])
-        for each in found["findings"]
-    ]
-    return Feedback(number, findings, found["trouble"])
-
-
-def _page_of(learner: Learner, exercises: Sequence[str]) -> str:
+def _page_of(learner: LearnerGrades, exercises: Sequence[str]) -> str:
     parts = []
-    for each in learner.graded:
-        result = each.result
-        counts = learner.best.get(result.get("exercise") or "") is each and result["exercise"] in exercises
-        parts.append(f"<h2>{html.escape(each.submission.name)}: {each.points:g} of {each.most:g} points</h2>")
+    for entry in learner.graded:
+        score = entry.score
+        counts = learner.best.get(score.exercise or "") is entry and score.exercise in exercises
+        parts.append(
+            f"<h2>{html.escape(entry.submission.name)}: {score.points:g} of {score.most:g} points</h2>"
+        )
         parts += [] if counts else ["<p>It does not count.</p>"]
-        parts += [f"<p>Note: {html.escape(word)}</p>" for word in result["trouble"]]
-        parts += [feedback_of(n, found)._repr_html_() for n, found in result["questions"].items()]
+        parts += [f"<p>Note: {html.escape(words)}</p>" for words in score.trouble]
+        parts += [feedback._repr_html_() for feedback in score.feedback.values()]
     return "\n".join(parts)

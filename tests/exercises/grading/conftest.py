@@ -8,8 +8,8 @@ import cloudpickle
 import psutil
 import pytest
 
-from course_lib.exercises import asking
-from course_lib.exercises.grading import judge
+from course_lib.exercises import question as question_module
+from course_lib.exercises.grading import score
 from tests.exercises.grading import toys
 from tests.support.processes import wait_for
 
@@ -17,14 +17,14 @@ from tests.support.processes import wait_for
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """99.1 and 99.2, beside the course's own."""
-    judge.forms()
-    before = dict(asking.QUESTIONS)
+    score.answer_names()
+    before = dict(question_module.QUESTIONS)
     toys.register()
     cloudpickle.register_pickle_by_value(toys)
     yield
     cloudpickle.unregister_pickle_by_value(toys)
-    asking.QUESTIONS.clear()
-    asking.QUESTIONS.update(before)
+    question_module.QUESTIONS.clear()
+    question_module.QUESTIONS.update(before)
 
 
 @pytest.fixture

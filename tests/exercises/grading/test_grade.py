@@ -83,7 +83,7 @@ def test_a_class_is_graded_and_goes_on_where_it_was_stopped(folder: Path) -> Non
 
 def test_the_solutions_have_full_points_behind_the_walls(tmp_path: Path) -> None:
     """What a work takes along, and what it finds there, is not what it has in a notebook."""
-    if reason := walls.open_without():
+    if reason := walls.unprotected():
         missing(reason)
     folder = tmp_path / "class"
     shutil.copytree(ROOT / "solutions", folder / "anna")
@@ -106,18 +106,17 @@ def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
     wait_for(lambda: not psutil.wait_procs(left, timeout=0)[1], what="the end of all that it started")
 
 
-def test_a_judge_that_dies_costs_no_other_submission(folder: Path) -> None:
+def test_a_worker_that_dies_costs_no_other_submission(folder: Path) -> None:
     (folder / "bert" / "03_data_parallel.ipynb").unlink()
     (folder / "anna" / "03_data_parallel.ipynb").write_bytes(notebook("import time\ntime.sleep(600)"))
     grader = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
 
-    def judges() -> list[psutil.Process]:
+    def workers() -> list[psutil.Process]:
         me = psutil.Process(grader.pid)
         parents = [each.parent() for each in me.children(recursive=True) if each.name() == "bwrap"]
         return [each for each in parents if each and each != me and each.name() != "bwrap"]
 
-    judge = wait_for(judges, what="a judge")[0]
-    judge.kill()
+    wait_for(workers, what="a worker")[0].kill()
     said = grader.communicate(timeout=600)[1]
     assert grader.returncode == 0, said
     assert "exit code -9" in rows(folder)["anna"]["trouble"], rows(folder)["anna"]

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import course_lib
-from course_lib.exercises.grading import judge, walls
+from course_lib.exercises.grading import score, walls
+from course_lib.exercises.grading.score import Score
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.needs import missing
 from tests.support.processes import wait_for
@@ -23,7 +24,7 @@ HOUSE = Path(course_lib.__file__).parent
 @pytest.fixture(scope="module", autouse=True)
 def shared() -> Iterator[None]:
     """One pair of walls for all: what one submission does costs no other anything."""
-    if reason := walls.open_without():
+    if reason := walls.unprotected():
         missing(reason)
     with walls.Walls() as there:
         WALLS.append(there)
@@ -36,18 +37,18 @@ WALLS: list[walls.Walls] = []
 
 @pytest.fixture(autouse=True)
 def _walled(questions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(judge, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(score, "GRACE_SECONDS", 20.0)
     monkeypatch.setattr(walls, "END_SECONDS", 120.0)  # on a busy machine a hundred processes take long to end
     yield
-    # bubblewrap, its first process, and the one that makes the sessions
+    # bubblewrap, its first process, and the supervisor
     wait_for(lambda: len(WALLS[0]._family()) <= 3, what="the end of all that the sessions started")
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what never comes to an end."""
-    monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
-    monkeypatch.setattr(judge, "ALL_SECONDS", 15.0)
+    monkeypatch.setattr(score, "CELL_SECONDS", 4.0)
+    monkeypatch.setattr(score, "ALL_SECONDS", 15.0)
 
 
 @pytest.fixture
@@ -58,43 +59,43 @@ def anew() -> Iterator[None]:
     WALLS[0]._end()
 
 
-def grade(text: bytes, seconds: float = 60.0, seed: str = "") -> dict[str, Any]:
-    return judge.grade(text, "99_toys.ipynb", seed, seconds, WALLS[0])
+def score_of(text: bytes, seed: str = "") -> Score:
+    return score.score_notebook(text, "99_toys.ipynb", seed, 60.0, WALLS[0])
 
 
-def points(result: dict[str, Any]) -> list[float]:
-    return [result["questions"][f"99.{place}"]["points"] for place in (1, 2)]
+def points(scored: Score) -> list[float]:
+    return [scored.feedback[f"99.{place}"].points for place in (1, 2)]
 
 
-def harmed(mischief: str, calls_it: bool = True) -> dict[str, Any]:
+def harmed(mischief: str, calls_it: bool = True) -> Score:
     """Of a notebook that does harm in a cell and in its first answer, while its second answer is honest."""
     first = f"{mischief}\ndef first(numbers):\n    return mischief()\n"
     text = notebook(first, "mischief()" if calls_it else "", check(1), HONEST_SECOND, check(2))
-    result = grade(text)
+    result = score_of(text)
     assert points(result) == [0, 3], result
     return result
 
 
-def said(result: dict[str, Any]) -> str:
+def said(scored: Score) -> str:
     """All that was told about the first question."""
-    first = result["questions"]["99.1"]
-    return "\n".join([*result["trouble"], first["trouble"], *(each["seen"] for each in first["findings"])])
+    first = scored.feedback["99.1"]
+    return "\n".join([*scored.trouble, first.trouble, *(finding.seen for finding in first.findings)])
 
 
 def test_an_honest_one_gets_its_points() -> None:
     text = notebook(HONEST_FIRST, check(1), HONEST_SECOND, check(2))
-    once = grade(text)
+    once = score_of(text)
     assert points(once) == [2, 3]
-    assert once["trouble"] == []
+    assert once.trouble == []
 
 
 def test_the_same_input_is_judged_alike() -> None:
     wrong = notebook("def first(numbers):\n    return 0\n", check(1), check(2))
-    once = grade(wrong)
+    once = score_of(wrong)
     assert points(once) == [0, 0]
     assert "returned 0, an int" in said(once)
-    assert grade(wrong) == once, "with the same draws, which the feedback shows"
-    assert said(grade(wrong, seed="another seed")) != said(once)
+    assert score_of(wrong) == once, "with the same draws, which the feedback shows"
+    assert said(score_of(wrong, seed="another seed")) != said(once)
 
 
 LOOPS = {
@@ -118,7 +119,7 @@ def mischief():
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_never_ends_is_ended(name: str) -> None:
     first = f"{LOOPS[name]}\ndef first(numbers):\n    return mischief()\n"
-    result = grade(notebook(first, "mischief()", check(1), HONEST_SECOND, check(2)))
+    result = score_of(notebook(first, "mischief()", check(1), HONEST_SECOND, check(2)))
     assert points(result) == [0, 3], result
     assert "not done after" in said(result)
 
@@ -134,8 +135,8 @@ ENDS = {
 def test_what_ends_its_process_costs_itself_alone(name: str) -> None:
     result = harmed(ENDS[name])
     if name != "SIGKILL to all":  # which spares the one that sends it
-        assert "Cell In[2] was left out: your code ended the process that runs it" in result["trouble"]
-    assert result["questions"]["99.1"]["trouble"]
+        assert "Cell In[2] was left out: your code ended the process that runs it" in result.trouble
+    assert result.feedback["99.1"].trouble
 
 
 def test_100_mb_of_output_are_not_kept() -> None:
@@ -251,7 +252,7 @@ class First:
         return os.system, ("touch {mark}",)
 first = First()
 """
-    assert points(grade(notebook(first, check(1), HONEST_SECOND, check(2)))) == [0, 3]
+    assert points(score_of(notebook(first, check(1), HONEST_SECOND, check(2)))) == [0, 3]
     assert not mark.exists()
 
 
@@ -265,7 +266,7 @@ class First:
 first = First()
 """
     cells = [first, check(1), HONEST_SECOND, check(2)] if marked else [first, HONEST_SECOND]
-    result = grade(notebook(*cells))
+    result = score_of(notebook(*cells))
     assert points(result) == [0, 3]
     assert "your answer cannot be sent to the ranks: your code ended the process" in said(result)
 
@@ -274,11 +275,12 @@ def test_a_patched_check_is_not_asked() -> None:
     harmed("""
 import course_lib, sys
 import course_lib.exercises.check as checks
-import course_lib.exercises.asking as asking
+import course_lib.exercises.in_rank.work as work
+import course_lib.exercises.question as question
 def mischief():
     course_lib.check = checks.check = checks.judged = lambda *_: 100
-    asking.Finding.ok = True
-    asking.answered = lambda *_: '{"seen": true, "ok": true, "points": 100}'
+    question.Finding.ok = True
+    work.run_work = lambda *_: '{"seen": true, "ok": true, "points": 100}'
     for each in list(sys.modules.values()):
         if hasattr(each, "check"):
             each.check = lambda *_: 100
@@ -295,7 +297,7 @@ def test_a_patched_all_reduce_is_no_sum() -> None:
         "\ndef fake(dist):\n    dist.all_reduce = lambda tensor, *_, **__: tensor.fill_(42)\n",
         check(2),
     )
-    assert points(grade(text)) == [2, 0]
+    assert points(score_of(text)) == [2, 0]
 
 
 def test_input_transformers_make_no_points() -> None:
@@ -407,14 +409,14 @@ def mischief():
 
 
 def test_checks_that_were_removed_or_edited_change_nothing() -> None:
-    assert points(grade(notebook(HONEST_FIRST, HONEST_SECOND, "first"))) == [2, 3]
+    assert points(score_of(notebook(HONEST_FIRST, HONEST_SECOND, "first"))) == [2, 3]
     edited = notebook(
         "def first(numbers):\n    return 0\n",
         check(1, 'print("100 of 100 points"); first = sum; check("99.1", sum)'),
         HONEST_SECOND,
         check(2, "raise SystemExit"),
     )
-    assert points(grade(edited)) == [0, 3]
+    assert points(score_of(edited)) == [0, 3]
 
 
 LEAVES = """
@@ -455,7 +457,7 @@ def second(number):
     dist.all_reduce(total)
     return total.item()
 """
-    assert points(grade(notebook(LEAVES + first, check(1), second, check(2)))) == [2, 3]
+    assert points(score_of(notebook(LEAVES + first, check(1), second, check(2)))) == [2, 3]
 
 
 LOOKS = """
@@ -479,6 +481,12 @@ def mischief():
                 found.append("a socket")
     except PermissionError:
         pass
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        if int(status[name], 16):
+            found.append(name)
+    if (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) != ("1", "2"):
+        found.append("new privileges")
     calls = {"keyctl": 250, "add_key": 248, "memfd_create": 319, "pidfd_getfd": 438}
     if os.uname().machine == "x86_64":
         for name, number in calls.items():
@@ -509,7 +517,7 @@ def mischief():
 
 @pytest.mark.parametrize("when", ["in its cells", "in a question"])
 def test_a_machine_without_memory_makes_no_grade(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers_of = judge.answers_of
+    answers_of = score.answers_of
 
     def then(*given: Any) -> Any:
         found = answers_of(*given)
@@ -518,11 +526,11 @@ def test_a_machine_without_memory_makes_no_grade(when: str, monkeypatch: pytest.
 
     if when == "in its cells":
         monkeypatch.setattr(walls, "LEAST_FREE", 2.0)
-    monkeypatch.setattr(judge, "answers_of", then)
-    with pytest.raises(walls.Unjudged, match="of this machine's memory are left"):
-        grade(notebook(HONEST_FIRST, check(1)))
+    monkeypatch.setattr(score, "answers_of", then)
+    with pytest.raises(walls.CannotJudge, match="of this machine's memory are left"):
+        score_of(notebook(HONEST_FIRST, check(1)))
 
 
 def test_a_long_cell_of_nothing_is_read_at_once() -> None:
     text = notebook(HONEST_FIRST, "\n" * 300_000, check(1), HONEST_SECOND, check(2))
-    assert points(grade(text)) == [2, 3]
+    assert points(score_of(text)) == [2, 3]

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib.exercises.grading import judge
+from course_lib.exercises.grading.score import answer_names
 from course_lib.exercises.grading.submissions import (
     MOST_BYTES,
     NoSubmissions,
@@ -21,24 +21,24 @@ from course_lib.exercises.grading.submissions import (
 from tests.exercises.grading.toys import cell, check, notebook
 
 ROOT = Path(__file__).parents[3]
-FORMS = {"99.1": "first", "99.2": "second", "06.1": "average_gradients"}
+QUESTIONS = {"99.1", "99.2", "06.1"}
 
 
 def refused(text: bytes, name: str = "99_toys.ipynb") -> str:
     with pytest.raises(Unreadable) as why:
-        read(text, name, FORMS)
+        read(text, name, QUESTIONS)
     return str(why.value)
 
 
 def test_a_form_begins_with_the_name_that_its_check_takes() -> None:
-    forms = judge.forms()
+    names = answer_names()
     asked = {}
     for path in sorted((ROOT / "exercises").glob("*.ipynb")):
-        exercise = read(content(path), "without a number.ipynb", forms)
+        exercise = read(content(path), "without a number.ipynb", names)
         assert exercise.number == path.name[:2]
         checks = [each for each in exercise.cells if each.number]
         asked |= {each.number: each.source for each in checks}
-    assert asked == {number: f'check("{number}", {name})' for number, name in forms.items()}
+    assert asked == {number: f'check("{number}", {name})' for number, name in names.items()}
 
 
 def test_whose_notebooks_they_are(tmp_path: Path) -> None:
@@ -105,15 +105,13 @@ def test_what_is_no_notebook_says_why(text: bytes, words: str) -> None:
     if words:
         assert any(each in refused(text) for each in words.split("|"))
     else:
-        assert read(text, "99_toys.ipynb", FORMS).cells == []
+        assert read(text, "99_toys.ipynb", QUESTIONS).cells == []
 
 
 def test_odd_values_are_left_out() -> None:
     cells = [cell(7), cell(["a", 3, "b"]), cell("x", metadata=[]), cell("y", metadata={"nbgrader": 1}, id=3)]
     cells += [cell("z", execution_count="<b>"), cell("w", execution_count=12)]
-    found = read(
-        notebook(*cells, kernelspec=[], language_info={"name": 3}), "99.ipynb", FORMS | {"99.3": "x"}
-    )
+    found = read(notebook(*cells, kernelspec=[], language_info={"name": 3}), "99.ipynb", QUESTIONS | {"99.3"})
     assert [each.source for each in found.cells] == ["ab", "x", "y", "z", "w"]
     assert found.cells[-1].name == "Cell In[12]"
     assert found.notes == []
@@ -121,23 +119,23 @@ def test_odd_values_are_left_out() -> None:
 
 def test_latin_1_is_read_all_the_same() -> None:
     text = json.dumps({"cells": [cell("# é")], "metadata": {}, "nbformat": 4}, ensure_ascii=False)
-    found = read(text.encode("latin-1"), "99_toys.ipynb", FORMS)
+    found = read(text.encode("latin-1"), "99_toys.ipynb", QUESTIONS)
     assert found.cells[0].source == "# é"
     assert "not in UTF-8 (byte 0xe9)" in found.notes[0]
-    assert read(b"\xef\xbb\xbf" + text.encode(), "99_toys.ipynb", FORMS).notes == []
+    assert read(b"\xef\xbb\xbf" + text.encode(), "99_toys.ipynb", QUESTIONS).notes == []
 
 
 def test_another_kernel_is_noted() -> None:
     text = notebook("x", kernelspec={"name": "ir", "language": "R"}, language_info={"name": "R"})
-    assert read(text, "99_toys.ipynb", FORMS).notes == [
+    assert read(text, "99_toys.ipynb", QUESTIONS).notes == [
         "its kernel is for r, and its cells were run as Python"
     ]
 
 
 def test_which_exercise_it_is() -> None:
-    assert read(notebook(check(1)), "anna.ipynb", FORMS).number == "99"
-    assert read(notebook(cell("x", id="e06-import")), "99_toys.ipynb", FORMS).number == "06"
-    assert read(notebook(cell("x", id="e55-import")), "06_ddp.ipynb", FORMS).number == "06"
+    assert read(notebook(check(1)), "anna.ipynb", QUESTIONS).number == "99"
+    assert read(notebook(cell("x", id="e06-import")), "99_toys.ipynb", QUESTIONS).number == "06"
+    assert read(notebook(cell("x", id="e55-import")), "06_ddp.ipynb", QUESTIONS).number == "06"
     assert "nothing in it says which exercise it is" in refused(notebook("x"), "anna.ipynb")
 
 
@@ -151,7 +149,7 @@ def test_a_check_is_known_by_its_mark_whatever_it_says() -> None:
             cell("", "e99-7-check"),
         ),
         "99_toys.ipynb",
-        FORMS,
+        QUESTIONS,
     )
     assert [each.number for each in found.cells] == ["99.1", "99.2", None, None, None]
 
@@ -159,5 +157,5 @@ def test_a_check_is_known_by_its_mark_whatever_it_says() -> None:
 def test_a_notebook_as_jupyterlab_writes_it(tmp_path: Path) -> None:
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("a = 1\nb = 2", execution_count=3)])
     nbformat.write(book, tmp_path / "06_ddp.ipynb")
-    found = read(content(tmp_path / "06_ddp.ipynb"), "06_ddp.ipynb", FORMS)
+    found = read(content(tmp_path / "06_ddp.ipynb"), "06_ddp.ipynb", QUESTIONS)
     assert [(each.name, each.source) for each in found.cells] == [("Cell In[3]", "a = 1\nb = 2")]

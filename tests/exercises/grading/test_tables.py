@@ -6,42 +6,42 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from course_lib.exercises.grading import judge, tables
-from course_lib.exercises.grading.grade import Graded
+from course_lib.exercises.check import Feedback
+from course_lib.exercises.grading import tables
+from course_lib.exercises.grading.batch import Graded
+from course_lib.exercises.grading.score import Score, answer_names
 from course_lib.exercises.grading.submissions import Submission, submissions
+from course_lib.exercises.question import QUESTIONS, Finding
 
 EVIL = "<script>alert(1)</script>"
 
 
-def result(points: float, trouble: str = "") -> dict[str, Any]:
+def score(points: float, trouble: str = "") -> Score:
     """Of exercise 06: so many points for its last question."""
-    judge.forms()
-    questions = {}
+    answer_names()
+    feedback = {}
     for number in ("06.1", "06.2", "06.3"):
-        properties = judge.QUESTIONS[number].properties
-        found = [
-            {"what": what, "ok": number == "06.3", "points": most, "seen": EVIL, "hint": "Look."}
-            for what, most in properties.items()
-        ]
-        most = sum(properties.values())
-        reached = points if number == "06.3" else 0.0
-        questions[number] = {"points": reached, "most": most, "trouble": trouble, "findings": found}
-    return {"exercise": "06", "trouble": [], "questions": questions}
+        most = QUESTIONS[number].properties
+        findings = [Finding(what, False, EVIL, "Look.", most[what]) for what in most]
+        if number == "06.3":
+            findings = [Finding("reached", True, EVIL, "Look.", points)]
+            findings += [Finding("missed", False, EVIL, "Look.", sum(most.values()) - points)] * (points < 5)
+        feedback[number] = Feedback(number, findings, trouble)
+    return Score("06", [], feedback)
 
 
 def graded(learner: str, points: float | None, name: str = "06_ddp.ipynb") -> Graded:
-    nothing = {"exercise": None, "trouble": ["it is not JSON, as notebooks are"], "questions": {}}
+    nothing = Score(trouble=["it is not JSON, as notebooks are"])
     return Graded(
-        Submission(learner, Path(learner, name)), nothing if points is None else result(points, EVIL)
+        Submission(learner, Path(learner, name)), nothing if points is None else score(points, EVIL)
     )
 
 
 @pytest.fixture
-def everyone() -> list[tables.Learner]:
+def everyone() -> list[tables.LearnerGrades]:
     return tables.learners(
         [
             graded("=1+1", 5.0),
@@ -53,7 +53,7 @@ def everyone() -> list[tables.Learner]:
     )
 
 
-def test_one_row_a_learner_in_nbgraders_columns(everyone: list[tables.Learner], tmp_path: Path) -> None:
+def test_one_row_a_learner_in_nbgraders_columns(everyone: list[tables.LearnerGrades], tmp_path: Path) -> None:
     tables.write_csv(tmp_path / "grades.csv", everyone, tables.exercises_of(everyone, []))
     with open(tmp_path / "grades.csv", newline="", encoding="utf-8") as file:
         rows = {row["student_id"]: row for row in csv.DictReader(file)}
@@ -65,13 +65,15 @@ def test_one_row_a_learner_in_nbgraders_columns(everyone: list[tables.Learner], 
     assert "not JSON" in rows["bert"]["trouble"]
 
 
-def test_exercises_that_count_may_be_named(everyone: list[tables.Learner], tmp_path: Path) -> None:
+def test_exercises_that_count_may_be_named(everyone: list[tables.LearnerGrades], tmp_path: Path) -> None:
     tables.write_csv(tmp_path / "grades.csv", everyone, tables.exercises_of(everyone, ["07"]))
     with open(tmp_path / "grades.csv", newline="", encoding="utf-8") as file:
         assert {(row["score"], row["max_score"]) for row in csv.DictReader(file)} == {("0", "10")}
 
 
-def test_the_pages_say_who_and_what_and_run_nothing(everyone: list[tables.Learner], tmp_path: Path) -> None:
+def test_the_pages_say_who_and_what_and_run_nothing(
+    everyone: list[tables.LearnerGrades], tmp_path: Path
+) -> None:
     tables.write_report(tmp_path, everyone, ["06"])
     pages = {path.name: path.read_text() for path in tmp_path.glob("*.html")}
     assert len(pages) == 5
@@ -103,7 +105,7 @@ def test_a_class_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     assert "not JSON" in (tmp_path / "index.html").read_text()
 
 
-def test_what_goes_wrong_most(everyone: list[tables.Learner]) -> None:
+def test_what_goes_wrong_most(everyone: list[tables.LearnerGrades]) -> None:
     lost = tables.lost_share(everyone, ["06.1", "06.3"])
     assert lost["06.1"] == 100
     assert lost["06.3"] == pytest.approx(100 * (1 - 12 / 15))
@@ -113,8 +115,8 @@ def test_what_goes_wrong_most(everyone: list[tables.Learner]) -> None:
 def test_half_letters_and_names_in_other_bytes_spoil_no_report(tmp_path: Path) -> None:
     for name in (b"caf\xe9.ipynb", b"new\nline.ipynb"):
         (tmp_path / os.fsdecode(name)).write_text("{}")
-    odd = result(1.0, "half a letter: \ud800")
-    odd["questions"]["06.1"]["findings"][0]["seen"] = "\udfff \x00 \x1b[31m"
+    odd = score(1.0, "half a letter: \ud800")
+    odd.feedback["06.1"].findings[0].seen = "\udfff \x00 \x1b[31m"
     found = [Graded(each, odd) for each in submissions([tmp_path])]
     everyone = tables.learners(found)
     assert [each.name for each in everyone] == ["caf\\xe9", "new\nline"]
@@ -122,3 +124,19 @@ def test_half_letters_and_names_in_other_bytes_spoil_no_report(tmp_path: Path) -
     tables.write_report(tmp_path / "report", everyone, ["06"])
     assert "half a letter: \\ud800" in "".join(each.read_text() for each in tmp_path.glob("report/*.html"))
     assert len((tmp_path / "grades.csv").read_text().splitlines()) == 3
+
+
+def test_a_score_is_read_as_it_was_written() -> None:
+    written = score(2.0, EVIL)
+    assert Score.from_json(written.to_json()) == written
+    assert (written.points, written.most) == (2, 10)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Score.from_json('{"feedback": {"06.1": {}}}')
+
+
+def test_of_a_notebook_that_was_handed_in_twice_one_counts(tmp_path: Path) -> None:
+    same = score(5.0)
+    (learner,) = tables.learners([Graded(Submission("anna", Path(name)), same) for name in ("a", "b")])
+    tables.write_report(tmp_path, [learner], ["06"])
+    (page,) = tmp_path.glob("learner-*.html")
+    assert (learner.total(["06"]), page.read_text().count("It does not count.")) == (5, 1)

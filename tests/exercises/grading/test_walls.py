@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from course_lib.exercises.grading import grade, judge, walls
+from course_lib.exercises.check import judged
+from course_lib.exercises.grading import score, walls
+from course_lib.exercises.grading.batch import grade_class
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.needs import missing
 from tests.support.processes import wait_for
@@ -26,15 +29,15 @@ from tests.support.processes import wait_for
 @pytest.fixture
 def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shutil, "which", lambda name, *_: None)
-    walls.open_without.cache_clear()
+    walls.unprotected.cache_clear()
     yield
-    walls.open_without.cache_clear()
+    walls.unprotected.cache_clear()
 
 
 @pytest.mark.usefixtures("no_bubblewrap")
 def test_what_is_not_closed_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "anna.ipynb").write_text("{}")
-    grade.grade([tmp_path], tmp_path / "report", out=sys.stdout)
+    grade_class([tmp_path], tmp_path / "report", out=sys.stdout)
     warning = capsys.readouterr().out.splitlines()[0]
     assert "bwrap is not installed: not closed are the network, the files" in warning
     assert "apt-get install bubblewrap" in warning
@@ -42,9 +45,9 @@ def test_what_is_not_closed_is_said_in_one_line(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.usefixtures("no_bubblewrap", "questions", "nothing_left")
 def test_without_bubblewrap_the_limits_hold_and_daemons_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "CELL_SECONDS", 4.0)
-    monkeypatch.setattr(judge, "GRACE_SECONDS", 20.0)
-    monkeypatch.setattr(judge, "ALL_SECONDS", 15.0)
+    monkeypatch.setattr(score, "CELL_SECONDS", 4.0)
+    monkeypatch.setattr(score, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(score, "ALL_SECONDS", 15.0)
     mark = f"87654.{os.getpid()}"
     daemon = f"""
 import os, time
@@ -64,43 +67,43 @@ def first(numbers=()):
     places = set(Path("/tmp").glob("course-grade-*"))
     text = notebook(daemon, "first()", check(1), HONEST_SECOND, check(2))
     with walls.Walls() as there:
-        found = judge.grade(text, "99_toys.ipynb", "", 60.0, there)["questions"]
-    assert [found["99.1"]["points"], found["99.2"]["points"]] == [0, 3], found
+        feedback = score.score_notebook(text, "99_toys.ipynb", "", 60.0, there).feedback
+    assert [feedback["99.1"].points, feedback["99.2"].points] == [0, 3], feedback
     assert all(mark not in (each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
     assert set(Path("/tmp").glob("course-grade-*")) <= places
 
 
 @pytest.mark.usefixtures("questions", "nothing_left")
-def test_where_no_worlds_can_be_made_each_session_has_walls_of_its_own(
+def test_where_no_namespaces_can_be_made_each_session_has_walls_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if reason := walls.open_without():
+    if reason := walls.unprotected():
         missing(reason)
     usual = walls._bubblewrap
-    monkeypatch.setattr(walls, "_bubblewrap", lambda user, makes_worlds=False, denied=-1: usual(user))
+    monkeypatch.setattr(walls, "_bubblewrap", lambda user, namespaces=False, seccomp=None: usual(user))
     text = notebook(HONEST_FIRST, check(1), HONEST_SECOND, check(2))
     with walls.Walls() as there:
-        there._apart = True
-        found = judge.grade(text, "99_toys.ipynb", "", 60.0, there)["questions"]
-        assert not there._apart
-    assert [found["99.1"]["points"], found["99.2"]["points"]] == [2, 3], found
+        there._namespaces = True
+        feedback = score.score_notebook(text, "99_toys.ipynb", "", 60.0, there).feedback
+        assert not there._namespaces
+    assert [feedback["99.1"].points, feedback["99.2"].points] == [2, 3], feedback
 
 
 def test_no_session_holds_the_way_to_the_others() -> None:
     """Who had it could answer in their place."""
-    if reason := walls.open_without():
+    if reason := walls.unprotected():
         missing(reason)
     with walls.Walls() as there, there.session():
-        if not there._apart:
+        if not there._namespaces:
             pytest.skip("this folder is in /tmp, so that each session has walls of its own")
 
         def ours() -> list[psutil.Process]:
             family = [each for each in there._family() if each.name() != "bwrap"]
-            found = [each for each in family if "inside import main" in " ".join(each.cmdline())]
+            found = [each for each in family if "supervisor import main" in " ".join(each.cmdline())]
             return sorted(found, key=lambda each: each.pid)
 
-        # beside the trusted one: who ends the copy, its first process, and the one that works
-        trusted, *others = wait_for(lambda: ours() if len(ours()) > 3 else None, what="the copy")
+        # beside the supervisor: process 1 of the session's namespaces, and the one that serves it
+        trusted, *others = wait_for(lambda: ours() if len(ours()) > 2 else None, what="the session")
         assert _sockets(trusted)
         for each in others:
             assert not _sockets(trusted) & _sockets(each)
@@ -137,9 +140,9 @@ def replies(program: str, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 16) 
     found = []
     with says(program) as there:
         try:
-            for each in there.replies():
+            for each in there._messages():
                 found.append(each)
-        except walls.Ended as why:
+        except walls.SessionEnded as why:
             return found, str(why)
     raise AssertionError("it has no end")
 
@@ -169,8 +172,8 @@ def test_what_comes_is_data_or_nothing(
 def test_who_does_not_read_is_given_up() -> None:
     with says("import time; time.sleep(600)") as there:
         there.until = time.monotonic() + 1
-        with pytest.raises(walls.Ended, match="not done in time"):
-            there.send({"long": "x" * (1 << 20)})
+        with pytest.raises(walls.SessionEnded, match="not done in time"):
+            next(there.ask({"long": "x" * (1 << 20)}))
 
 
 @pytest.mark.parametrize(
@@ -181,5 +184,12 @@ def test_who_does_not_read_is_given_up() -> None:
     ],
 )
 def test_a_reply_that_is_none_is_refused(reply: dict[str, Any]) -> None:
-    with pytest.raises(judge.Refused, match="cannot be read"):
-        judge._seen(reply, 2)
+    with pytest.raises(score.Refused, match="cannot be read"):
+        score._seen(reply, 2)
+
+
+@pytest.mark.parametrize("number", score.answer_names())
+def test_a_judge_without_an_answer_says_why(number: str) -> None:
+    """Also one that first asks for a folder."""
+    feedback = judged(number, score.NoAnswer("there is none"), random.Random(3))
+    assert (feedback.points, feedback.trouble) == (0, "there is none")

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from course_lib.exercises.asking import Ask, Finding, in_group, question, told
+from course_lib.exercises.in_rank.work import in_group
+from course_lib.exercises.question import Ask, Finding, question
+from course_lib.exercises.wording import told
 
 SUM, GROUP = "it returns the sum", "all ranks have the sum"
 HONEST_SECOND = """

@@ -1,0 +1,249 @@
+"""Score one submission: draw inputs, ask its code in the sandbox, and keep the score outside of it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from ...by_value import dumps
+from .. import questions
+from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
+from ..judging import read
+from ..question import QUESTIONS, Finding, Question, Refused, Work
+from . import submissions
+from .submissions import Exercise, Unreadable
+from .walls import START_SECONDS, Session, SessionEnded, Walls
+
+GRACE_SECONDS = 30.0  # beyond a limit that the sandbox itself keeps, for reports and the end of ranks
+CELL_SECONDS = 60.0  # for one cell
+MOST_STARTS = 4  # of a notebook, when its cells end the process that runs them
+MOST_ANSWER = 24 << 20  # characters of a pickled answer, in base64
+MOST_PATH = 200  # characters
+MOST_LETTERS = 4000  # characters of what is said about a ✗, or went wrong
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Score:
+    """The points and the feedback of one submission."""
+
+    exercise: str | None = None  # "06"; None where the file could not be read
+    trouble: list[str] = field(default_factory=list)
+    feedback: dict[str, Feedback] = field(default_factory=dict)  # by question
+
+    @property
+    def points(self) -> float:
+        return sum(feedback.points for feedback in self.feedback.values())
+
+    @property
+    def most(self) -> float:
+        return sum(feedback.most for feedback in self.feedback.values())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Score:
+        """Read what `to_json` wrote; raise ValueError, TypeError or KeyError if it did not."""
+        told = json.loads(text)
+        feedback = {
+            number: Feedback(number, [Finding(**finding) for finding in known["findings"]], known["trouble"])
+            for number, known in told["feedback"].items()
+        }
+        return cls(**told | {"feedback": feedback})
+
+
+def answer_names() -> dict[str, str]:
+    """Return the name of each question's answer, by question."""
+    questions.load()
+    return {number: asked.form.partition("(")[0] for number, asked in QUESTIONS.items()}
+
+
+def score_file(path: Path, seed: str, seconds: float, walls: Walls) -> Score:
+    """Score the notebook in a file, as `score_notebook` does."""
+    try:
+        return score_notebook(submissions.content(path), path.name, seed, seconds, walls)
+    except Unreadable as why:
+        return Score(trouble=[str(why)])
+
+
+def score_notebook(text: bytes, name: str, seed: str, seconds: float, walls: Walls) -> Score:
+    """Run the notebook with these bytes and this file name in the sandbox, and return its score.
+
+    Seed and bytes determine what is drawn. All cells together may take ``seconds``, and each question as
+    many, but at most `ALL_SECONDS`. `Unreadable` is raised if it is no notebook of an exercise.
+    """
+    exercise = submissions.read(text, name, answer_names())
+    names = {number: of for number, of in answer_names().items() if number.startswith(exercise.number)}
+    answers, notes = answers_of(exercise, names, seconds, walls)
+    score = Score(exercise.number, exercise.notes + notes)
+    hashed = hashlib.sha256(text).hexdigest()
+    cells = {cell.name: cell.source for cell in exercise.cells}
+    for number in names:
+        drawn = f"{seed} {hashed} {number}"
+        score.feedback[number] = _feedback(number, answers.get(number, {}), cells, drawn, seconds, walls)
+    return score
+
+
+# --- the notebook -----------------------------------------------------------------------------------------
+
+
+def answers_of(
+    exercise: Exercise, names: dict[str, str], seconds: float, walls: Walls
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Run a notebook; return its answer to each question, pickled and never opened, or why there is none.
+
+    A cell that ends the process, or never comes to an end, is left out, and the notebook is run again.
+    """
+    steps: list[Message] = [{"cell": cell.name, "source": cell.source} for cell in exercise.cells]
+    asked = {number: {"question": number, "name": name} for number, name in names.items()}
+    steps = [asked.get(cell.number or "", step) for cell, step in zip(exercise.cells, steps, strict=True)]
+    steps += asked.values()  # at the end, those without an answer at their check
+    notes: list[str] = []
+    answers: dict[str, dict[str, str]] = {}
+    until = time.monotonic() + START_SECONDS + seconds
+    a_cell = min(CELL_SECONDS, seconds)
+    for _ in range(MOST_STARTS):
+        at = -1
+        try:
+            with walls.session() as session:
+                session.until = until
+                for reply in session.ask({"do": "run", "steps": steps, "seconds": a_cell}):
+                    place, number = reply.get("at"), reply.get("answer")
+                    if isinstance(place, int) and at < place < len(steps):
+                        at, session.until = place, min(until, time.monotonic() + a_cell + GRACE_SECONDS)
+                    if isinstance(number, str) and number in names:
+                        answers[number] = _answer(reply)
+                    if reply.get("done"):
+                        return answers, notes
+        except SessionEnded as why:
+            step = steps[at] if at >= 0 else {"cell": "what is around the cells"}
+            steps = [other for other in steps if other is not step]
+            if "question" in step:
+                answers[step["question"]] = {"refused": f"your answer cannot be sent to the ranks: {why}"}
+            else:
+                notes.append(f"{step['cell']} was left out: {why}")
+            until = time.monotonic() + START_SECONDS / MOST_STARTS + seconds / MOST_STARTS
+    notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
+    return answers, notes
+
+
+def _answer(reply: Message) -> dict[str, str]:
+    pickled, refused = reply.get("pickled"), reply.get("refused")
+    if isinstance(pickled, str) and len(pickled) <= MOST_ANSWER:
+        return {"pickled": pickled}
+    if isinstance(refused, str):
+        return {"refused": refused[:MOST_LETTERS]}
+    return {"refused": f"your answer cannot be sent to the ranks: it has more than {MOST_ANSWER >> 20} MiB"}
+
+
+# --- a question -------------------------------------------------------------------------------------------
+
+
+def _feedback(
+    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float, walls: Walls
+) -> Feedback:
+    """Return the feedback on a question; the same seed draws the same inputs.
+
+    Each question has a session of its own, so no answer meets what another one has left behind or seen there.
+    """
+    # For what a judge draws without the generator that it is given
+    shared = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+    for seeds in (random.seed, np.random.seed, torch.manual_seed):
+        seeds(shared)
+    if "pickled" not in answer:
+        why = answer.get("refused", "the notebook did not come as far as this question")
+        feedback = judged(number, NoAnswer(why), random.Random(seed))
+    else:
+        with walls.session() as session:
+            ask = SandboxAsk(session, QUESTIONS[number], answer["pickled"], cells, seconds)
+            feedback = judged(number, ask, random.Random(seed))
+    feedback.trouble = feedback.trouble[:MOST_LETTERS]
+    for finding in feedback.findings:
+        finding.seen, finding.hint = finding.seen[:MOST_LETTERS], finding.hint[:MOST_LETTERS]
+    return feedback
+
+
+class NoAnswer:
+    """A `question.Ask` without an answer: it refuses, and says why."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise Refused(self._why)
+
+    folder = __call__
+
+
+class SandboxAsk:
+    """The grader's `question.Ask`: the answer is in the sandbox, and JSON comes back.
+
+    A work goes there by value, with what it needs from its own file: the judges, the expected values and the
+    points stay here.
+    """
+
+    def __init__(
+        self, session: Session, asked: Question, pickled: str, cells: dict[str, str], seconds: float
+    ) -> None:
+        self._session, self._asked = session, asked
+        self._answer: Message | None = {"do": "keep", "pickled": pickled, "cells": cells}  # until it is sent
+        self._left = min(ALL_SECONDS, seconds)
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        if self._answer:
+            self._reply(self._answer, START_SECONDS)
+            self._answer = None
+        limit, began = seconds_for(self._left), time.monotonic()
+        request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
+        try:
+            reply = self._reply(request | {"nprocs": nprocs, "seconds": limit}, limit + GRACE_SECONDS)
+        finally:
+            self._left -= time.monotonic() - began
+        return _seen(reply, nprocs)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Provide an empty folder in the sandbox; for this process it does not exist."""
+        yield Path(str(self._reply({"do": "folder"}, START_SECONDS).get("folder"))[:MOST_PATH])
+
+    def _reply(self, request: Message, seconds: float) -> Message:
+        """Send a request and return the first reply."""
+        self._session.until = time.monotonic() + seconds
+        try:
+            return next(self._session.ask(request))
+        except SessionEnded as why:
+            raise Troubled(f"your code failed: {why}") from None
+
+
+def _seen(reply: Message, nprocs: int) -> list[Any]:
+    """Return what the works saw, by rank, from a reply that may be anything."""
+    texts = reply.get("texts")
+    if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(text, str) for text in texts):
+        return [read(text) for text in texts]
+    for kind, error in (("refused", Refused), ("trouble", Troubled)):
+        if isinstance(words := reply.get(kind), str):
+            raise error(words[:MOST_LETTERS])
+    raise Refused("what your code left behind cannot be read")
+
+
+def sent(asked: Question, work: Work) -> str:
+    """Pickle a work for the sandbox, with the functions that it calls and no others."""
+    cloudpickle.register_pickle_by_value(questions)
+    try:
+        return base64.b64encode(dumps(((asked.takes, asked.form), work))).decode()
+    finally:
+        cloudpickle.unregister_pickle_by_value(questions)
