@@ -12,7 +12,6 @@ import html
 import json
 import os
 import random
-import re
 import threading
 import time
 import warnings
@@ -21,42 +20,31 @@ from pathlib import Path
 from typing import Any
 
 from ..by_value import dumps
-from ..frames import is_learners
 from ..launcher.forkserver import wait_until_loaded, warm_up
-from ..launcher.launch import start
+from ..launcher.launch import Launch, start
+from ..report.facts import RankState, Report
 from ..report.failed import RankError, RankTimeout
-from ..report.stacks import python_stack
-from ..run_folder import RankFiles
 from . import questions
-from .asking import (
-    QUESTIONS,
-    Ask,
-    Finding,
-    Question,
-    Refused,
-    Work,
-    answer_in_a_rank,
-    read,
-    reason,
-    told,
-)
-from .drawn import folder
+from .escapees import EscapeesEnd
+from .in_rank.work import answer_file, answer_in_a_rank
+from .inputs import folder
+from .judging import read
 from .progress import note
+from .question import QUESTIONS, Ask, Finding, Question, Refused, Work
 from .sharing import note_try
+from .wording import reason, told
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
 ALL_SECONDS = 30.0  # for all that a judge asks in one check
 MOST_BYTES = 16 << 20  # that a rank may report
 MOST_LETTERS = 600  # characters of what was seen, and of a line of a report
 REPORT_LINES = 14  # of the report of a failure
-NO_MEMORY = r"MemoryError|an(not|'t) allocate memory"
 ENDLESS = "What your code gave back was being read. Does it ever come to an end?"
 TOO_MUCH = "In a check a rank may take 1 GiB. Does what your code makes, or gave back, ever come to an end?"
 ABORTED = (
     "gloo gives up where the tensors of one call differ from rank to rank. Is each rank's of the same size,"
     " shape and dtype, on the side that sends and on the one that receives?"
 )
-IN_A_CALL = r" waited in \w|dist\.\w+\("
 QUESTIONS_FOLDER = str(Path(__file__).with_name("questions")) + os.sep
 
 
@@ -117,8 +105,8 @@ def check(number: str, answer: Any) -> Feedback:
     Returns
     -------
     Feedback
-        Points, and each property with ✓ or ✗; for an ✗ what was seen, and a hint. `check` itself never
-        raises: an answer's exceptions and hangs are reported as feedback.
+        Points, and each property with ✓ or ✗; for an ✗ what was seen, and a hint. An answer's exceptions and
+        hangs are reported as feedback, too: `check` itself raises only if you interrupt it.
     """
     questions.load()
     if not isinstance(number, str) or number not in QUESTIONS:
@@ -154,17 +142,27 @@ def judged(number: str, ask: Ask, rng: random.Random) -> Feedback:
 
 def in_words(error: RankError) -> str:
     """Describe for the learner how an answer failed on the ranks."""
+    lines = [line[:MOST_LETTERS] for line in str(error).splitlines()[:REPORT_LINES]]
     if isinstance(error, RankTimeout):
-        words = f"your code was {_report(error)}"
-        if any(_reads_what_came(error, rank) for rank in range(error.run.world_size)):
-            words += f"\n\n{ENDLESS}"
-        return words
-    words = f"your code failed: {_report(error)}"
-    if re.search(NO_MEMORY, str(error)):
-        words += f"\n\n{TOO_MUCH}"
-    elif "aborted (SIGABRT)" in str(error) and re.search(IN_A_CALL, str(error)):
-        words += f"\n\n{ABORTED}"
-    return words
+        lines[0] = f"your code was {lines[0]}"
+        hint = ENDLESS if any(map(_reads_what_came, error.report.states)) else ""
+    else:
+        lines[0] = f"your code failed: {lines[0]}"
+        hint = _hint(error.report)
+    return "\n".join([*lines, *(["", hint] if hint else [])])
+
+
+def _reads_what_came(state: RankState) -> bool:
+    """Return whether a rank's stack was in a question's lines and in none of the learner's."""
+    return bool(state.stack) and state.stack[0][0].startswith(QUESTIONS_FOLDER) and state.position is None
+
+
+def _hint(report: Report) -> str:
+    failures = report.failures
+    if any(failure.kind == "raised" and failure.short_of_memory for failure in failures):
+        return TOO_MUCH
+    aborted = [line for failure in failures if failure.signal == "SIGABRT" for line in failure.last_lines]
+    return ABORTED if any("gloo::" in line for line in aborted) else ""  # the class of gloo's exception
 
 
 def pickled(answer: Any) -> bytes:
@@ -188,7 +186,8 @@ def pickled(answer: Any) -> bytes:
     thread.start()
     thread.join(LIMIT_SECONDS)
     if thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        ident = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
         why = [f"it was not pickled after {LIMIT_SECONDS:g} s"]
     if not sent:
         raise Refused(f"your answer cannot be sent to the ranks: {why[0]}")
@@ -196,7 +195,7 @@ def pickled(answer: Any) -> bytes:
 
 
 class Door:
-    """The notebook's `asking.Ask`: it sends the answer to fresh ranks and gets JSON back.
+    """The notebook's `question.Ask`: it sends the answer to fresh ranks and gets JSON back.
 
     Nothing that the ranks leave behind is unpickled here.
     """
@@ -247,23 +246,13 @@ def told_by_ranks(work: Work, given: tuple[Any, ...], nprocs: int, limit: float)
     Refused
         A rank ended without leaving an answer.
     """
-    run = start(work, given, {}, nprocs, "cpu", limit, dashboard=False, trusted=False)
+    asked = Launch(work, given, nprocs=nprocs, device="cpu", timeout=limit, unpickle=False)
+    run = start(asked, view=EscapeesEnd)
     texts = []
     for rank in range(nprocs):
         try:
-            with open(RankFiles(run.folder, rank).answer, "rb") as file:
+            with open(answer_file(run.folder, rank), "rb") as file:
                 texts.append(file.read(MOST_BYTES).decode(errors="replace"))
         except OSError:
             raise Refused("your code ended its process before it was done (sys.exit?)") from None
     return texts
-
-
-def _reads_what_came(error: RankError, rank: int) -> bool:
-    """Return whether a rank, by its last stack, was in a question's lines and in none of the learner's."""
-    files = [file for file, _, _ in python_stack(error.run, rank)]
-    return bool(files) and files[0].startswith(QUESTIONS_FOLDER) and not any(map(is_learners, files))
-
-
-def _report(error: RankError) -> str:
-    lines = str(error).splitlines()
-    return "\n".join(line[:MOST_LETTERS] for line in lines[:REPORT_LINES])

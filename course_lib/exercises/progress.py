@@ -1,39 +1,28 @@
-"""Keep which exercises are solved, in a file of the learner's own, never in the course's folder."""
+"""Keep each question's best points in `home()`, not in the course's checkout."""
 
 from __future__ import annotations
 
 import contextlib
 import html
 import json
-from collections.abc import Iterator
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from ..figures.tables import html_table, text_table
+from ..files import locked, write_whole
 from ..home import CourseHomeError, home
-from ..run_folder import write_whole
 
 
 def note(number: str, points: float, most: float) -> None:
     """Keep the best result of a question; a folder that cannot be written to does not spoil a check."""
-    with contextlib.suppress(OSError, CourseHomeError), locked():
+    with contextlib.suppress(OSError, CourseHomeError), one_at_a_time():
         best = results()
         if points >= best.get(number, (-1.0, most))[0]:
             best[number] = (points, most)
             write_whole(home() / "progress.json", json.dumps(best))
 
 
-@contextlib.contextmanager
-def locked() -> Iterator[None]:
+def one_at_a_time() -> contextlib.AbstractContextManager[bool]:
     """Let one kernel at a time read and write; where there are no locks, the last to write wins."""
-    with open(home() / "progress.lock", "w") as lock:
-        if fcntl:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locked(home() / "progress.lock")
 
 
 def results() -> dict[str, tuple[float, float]]:
@@ -68,7 +57,7 @@ def progress() -> Progress:
         shared (`share_progress`), it says so.
     """
     from . import questions
-    from .asking import QUESTIONS
+    from .question import QUESTIONS
     from .sharing import shared_where
 
     questions.load()

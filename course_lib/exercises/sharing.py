@@ -10,15 +10,14 @@ import json
 import math
 import os
 import secrets
-import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..files import discard, whole_file, write_whole
 from ..home import home
-from ..run_folder import discard, write_whole
-from .progress import locked, results
+from .progress import one_at_a_time, results
 
 MOST_LETTERS = 40  # characters of a name
 MOST_TRIES = 1_000_000
@@ -107,18 +106,12 @@ class Sharing:
         write_whole(_kept_in(), json.dumps(asdict(self)))
 
     def publish(self) -> None:
-        """Write the file that the class sees, by a new temporary file that no planted link can divert."""
+        """Write the file that the class sees; `whole_file` creates its own, so no planted link diverts it."""
         whole = json.dumps({"name": self.name, "questions": asdict(self)["questions"]})
-        number, part = tempfile.mkstemp(".part", "learner-", self.folder)
-        try:
-            with open(number, "w") as file:
-                file.write(whole)
-                if hasattr(os, "fchmod"):
-                    os.fchmod(number, 0o644)  # the teacher is another user
-            os.replace(part, self.path)
-        except OSError:
-            discard(Path(part))
-            raise
+        with whole_file(self.path) as file:
+            if hasattr(os, "fchmod"):
+                os.fchmod(file.fileno(), 0o644)  # the teacher is another user
+            file.write(whole.encode())
 
 
 def _kept_in() -> Path:
@@ -150,7 +143,7 @@ def read_questions(found: Any, latest: float) -> dict[str, Tries]:
 
 def note_try(number: str, points: float, most: float) -> None:
     """Count a try if progress is shared; a missing or unwritable folder does not spoil a check."""
-    with contextlib.suppress(OSError), locked():
+    with contextlib.suppress(OSError), one_at_a_time():
         sharing = _kept()
         if sharing:
             tries = sharing.questions.setdefault(number, Tries(0.0, most))
@@ -189,7 +182,7 @@ def share_progress(folder: str | os.PathLike[str] | None, name: str | None = Non
     CourseHomeError
         The course's own folder cannot be written to (`COURSE_HOME`).
     """
-    with locked():
+    with one_at_a_time():
         before = _kept()
         if folder is None:
             _kept_in().unlink(missing_ok=True)

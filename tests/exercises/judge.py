@@ -17,8 +17,8 @@ from typing import Any
 import cloudpickle
 
 from course_lib.exercises import questions
-from course_lib.exercises.asking import QUESTIONS
 from course_lib.exercises.check import judged
+from course_lib.exercises.question import QUESTIONS
 from tests.exercises.answers import RIGHT, WRONG
 from tests.support import forked
 from tests.support.line_process import serve

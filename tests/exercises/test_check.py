@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import check
+from course_lib import RankError, RankTimeout, Run, check
 from course_lib import progress as progress_card
-from course_lib.exercises import asking
-from course_lib.exercises.asking import Ask, Finding, question
+from course_lib.exercises import question as question_module
+from course_lib.exercises.question import Ask, Finding, question
+from course_lib.report.facts import Failure, Position, RankState, Report
 from tests.support.programs import Jump, all_at
 
 CHECK = importlib.import_module("course_lib.exercises.check")  # the module, not the function of its name
@@ -30,7 +31,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question: return the number that you are given."""
     check("", None)
     monkeypatch.setattr(CHECK, "QUESTIONS", dict(CHECK.QUESTIONS))
-    monkeypatch.setattr(asking, "QUESTIONS", CHECK.QUESTIONS)
+    monkeypatch.setattr(question_module, "QUESTIONS", CHECK.QUESTIONS)
 
     @question("99.1", "same(number)", {GOOD: 1, "twice": 0.5})
     def judge(ask: Ask, rng: Any) -> Any:
@@ -134,9 +135,9 @@ def test_nothing_that_comes_back_is_unpickled_here(
 
     def plants_it(number: int) -> int:
         folder = Path(os.environ["COURSE_RUN"])
-        from course_lib.rank import launched  # the rank's own
+        from course_lib.rank import entry_function  # the rank's own
 
-        launched._save_result = lambda result, path: torch.save(Unpickled(trap), path)
+        entry_function._save_result = lambda result, path: torch.save(Unpickled(trap), path)
         (folder / f"rank-{os.environ['RANK']}.answer").write_bytes(pickle.dumps(Unpickled(trap)))
         return number
 
@@ -148,9 +149,9 @@ def test_nothing_that_comes_back_is_unpickled_here(
 def test_what_was_left_behind_may_be_anything(capsys: pytest.CaptureFixture[str]) -> None:
     def leaves(what: str) -> Any:
         def answer(number: int) -> int:
-            from course_lib.exercises import asking  # the rank's own
+            from course_lib.exercises.in_rank import work  # the rank's own
 
-            asking.json = SimpleNamespace(dumps=lambda *_, **__: what)
+            work.json = SimpleNamespace(dumps=lambda *_, **__: what)
             return number
 
         return answer
@@ -165,6 +166,46 @@ def test_a_hang_has_an_end(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     Jump(monkeypatch, lambda: all_at(begins + 3, begins + 4))
     feedback = feedback_of(hangs, capsys)
     assert "your code was not done after 20 s: rank 1 never called barrier" in feedback.trouble
+
+
+LEARNERS = {"file": "/course/answer.py", "line": 3, "function": "answer", "source": [[3, "all_reduce(x)"]]}
+JUDGES = f"{Path(CHECK.__file__).parent}/questions/q07.py"
+
+
+def in_rank(rank: int, file: str = "/course/answer.py") -> RankState:
+    position = Position(LEARNERS, None, waits=False) if file != JUDGES else None
+    return RankState(rank, "at work", [(file, 3, "answer")], position)
+
+
+GLOO = ["terminate called after throwing an instance of 'gloo::EnforceNotMet'", "  what(): 12 vs. 4000"]
+NO_MEMORY = Failure(1, "raised", 0.0, exception="MemoryError", short_of_memory=True)
+KILLED = Failure(1, "signal", 0.0, signal="SIGKILL", short_of_memory=True)
+HINTS = {
+    "none": (Failure(1, "raised", 0.0, exception="ValueError", message="SIGABRT MemoryError"), []),
+    "memory": (NO_MEMORY, [CHECK.TOO_MUCH]),
+    "the machine's memory, not the check's limit": (KILLED, []),
+    "an abort of gloo": (Failure(1, "signal", 0.0, signal="SIGABRT", last_lines=GLOO), [CHECK.ABORTED]),
+    "another abort": (Failure(1, "signal", 0.0, signal="SIGABRT", last_lines=["free(): invalid"]), []),
+}
+
+
+@pytest.mark.parametrize("kind", HINTS)
+def test_a_failure_is_told_with_a_hint(kind: str) -> None:
+    failure, hint = HINTS[kind]
+    states = [in_rank(0), RankState(1, "failed", failure=failure)]
+    run = Run.create("answer", 2)
+    for cause in (failure, Failure(0, "raised", 0.0, exception="OSError")):  # the rank need not fail first
+        said = CHECK.in_words(RankError(run, Report(cause, states)))
+        assert said.startswith(f"your code failed: rank {cause.rank} ")
+        assert [known for known in (CHECK.TOO_MUCH, CHECK.ABORTED, CHECK.ENDLESS) if known in said] == hint
+
+
+def test_what_takes_long_to_read_is_told_by_where_the_rank_was() -> None:
+    for file, told in ((JUDGES, True), ("/course/answer.py", False)):
+        report = Report(states=[in_rank(0), in_rank(1, file)], timeout=20)
+        said = CHECK.in_words(RankTimeout(Run.create("answer", 2), report))
+        assert said.startswith("your code was not done after 20 s; the ranks were ended\n\nrank 0 was at ")
+        assert said.endswith(f"\n\n{CHECK.ENDLESS}") == told
 
 
 def test_output_of_the_answer_stays_away(capsys: pytest.CaptureFixture[str]) -> None:

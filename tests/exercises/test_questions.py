@@ -21,8 +21,10 @@ import pytest
 import torch
 
 from course_lib import Run, launch
-from course_lib.exercises.asking import QUESTIONS, Finding, Work, answered, read
 from course_lib.exercises.check import Feedback, check, judged
+from course_lib.exercises.in_rank.work import run_work
+from course_lib.exercises.judging import read
+from course_lib.exercises.question import QUESTIONS, Finding, Work
 from course_lib.report import waiting
 from tests.exercises.answers import RIGHT, WRONG
 from tests.exercises.judge import CHECK, SOLUTIONS, answer_of, code_cells
@@ -220,7 +222,7 @@ def test_no_draw_hides_what_is_wrong_or_blames_what_is_right(number: str) -> Non
 
         def ask_here(work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
             try:
-                return [read(answered((asked.takes, asked.form), work, answer, json.loads(json.dumps(args))))]
+                return [read(run_work((asked.takes, asked.form), work, answer, json.loads(json.dumps(args))))]
             except SystemExit as end:
                 raise RuntimeError("it ends its process") from end
 

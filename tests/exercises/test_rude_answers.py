@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 
 from course_lib import check
-from course_lib.exercises import asking
-from course_lib.exercises.asking import Ask, Finding, in_group, question, told
+from course_lib.exercises import question as question_module
+from course_lib.exercises.in_rank.work import in_group
+from course_lib.exercises.question import Ask, Finding, question
+from course_lib.exercises.wording import told
 from tests.support.kernels import alive
 from tests.support.processes import wait_for
 from tests.support.programs import Jump, running
@@ -33,7 +35,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions about a function without arguments."""
     check("", None)
     monkeypatch.setattr(CHECK, "QUESTIONS", dict(CHECK.QUESTIONS))
-    monkeypatch.setattr(asking, "QUESTIONS", CHECK.QUESTIONS)
+    monkeypatch.setattr(question_module, "QUESTIONS", CHECK.QUESTIONS)
 
     @question("99.1", "f()", {"it returns 3": 1})
     def judge(ask: Ask, rng: Any) -> Iterator[Finding]:
@@ -255,6 +257,15 @@ def test_memory_has_a_limit() -> None:
 def test_a_generator_without_an_end_is_called_so() -> None:
     said = refused(lambda n, world_size, rank, *_, **__: endless(), "07.1")
     assert "come to an end" in said or "in endless" in said or "yield 1" in said
+
+
+def test_where_gloo_gives_up_the_sizes_are_named() -> None:
+    def answer() -> None:
+        receives = dist.get_rank() == 1
+        work = dist.irecv(torch.ones(3), 0) if receives else dist.isend(torch.ones(1000), 1)
+        work.wait()
+
+    assert CHECK.ABORTED in refused(answer, "99.3")
 
 
 # --- work that nobody waits for ----------------------------------------------------------------------------

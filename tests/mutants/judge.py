@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from course_lib.exercises import questions
-from course_lib.exercises.asking import QUESTIONS, Ask, Finding, Judge
 from course_lib.exercises.check import Feedback, check
+from course_lib.exercises.question import QUESTIONS, Ask, Finding, Judge
 from tests.mutants.answers import made
 from tests.support import forked
 from tests.support.line_process import serve

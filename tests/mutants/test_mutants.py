@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from course_lib.exercises import questions
-from course_lib.exercises.asking import QUESTIONS
+from course_lib.exercises.question import QUESTIONS
 from tests.mutants.answers import answers
 from tests.mutants.mutate import mutants
 from tests.mutants.run import UNCHANGED, Judged, Mutant, difference, equivalent, judged

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # The judge's process, but with a judge for 02.1 that accepts every answer without asking it
 BLIND = """
 import dataclasses
-from course_lib.exercises.asking import QUESTIONS, Finding
+from course_lib.exercises.question import QUESTIONS, Finding
 from tests.mutants import judge
 
 asked = QUESTIONS["02.1"]

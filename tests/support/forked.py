@@ -21,10 +21,13 @@ from typing import Any
 import torch
 
 from course_lib.exercises import check
-from course_lib.exercises.asking import Question, Refused, Work, answered, read
+from course_lib.exercises.in_rank.work import run_work
+from course_lib.exercises.judging import read
+from course_lib.exercises.question import Question, Refused, Work
+from course_lib.kill import end_with
 from course_lib.launcher.environment import loopback_environment, loopback_store
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` has loaded
-from course_lib.rank.launched import end_with, own_autograd
+from course_lib.rank.entry_function import own_autograd
 
 LIMIT_SECONDS = 6.0  # for an answer on the ranks; the solutions take less than 2 s
 LONGER = {"job_file": 20.0}  # by function name: a job file starts dozens of processes
@@ -66,7 +69,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
         os.close(go)
         os.read(all_are_there, 1)
         own_autograd()
-        return answered(_kind(asked), work, answer, given)
+        return run_work(_kind(asked), work, answer, given)
 
     with loopback_store() as port, selectors.DefaultSelector() as pipes:
         pids: list[int] = []

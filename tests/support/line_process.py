@@ -73,7 +73,7 @@ class LineProcess:
                     pipe.close()
 
     def close(self) -> None:
-        """Kill it for good, from another thread; its ranks end too (`course_lib.rank.launched.end_with`)."""
+        """Kill it for good, from another thread; its ranks end too (`course_lib.kill.end_with`)."""
         with self._lock:
             self._closed = True
             if self._process is not None:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .. import questions
-from ..asking import QUESTIONS
+from ..question import QUESTIONS
 from .shared import ClassFolder
 
 LOOPBACK = "127.0.0.1"
@@ -85,7 +85,7 @@ class Board(ThreadingHTTPServer):
         """Bind without looking up the machine's name, for which a name server may take seconds."""
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the errors of a browser that is gone."""

@@ -1,4 +1,4 @@
-"""The questions of all exercises: `load` registers them with `asking`.
+"""The questions of all exercises: `load` registers them with `question`.
 
 Importing the package loads none of them, so a rank that runs one question imports only that module.
 """

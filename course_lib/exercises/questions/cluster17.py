@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 15.0  # time limit for a job file that runs with the stand-ins
-NAMES = ("sbatch", "srun", "scontrol", "hostname", "torchrun", "python", "python3", "sleep")
+NAMES: tuple[str, ...] = ("sbatch", "srun", "scontrol", "hostname", "torchrun", "python", "python3", "sleep")
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "csh", "tcsh")
 NAMES += ("module", "ml", "conda", "nvidia-smi")  # these do nothing here
 
@@ -55,14 +55,14 @@ def srun(words):
         options[option] = value
     on = list(nodes)
     if "nodelist" in options:
-        on = [each for each in nodes if each in options["nodelist"].split(",")] or on
+        on = [node for node in nodes if node in options["nodelist"].split(",")] or on
     if options.get("nodes", "").isdigit():
         on = on[: int(options["nodes"])]
-    each = options.get("ntasks-per-node") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    per_node = options.get("ntasks-per-node") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
     if options.get("ntasks", "").isdigit():
         count = int(options["ntasks"])
-    elif each.isdigit():
-        count = int(each) * len(on)
+    elif per_node.isdigit():
+        count = int(per_node) * len(on)
     else:
         count = int(os.environ["SLURM_NTASKS"]) if len(on) == len(nodes) else len(on)
     if count > 64:
@@ -94,10 +94,10 @@ def wait_for_the_others(on):
     while os.path.exists(os.environ["STAND_IN_NOTES"]):
         with open(os.environ["STAND_IN_NOTES"]) as file:
             noted = [json.loads(line) for line in file if line.endswith("\n")]
-        known = {each["node"] for each in noted}
+        known = {line["node"] for line in noted}
         if not known & set(on) or known >= set(nodes):
             return
-        if any(each["what"] == "in vain" for each in noted):
+        if any(line["what"] == "in vain" for line in noted):
             return
         if time.monotonic() > end:
             return note("in vain", on)
@@ -147,7 +147,7 @@ elif name not in ("sleep", "module", "ml", "conda", "nvidia-smi"):  # here nothi
 
 
 LEFT = "the body's end is the job's, and something that it had started was still at work"
-NO_ORDER = ""  # the key in `orders` for a word that sbatch cannot parse
+NO_DIRECTIVE = ""  # the key in `directives` for a word that sbatch cannot parse
 
 
 def names_a_shell(text: str) -> bool:
@@ -166,10 +166,10 @@ def _words(line: str) -> list[str]:
         return line.split()
 
 
-def orders(text: str) -> dict[str, str]:
+def directives(text: str) -> dict[str, str]:
     """Return the options in the #SBATCH lines by long name; like sbatch, stop at the first command."""
     short = {"N": "nodes", "n": "ntasks", "t": "time", "G": "gpus", "c": "cpus-per-task", "J": "job-name"}
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             break
@@ -180,16 +180,16 @@ def orders(text: str) -> dict[str, str]:
                 name, given, value = word[2:].partition("=")
                 if not given and words and not words[0].startswith("-"):
                     value = words.pop(0)
-                found[name] = value
+                options[name] = value
                 if not name or (given and not value):
-                    found[NO_ORDER] = word
+                    options[NO_DIRECTIVE] = word
             elif word.startswith("-") and word[1:2] in short:
-                found[short[word[1]]] = word[2:] or (words.pop(0) if words else "")
+                options[short[word[1]]] = word[2:] or (words.pop(0) if words else "")
             elif not word.startswith("-"):
-                found[NO_ORDER] = word
+                options[NO_DIRECTIVE] = word
             elif len(word) == 2 and words and not words[0].startswith("-"):
                 words.pop(0)  # the value of an option that is not needed here
-    return found
+    return options
 
 
 def gpus_of_a_node(asked: dict[str, str], nodes: int) -> int | None:
@@ -201,8 +201,8 @@ def gpus_of_a_node(asked: dict[str, str], nodes: int) -> int | None:
 
     if "gpus-per-node" in asked:
         return count(asked["gpus-per-node"])
-    if (found := re.search(r"(?:^|,)gpu:((?:\w+:)?\d+)", asked.get("gres", ""))) is not None:
-        return count(found[1])
+    if (match := re.search(r"(?:^|,)gpu:((?:\w+:)?\d+)", asked.get("gres", ""))) is not None:
+        return count(match[1])
     if "gpus-per-task" in asked:
         return (count(asked["gpus-per-task"]) or 0) * tasks(asked, nodes) // nodes
     total = count(asked.get("gpus", "")) or 0
@@ -213,8 +213,8 @@ def tasks(asked: dict[str, str], nodes: int) -> int:
     """Return how many tasks the directives request in total."""
     if asked.get("ntasks", "").isdigit():
         return int(asked["ntasks"])
-    each = asked.get("ntasks-per-node", "")
-    return nodes * (int(each) if each.isdigit() else 1)
+    per_node = asked.get("ntasks-per-node", "")
+    return nodes * (int(per_node) if per_node.isdigit() else 1)
 
 
 def minutes(time: str) -> float | None:
@@ -235,7 +235,7 @@ def minutes(time: str) -> float | None:
 
 def run_body(bash: str, text: str, case: dict[str, Any], job: int) -> dict[str, Any]:
     """Run a job file on the first node, as Slurm does, with stand-ins that record how they are called."""
-    asked, nodes = orders(text), case["nodes"]
+    asked, nodes = directives(text), case["nodes"]
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         folder = Path(name)
         (folder / "bin").mkdir()
@@ -262,19 +262,15 @@ def run_body(bash: str, text: str, case: dict[str, Any], job: int) -> dict[str, 
             "SLURMD_NODENAME": case["names"][0],
             "SLURM_GPUS_ON_NODE": str(gpus_of_a_node(asked, nodes) or 0),
         }
-        for order in ("ntasks-per-node", "gpus-per-node", "cpus-per-task", "gpus-per-task"):
-            if order in asked:
-                environment[f"SLURM_{order.upper().replace('-', '_')}"] = asked[order]
+        for option in ("ntasks-per-node", "gpus-per-node", "cpus-per-task", "gpus-per-task"):
+            if option in asked:
+                environment[f"SLURM_{option.upper().replace('-', '_')}"] = asked[option]
         said = _bash([bash, "job.sh"], environment, folder)
         notes = folder / "notes"
         lines = notes.read_text().splitlines() if notes.exists() else []
         complaints = (folder / "complaints").read_text(errors="replace")
         lost = re.search(r": (-[\w-]+)\S*: command not found$", complaints, re.MULTILINE)
-        return {
-            "notes": [json.loads(line) for line in lines],
-            "said": said,
-            "lost": lost[1] if lost else "",
-        }
+        return {"notes": [json.loads(line) for line in lines], "said": said, "lost": lost[1] if lost else ""}
 
 
 def _bash(command: list[str], environment: dict[str, str], folder: Path) -> str:

@@ -12,22 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..asking import Ask, Finding, Refused, a_module, far, question, reason, told
-from ..drawn import LAYOUTS, seeds, tensor
+from ..in_rank.work import on_each_case
+from ..inputs import LAYOUTS, seeds, tensor
+from ..judging import far
+from ..question import Ask, Finding, Refused, Result, a_module, question
+from ..wording import reason, told
 
 FAR = torch.device("meta")  # another device that every machine has
-KINDS = (
-    "float64",
-    "float32",
-    "float16",
-    "int64",
-    "int32",
-    "int16",
-    "uint8",
-    "bool",
-    "complex64",
-    "complex128",
-)
+KINDS: tuple[str, ...] = ("float64", "float32", "float16", "int64", "int32", "int16", "uint8", "bool")
+KINDS += ("complex64", "complex128")
 
 
 def _tensor_of(call: Callable[..., Any], *args: Any) -> Any:
@@ -58,11 +51,11 @@ FIXED = "an array that cannot be written"
 @question("01.1", "fresh(data, device)", {EXACT: 1, KEPT: 1, OWN: 1, THERE: 1})
 def fresh(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seed = rng.randrange(2**31)
-    found = ask(_fresh, seed)[0]
-    if all(made.get("instead") == f"it returned {told(None)}" for made in found):
+    results = ask(_fresh, seed)[0]
+    if all(made.get("instead") == f"it returned {told(None)}" for made in results):
         raise Refused(f"fresh(data, device) must return a tensor; it returned {told(None)}")
     whole = True
-    for (given, data), made in zip(_cases(seed).items(), found, strict=True):
+    for (given, data), made in zip(_cases(seed).items(), results, strict=True):
         yield _kept(given, data, made)
         yield _own(given, data, made.get("shared", ""))
         if not given.startswith(FLIPPED):
@@ -134,7 +127,7 @@ def _cases(seed: int) -> dict[str, Any]:
     def a(dtype: torch.dtype, *shape: int, layout: str = "plain") -> torch.Tensor:
         return tensor(next(many), shape, dtype, layout)
 
-    cases = {
+    cases: dict[str, Any] = {
         f"the number {big}": big,
         f"the number {fraction!r}": fraction,
         f"the number {-big}": -big,
@@ -146,7 +139,7 @@ def _cases(seed: int) -> dict[str, Any]:
         f"the list [[1, 2], [3, {big}]]": [[1, 2], [3, big]],
         f"the list [[[{fraction!r}], [2.0]]]": [[[fraction], [2.0]]],
     }
-    kinds = {each: getattr(torch, each) for each in KINDS}
+    kinds = {kind: getattr(torch, kind) for kind in KINDS}
     for kind, dtype in kinds.items():
         cases[f"a {kind} array"] = a(dtype, 5).numpy()
         cases[f"a {kind} tensor"] = a(dtype, 5)
@@ -174,8 +167,8 @@ def _cases(seed: int) -> dict[str, Any]:
     return cases
 
 
-def _fresh(answer: Any, seed: int) -> list[dict[str, Any]]:
-    found = []
+def _fresh(answer: Any, seed: int) -> list[Result]:
+    results = []
     again = _cases(seed)  # a second set, since the answer and `_shared` write into the first
     for place, (given, data) in enumerate(_cases(seed).items()):
         here, far_away = (torch.device("cpu"), FAR) if place % 2 else ("cpu", str(FAR))
@@ -187,11 +180,11 @@ def _fresh(answer: Any, seed: int) -> list[dict[str, Any]]:
         if not as_it_was:
             seen["shared"] = "it was changed by your call"
         seen |= {"to": repr(far_away), "far": _device(_tensor_of(answer, again[given], far_away))}
-        found.append(seen)
-    return found
+        results.append(seen)
+    return results
 
 
-def _looked_at(answer: Any, data: Any, made: torch.Tensor, here: Any) -> dict[str, Any]:
+def _looked_at(answer: Any, data: Any, made: torch.Tensor, here: Any) -> Result:
     seen = {"dtype": _dtype(made), "shape": list(made.shape)}
     if made.device.type != "cpu":
         return seen | {"values": f"a tensor on {made.device}"}
@@ -234,41 +227,52 @@ CLOSE = 1e-12  # tolerance in float64
 @question("01.2", "Standardize", {RIGHT: 1, MOVES: 1, SAVED: 1}, takes=a_module)
 def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(seed, columns) for seed, columns in zip(seeds(rng, 2), rng.sample(range(2, 9), 2), strict=True)]
-    for case, found in zip(cases, ask(_standardized, cases)[0], strict=True):
-        yield from _of_one(case, found)
+    for case, result in zip(cases, ask(_standardized, cases)[0], strict=True):
+        yield from _of_one(case, result)
 
 
-def _of_one(case: tuple[int, int], found: dict[str, Any]) -> Iterator[Finding]:
+def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
     mean, std, x = _columns(*case)
-    out, difference = found["out"], far(found["out"], (x - mean) / std)
+    out, difference = result["out"], far(result["out"], (x - mean) / std)
     seen = out if isinstance(out, str) else f"largest difference to (x - mean) / std: {difference:.2g}"
     hint = "forward needs the mean and the std that __init__ was given, as they were given."
-    if found["shape"] not in (None, list(x.shape)):
-        seen = f"it returned a tensor of shape {found['shape']}"
+    if result["shape"] not in (None, list(x.shape)):
+        seen = f"it returned a tensor of shape {result['shape']}"
     elif CLOSE <= difference < 1e-5:
         hint = "The first digits are right. Which type had they on the way?"
-    elif far(found["out"], found["of_another"]) < CLOSE:
+    elif far(result["out"], result["of_another"]) < CLOSE:
         seen = "two models were made, of other numbers; the first one answers as the second"
         hint = "What belongs to one model, and what to all of its class?"
     yield Finding(RIGHT, difference < CLOSE, seen, hint)
 
-    if found["left"]:
-        seen = f"still on the CPU after .to(device): {', '.join(found['left'])}"
+    left = _on_the_cpu(result["tensors"])
+    if left:
+        seen = f"still on the CPU after .to(device): {', '.join(left)}"
         hint = "Which tensors does a module know as its own? An attribute alone is not known."
     else:
-        seen = f"forward on {str(FAR)!r}: {found['far']}"
+        seen = f"forward on {str(FAR)!r}: {result['far']}"
         hint = "On which device are the tensors that meet in forward?"
-    yield Finding(MOVES, not found["left"] and found["far"] == str(FAR), seen, hint)
+    yield Finding(MOVES, not left and result["far"] == str(FAR), seen, hint)
 
-    restored = far(found["restored"], out) < CLOSE < far(found["of_another"], out)
-    if found["trained"]:
-        seen = f"after one step of an optimizer that has all of model.parameters(): {found['trained']}"
+    restored = far(result["restored"], out) < CLOSE < far(result["of_another"], out)
+    if result["trained"]:
+        seen = f"after one step of an optimizer that has all of model.parameters(): {result['trained']}"
         hint = "Trained: a parameter. Not trained, but part of the model: there is a second kind."
     else:
-        seen = f"saved: {', '.join(found['saved']) or 'nothing'}; loaded into a new model: "
+        seen = f"saved: {', '.join(result['saved']) or 'nothing'}; loaded into a new model: "
         seen += "the same" if restored else "not the same"
         hint = "What the module knows as its own, it saves as well, unless it is told not to."
-    yield Finding(SAVED, restored and not found["trained"], seen, hint)
+    yield Finding(SAVED, restored and not result["trained"], seen, hint)
+
+
+def _on_the_cpu(tensors: list[list[str]]) -> list[str]:
+    """Return the names of those of `_tensors` that have not moved."""
+    names = set()
+    for path, attribute, key, device in tensors:
+        if device != str(FAR):
+            name = key if attribute in ("_parameters", "_buffers") else attribute
+            names.add(f"{path}.{name}".removeprefix("1."))
+    return sorted(names)
 
 
 def _columns(seed: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -277,26 +281,39 @@ def _columns(seed: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch
     return mean, std.abs() + 0.5, x
 
 
-def _standardized(answer: Any, cases: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    return [_of_a_model(answer, *case) for case in cases]
-
-
-def _of_a_model(answer: Any, seed: int, columns: int) -> dict[str, Any]:
+@on_each_case
+def _standardized(answer: Any, seed: int, columns: int) -> Result:
     """Observe the module as a layer of a larger model, through that model's methods instead of its own."""
     mean, std, x = _columns(seed, columns)
 
     def whole(*given: torch.Tensor) -> nn.Module:
-        return nn.Sequential(nn.Identity(), answer(*(each.clone() for each in given)))
+        return nn.Sequential(nn.Identity(), answer(*(values.clone() for values in given)))
 
     model, other = whole(mean, std), whole(mean - 3, std * 2)
-    found = {"out": _tensor_of(model, x.clone()), "of_another": _tensor_of(other, x.clone())}
-    found["shape"] = getattr(found["out"], "shape", None)
-    found["saved"] = [name.removeprefix("1.") for name in model.state_dict()]
-    found["restored"] = _tensor_of(_restored, model, other, x.clone())
+    result = {"out": _tensor_of(model, x.clone()), "of_another": _tensor_of(other, x.clone())}
+    result["shape"] = getattr(result["out"], "shape", None)
+    result["saved"] = [name.removeprefix("1.") for name in model.state_dict()]
+    result["restored"] = _tensor_of(_restored, model, other, x.clone())
     moved = whole(mean, std).to(FAR)
-    found["left"] = sorted(each.removeprefix("1.") for each in _left("", moved, deep=True))
-    found["far"] = _device(_tensor_of(moved, x.to(FAR)))
-    return found | {"trained": _trained(whole(mean, std), x)}
+    result["tensors"] = _tensors(moved)
+    result["far"] = _device(_tensor_of(moved, x.to(FAR)))
+    return result | {"trained": _trained(whole(mean, std), x)}
+
+
+# Which of these are left behind the judge says: to find them is what 01.3 asks for, so no work contains that.
+def _tensors(model: nn.Module) -> list[tuple[str, str, str, str]]:
+    """Return the module, attribute, key and device of each tensor that is an attribute, or in one."""
+    rows = []
+    for path, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            values = value if isinstance(value, list | tuple | dict) else [value]
+            parts = values.items() if isinstance(values, dict) else enumerate(values)
+            rows += [
+                (path, attribute, str(key), str(part.device))
+                for key, part in parts
+                if isinstance(part, torch.Tensor)
+            ]
+    return rows
 
 
 def _restored(model: nn.Module, other: nn.Module, x: torch.Tensor) -> Any:
@@ -319,11 +336,8 @@ def _trained(model: nn.Module, x: torch.Tensor) -> str:
     return "" if far(after, before.detach()) == 0 else "its outputs for the same inputs are others"
 
 
-def _left(name: str, thing: torch.Tensor | nn.Module, deep: bool = False, device: Any = FAR) -> list[str]:
-    """List the names of tensors that are not on the device: parameters, buffers and plain attributes.
-
-    If ``deep``, include tensors in lists, tuples and dicts that are plain attributes.
-    """
+def _left(name: str, thing: torch.Tensor | nn.Module, device: Any) -> list[str]:
+    """List the names of tensors that are not on the device: parameters, buffers and plain attributes."""
     if isinstance(thing, torch.Tensor):
         return [] if thing.device == device else [name]
     left = []
@@ -331,11 +345,8 @@ def _left(name: str, thing: torch.Tensor | nn.Module, deep: bool = False, device
         known = {"_parameters", "_buffers", "_modules"}
         plain = {key: value for key, value in vars(module).items() if key not in known}
         for key, value in (plain | module._parameters | module._buffers).items():
-            place = ".".join(filter(None, (name, path, key)))
-            inner = [value]
-            if deep and isinstance(value, list | tuple | dict):
-                inner = value.values() if isinstance(value, dict) else value
-            left += [place for each in inner if isinstance(each, torch.Tensor) and each.device != device]
+            if isinstance(value, torch.Tensor) and value.device != device:
+                left.append(".".join(filter(None, (name, path, key))))
     return list(dict.fromkeys(left))
 
 
@@ -357,14 +368,14 @@ Things = dict[str, Any]
 @question("01.3", "left_behind(device, **things)", {AMONG: 1, INSIDE: 1, PLAIN: 1})
 def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seed = rng.randrange(2**31)
-    found = ask(_left_behind, seed)[0]
-    if all(each["got"] == told(None) for each in found):
+    results = ask(_left_behind, seed)[0]
+    if all(result["got"] == told(None) for result in results):
         raise Refused("left_behind must return a list of names; it returned nothing (None)")
-    for (what, given, device, things), each in zip(_things(seed), found, strict=True):
+    for (what, given, device, things), result in zip(_things(seed), results, strict=True):
         if given == MOVED:
             things["model"].to(FAR)
-        got = each["got"]
-        right = sorted(left for name, thing in things.items() for left in _left(name, thing, device=device))
+        got = result["got"]
+        right = sorted(left for name, thing in things.items() for left in _left(name, thing, device))
         hint = LOOK[what]
         if isinstance(got, list) and set(got) == set(right):
             hint = "The names are right, and not in the order of the alphabet, each of them once."
@@ -376,7 +387,7 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(what, got == right, seen, hint)
         hint = "A search only reads. Which dict of a module did you write into?"
         seen = f"{given}: after your call the model has other parameters, buffers or attributes"
-        yield Finding(what, each["as_it_was"], seen, hint)
+        yield Finding(what, result["as_it_was"], seen, hint)
 
 
 class _OnAGpu(torch.Tensor):
@@ -411,6 +422,7 @@ def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
     gone = rng.sample(names, 2)
     own, hidden = rng.choice(["scale", "mean", "offset", "table"]), rng.choice(["_cache", "_shift"])
     tensors = {name: torch.ones(2, device=HERE if name in gone else FAR) for name in names}
+    swapped = {name: torch.ones(2, device=FAR if name in gone else HERE) for name in names}
     gpus = {name: _on_a_gpu(name in gone) for name in names}
     shared_out = nn.Linear(2, 2, bias=False)
     shared_out.weight = nn.Parameter(_on_a_gpu(second=True))
@@ -420,10 +432,10 @@ def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
     setattr(part["part"], hidden, _on_a_gpu(second=True))
     whole = nn.Sequential(_layer(HERE), nn.Linear(3, 2))
     buffer, table = _layer(), _layer()
-    buffer._norm.running_mean = torch.zeros(3)
+    buffer.get_submodule("_norm").running_mean = torch.zeros(3)
     table.table_ = torch.ones(2)
     frozen = nn.Sequential(_layer(), nn.Sequential(nn.Linear(3, 2).to(FAR)))
-    frozen[1][0].bias = nn.Parameter(torch.ones(2), requires_grad=False)
+    frozen.get_submodule("1.0").bias = nn.Parameter(torch.ones(2), requires_grad=False)
     deep = nn.Sequential(nn.Linear(3, 3).to(FAR), nn.Sequential(nn.ReLU(), _layer(**{own: torch.ones(3)})))
     many = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
     both = {hidden: torch.ones(3), own: torch.ones((), dtype=torch.int64)}
@@ -448,7 +460,7 @@ def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
     return [
         (AMONG, f"tensors {', '.join(names)}", FAR, tensors),
         (AMONG, "tensors that have all moved", FAR, {name: torch.ones(2, device=FAR) for name in names}),
-        (AMONG, f"tensors, of which {' and '.join(gone)} have moved to {FAR}", HERE, _swapped(tensors)),
+        (AMONG, f"tensors, of which {' and '.join(gone)} have moved to {FAR}", HERE, swapped),
         (AMONG, f"tensors on two GPUs: {', '.join(names)}", NEXT, gpus),
         (AMONG, "nothing at all", FAR, {}),
         *((INSIDE, words, FAR, things) for words, things in inside),
@@ -460,28 +472,23 @@ def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
     ]
 
 
-def _swapped(tensors: Things) -> Things:
-    return {
-        name: torch.ones(2, device=FAR if each.device == HERE else HERE) for name, each in tensors.items()
-    }
-
-
-def _left_behind(answer: Any, seed: int) -> list[dict[str, Any]]:
-    found = []
+def _left_behind(answer: Any, seed: int) -> list[Result]:
+    results = []
     for _, words, device, things in _things(seed):
         if words == MOVED:  # ask once before the move
             _names(answer, device, things)
             things["model"].to(FAR)
         before = _held(things)
         got = _names(answer, device, things)
-        found.append({"got": got, "as_it_was": _held(things) == before})
-    return found
+        results.append({"got": got, "as_it_was": _held(things) == before})
+    return results
 
 
 def _held(things: Things) -> list[Any]:
     """Return the names and ids of the attributes, parameters and buffers of all modules."""
-    modules = [each for thing in things.values() if isinstance(thing, nn.Module) for each in thing.modules()]
-    kept = [part for each in modules for part in (vars(each), each._parameters, each._buffers)]
+    models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
+    modules = [module for model in models for module in model.modules()]
+    kept = [part for module in modules for part in (vars(module), module._parameters, module._buffers)]
     return [[(name, id(value)) for name, value in part.items()] for part in kept]
 
 
@@ -492,4 +499,4 @@ def _names(answer: Any, device: torch.device, things: Things) -> list[str] | str
         return reason(error)
     if not isinstance(got, list | tuple | set | dict):
         return told(got)
-    return [each if isinstance(each, str) else told(each) for each in got]
+    return [name if isinstance(name, str) else told(name) for name in got]

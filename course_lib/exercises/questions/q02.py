@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, groupby
 from typing import Any, ClassVar
 
@@ -16,8 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from ..asking import Ask, Finding, Refused, far, nearest, number, question, the_number
-from ..drawn import everything, network, seeds, tensor
+from ..in_rank.work import on_each_case, the_number
+from ..inputs import all_tensors, flat, network, seeds, tensor
+from ..judging import Faults, far, first_fault, nearest
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number
 
 CLOSE = 1e-5  # tolerance: an answer may compute in float32
 AS_MANY = "That counts as many samples in each batch as it may have. The last one has fewer."
@@ -60,20 +64,20 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         ends = [round(rng.uniform(3.5, 5), 2) for _ in range(2)]
         between = [round(rng.uniform(0.2, 3), 2) for _ in sizes[2:]]
         losses.append([round(ends[0] / 10, 2), *between, ends[1]][-len(sizes) :])
-    found = ask(_mean_losses, [(each, sizes) for each, (_, sizes) in zip(losses, cases, strict=True)])[0]
-    for (what, sizes), each, value in zip(cases, losses, found, strict=True):
-        total, count = sum(map(operator.mul, each, sizes)), sum(sizes)
+    values = ask(_mean_losses, [(means, sizes) for means, (_, sizes) in zip(losses, cases, strict=True)])[0]
+    for (what, sizes), means, value in zip(cases, losses, values, strict=True):
+        total, count = sum(map(operator.mul, means, sizes)), sum(sizes)
         right = total / count
-        seen = f"mean losses {each} of batches of {sizes}: {value:.4f}, and it is {right:.4f} per sample"
+        seen = f"mean losses {means} of batches of {sizes}: {value:.4f}, and it is {right:.4f} per sample"
         hint = nearest(
             value,
-            (sum(each) / count, TOO_SMALL),
-            (sum(each) / len(each), ALIKE),
+            (sum(means) / count, TOO_SMALL),
+            (sum(means) / len(means), ALIKE),
             *(
                 (total / by, DIVIDED)
                 for by in (1, len(sizes), sizes[0] * len(sizes), max(sizes) * len(sizes))
             ),
-            ((sum(each[:-1]) * sizes[0] + each[-1] * sizes[-1]) / count, LAST),
+            ((sum(means[:-1]) * sizes[0] + means[-1] * sizes[-1]) / count, LAST),
             otherwise="A batch's mean times its size is the sum over its samples.",
             within=CLOSE,
         )
@@ -81,22 +85,21 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _mean_losses(answer: Any, cases: list[tuple[list[float], list[int]]]) -> list[float]:
-    asked, found = "mean_loss must return a number", []
+    asked, values = "mean_loss must return a number", []
     losses: list[float] = []
     sizes: list[int] = []
     for losses[:], sizes[:] in cases:  # the same two lists, with new numbers each time
-        found.append(the_number(answer(losses, sizes), asked))
-    return found
+        values.append(the_number(answer(losses, sizes), asked))
+    return values
 
 
 # --- 02.2 -------------------------------------------------------------------------------------------------
 
-COUNTS, QUIET, GRAPHLESS, BACK = (
-    "counts right, whatever the loader gives",
-    "the model is in evaluation mode meanwhile",
-    "no graph is built",
-    "afterwards the model is as it was, and every module in its own mode",
-)
+COUNTS = "counts right, whatever the loader gives"
+QUIET = "the model is in evaluation mode meanwhile"
+GRAPHLESS = "no graph is built"
+BACK = "afterwards the model is as it was, and every module in its own mode"
+OF_BATCHES = "That is the mean of the batches' accuracies, as if all were of one size. The last is smaller."
 
 
 class _Scores(nn.Module):
@@ -116,7 +119,7 @@ class _Scores(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         output = self.body(x) * self.scale
-        training = [name or "model" for name, each in self.named_modules() if each.training]
+        training = [name or "model" for name, module in self.named_modules() if module.training]
         self.calls.append((training, output.requires_grad))
         return output
 
@@ -126,15 +129,15 @@ def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [_an_evaluation(rng, classes) for classes in rng.sample(range(4, 8), 2)]
     cases[0]["mode"], cases[1]["mode"] = True, False
     all_found = ask(_evaluated, cases)[0]
-    if not all(found["calls"] for found in all_found):
+    if not all(result["calls"] for result in all_found):
         raise Refused("evaluate never called the model")
-    for case, found in zip(cases, all_found, strict=True):
-        yield _of_counts(case, found)
-        value, right = found["again"], 1 - _share_of_hits(case)
+    for case, result in zip(cases, all_found, strict=True):
+        yield _of_counts(case, result)
+        value, right = result["again"], 1 - _share_of_hits(case)
         seen = f"the same model and loader, whose labels have changed: {right:.4f}; it returned {value:.4f}"
         yield Finding(COUNTS, far(value, right) < CLOSE, seen, "What is kept between two calls?")
-        training = [each for each, _ in found["calls"] if each]
-        quiet, graphless = not training, not any(graph for _, graph in found["calls"])
+        training = [modules for modules, _ in result["calls"] if modules]
+        quiet, graphless = not training, not any(graph for _, graph in result["calls"])
         seen, hint = "the model was called in training mode", "Dropout is active so. What ends it?"
         if training and "model" not in training[0]:
             seen = f"the model was called, and {training[0][0]} in it was in training mode"
@@ -142,10 +145,7 @@ def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(QUIET, quiet, seen, hint)
         seen = "the model's output has requires_grad == True"
         yield Finding(GRAPHLESS, graphless, seen, "Which context builds no graph?")
-        seen, hint = "it was called in training mode, so there was nothing to go back from", "See above."
-        if quiet:
-            seen, hint = _of_the_way_back(found)
-        yield Finding(BACK, quiet and not seen, seen, hint)
+        yield first_fault(BACK, _faults_of_the_way_back(result, quiet))
 
 
 def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
@@ -155,9 +155,7 @@ def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
     """
     size = rng.randint(5, 8)
     full, rest = size * rng.randint(2, 3), rng.randint(1, 3)
-    others = rng.choice(
-        [each for each in range(4, 10) if each != size - rest]
-    )  # rest + others must not make a full batch
+    others = rng.choice([count for count in range(4, 10) if rest + count != size])  # no full batch of both
     labels = [place % classes for place in range(full + rest + others)]
     wrong = [*rng.sample(range(full), rng.randint(2, full // 3)), *range(full, full + rest)]
     guesses = [(y + 2) % classes if place in wrong else y for place, y in enumerate(labels)]
@@ -165,21 +163,18 @@ def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
     return case | {"seed": rng.randrange(2**31)}
 
 
-def _of_counts(case: dict[str, Any], found: dict[str, Any]) -> Finding:
-    value, count, size = found["value"], case["count"], case["size"]
+def _of_counts(case: dict[str, Any], result: Result) -> Finding:
+    value, count, size = result["value"], case["count"], case["size"]
     hits, right = _hits(case), _share_of_hits(case)
     seen = f"{sum(hits)} of {count} are right, {right:.4f}; it returned {value:.4f}"
     batches = [hits[start : start + size] for start in range(0, count, size)]
     otherwise = "Count what is right, count what was judged, divide at the end."
-    if found["passes"] > 1:
-        seen += f"; the loader was gone through {found['passes']} times"
+    if result["passes"] > 1:
+        seen += f"; the loader was gone through {result['passes']} times"
         otherwise = "A loader may give another order each time. Which label belongs to which guess?"
     hint = nearest(
         value,
-        (
-            sum(sum(each) / len(each) for each in batches) / len(batches),
-            "That is the mean of the batches' accuracies, as if all were of one size. The last is smaller.",
-        ),
+        (sum(sum(batch) / len(batch) for batch in batches) / len(batches), OF_BATCHES),
         (sum(hits), "That is how many are right. Of how many?"),
         (sum(hits) / len(case["labels"]), DATASET),
         (100 * right, "That is in percent, and was asked for as a number between 0 and 1."),
@@ -197,120 +192,109 @@ def _share_of_hits(case: dict[str, Any]) -> float:
     return sum(_hits(case)) / case["count"]
 
 
-def _of_the_way_back(found: dict[str, Any]) -> tuple[str, str]:
-    """Return in words what the evaluation left changed, and a hint."""
-    modes, graphs, numbers = found["modes"], found["graphs"], found["numbers"]
+def _faults_of_the_way_back(result: Result, quiet: bool) -> Faults:
+    """Yield what the evaluation left changed."""
+    if not quiet:
+        yield "it was called in training mode, so there was nothing to go back from", "See above."
+    modes, graphs, numbers = result["modes"], result["graphs"], result["numbers"]
     if "model" in modes:
         now, before = modes["model"], not modes["model"]
-        hint = (
-            "The training goes on after it." if before else "Is it always a training that goes on after it?"
-        )
-        return f"model.training was {before} before, and is {now} when it returns", hint
+        hint = "Is it always a training that goes on after it?"
+        hint = "The training goes on after it." if before else hint
+        yield f"model.training was {before} before, and is {now} when it returns", hint
     if modes:
         name, now = next(iter(modes.items()))
         hint = "Somebody had left it so on purpose. Which mode had each module, before there was one for all?"
-        return f"model.{name}.training was {not now} before, and is {now} when it returns", hint
-    if not found["records"]:
+        yield f"model.{name}.training was {not now} before, and is {now} when it returns", hint
+    if not result["records"]:
         seen = "what the model computes after it returns builds no graph"
-        return seen, "The training goes on after it. For how long are graphs switched off?"
+        yield seen, "The training goes on after it. For how long are graphs switched off?"
     if graphs:
         name, now = next(iter(graphs.items()))
         hint = "The training goes on after it. For how long are graphs switched off?"
         if now:
             hint = "That one was frozen before. Who switches graphs off without a look at the parameters?"
-        return f"{name}.requires_grad was {not now} before, and is {now} when it returns", hint
+        yield f"{name}.requires_grad was {not now} before, and is {now} when it returns", hint
     if numbers:
-        return f"{numbers[0]} holds other numbers than before", "An evaluation measures, and changes nothing."
-    return "", ""
+        yield f"{numbers[0]} holds other numbers than before", "An evaluation measures, and changes nothing."
 
 
-def _evaluated(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_of_one_evaluation(answer, case) for case in cases]
-
-
-def _of_one_evaluation(answer: Any, case: dict[str, Any]) -> dict[str, Any]:
+@on_each_case
+def _evaluated(answer: Any, case: dict[str, Any]) -> Result:
     """Run one evaluation; return the accuracy, how it called the model and what it left changed."""
     classes, count, total = case["classes"], case["count"], len(case["labels"])
-    dice = torch.Generator().manual_seed(case["seed"])
-    guesses, labels = (torch.tensor(case[each]) for each in ("guesses", "labels"))
-    images = -1.5 - 3 * torch.rand(total, classes, generator=dice)
-    images[torch.arange(total), (guesses - 1) % classes] = -0.9 + torch.rand(total, generator=dice) / 2
-    places = torch.randperm(total, generator=dice)  # the samples' positions in the dataset
+    generator = torch.Generator().manual_seed(case["seed"])
+    guesses, labels = (torch.tensor(case[name]) for name in ("guesses", "labels"))
+    images = -1.5 - 3 * torch.rand(total, classes, generator=generator)
+    images[torch.arange(total), (guesses - 1) % classes] = -0.9 + torch.rand(total, generator=generator) / 2
+    places = torch.randperm(total, generator=generator)  # the samples' positions in the dataset
     data = TensorDataset(images[places.argsort()], labels[places.argsort()])
     orders = _Orders(places[:count].tolist())
     model = _Scores(classes).train(case["mode"])
     model.body.eval()  # a module in training mode inside one that is not
-    model.body.last.train()
-    for each in model.parameters():
-        each.grad = torch.ones_like(each) if each.requires_grad else None
+    model.get_submodule("body.last").train()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     before = _state(model)
     model.calls.clear()
     loader, asked = DataLoader(data, batch_size=case["size"], sampler=orders), "evaluate must return a number"
     value, calls = the_number(answer(model, loader), asked), list(model.calls)
-    changed = [
-        {name: now[name] for name in now if now[name] != was[name]}
-        for was, now in zip(before, _state(model), strict=True)
-    ]
+    states = zip(before, _state(model), strict=True)
+    changed = [{name: now[name] for name in now if now[name] != was[name]} for was, now in states]
     modes, graphs, numbers = changed
     records = torch.is_grad_enabled() and (bool(graphs) or model(images).requires_grad)
-    found = {"value": value, "calls": calls, "passes": orders.passes, "records": records}
+    result = {"value": value, "calls": calls, "passes": orders.passes, "records": records}
     labels = data.tensors[1]
     labels.copy_((labels + 2) % classes)  # now the wrong guesses are right
-    found["again"] = the_number(answer(model, loader), asked)
-    return found | {"modes": modes, "graphs": graphs, "numbers": list(numbers)}
+    result["again"] = the_number(answer(model, loader), asked)
+    return result | {"modes": modes, "graphs": graphs, "numbers": list(numbers)}
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Any], ...]:
     """Return, by name, the mode of each module, each ``requires_grad``, and all values and gradients."""
-    held = {name: each.tolist() for name, each in everything(model).items()}
-    held |= {f"{name}.grad": getattr(each.grad, "tolist", str)() for name, each in model.named_parameters()}
-    modes = {name or "model": each.training for name, each in model.named_modules()}
-    return modes, {name: each.requires_grad for name, each in model.named_parameters()}, held
+    numbers: dict[str, Any] = {name: value.tolist() for name, value in all_tensors(model).items()}
+    numbers |= {f"{name}.grad": getattr(p.grad, "tolist", str)() for name, p in model.named_parameters()}
+    modes = {name or "model": module.training for name, module in model.named_modules()}
+    return modes, {name: parameter.requires_grad for name, parameter in model.named_parameters()}, numbers
 
 
 # --- 02.3 -------------------------------------------------------------------------------------------------
 
-CLEARED, MODE, WEIGHED, RELEASED = (
-    "each step follows the gradient of its own batch alone",
-    "the model is in training mode",
-    "the loss is the mean over all samples",
-    "the graphs of the steps are not kept",
-)
+CLEARED = "each step follows the gradient of its own batch alone"
+MODE = "the model is in training mode"
+WEIGHED = "the loss is the mean over all samples"
+RELEASED = "the graphs of the steps are not kept"
 FEATURES, CLASSES = 4, 3
 Epoch = dict[str, Any]
+ONE_CALL = "Asked for is the loss with which each batch was trained. One call gives the loss and the step."
 
 
 @question("02.3", "train_epoch(model, loader, optimizer)", {CLEARED: 1, MODE: 1, WEIGHED: 1, RELEASED: 1})
 def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    form = {"kind": rng.randrange(1000), "values": rng.randrange(2**31)}
+    form: dict[str, Any] = {"kind": rng.randrange(1000), "values": rng.randrange(2**31)}
     form["rates"] = [round(rate, 3) for rate in (rng.uniform(0.05, 0.1), rng.uniform(0.15, 0.25))]
     epochs = []
     for seed, size in zip(seeds(rng, 2), rng.sample(range(5, 9), 2), strict=True):
         count = size * rng.randint(2, 3) + rng.randint(2, 3)
         epochs.append({"seed": seed, "size": size, "count": count, "all": count + size + rng.randint(0, 4)})
     epochs.append(epochs[-1])  # a second epoch from the same loader
-    found = ask(_trained, form, epochs)[0]
-    if not found[0]["modes"]:
+    results = ask(_trained, form, epochs)[0]
+    if not results[0]["modes"]:
         raise Refused("train_epoch never called the model")
-    came = [_batches_of(*each) for each in zip(epochs, found, strict=True)]
+    came = [_batches_of(*pair) for pair in zip(epochs, results, strict=True)]
     right = _weights(form, came)
-    for call, (epoch, each, batches) in enumerate(zip(epochs, found, came, strict=True)):
+    for call, (epoch, result, batches) in enumerate(zip(epochs, results, came, strict=True)):
         so_far = came[: call + 1]
-        off = far(each["weights"], right[call])
+        off = far(result["weights"], right[call])
+        weights = partial(_weights, form, so_far)
         steps = len(batches) if not call else f"{len(batches)} more"
         seen = f"after {steps} steps the weights are up to {off:.4f} away from those of such a training"
         hint = nearest(
-            each["weights"],
+            result["weights"],
             (_weights(form, [])[-1], "They have not moved at all. Who changes the weights?"),
-            (
-                _weights(form, so_far, clear=False)[-1],
-                "backward() adds to what .grad holds. What holds it before?",
-            ),
-            (_weights(form, so_far, reduction="sum")[-1], "Each step follows the sum over its batch."),
-            (
-                _weights(form, so_far, soft=True)[-1],
-                "cross_entropy takes scores, and makes shares of them itself.",
-            ),
+            (weights(clear=False)[-1], "backward() adds to what .grad holds. What holds it before?"),
+            (weights(reduction="sum")[-1], "Each step follows the sum over its batch."),
+            (weights(soft=True)[-1], "cross_entropy takes scores, and makes shares of them itself."),
             otherwise="One step for each batch: from the gradient of its mean loss, and of no other's."
             if not call
             else "The first epoch is right. What was given once more, and what does it still know?",
@@ -319,28 +303,28 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(CLEARED, off < CLOSE, seen, hint)
         seen = "the model, or a module in it, was called with training == False"
         hint = "evaluate() was called before. Who says that training goes on?"
-        yield Finding(MODE, all(each["modes"]), seen, hint)
-        if isinstance(each["value"], str):
+        yield Finding(MODE, all(result["modes"]), seen, hint)
+        if isinstance(result["value"], str):
             hint = "It must return the mean loss of the epoch, a number."
             for what in (WEIGHED, RELEASED):
-                yield Finding(what, False, f"it returned {each['value']}", hint)
+                yield Finding(what, False, f"it returned {result['value']}", hint)
             return
-        yield _weighed(epoch, each, batches)
+        yield _weighed(epoch, result, batches)
         seen = "what it returned is a tensor that holds a graph"
-        if each["kept"]:
-            seen = f"while a batch was computed, the graphs of {each['kept']} before it were still there"
+        if result["kept"]:
+            seen = f"while a batch was computed, the graphs of {result['kept']} before it were still there"
         hint = "A loss that is added up as a tensor keeps its graph. What makes a number of it?"
-        yield Finding(RELEASED, not each["kept"] and not each["holds a graph"], seen, hint)
+        yield Finding(RELEASED, not result["kept"] and not result["holds a graph"], seen, hint)
         if off >= CLOSE:
             return
 
 
 def _samples(epoch: Epoch) -> tuple[Tensor, Tensor, list[int]]:
     """Return a dataset's inputs and labels, and the indices that its loader gives, in their first order."""
-    dice = torch.Generator().manual_seed(epoch["seed"])
+    generator = torch.Generator().manual_seed(epoch["seed"])
     inputs = tensor(epoch["seed"], (epoch["all"], FEATURES), torch.float32)
-    labels = torch.randint(0, CLASSES, (epoch["all"],), generator=dice)
-    return inputs, labels, torch.randperm(epoch["all"], generator=dice)[: epoch["count"]].tolist()
+    labels = torch.randint(0, CLASSES, (epoch["all"],), generator=generator)
+    return inputs, labels, torch.randperm(epoch["all"], generator=generator)[: epoch["count"]].tolist()
 
 
 def _loader(epoch: Epoch) -> DataLoader:
@@ -348,28 +332,28 @@ def _loader(epoch: Epoch) -> DataLoader:
     return DataLoader(TensorDataset(inputs, labels), batch_size=epoch["size"], sampler=_Orders(order))
 
 
-def _batches_of(epoch: Epoch, found: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+def _batches_of(epoch: Epoch, result: Result) -> list[tuple[Tensor, Tensor]]:
     """Return the batches that the model saw if they make up the epoch, in any order; else the epoch's own."""
     inputs, labels, order = _samples(epoch)
     place = {tuple(row): i for i, row in enumerate(inputs.tolist())}
     batches = [order[start : start + epoch["size"]] for start in range(0, len(order), epoch["size"])]
-    given = [[place.get(tuple(row)) for row in each] for each in _first_calls(found, "inputs")]
+    given: list[Any] = [[place.get(tuple(row)) for row in batch] for batch in _first_calls(result, "inputs")]
     seen = given[: len(batches)]
     if list(map(len, seen)) == list(map(len, batches)) and set(chain(*seen)) == set(order):
         batches = seen
-    return [(inputs[each], labels[each]) for each in batches]
+    return [(inputs[batch], labels[batch]) for batch in batches]
 
 
-def _first_calls(found: dict[str, Any], what: str) -> list[Any]:
+def _first_calls(result: Result, what: str) -> list[Any]:
     """Return what was recorded of the model's calls; of consecutive calls with one batch, only the first."""
-    noted = zip(found["inputs"], found[what], strict=True)
+    noted = zip(result["inputs"], result[what], strict=True)
     return [next(calls)[1] for _, calls in groupby(noted, key=operator.itemgetter(0))]
 
 
-def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Tensor]]) -> Finding:
+def _weighed(epoch: Epoch, result: Result, batches: list[tuple[Tensor, Tensor]]) -> Finding:
     """Check the mean loss against the model's own outputs, so that wrong steps are not counted twice."""
-    value, calls = found["value"], len(found["inputs"])
-    outputs = _first_calls(found, "outputs")[: len(batches)]
+    value, calls = result["value"], len(result["inputs"])
+    outputs = _first_calls(result, "outputs")[: len(batches)]
     labels = [y for _, y in batches]
     if [len(output) for output in outputs] != [len(y) for y in labels]:
         seen = f"it called the model {calls} times, and there are {len(labels)} batches"
@@ -381,9 +365,7 @@ def _weighed(epoch: Epoch, found: dict[str, Any], batches: list[tuple[Tensor, Te
     otherwise = "As in question 02.1: what is divided by what?"
     if calls > len(labels):
         seen += f"; it called the model {calls} times, for {len(labels)} batches"
-        otherwise = (
-            "Asked for is the loss with which each batch was trained. One call gives the loss and the step."
-        )
+        otherwise = ONE_CALL
     hint = nearest(
         value,
         (sum(means) / len(means), "As in question 02.1: the last batch is smaller."),
@@ -411,15 +393,15 @@ class _Watched(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         old = self.graphs[:-1]  # the last one may still be in use
-        if any(each() for each in old):
+        if any(token() for token in old):
             time.sleep(0.05)  # the thread that watches the rank may briefly hold a frame
-        self.kept = max(self.kept, sum(each() is not None for each in old))
+        self.kept = max(self.kept, sum(token() is not None for token in old))
         scores = self.net(x)
         if scores.grad_fn is not None:
             token = _Token()
             scores.grad_fn.metadata["token"] = token
             self.graphs.append(weakref.ref(token))
-        modes = all(each.training for each in self.modules())
+        modes = all(module.training for module in self.modules())
         for what, value in (("modes", modes), ("inputs", x.tolist()), ("outputs", scores.tolist())):
             self.noted[what].append(value)
         return scores
@@ -427,30 +409,28 @@ class _Watched(nn.Module):
 
 def _training(form: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Build a model with a frozen layer, and an optimizer with momentum and two learning rates."""
-    net = network(form["kind"], form["values"], FEATURES, CLASSES, norm=False).float()
+    net: Any = network(form["kind"], form["values"], FEATURES, CLASSES, norm=False).float()
     net.drop.p = 0.0
     head = list(net.head.parameters())
-    others = [each for name, each in net.named_parameters() if not name.startswith("head.")]
+    others = [parameter for name, parameter in net.named_parameters() if not name.startswith("head.")]
     groups = [{"params": part, "lr": rate} for part, rate in zip((head, others), form["rates"], strict=True)]
     return net, torch.optim.SGD(groups, momentum=0.9)
 
 
-def _flat(net: nn.Module) -> Tensor:
-    return torch.cat([each.detach().flatten() for each in net.parameters()])
-
-
-def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[dict[str, Any]]:
+def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[Result]:
     """Run the epochs of one training, the last two with the same loader."""
     net, optimizer = _training(form)
-    model, found = _Watched(net), []
+    model = _Watched(net)
+    results: list[Result] = []
     loaders = [*map(_loader, epochs[:-1])]
     for loader in (*loaders, loaders[-1]):
         model.eval()  # as an evaluation may have left it
         model.noted = {what: [] for what in model.noted}
         value = answer(model, loader, optimizer)
-        found.append({**model.noted, "weights": _flat(net), "value": number(value), "kept": model.kept})
-        found[-1]["holds a graph"] = isinstance(value, Tensor) and value.requires_grad
-    return found
+        results.append({**model.noted, "value": number(value), "kept": model.kept})
+        results[-1]["weights"] = flat(net.parameters())
+        results[-1]["holds a graph"] = isinstance(value, Tensor) and value.requires_grad
+    return results
 
 
 def _weights(
@@ -462,7 +442,7 @@ def _weights(
 ) -> list[Tensor]:
     """Return the weights after each epoch of such a training; without any epoch, the initial ones."""
     net, optimizer = _training(form)
-    found = []
+    weights = []
     net.train()
     for batches in epochs:
         for x, y in batches:
@@ -471,5 +451,5 @@ def _weights(
             scores = net(x).softmax(1) if soft else net(x)
             cross_entropy(scores, y, reduction=reduction).backward()
             optimizer.step()
-        found.append(_flat(net))
-    return found or [_flat(net)]
+        weights.append(flat(net.parameters()))
+    return weights or [flat(net.parameters())]

@@ -16,8 +16,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ..asking import REST, Ask, Finding, Refused, far, nearest, question, reason, the_number, told
-from ..drawn import everything, network
+from ..in_rank.work import on_each_case, the_number
+from ..inputs import all_tensors, flat, network
+from ..judging import far, nearest
+from ..question import REST, Ask, Finding, Refused, Result, question
+from ..wording import reason, told
 
 CLOSE = 1e-5  # tolerance: an answer may compute in float32
 
@@ -28,19 +31,18 @@ def _chunks(batch_size: int, devices: int) -> list[int]:
 
 # --- 03.1 -------------------------------------------------------------------------------------------------
 
-EVEN, LAST, FEWER = (
-    "a batch that can be shared evenly",
-    "a batch whose last chunk is smaller",
-    "a batch for which there are more devices than chunks",
-)
+EVEN = "a batch that can be shared evenly"
+LAST = "a batch whose last chunk is smaller"
+FEWER = "a batch for which there are more devices than chunks"
 
 
 @question("03.1", "chunk_sizes(batch_size, devices)", {EVEN: 1, LAST: 1, FEWER: 1})
 def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = _batches(rng)
-    found = ask(_sizes, [case for _, case in cases])[0]
-    for (what, (batch_size, count)), sizes in zip(cases, found, strict=True):
+    results = ask(_sizes, [case for _, case in cases])[0]
+    for (what, (batch_size, count)), sizes in zip(cases, results, strict=True):
         right = _chunks(batch_size, count)
+        hint = "Round up for the first ones. What is left for the last?"
         if sum(sizes) != batch_size:
             hint = f"These are {sum(sizes)} samples, and there are {batch_size}."
         elif min(sizes) <= 0:
@@ -49,8 +51,6 @@ def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             hint = "The first chunks are the batch over the devices, rounded up. Is there something for each?"
         elif max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes):
             hint = "As even as can be. chunk is simpler: all alike, and the last has what is left."
-        else:
-            hint = "Round up for the first ones. What is left for the last?"
         seen = f"{batch_size} samples over {count} devices: {sizes}, and it is {right}"
         yield Finding(what, sizes == right, seen, hint)
 
@@ -69,11 +69,9 @@ def _batches(rng: random.Random) -> list[tuple[str, tuple[int, int]]]:
     return cases + [(FEWER, case) for case in fewer]
 
 
-def _sizes(answer: Any, cases: list[list[int]]) -> list[list[int]]:
-    return [_whole(answer(batch_size, devices)) for batch_size, devices in cases]
-
-
-def _whole(value: Any) -> list[int]:
+@on_each_case
+def _sizes(answer: Any, batch_size: int, devices: int) -> list[int]:
+    value = answer(batch_size, devices)
     with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
         given = list(value)
         sizes = [int(size) for size in given]
@@ -84,11 +82,9 @@ def _whole(value: Any) -> list[int]:
 
 # --- 03.2 -------------------------------------------------------------------------------------------------
 
-ALIKE, UNEVEN, BACK = (
-    "right where all chunks have the same size",
-    "right where the last chunk is smaller",
-    "backward() reaches each device's loss, in proportion to its chunk",
-)
+ALIKE = "right where all chunks have the same size"
+UNEVEN = "right where the last chunk is smaller"
+BACK = "backward() reaches each device's loss, in proportion to its chunk"
 TOO_SMALL = "A sum of means over a number of samples: it is too small by about the size of a chunk."
 
 
@@ -97,10 +93,10 @@ def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [*_gathered(rng, rng.randint(3, 5)), *_gathered(rng, rng.randint(8, 12)), *_gathered(rng, 2)]
     cases.append((ALIKE, [round(rng.uniform(1, 2), 2)], rng.randint(2, 9)))  # one device
     asked = [(losses, batch_size, place % 3 == 2) for place, (_, losses, batch_size) in enumerate(cases)]
-    found, raised = ask(_losses, asked)[0]
+    results, raised = ask(_losses, asked)[0]
     hint = "What is made of the batch size is on the CPU. Where are the losses?"
     yield Finding(ALIKE, not raised, f"for losses on the device meta it raised {raised}", hint)
-    for (what, losses, batch_size), got in zip(cases, found, strict=True):
+    for (what, losses, batch_size), got in zip(cases, results, strict=True):
         yield _counted(what, got["value"], losses, batch_size)
         yield _counted(what, got["again"], losses[::-1], batch_size)
         yield _of_shares(got["gradient"], _chunks(batch_size, len(losses)))
@@ -120,7 +116,7 @@ def _of_shares(gradient: list[float] | None, sizes: list[int]) -> Finding:
         hint = "Something in between has made a plain number of a tensor, or a new tensor of it."
         return Finding(BACK, False, "no gradient arrives at the losses", hint)
     shares = [count / sum(sizes) for count in sizes]
-    got, right = (", ".join(f"{each:.3f}" for each in all_of) for all_of in (gradient, shares))
+    got, right = (", ".join(f"{number:.3f}" for number in all_of) for all_of in (gradient, shares))
     seen = f"for chunks of {sizes} the losses get the gradients {got}, and the shares are {right}"
     hint = "The gradient of each loss is the weight with which it counts."
     return Finding(BACK, far(gradient, shares) < CLOSE, seen, hint)
@@ -145,22 +141,22 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
 
 
 def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[list[dict[str, Any]], str]:
-    found, asked = [], "batch_loss must return one number, as a tensor"
+    results, asked = [], "batch_loss must return one number, as a tensor"
     for losses, batch_size, short in cases:
         dtype = torch.float32 if short else torch.float64
         given = torch.tensor(losses, dtype=dtype, requires_grad=True)
         loss = answer(given * 1, batch_size)  # a result, not a leaf, as gathered losses are
         value = the_number(loss, asked)
-        found.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
+        results.append({"value": value, "gradient": given.grad if _went_back(loss) else None})
         now = torch.tensor(losses, dtype=dtype)
         answer(now, batch_size)
         now.copy_(now.flip(0))  # the same tensor, with other losses
-        found[-1]["again"] = the_number(answer(now, batch_size), asked)
+        results[-1]["again"] = the_number(answer(now, batch_size), asked)
     try:
         answer(torch.ones(3, device="meta", requires_grad=True) * 1, 8)
     except Exception as error:
-        return found, reason(error) if _two_places(error) else ""
-    return found, ""
+        return results, reason(error) if _two_places(error) else ""
+    return results, ""
 
 
 def _two_places(error: BaseException) -> bool:
@@ -178,11 +174,9 @@ def _went_back(loss: Any) -> bool:
 
 # --- 03.3 -------------------------------------------------------------------------------------------------
 
-CHUNKS, VALUE, GRADIENTS = (
-    "each replica works on its own chunk, in a thread of its own",
-    "the loss is the one of the whole batch",
-    "backward() leaves the gradients of the whole batch in the model",
-)
+CHUNKS = "each replica works on its own chunk, in a thread of its own"
+VALUE = "the loss is the one of the whole batch"
+GRADIENTS = "backward() leaves the gradients of the whole batch in the model"
 INPUTS, CLASSES = 6, 4
 PATIENCE = 4.0  # seconds that a replica waits for the others to begin, and that a run on meta may take
 
@@ -215,7 +209,7 @@ class _Noting(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net = net
+        self.net: Any = net
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         thread = threading.current_thread()
@@ -253,8 +247,8 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     shapes = [(one, even), (two, uneven), (two, fewer), (two, uneven), (one, (2, 3)), (one, (size, 1))]
     shapes.append((two, (5, 4)))  # fewer chunks than devices, and a smaller last chunk
     batches = [_batch(rng, kind, *shape) for kind, shape in shapes]
-    found, elsewhere = ask(_parallel, [right.given for right in batches])[0]
-    for right, got in zip(batches, found, strict=True):
+    results, elsewhere = ask(_parallel, [right.given for right in batches])[0]
+    for right, got in zip(batches, results, strict=True):
         loss = _of_value(got["loss"], right)
         yield _of_calls(got, right)
         yield loss
@@ -277,7 +271,7 @@ def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
         hint = "All samples went through at once. Which move cuts the batch?"
     elif sizes != right.sizes:
         hint = "Cut the batch as chunk does; there are as many replicas as there are chunks."
-    elif sorted(str(each) for call in calls for each in call) != sorted(map(str, right.samples)):
+    elif sorted(str(sample) for call in calls for sample in call) != sorted(map(str, right.samples)):
         seen, hint = f"{right}: some samples came twice, others never", "Which chunk is whose?"
     elif chunks > 1 and got["threads"] != chunks:
         seen = f"{right}: {chunks} calls, in {got['threads']} threads of their own"
@@ -328,10 +322,10 @@ def _of_gradient(gradient: list[float] | None, right: _Batch, right_loss: bool) 
 
 
 def _inputs(values: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    dice = torch.Generator().manual_seed(values)
-    x = torch.randn(batch_size, INPUTS, generator=dice, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(values)
+    x = torch.randn(batch_size, INPUTS, generator=generator, dtype=torch.float64)
     x[-1] *= 20  # makes the last chunk differ from the others
-    return x, torch.randint(CLASSES, [batch_size], generator=dice)
+    return x, torch.randint(CLASSES, [batch_size], generator=generator)
 
 
 def _net(kind: int, values: int) -> nn.Module:
@@ -355,8 +349,7 @@ def _batch(rng: random.Random, kind: int, batch_size: int, devices: int) -> _Bat
 
 
 def _gradient(model: nn.Module) -> torch.Tensor:
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.flatten() for part in parts])
+    return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
 
 
 def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -364,19 +357,20 @@ def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str
 
     Batches of one kind share a model, with new weights each time; batches of one shape share their tensors.
     """
-    found, models, tensors = [], {}, {}
+    results = []
+    models: dict[int, _Noting] = {}
+    tensors: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, list[torch.device]]] = {}
     CALLS.in_a_row = False
     for batch in batches:
         net, new = _net(batch["kind"], batch["values"]), _inputs(batch["values"], batch["batch_size"])
-        x, y, devices = tensors.setdefault(
-            (batch["batch_size"], batch["devices"]), (*new, [torch.device("cpu")] * batch["devices"])
-        )
+        given = *new, [torch.device("cpu")] * batch["devices"]
+        x, y, devices = tensors.setdefault((batch["batch_size"], batch["devices"]), given)
         x.copy_(new[0])
         y.copy_(new[1])
         model = models.setdefault(batch["kind"], _Noting(copy.deepcopy(net)))
         with torch.no_grad():
-            for mine, new in zip(everything(model.net).values(), everything(net).values(), strict=True):
-                mine.copy_(new)
+            for mine, drawn in zip(all_tensors(model.net).values(), all_tensors(net).values(), strict=True):
+                mine.copy_(drawn)
         model.zero_grad()
         chunks = len(x.chunk(len(devices)))
         CALLS.noted, CALLS.meeting = [], threading.Barrier(chunks, timeout=PATIENCE)
@@ -389,11 +383,11 @@ def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str
             gradient = _gradient(model)
         of_calls = {"calls": [call.x for call in calls], "threads": len(threads), "in_a_row": in_a_row}
         of_calls["replicas"] = len({id(call.replica) for call in calls})
-        found.append({"loss": value, "gradient": gradient, **of_calls})
-    return found, _elsewhere(answer, batches[0])
+        results.append({"loss": value, "gradient": gradient, **of_calls})
+    return results, _elsewhere(answer, batches[0])
 
 
-def _elsewhere(answer: Any, batch: dict[str, int]) -> dict[str, Any]:
+def _elsewhere(answer: Any, batch: dict[str, int]) -> Result:
     """Run the answer on three devices, two or all of them meta, which holds no data."""
     model, given = _Noting(_net(batch["kind"], batch["values"])), _inputs(batch["values"], 9)
     raised = _on(("cpu", "meta", "meta"), answer, model, *given)
@@ -423,6 +417,6 @@ def _on(names: tuple[str, ...], answer: Any, *given: Any) -> str:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(PATIENCE)
-        for each in set(threading.enumerate()) - before:  # a failed answer may have left threads at work
-            each.join(max(0.0, until - time.monotonic()))
+        for other in set(threading.enumerate()) - before:  # a failed answer may have left threads at work
+            other.join(max(0.0, until - time.monotonic()))
     return "".join(raised)

@@ -14,8 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..asking import Ask, Finding, Refused, question, told
-from ..drawn import machine
+from ..in_rank.work import on_each_case
+from ..inputs import machine
+from ..judging import first_wrong
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import told
 
 Row = tuple[int, ...]
 COLUMNS = ("rank", "node", "local_rank")  # of a row
@@ -29,74 +32,70 @@ WHERE = "each row has the rank's node and its place there"
 
 @dataclass
 class _Table:
-    """The table that an answer returned for ``nodes`` nodes with ``each`` ranks per node."""
+    """The table that an answer returned for ``nodes`` nodes with ``ranks_per_node`` ranks on each."""
 
     nodes: int
-    each: int
+    ranks_per_node: int
     rows: list[Row]
 
     def __post_init__(self) -> None:
-        places = list(itertools.product(range(self.nodes), range(self.each)))
+        places = list(itertools.product(range(self.nodes), range(self.ranks_per_node)))
         self.right = [(rank, *place) for rank, place in enumerate(places)]
         self.dealt = sorted((local * self.nodes + node, node, local) for node, local in places)
         self.ranks = [row[0] for row in self.rows]
         self.sorted = sorted(self.rows)
 
     def __str__(self) -> str:
-        return f"{self.nodes} node{'s' * (self.nodes > 1)} with {self.each} rank{'s' * (self.each > 1)} each"
+        ranks = self.ranks_per_node
+        return f"{self.nodes} node{'s' * (self.nodes > 1)} with {ranks} rank{'s' * (ranks > 1)} each"
 
 
 @question("04.1", "rank_table(nodes, ranks_per_node)", {COUNT: 1, ORDER: 1, WHERE: 2})
 def rank_table(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(2, 4), (rng.randint(3, 5), rng.choice([2, 6, 7])), (1, 3), (4, 1), (rng.randint(11, 13), 9)]
-    found = ask(_tables, cases)[0]
-    tables = [_Table(*case, list(map(tuple, rows))) for case, rows in zip(cases, found, strict=True)]
+    results = ask(_tables, cases)[0]
+    tables = [_Table(*case, list(map(tuple, rows))) for case, rows in zip(cases, results, strict=True)]
 
-    wrong = [each for each in tables if len(each.rows) != len(each.right)]
-    if any(len(each.rows) == each.nodes for each in wrong):
+    wrong = [table for table in tables if len(table.rows) != len(table.right)]
+    hint = "How many processes does one node start, and how many nodes are there?"
+    if any(len(table.rows) == table.nodes for table in wrong):
         hint = "That is a row for each node. A rank is a process, not a machine."
-    elif any(len(each.rows) == each.each for each in wrong):
+    elif any(len(table.rows) == table.ranks_per_node for table in wrong):
         hint = "Those are the processes of one node alone."
-    else:
-        hint = "How many processes does one node start, and how many nodes are there?"
     shown = (wrong or tables)[0]
     seen = f"{shown}: {len(shown.rows)} rows, and there are {len(shown.right)} processes"
     yield Finding(COUNT, not wrong, seen, hint)
 
-    wrong = [each for each in tables if each.ranks != list(range(len(each.right)))]
+    wrong = [table for table in tables if table.ranks != list(range(len(table.right)))]
     shown = (wrong or tables)[0]
+    hint = "The ranks are 0, 1, 2 and so on, without a gap, up to the world size."
     if len(set(shown.ranks)) < len(shown.ranks):
         hint = "Two processes with the same rank. A rank is a number over all nodes; which one starts anew?"
     elif min(shown.ranks, default=0) != 0:
         hint = "At which number do the ranks begin?"
     elif sorted(shown.ranks) == list(range(len(shown.right))):
         hint = "Every rank is there. In which order must the rows stand?"
-    else:
-        hint = "The ranks are 0, 1, 2 and so on, without a gap, up to the world size."
     yield Finding(ORDER, not wrong, f"{shown}: the ranks are {shown.ranks}", hint)
 
-    wrong = [each for each in tables if each.sorted != each.right]
+    wrong = [table for table in tables if table.sorted != table.right]
     shown = (wrong or tables)[0]
     pairs = itertools.zip_longest(shown.sorted, shown.right, fillvalue="(none)")
     row, right = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-    if all(sorted((rank, b, a) for rank, a, b in each.rows) == each.right for each in tables):
+    hint = "Take rank 5 of 2 nodes with 4 each: how many whole nodes lie before it, how many ranks over?"
+    if all(sorted((rank, b, a) for rank, a, b in table.rows) == table.right for table in tables):
         hint = "The right numbers, in the wrong columns: (rank, node, local_rank)."
-    elif all(each.sorted == each.dealt for each in tables):
+    elif all(table.sorted == table.dealt for table in tables):
         hint = "That deals the ranks out like cards. A node holds ranks that follow each other."
-    elif all(len({local for _, _, local in each.rows}) == len(each.rows) for each in tables):
+    elif all(len({local for _, _, local in table.rows}) == len(table.rows) for table in tables):
         hint = "A local rank counts on one node alone: where does it begin again?"
-    elif any(len({node for _, node, _ in each.rows}) != each.nodes for each in tables):
+    elif any(len({node for _, node, _ in table.rows}) != table.nodes for table in tables):
         hint = "How many nodes are there in your second column?"
-    else:
-        hint = "Take rank 5 of 2 nodes with 4 each: how many whole nodes lie before it, how many ranks over?"
     yield Finding(WHERE, not wrong, f"{shown}: there is the row {row}, and it should be {right}", hint)
 
 
-def _tables(answer: Any, cases: list[tuple[int, int]]) -> list[list[Row]]:
-    return [_rows(answer(*case)) for case in cases]
-
-
-def _rows(table: Any) -> list[Row]:
+@on_each_case
+def _tables(answer: Any, nodes: int, ranks_per_node: int) -> list[Row]:
+    table = answer(nodes, ranks_per_node)
     with contextlib.suppress(TypeError, ValueError):
         return [_row(row) for row in table]
     asked = "rank_table returns a list of rows (rank, node, local_rank), of whole numbers"
@@ -143,8 +142,8 @@ class _World:
 @question("04.2", "my_place(gpus, ranks)", {OWN: 1, TURNS: 1, ONE: 1})
 def device_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     worlds = _worlds(rng)
-    found = ask(_places, [[each.gpus, each.ranks] for each in worlds])[0]
-    for world, answered in zip(worlds, found, strict=True):
+    places = ask(_places, [[world.gpus, world.ranks] for world in worlds])[0]
+    for world, answered in zip(worlds, places, strict=True):
         for (rank, node, local), place in zip(world.places, answered, strict=True):
             if isinstance(place, str):
                 asked = "my_place returns a device and a backend, as in (device, 'gloo')"
@@ -153,9 +152,8 @@ def device_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             right = world.device(node, local)
             seen = f"{world}: rank {rank}, local rank {local} of node {node}: "
             hint = _of_device(world, (rank, node, local), device)
-            yield Finding(
-                OWN if world.enough else TURNS, device == right, f"{seen}{device}, should be {right}", hint
-            )
+            what = OWN if world.enough else TURNS
+            yield Finding(what, device == right, f"{seen}{device}, should be {right}", hint)
             hint = _of_backend(world, node, sum(other[1] == backend for other in answered))
             seen += f"{backend}, should be {world.backend}"
             yield Finding(OWN if world.enough else ONE, backend == world.backend, seen, hint)
@@ -163,16 +161,16 @@ def device_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _worlds(rng: random.Random) -> list[_World]:
     """Draw worlds of equal and unequal nodes: a local rank does not follow from rank and node size alone."""
-    each, few = rng.choice([4, 6]), rng.choice([2, 3])
+    many, few = rng.choice([4, 6]), rng.choice([2, 3])
     short = rng.randrange(3)  # which of three nodes lacks GPUs
     ranks = rng.choice([[2, 3, 4], [2, 4, 3], [3, 2, 4], [3, 4, 2], [4, 3, 2]])  # not 4, 2, 3: rank % n fits
     uneven = [count + rng.randint(0, 2) for count in ranks]
     lacking = [2 * count if node != short else count - 1 for node, count in enumerate(ranks)]  # enough in all
     without = [count if node != short else 0 for node, count in enumerate(ranks)]
     return [
-        *(_World([each] * 2, [each] * 2), _World([8, 4], [3, 4]), _World([4, 8], [3, 7])),
+        *(_World([many] * 2, [many] * 2), _World([8, 4], [3, 4]), _World([4, 8], [3, 7])),
         *(_World(uneven, ranks), _World([4], [3])),
-        *(_World([few] * 2, [each + 1] * 2), _World([0] * 2, [each] * 2), _World([1], [3])),
+        *(_World([few] * 2, [many + 1] * 2), _World([0] * 2, [many] * 2), _World([1], [3])),
         *(_World(lacking, ranks), _World(without, ranks)),
     ]
 
@@ -252,17 +250,16 @@ def join(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for group, size in enumerate(sizes):
         turn = rng.randrange(1, size)
         called += [(group, (turn + member) % size, size) for member in range(size)]
-    held = ask(_joined, called, nprocs=sum(sizes))
+    results = list(zip(ask(_joined, called, nprocs=sum(sizes)), called, strict=True))
     for group in (0, 1):
-        pairs = zip(held, called, strict=True)
-        yield from _of_joining([(each, rank) for each, (own, rank, _) in pairs if own == group])
+        yield from _of_joining([(result, rank) for result, (own, rank, _) in results if own == group])
 
 
-def _of_joining(held: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
+def _of_joining(results: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
     """Judge one group by what each process holds and the rank it was called with."""
-    count, ranks = len(held), [rank for _, rank in held]
-    sizes, own, local, sums = ([each[name] for each, _ in held] for name in ("size", "rank", "local", "sum"))
-    bad = next((process for process, size in enumerate(sizes) if size != count), 0)
+    count, ranks, names = len(results), [rank for _, rank in results], ("size", "rank", "local", "sum")
+    sizes, own, local, sums = ([result[name] for result, _ in results] for name in names)
+    bad = first_wrong(size == count for size in sizes)
     right = sum(range(1, count + 1))
     if sizes[bad] is None:
         seen = f"the process that was called with rank {ranks[bad]} is in no group after it"
@@ -282,7 +279,7 @@ def _of_joining(held: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
     yield Finding(LOCAL, local == list(map(str, ranks)), seen, hint)
 
 
-def _joined(answer: Any, called: list[tuple[int, int, int]]) -> dict[str, Any]:
+def _joined(answer: Any, called: list[tuple[int, int, int]]) -> Result:
     """Call the answer as mp.spawn would, in a process without the variables of a launcher."""
     process, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -300,5 +297,6 @@ def _joined(answer: Any, called: list[tuple[int, int, int]]) -> dict[str, Any]:
     if size == world_size:
         dist.all_reduce(total)
     store.set(f"course/ends/{process}", "here")
-    store.wait([f"course/ends/{each}" for each in range(len(called))])  # no process ends before all are done
+    # no process ends before all are done
+    store.wait([f"course/ends/{other}" for other in range(len(called))])
     return {"size": size, "rank": own, "local": os.environ.get("LOCAL_RANK"), "sum": total.item()}

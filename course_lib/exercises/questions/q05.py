@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..asking import Ask, Finding, Refused, Work, far, in_group, nearest, question, told
-from ..drawn import LAYOUTS, laid_out, seeds, tensor, with_two_numbers
-from ..traffic import traffic
+from ..in_rank.traffic import record_traffic
+from ..in_rank.work import in_group
+from ..inputs import LAYOUTS, seeds, tensor, with_layout
+from ..judging import by_call, far, first_fault, first_wrong, furthest, nearest, with_two_world_sizes
+from ..question import Ask, Finding, Refused, Result, Work, question
+from ..wording import told
 
 FIRST = (3, 5)  # the world sizes tried first: no powers of two, for which a butterfly is right, too
 LIMIT = 2**40  # of integers too large for float32; float64 holds them and their sums
-Told = dict[str, Any]
+Case = dict[str, Any]
 
 
 def _whole(seed: int, size: int, dtype: str) -> Tensor:
@@ -28,9 +30,9 @@ def _whole(seed: int, size: int, dtype: str) -> Tensor:
     return torch.randint(-LIMIT, LIMIT, (size,), generator=torch.Generator().manual_seed(seed)).double()
 
 
-def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Told]:
+def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Result]:
     """Call the answer in a rank; return its value and how it communicated with the other ranks."""
-    with traffic() as seen:
+    with record_traffic() as seen:
         value = answer(*args)
     others = [f"dist.{name}" for name in seen.collectives() if name != "barrier"]
     others += ["the store"] * (seen.stored > 0)
@@ -38,32 +40,27 @@ def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Told]:
     return value, {"others": others, "sent": seen.sent(), "messages": messages, "to": sorted(seen.to)}
 
 
-def _heard(ask: Ask, work: Work, cases: list[Told], count: int) -> list[list[Told]]:
+def _heard(ask: Ask, work: Work, cases: list[Case], count: int) -> list[list[Result]]:
     """Return what the ranks saw, by case and rank; refuse an answer that uses anything but messages."""
     by_rank = ask(work, cases, nprocs=count)
     for others in (call["others"] for calls in by_rank for call in calls):
         if others:
             raise Refused(f"{others[0]} does the work here; this time there are messages alone")
-    return [list(each) for each in zip(*by_rank, strict=True)]
+    return by_call(by_rank)
 
 
-def _none_by_another_way(held: list[Told], least: int) -> None:
+def _none_by_another_way(results: list[Result], least: int) -> None:
     """Refuse a right result for which fewer numbers were sent than it takes: some came by another way."""
-    sent, least = sum(each["sent"] for each in held), len(held) * least
+    sent, least = sum(result["sent"] for result in results), len(results) * least
     if sent < least:
         raise Refused(
-            f"{len(held)} ranks sent {sent} numbers in messages, and {least} are needed at least. "
+            f"{len(results)} ranks sent {sent} numbers in messages, and {least} are needed at least. "
             "By which way did the others get there? Here there are messages alone"
         )
 
 
-def _first_wrong(right: list[bool]) -> int:
-    """Return the rank to show: the first that is not right, or 0."""
-    return right.index(False) if False in right else 0
-
-
-def _shown(held: Any) -> str:
-    return f"{held[:3]}" if isinstance(held, list) else str(held)
+def _shown(numbers: Any) -> str:
+    return f"{numbers[:3]}" if isinstance(numbers, list) else str(numbers)
 
 
 # --- 05.1 -------------------------------------------------------------------------------------------------
@@ -72,33 +69,30 @@ FROM_LEFT, KEPT = "every rank gets its left neighbour's tensor", "its own tensor
 
 
 @question("05.1", "pass_right(tensor)", {FROM_LEFT: 2, KEPT: 1}, rests={KEPT: FROM_LEFT})
-def pass_right(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_passing, ask, rng), FIRST)
-
-
-def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+@with_two_world_sizes(*FIRST)
+def pass_right(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     size = rng.randrange(3, 9)
     forms = [([size], "float64"), ([2, size], "int64"), ([size], "float64"), ([], "float64")]
-    cases = [{"shape": shape, "dtype": dtype, "seeds": seeds(rng, count)} for shape, dtype in forms]
+    cases: list[Case] = [{"shape": shape, "dtype": dtype} for shape, dtype in forms]
+    cases = [case | {"seeds": seeds(rng, count)} for case in cases]
     cases.append(cases[2] | {"seeds": seeds(rng, count), "again": True})
-    for call, (case, held) in enumerate(zip(cases, _heard(ask, _passed, cases, count), strict=True)):
+    for call, (case, results) in enumerate(zip(cases, _heard(ask, _passed, cases, count), strict=True)):
         drawn = [_of_shape(case, rank).tolist() for rank in range(count)]
-        right = [
-            held[rank]["got"] == drawn[rank - 1] and held[rank]["dtype"] == case["dtype"]
-            for rank in range(count)
-        ]
-        shown = _first_wrong(right)
-        got, left = held[shown]["got"], drawn[shown - 1]
+        gots = zip(results, drawn[-1:] + drawn[:-1], strict=True)
+        right = [result["got"] == left and result["dtype"] == case["dtype"] for result, left in gots]
+        shown = first_wrong(right)
+        result, got, left = results[shown], results[shown]["got"], drawn[shown - 1]
         seen = f"{count} ranks: rank {shown} returned {_shown(got)}; "
         seen += f"rank {(shown - 1) % count} held {_shown(left)}"
+        hint = "Has it arrived when you hand it back? A message that is only started is not there yet."
         if got == told(None):
             hint = "Nothing was returned. What came in has to be handed back at the end."
-        elif held[shown]["early"] == left != got:
+        elif result["early"] == left != got:
             hint = "It was right when it was returned, and a later call has written into it."
-        elif isinstance(got, str) or held[shown]["shape"] != case["shape"]:
+        elif isinstance(got, str) or result["shape"] != case["shape"]:
             hint = "What is returned is a tensor, of the same size as the one that was given."
-        elif held[shown]["dtype"] != case["dtype"]:
-            seen += f"; its dtype is {held[shown]['dtype']}, and was {case['dtype']}"
+        elif result["dtype"] != case["dtype"]:
+            seen += f"; its dtype is {result['dtype']}, and was {case['dtype']}"
             hint = "A message carries numbers. In which dtype are they wanted?"
         elif got == drawn[(shown + 1) % count]:
             hint = "That is the right neighbour's. Which way do the messages go?"
@@ -108,35 +102,38 @@ def _of_passing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
             hint = "That is the rank's own. Which tensor did the message come into?"
         elif call:
             hint = "The first call was right. What does a later one, with another tensor, find of it?"
-        else:
-            hint = "Has it arrived when you hand it back? A message that is only started is not there yet."
         yield Finding(FROM_LEFT, all(right), seen, hint)
-        yield _to_the_right(held)
-        kept = [held[r]["own"] == drawn[r] for r in range(count)]
-        shown = _first_wrong(kept)
-        seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(held[shown]['own'])} now"
+        hint = "More was sent than is needed. Who is to get a rank's tensor, and who is not?"
+        yield _to_neighbours(FROM_LEFT, results, (1,), hint)
+        kept = [result["own"] == own for result, own in zip(results, drawn, strict=True)]
+        shown = first_wrong(kept)
+        seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(results[shown]['own'])} now"
         hint = "The message came into the tensor that was to be sent. It needs another one."
         yield Finding(KEPT, all(kept), seen, hint)
         if all(right) and case["shape"]:  # the profiler cannot tell a single number from none
-            _none_by_another_way(held, math.prod(case["shape"]))
+            _none_by_another_way(results, math.prod(case["shape"]))
 
 
-def _to_the_right(held: list[Told]) -> Finding:
-    for rank, each in enumerate(held):
-        if each["to"] not in ([(rank + 1) % len(held)], []):
-            seen = f"{len(held)} ranks: rank {rank} sent to the ranks {', '.join(map(str, each['to']))}"
-            hint = "More was sent than is needed. Who is to get a rank's tensor, and who is not?"
-            return Finding(FROM_LEFT, False, seen, hint)
-    return Finding(FROM_LEFT, True)
+def _to_neighbours(what: str, results: list[Result], steps: tuple[int, ...], hint: str) -> Finding:
+    """Check that each rank sends to one rank only, that many steps further in the ring."""
+    ranks = len(results)
+    return first_fault(
+        what,
+        (
+            (f"{ranks} ranks: rank {rank} sent to the ranks {', '.join(map(str, result['to']))}", hint)
+            for rank, result in enumerate(results)
+            if result["to"] not in ([], *([(rank + step) % ranks] for step in steps))
+        ),
+    )
 
 
-def _of_shape(case: Told, rank: int) -> Tensor:
+def _of_shape(case: Case, rank: int) -> Tensor:
     return _whole(case["seeds"][rank], math.prod(case["shape"]), case["dtype"]).view(case["shape"])
 
 
 @in_group
-def _passed(answer: Any, cases: list[Told]) -> list[Told]:
-    found, kept = [], []
+def _passed(answer: Any, cases: list[Case]) -> list[Result]:
+    results, kept = [], []
     tensors: dict[str, Tensor] = {}  # by shape: a tensor may come again, with other numbers
     for case in cases:
         numbers = _of_shape(case, dist.get_rank())
@@ -146,46 +143,45 @@ def _passed(answer: Any, cases: list[Told]) -> list[Told]:
         early = got.tolist() if isinstance(got, Tensor) else told(got)
         mine = isinstance(got, Tensor) and got.data_ptr() == own.data_ptr()  # which is filled again
         kept.append(got.clone() if mine else got)
-        found.append(seen | {"early": early, "own": own.tolist()})
-    for got, each in zip(kept, found, strict=True):  # as they are after all calls
-        each |= {"got": each["early"], "shape": None, "dtype": ""}
+        results.append(seen | {"early": early, "own": own.tolist()})
+    for got, result in zip(kept, results, strict=True):  # as they are after all calls
+        result |= {"got": result["early"], "shape": None, "dtype": ""}
         if isinstance(got, Tensor):
-            each |= {"got": got, "shape": list(got.shape), "dtype": str(got.dtype).removeprefix("torch.")}
-    return found
+            result |= {"got": got, "shape": list(got.shape), "dtype": str(got.dtype).removeprefix("torch.")}
+    return results
 
 
 # --- 05.2 -------------------------------------------------------------------------------------------------
 
 COMPLETE = "rank r's piece r is the sum over all ranks"
 HALF = "no rank sends more than (n−1)/n of its tensor, and all goes round the ring"
+ONE_RANKS = "That is one rank's piece, not a sum. Is it added up, and passed on from step to step?"
+NEITHER = "In each step: send what you added to in the step before, and add what comes to the next piece."
+ONE_MISSING = "One rank is missing in it. How many steps does a number need to go all round?"
 
 
 @question("05.2", "reduce_scatter(pieces)", {COMPLETE: 2, HALF: 1}, rests={HALF: COMPLETE})
-def reduce_scatter(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_pieces, ask, rng), FIRST)
-
-
-def _of_pieces(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+@with_two_world_sizes(*FIRST)
+def reduce_scatter(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     few, many = rng.sample(range(2, 7), 2)
     forms = [([few], "float64", True), ([2, many], "int64", False), ([few], "float64", False)]
-    cases = [
-        {"shape": shape, "dtype": dtype, "views": views, "seeds": seeds(rng, count)}
-        for shape, dtype, views in forms
-    ]
+    cases: list[Case] = [{"shape": shape, "dtype": dtype, "views": views} for shape, dtype, views in forms]
+    cases = [case | {"seeds": seeds(rng, count)} for case in cases]
     cases.append(cases[2] | {"seeds": seeds(rng, count), "again": True})
-    for call, (case, held) in enumerate(zip(cases, _heard(ask, _scattered, cases, count), strict=True)):
+    for call, (case, results) in enumerate(zip(cases, _heard(ask, _scattered, cases, count), strict=True)):
         drawn = torch.stack([_pieces(case, rank) for rank in range(count)]).flatten(2)
-        pieces = [torch.tensor(each["pieces"], dtype=drawn.dtype).flatten(1) for each in held]
+        pieces = [torch.tensor(result["pieces"], dtype=drawn.dtype).flatten(1) for result in results]
         yield _of_sum(pieces, drawn, again=call > 0)
         total = drawn.sum(0)
         enough = (count - 1) * math.prod(case["shape"])
-        yield _in_numbers(HALF, held, enough)
-        yield _round_the_ring(held)
-        if all(held[r]["pieces"][r] == total[r].view(case["shape"]).tolist() for r in range(count)):
-            _none_by_another_way(held, enough)
+        yield _in_numbers(HALF, results, enough)
+        hint = "Round a ring each rank sends to one neighbour. Who passes it on?"
+        yield _to_neighbours(HALF, results, (1, -1), hint)
+        if all(results[r]["pieces"][r] == total[r].view(case["shape"]).tolist() for r in range(count)):
+            _none_by_another_way(results, enough)
 
 
-def _pieces(case: Told, rank: int) -> Tensor:
+def _pieces(case: Case, rank: int) -> Tensor:
     count, size = len(case["seeds"]), math.prod(case["shape"])
     return _whole(case["seeds"][rank], count * size, case["dtype"]).view(count, *case["shape"])
 
@@ -194,13 +190,13 @@ def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
     """Check rank r's piece r; ``pieces`` and ``drawn`` are after and before the call, by rank and piece."""
     count, total = len(pieces), drawn.sum(0)
     right = [torch.equal(pieces[r][r], total[r]) for r in range(count)]
-    shown = _first_wrong(right)
+    shown = first_wrong(right)
     piece = pieces[shown][shown]
     seen = f"{count} ranks: piece {shown} of rank {shown} begins with {piece[0].item()}, "
     seen += f"the sum with {total[shown, 0].item()}"
-    seen += f"; the ranks had {', '.join(str(each[shown, 0].item()) for each in drawn)}"
+    seen += f"; the ranks had {', '.join(str(own[shown, 0].item()) for own in drawn)}"
     complete = [[i for i in range(count) if torch.equal(mine[i], total[i])] for mine in pieces]
-    without_one = [total[shown] - each[shown] for each in drawn]
+    without_one = [total[shown] - own[shown] for own in drawn]
     if torch.equal(torch.stack(pieces), drawn):
         hint = "No piece has changed. Is what comes in added to a piece, in place?"
     elif any(right):
@@ -210,24 +206,14 @@ def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
     elif again:
         hint = "The first call was right. What does a later one, with other pieces, find of it?"
     else:
-        hint = nearest(
-            piece,
-            *((each[shown], ONE_RANKS) for each in drawn),
-            *((each, ONE_MISSING) for each in without_one),
-            otherwise="In each step: send what you added to in the step before, and add what comes to the "
-            "next piece.",
-            within=0.5,
-        )
+        known = [(own[shown], ONE_RANKS) for own in drawn] + [(total, ONE_MISSING) for total in without_one]
+        hint = nearest(piece, *known, otherwise=NEITHER, within=0.5)
     return Finding(COMPLETE, all(right), seen, hint)
 
 
-ONE_RANKS = "That is one rank's piece, not a sum. Is it added up, and passed on from step to step?"
-ONE_MISSING = "One rank is missing in it. How many steps does a number need to go all round?"
-
-
 @in_group
-def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
-    found: list[Told] = []
+def _scattered(answer: Any, cases: list[Case]) -> list[Result]:
+    results: list[Result] = []
     pieces: list[Tensor] = []
     for case in cases:
         whole = _pieces(case, dist.get_rank())
@@ -235,61 +221,42 @@ def _scattered(answer: Any, cases: list[Told]) -> list[Told]:
             for piece, numbers in zip(pieces, whole, strict=True):
                 piece.copy_(numbers)
         else:
-            pieces = list(whole) if case["views"] else [each.clone() for each in whole]
+            pieces = list(whole) if case["views"] else [piece.clone() for piece in whole]
             given = list(pieces)
         given[:] = pieces
         _, seen = _watched(answer, given)
-        found.append(seen | {"pieces": torch.stack(pieces)})
-    return found
+        results.append(seen | {"pieces": torch.stack(pieces)})
+    return results
 
 
-def _round_the_ring(held: list[Told]) -> Finding:
-    """Check that each rank sends to one neighbour only."""
-    for rank, each in enumerate(held):
-        if each["to"] not in ([(rank + 1) % len(held)], [(rank - 1) % len(held)], []):
-            seen = f"{len(held)} ranks: rank {rank} sent to the ranks {', '.join(map(str, each['to']))}"
-            hint = "Round a ring each rank sends to one neighbour. Who passes it on?"
-            return Finding(HALF, False, seen, hint)
-    return Finding(HALF, True)
-
-
-def _in_numbers(what: str, held: list[Told], enough: int, messages: int | None = None) -> Finding:
+def _in_numbers(what: str, results: list[Result], enough: int, messages: int | None = None) -> Finding:
     """Check that no rank sends more than ``enough`` numbers, or more than ``messages`` messages."""
     for unit, most in (("messages", messages), ("sent", enough)):
-        sent = [each[unit] for each in held]
-        rank = max(range(len(sent)), key=sent.__getitem__)
-        if most is not None and sent[rank] > most:
+        sent = [result[unit] for result in results]
+        rank, largest = furthest(sent)
+        if most is not None and largest > most:
             hint = "One piece in a step is enough, and n − 1 steps for each half. What goes out beyond that?"
             if unit == "messages":
                 hint = "A message takes its time, however small it is. What can travel in one, end to end?"
-            elif sent[rank] > min(sent):
+            elif largest > min(sent):
                 hint = "One rank sends more than the others. Who is in the middle?"
             name = "numbers" if unit == "sent" else "messages"
-            seen = f"{len(held)} ranks: rank {rank} sent {sent[rank]} {name}, and {most} are enough"
+            seen = f"{len(results)} ranks: rank {rank} sent {largest} {name}, and {most} are enough"
             return Finding(what, False, seen, hint)
     return Finding(what, True)
 
 
 # --- 05.3 -------------------------------------------------------------------------------------------------
 
-SUM, ANY_SIZE, PRICE = (
-    "every rank holds the sums, in the tensors that it gave",
-    "also where the ranks do not divide the count of all numbers",
-    "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages",
-)
+SUM = "every rank holds the sums, in the tensors that it gave"
+ANY_SIZE = "also where the ranks do not divide the count of all numbers"
+ODD = "How long is the last piece when it does not come out even? And can a piece be empty?"
+PRICE = "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages"
 
 
-@question(
-    "05.3",
-    "all_reduce(tensors)",
-    {SUM: 2, ANY_SIZE: 1, PRICE: 1},
-    rests={ANY_SIZE: SUM, PRICE: SUM},
-)
-def all_reduce(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_reducing, ask, rng), FIRST)
-
-
-def _of_reducing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+@question("05.3", "all_reduce(tensors)", {SUM: 2, ANY_SIZE: 1, PRICE: 1}, rests={ANY_SIZE: SUM, PRICE: SUM})
+@with_two_world_sizes(*FIRST)
+def all_reduce(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     some = rng.randrange(2, 5)
     even = [[[some * count]], [[count, some], [], [2 * count - 1], [0]]]
     odd = [[[count + 1]], [[]], [[0]], [[2, count], [count - 1]]]
@@ -300,58 +267,56 @@ def _of_reducing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     cases[0]["layouts"] = ["plain"]
     cases.insert(1, cases[0] | {"seeds": seeds(rng, count), "again": True})
     cases[-1]["layouts"] = ["turned", "every second"]
-    for call, (case, held) in enumerate(zip(cases, _heard(ask, _reduced, cases, count), strict=True)):
-        found = _summed([each["numbers"] for each in held], case, again=call > 0)
+    for call, (case, results) in enumerate(zip(cases, _heard(ask, _reduced, cases, count), strict=True)):
+        finding = _summed([result["numbers"] for result in results], case, again=call > 0)
         if call > len(even):  # after `even` and one case again
-            found.what = ANY_SIZE
-            if not found.ok:
-                found.hint = (
-                    "How long is the last piece when it does not come out even? And can a piece be empty?"
-                )
-            yield found
+            finding.what = ANY_SIZE
+            if not finding.ok:
+                finding.hint = ODD
+            yield finding
             continue
-        yield found
+        yield finding
         enough = 2 * (count - 1) * _count(case) // count
-        yield _in_numbers(PRICE, held, enough, 2 * (count - 1))
-        if found.ok:
-            _none_by_another_way(held, enough)
+        yield _in_numbers(PRICE, results, enough, 2 * (count - 1))
+        if finding.ok:
+            _none_by_another_way(results, enough)
 
 
-def _count(case: Told) -> int:
+def _count(case: Case) -> int:
     return sum(map(math.prod, case["shapes"]))
 
 
-def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
-    """Check the sums; ``held`` has all numbers of each rank, in the order of its tensors."""
-    count = len(held)
+def _summed(sums: list[list[float]], case: Case, again: bool) -> Finding:
+    """Check the sums; ``sums`` has all numbers of each rank, in the order of its tensors."""
+    count = len(sums)
     drawn = [_whole(seed, _count(case), case["dtype"]).tolist() for seed in case["seeds"]]
-    total = [sum(each) for each in zip(*drawn, strict=True)]
-    right = [each == total for each in held]
+    total = [sum(numbers) for numbers in zip(*drawn, strict=True)]
+    right = [numbers == total for numbers in sums]
     if all(right):
         return Finding(SUM, True)
     shown = right.index(False)
     begins = f"{count} ranks, tensors of the shapes {', '.join(map(str, case['shapes']))}: "
-    if len(held[shown]) != len(total):
-        seen = f"{begins}rank {shown} holds {len(held[shown])} numbers now"
+    if len(sums[shown]) != len(total):
+        seen = f"{begins}rank {shown} holds {len(sums[shown])} numbers now"
         return Finding(SUM, False, seen, "The sizes must not change.")
-    place = next(i for i in range(len(total)) if held[shown][i] != total[i])
-    is_, had = held[shown][place], [each[place] for each in drawn]
-    seen = f"{begins}number {place} of rank {shown} is {is_}, the sum {total[place]}"
+    place = next(i for i in range(len(total)) if sums[shown][i] != total[i])
+    got, had = sums[shown][place], [own[place] for own in drawn]
+    seen = f"{begins}number {place} of rank {shown} is {got}, the sum {total[place]}"
     seen += f"; the ranks had {', '.join(map(str, had))}"
-    if held == drawn:
+    if sums == drawn:
         hint = "Nothing has changed. The sums belong into the tensors that were given, in place."
     elif any(right):
         hint = "Some ranks hold the sums. How do they come to all the others?"
     elif again:
         hint = "The first call was right. What is new in a later one: shapes, how a tensor lies, a dtype?"
-    elif far(is_, total[place]) < 1e-5 * max(1.0, abs(total[place])):
+    elif far(got, total[place]) < 1e-5 * max(1.0, abs(total[place])):
         hint = "That is right to some seven digits, which is what float32 keeps. In which dtype do you add?"
-    elif all(any(a == b for a, b in zip(each, total, strict=True)) for each in held):
+    elif all(any(a == b for a, b in zip(numbers, total, strict=True)) for numbers in sums):
         hint = "Each rank holds a part of the sum: that is the first half. What brings the parts to everyone?"
     else:
         hint = nearest(
-            is_,
-            *((each, "That is one rank's number, not a sum.") for each in had),
+            got,
+            *((own, "That is one rank's number, not a sum.") for own in had),
             (total[place] / count, "That is the mean. Nobody asked to divide."),
             otherwise="Some rank's numbers are missing in it, or are in it twice. Try it with 1, 10 and 100.",
             within=1e-6 * max(1.0, abs(total[place])),
@@ -360,21 +325,21 @@ def _summed(held: list[list[float]], case: Told, again: bool) -> Finding:
 
 
 @in_group
-def _reduced(answer: Any, cases: list[Told]) -> list[Told]:
-    found: list[Told] = []
+def _reduced(answer: Any, cases: list[Case]) -> list[Result]:
+    results: list[Result] = []
     tensors: list[Tensor] = []
     for case in cases:
         sizes = list(map(math.prod, case["shapes"]))
         numbers = _whole(case["seeds"][dist.get_rank()], sum(sizes), case["dtype"]).split(sizes)
         if "again" in case:  # the same ones, with other numbers
-            for each, part in zip(tensors, numbers, strict=True):
-                each.copy_(part.view_as(each))
+            for tensor, part in zip(tensors, numbers, strict=True):
+                tensor.copy_(part.view_as(tensor))
         else:
             tensors = [
-                laid_out(part.clone().view(shape), layout)
+                with_layout(part.clone().view(shape), layout)
                 for part, shape, layout in zip(numbers, case["shapes"], case["layouts"], strict=False)
             ]
             given = list(tensors)
         _, seen = _watched(answer, given)
-        found.append(seen | {"numbers": [number for each in tensors for number in each.flatten().tolist()]})
-    return found
+        results.append(seen | {"numbers": [x for tensor in tensors for x in tensor.flatten().tolist()]})
+    return results

@@ -4,153 +4,144 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from ..asking import REST, Ask, Finding, Refused, a_module, far, in_digits, in_group, nearest, question
-from ..drawn import everything, network, seeds, tensor, with_two_numbers
+from ..in_rank.work import in_group
+from ..inputs import all_tensors, network, seeds, tensor, trainable
+from ..judging import by_call, far, in_digits, nearest, place_of_furthest, with_two_world_sizes
+from ..question import REST, Ask, Finding, Refused, Result, a_module, question
 
 CLOSE = 1e-9  # the tensors are float64
 ROUNDING = 1e-5
 ROUNDED = "That is right to some seven digits, which is what float32 keeps. The gradients have sixteen."
 FIRST = (3, 4, 5)  # the world sizes tried first: an answer that divides by 2 must be wrong there
-Shapes = list[tuple[int, ...]]
+Shapes = Sequence[tuple[int, ...]]
 
 
-def _drawn(seed: int, shapes: Shapes) -> list[torch.Tensor]:
+def _drawn(seed: int, shapes: Shapes) -> list[Tensor]:
     return [tensor(seed + i, shape) for i, shape in enumerate(shapes)]
 
 
-def _rows(ranks: list[Any], shapes: Shapes) -> torch.Tensor:
+def _rows(ranks: list[Any], shapes: Shapes) -> Tensor:
     """Return a row per rank with the numbers of all its tensors; refuse tensors of other shapes."""
     rows = []
-    for rank, held in enumerate(ranks):
-        tensors = [torch.as_tensor(each, dtype=torch.float64) for each in held]
-        if [each.shape for each in tensors] != shapes:
+    for rank, of_rank in enumerate(ranks):
+        tensors = [torch.as_tensor(numbers, dtype=torch.float64) for numbers in of_rank]
+        if [tensor.shape for tensor in tensors] != shapes:
             raise Refused(f"the tensors of rank {rank} have other shapes now, or are more or fewer")
-        rows.append(torch.cat([each.flatten() for each in tensors]))
+        rows.append(torch.cat([tensor.flatten() for tensor in tensors]))
     return torch.stack(rows)
 
 
-def _by_tensor(rows: torch.Tensor, shapes: Shapes) -> tuple[torch.Tensor, ...]:
+def _by_tensor(rows: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
     return rows.split(list(map(math.prod, shapes)), dim=1)
 
 
-def _all_hold(rows: torch.Tensor, right: torch.Tensor) -> bool:
+def _all_hold(rows: Tensor, right: Tensor) -> bool:
     return far(rows, right.expand_as(rows)) < CLOSE
 
 
-def _furthest(rows: torch.Tensor, right: torch.Tensor) -> tuple[int, int]:
+def _furthest(rows: Tensor, right: Tensor) -> tuple[int, int]:
     """Return the rank and the index of the number that is furthest from the right one."""
-    gaps = (rows - right).abs().nan_to_num(float("inf"))
-    return divmod(int(gaps.argmax()), gaps.shape[1])
+    return divmod(place_of_furthest(rows, right), rows.shape[1])
 
 
 # --- 06.1 -------------------------------------------------------------------------------------------------
 
 AGREE, MEAN = "the ranks hold the same gradients", "they are the mean over the samples of all ranks"
-
-
-@question("06.1", "average_gradients(model, samples)", {AGREE: 1, MEAN: 2})
-def average_gradients(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_gradients, ask, rng), FIRST)
-
-
-def _of_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
-    cases = [
-        {"kind": kind, "seeds": seeds(rng, count), "samples": rng.sample(range(2, 40), count)}
-        for kind in seeds(rng, 2)
-    ]
-    cases.append(cases[-1] | {"seeds": seeds(rng, count), "again": True})
-    by_rank = ask(_averaged, cases, nprocs=count)
-    for call, case in enumerate(cases):
-        found = [each[call] for each in by_rank]
-        for what, found_, seen, hint in (
-            (AGREE, any(None in each["gradients"] for each in found), "a gradient is None now", RETURNS),
-            (MEAN, any(each["frozen"] for each in found), "a parameter has a gradient that had none", FROZEN),
-        ):
-            if found_:
-                yield from (Finding(each, False, seen, hint) for each in dict.fromkeys((what, MEAN)))
-        if any(None in each["gradients"] for each in found):
-            return
-        yield from _of_means([each["gradients"] for each in found], case, again=call > 0)
-
-
 RETURNS = "A collective works in place. What does it return?"
 FROZEN = "Where there was no gradient there must be none: an optimizer would go by it."
 BY_TWO = "It is divided by 2, and there are other numbers of ranks. What is the sum of all counts?"
 ALIKE = "Each rank counts alike there, and each sample should. What may be added up over the ranks?"
 
 
+@question("06.1", "average_gradients(model, samples)", {AGREE: 1, MEAN: 2})
+@with_two_world_sizes(*FIRST)
+def average_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    cases: list[dict[str, Any]] = [{"kind": kind} for kind in seeds(rng, 2)]
+    for case in cases:
+        case |= {"seeds": seeds(rng, count), "samples": rng.sample(range(2, 40), count)}
+    cases.append(cases[-1] | {"seeds": seeds(rng, count), "again": True})
+    results = by_call(ask(_averaged, cases, nprocs=count))
+    for call, (case, of_call) in enumerate(zip(cases, results, strict=True)):
+        gradients = [result["gradients"] for result in of_call]
+        if lacks_one := any(None in of_rank for of_rank in gradients):
+            yield from (Finding(what, False, "a gradient is None now", RETURNS) for what in (AGREE, MEAN))
+        if any(result["frozen"] for result in of_call):
+            yield Finding(MEAN, False, "a parameter has a gradient that had none", FROZEN)
+        if lacks_one:
+            return
+        yield from _of_means(gradients, case, again=call > 0)
+
+
 def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterator[Finding]:
-    shapes = [each.shape for each in network(case["kind"], 0, norm=False).parameters() if each.requires_grad]
-    held = _rows(gradients, shapes)
+    shapes = [parameter.shape for parameter in trainable(network(case["kind"], 0, norm=False))]
+    now = _rows(gradients, shapes)
     drawn = _rows([_drawn(seed, shapes) for seed in case["seeds"]], shapes)
     counts = torch.tensor(case["samples"], dtype=torch.float64)
     weighted = (drawn * counts[:, None]).sum(0)
     mean, count = weighted / counts.sum(), len(counts)
-    agree = _all_hold(held, held[0])
-    rank, i = _furthest(held, held[0])
-    numbers = in_digits(held[0, i].item(), held[rank, i].item())
+    agree = _all_hold(now, now[0])
+    rank, i = _furthest(now, now[0])
+    numbers = in_digits(now[0, i].item(), now[rank, i].item())
     seen = f"one gradient is {numbers[0]} on rank 0 and {numbers[1]} on rank {rank}"
-    if any(_all_hold(each, each[0]) for each in _by_tensor(held, shapes)):
+    hint = "Which call gives every rank something that depends on all of them?"
+    if any(_all_hold(part, part[0]) for part in _by_tensor(now, shapes)):
         hint = "Some gradients agree and others do not. Is it done for every parameter?"
-    elif all(far(each * (held[0].norm() / each.norm()), held[0]) < ROUNDING for each in held):
+    elif all(far(row * (now[0].norm() / row.norm()), now[0]) < ROUNDING for row in now):
         hint = "They are the same but for a factor. By what does each rank multiply, or divide?"
-    elif any(far(each, mean) < CLOSE for each in held):
+    elif any(far(row, mean) < CLOSE for row in now):
         hint = "One rank holds the mean. Do the others do the same, and get the same?"
-    else:
-        hint = "Which call gives every rank something that depends on all of them?"
     yield Finding(AGREE, agree, seen, hint)
-    rank, i = _furthest(held, mean)
-    is_, right = in_digits(held[rank, i].item(), mean[i].item())
-    had = ", ".join(f"{each:.4g} of {n}" for each, n in zip(drawn[:, i], case["samples"], strict=True))
-    seen = f"the ranks had {had} samples; rank {rank} holds {is_} now, the mean is {right}"
+    rank, i = _furthest(now, mean)
+    is_now, right = in_digits(now[rank, i].item(), mean[i].item())
+    had = ", ".join(f"{own:.4g} of {n}" for own, n in zip(drawn[:, i], case["samples"], strict=True))
+    seen = f"the ranks had {had} samples; rank {rank} holds {is_now} now, the mean is {right}"
     if not agree:
         hint = "Once the ranks agree, look at this again."
-    elif far(held[rank], mean) < ROUNDING:
+    elif far(now[rank], mean) < ROUNDING:
         hint = ROUNDED
     else:
         hint = nearest(
-            held[rank],
+            now[rank],
             (weighted, "That is the sum over all samples. What makes a mean of it?"),
             (drawn.sum(0), "That is the sum over the ranks. What makes a mean of it, over all samples?"),
             (drawn.mean(0), ALIKE),
             (weighted / count, "That is divided by the number of ranks. Of how many samples is it the sum?"),
-            *((each, "That is the gradient of one rank. What of the others' samples?") for each in drawn),
+            *((own, "That is the gradient of one rank. What of the others' samples?") for own in drawn),
             (drawn.sum(0) / 2, BY_TWO),
             otherwise="The first call was right. What does a later one find of it?"
             if again
             else "A sum over all samples, divided once by their number: which sum has a rank to begin with?",
             within=CLOSE,
         )
-    yield Finding(MEAN, _all_hold(held, mean), seen, hint)
+    yield Finding(MEAN, _all_hold(now, mean), seen, hint)
 
 
 @in_group
-def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found = dist.get_rank(), []
+def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[Result]:
+    rank, results = dist.get_rank(), []
     for case in cases:
         if "again" not in case:  # else the same model, one step later
-            model = network(case["kind"], 0, norm=False)
-            trained = [each for each in model.parameters() if each.requires_grad]
+            model: Any = network(case["kind"], 0, norm=False)
+            trained = trainable(model)
         for parameter, gradient in zip(
-            trained, _drawn(case["seeds"][rank], [each.shape for each in trained]), strict=True
+            trained, _drawn(case["seeds"][rank], [parameter.shape for parameter in trained]), strict=True
         ):
             parameter.grad = gradient
         model.body.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))  # neither first nor last
         answer(model, case["samples"][rank])
-        without = [model.body.unused, *(each for each in model.parameters() if not each.requires_grad)]
-        frozen = any(each.grad is not None for each in without)
-        gradients = [None if each.grad is None else each.grad.clone() for each in trained]
-        found.append({"gradients": gradients, "frozen": frozen})
-    return found
+        without = [model.body.unused, *(p for p in model.parameters() if not p.requires_grad)]
+        frozen = any(parameter.grad is not None for parameter in without)
+        gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in trained]
+        results.append({"gradients": gradients, "frozen": frozen})
+    return results
 
 
 # --- 06.2 -------------------------------------------------------------------------------------------------
@@ -159,33 +150,30 @@ START, KEPT = "every rank has rank 0's parameters", "and rank 0's buffers"
 
 
 @question("06.2", "same_start(model)", {START: 1, KEPT: 1})
-def same_start(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_starts, ask, rng), FIRST)
-
-
-def _of_starts(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
-    cases = [{"kind": kind, "seeds": seeds(rng, count)} for kind in seeds(rng, 2)]
+@with_two_world_sizes(*FIRST)
+def same_start(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    cases: list[dict[str, Any]] = [{"kind": kind, "seeds": seeds(rng, count)} for kind in seeds(rng, 2)]
     cases.append(cases[-1] | {"seeds": seeds(rng, count), "again": True})
-    by_rank = ask(_started, cases, nprocs=count)
-    for call, case in enumerate(cases):
+    results = by_call(ask(_started, cases, nprocs=count))
+    for case, of_call in zip(cases, results, strict=True):
         drawn = [network(case["kind"], seed) for seed in case["seeds"]]
-        parameters = len(list(drawn[0].parameters()))
-        names = list(everything(drawn[0]))
+        parameters, tensors = len(list(drawn[0].parameters())), [all_tensors(model) for model in drawn]
         for what, part in ((START, slice(parameters)), (KEPT, slice(parameters, None))):
-            shapes = [each.shape for each in everything(drawn[0]).values()][part]
-            had = _rows([list(everything(each).values())[part] for each in drawn], shapes)
-            now = _rows([each[call][part] for each in by_rank], shapes)
-            yield _of_start(what, now, had, shapes, names[part])
+            shapes = [tensor.shape for tensor in tensors[0].values()][part]
+            had = _rows([list(of_rank.values())[part] for of_rank in tensors], shapes)
+            now = _rows([of_rank[part] for of_rank in of_call], shapes)
+            yield _of_start(what, now, had, shapes, list(tensors[0])[part])
 
 
-def _of_start(what: str, now: torch.Tensor, had: torch.Tensor, shapes: Shapes, names: list[str]) -> Finding:
+def _of_start(what: str, now: Tensor, had: Tensor, shapes: Shapes, names: list[str]) -> Finding:
     pairs = zip(_by_tensor(now, shapes), _by_tensor(had, shapes), strict=True)
-    arrived = [_all_hold(is_, was[0]) for is_, was in pairs]
+    arrived = [_all_hold(after, before[0]) for after, before in pairs]
     rank, i = _furthest(now, had[0])
-    is_, was = in_digits(now[rank, i].item(), had[0, i].item())
-    seen = f"one number of rank {rank} is {is_}, and rank 0 had {was}"
+    is_now, was = in_digits(now[rank, i].item(), had[0, i].item())
+    seen = f"one number of rank {rank} is {is_now}, and rank 0 had {was}"
     seen += f"; not as on rank 0: {', '.join(n for n, ok in zip(names, arrived, strict=True) if not ok)}"
-    if any(_all_hold(now, each) for each in had[1:]):
+    hint = "Nothing arrived in the model. Which collective copies a tensor of one rank into all?"
+    if any(_all_hold(now, other) for other in had[1:]):
         hint = "All ranks agree, on another rank's. Which rank is the source?"
     elif far(now, had[0].expand_as(now)) < ROUNDING:
         hint = ROUNDED
@@ -195,24 +183,22 @@ def _of_start(what: str, now: torch.Tensor, had: torch.Tensor, shapes: Shapes, n
         hint = "All ranks agree, on something that no rank had. Nothing needs to be computed for a copy."
     elif what == KEPT:
         hint = "A model holds more than parameters: batch norm's running mean, for one. What lists them?"
-    else:
-        hint = "Nothing arrived in the model. Which collective copies a tensor of one rank into all?"
     return Finding(what, all(arrived), seen, hint)
 
 
 @in_group
-def _started(answer: Any, cases: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
-    found, model = [], nn.Module()
+def _started(answer: Any, cases: list[dict[str, Any]]) -> list[list[Tensor]]:
+    results, model = [], nn.Module()
     for case in cases:
         other = network(case["kind"], case["seeds"][dist.get_rank()])
         if "again" in case:  # the same model, with other values again
-            for into, value in zip(everything(model).values(), everything(other).values(), strict=True):
+            for into, value in zip(all_tensors(model).values(), all_tensors(other).values(), strict=True):
                 into.data.copy_(value)
         else:
             model = other
         answer(model)
-        found.append([each.detach().clone() for each in everything(model).values()])
-    return found
+        results.append([tensor.detach().clone() for tensor in all_tensors(model).values()])
+    return results
 
 
 # --- 06.3 -------------------------------------------------------------------------------------------------
@@ -224,39 +210,38 @@ STEPS, SHARE = 3, 4  # training steps, and samples per rank in each
 
 
 @question("06.3", "HandDDP(model)", {BEGINS: 1, DURING: 2, FULL: 2}, takes=a_module)
-def hand_ddp(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_hand_ddp, ask, rng), FIRST)
-
-
-def _of_hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
-    cases = [
-        {"kind": kind, "turned": turned, "seeds": seeds(rng, count), "data": rng.randrange(2**31)}
-        for kind, turned in zip(seeds(rng, 2), (True, False), strict=True)
+@with_two_world_sizes(*FIRST)
+def hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    cases: list[dict[str, Any]] = [
+        {"kind": kind, "turned": turned} for kind, turned in zip(seeds(rng, 2), (True, False), strict=True)
     ]
-    by_rank = ask(_wrapped, cases, nprocs=count)
-    if any(each["by_ddp"] for calls in by_rank for each in calls):
+    for case in cases:
+        case |= {"seeds": seeds(rng, count), "data": rng.randrange(2**31)}
+    results = by_call(ask(_wrapped, cases, nprocs=count))
+    if any(result["by_ddp"] for of_call in results for result in of_call):
         raise Refused("DistributedDataParallel does the work here; this time it is yours")
-    for call, case in enumerate(cases):
-        yield from _of_training([each[call] for each in by_rank], case, again=call > 0)
+    for call, (case, of_call) in enumerate(zip(cases, results, strict=True)):
+        yield from _of_training(of_call, case, again=call > 0)
 
 
-def _of_training(held: list[Any], case: dict[str, Any], again: bool) -> Iterator[Finding]:
-    count, model = len(held), _network(case, 0)
+def _of_training(results: list[Any], case: dict[str, Any], again: bool) -> Iterator[Finding]:
+    count, model = len(results), _network(case, 0)
     shapes = {
-        "start": [each.shape for each in everything(model).values()],
-        "gradients": [each.shape for each in model.parameters() if each.requires_grad],
-        "end": [each.shape for each in model.parameters()],
+        "start": [tensor.shape for tensor in all_tensors(model).values()],
+        "gradients": [parameter.shape for parameter in trainable(model)],
+        "end": [parameter.shape for parameter in model.parameters()],
     }
     whole = _train(model, case["data"], slice(None), count)
-    own = [_train(_network(case, 0), case["data"], _share(rank), count)["gradients"] for rank in range(count)]
-    own = _rows(own, shapes["gradients"])
+    alone = [_train(_network(case, 0), case["data"], _share(rank), count) for rank in range(count)]
+    own = _rows([of_rank["gradients"] for of_rank in alone], shapes["gradients"])
     all_held = True  # whether all properties so far hold
     for what, name in ((BEGINS, "start"), (DURING, "gradients"), (FULL, "end")):
-        now = _rows([each[name] for each in held], shapes[name])
+        now = _rows([result[name] for result in results], shapes[name])
         right = _rows([whole[name]], shapes[name])[0]
         rank, i = _furthest(now, right)
-        is_, wanted = in_digits(now[rank, i].item(), right[i].item())
-        seen = f"{count} ranks: one number of rank {rank} is {is_}, and should be {wanted}"
+        is_now, wanted = in_digits(now[rank, i].item(), right[i].item())
+        seen = f"{count} ranks: one number of rank {rank} is {is_now}, and should be {wanted}"
+        hint = "The first step is right. In the next, two backward() add up: what does the first leave?"
         if what == BEGINS:
             hint = "What has to travel before the first step, and from where?"
             parameters = sum(map(math.prod, shapes["end"]))
@@ -268,14 +253,12 @@ def _of_training(held: list[Any], case: dict[str, Any], again: bool) -> Iterator
             hint = "The first model was right. What does a second one find of it?"
         elif what == DURING:
             hint = _of_hooks(now, right, own, shapes[name])
-        else:
-            hint = "The first step is right. In the next, two backward() add up: what does the first leave?"
         holds = _all_hold(now, right)
         yield Finding(what, holds, seen, hint)
         all_held = all_held and holds
 
 
-def _of_hooks(now: torch.Tensor, mean: torch.Tensor, own: torch.Tensor, shapes: Shapes) -> str:
+def _of_hooks(now: Tensor, mean: Tensor, own: Tensor, shapes: Shapes) -> str:
     pairs = zip(_by_tensor(now, shapes), _by_tensor(own, shapes), strict=True)
     untouched = [far(a, b) < CLOSE for a, b in pairs]
     if not now[0].any():
@@ -292,9 +275,10 @@ def _of_hooks(now: torch.Tensor, mean: torch.Tensor, own: torch.Tensor, shapes: 
 
 
 @in_group
-def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[Result]:
     rank, count = dist.get_rank(), dist.get_world_size()
-    made, found = [], []
+    made = []
+    results: list[Result] = []
     ddp = nn.parallel.DistributedDataParallel
     begin = ddp.__init__
 
@@ -305,9 +289,9 @@ def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with mock.patch.object(ddp, "__init__", noted):  # catches DDP under any name
         for case in cases:
             model = answer(_network(case, rank))
-            found.append(_train(model, case["data"], _share(rank), count, parts=2))
-            found[-1]["by_ddp"] = bool(made)
-    return found
+            results.append(_train(model, case["data"], _share(rank), count, parts=2))
+            results[-1]["by_ddp"] = bool(made)
+    return results
 
 
 class _Turned(nn.Module):
@@ -321,7 +305,7 @@ class _Turned(nn.Module):
             self.end.weight.copy_(tensor(values, (2, 2)))
             self.end.bias.copy_(tensor(values + 1, (2,)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.end(self.begin(x).tanh())
 
 
@@ -334,24 +318,23 @@ def _share(rank: int) -> slice:
     return slice(rank * SHARE, (rank + 1) * SHARE)
 
 
-def _train(
-    model: nn.Module, data: int, mine: slice, count: int, parts: int = 1
-) -> dict[str, list[torch.Tensor]]:
+def _train(model: nn.Module, data: int, mine: slice, count: int, parts: int = 1) -> dict[str, list[Tensor]]:
     """Train for three steps; from the second on, accumulate each gradient over ``parts`` backward passes."""
     parameters = list(model.parameters())
-    trained = [each for each in parameters if each.requires_grad]
-    held = {"start": [each.detach().clone() for each in everything(model).values()]}
+    trained = trainable(model)
+    result = {"start": [tensor.detach().clone() for tensor in all_tensors(model).values()]}
     batches = _drawn(data, [(count * SHARE, 4), (count * SHARE, 2)] * STEPS)
     for x, y in zip(batches[::2], batches[1::2], strict=True):
-        for each in trained:
-            each.grad = None
-        now = parts if "gradients" in held else 1
+        for parameter in trained:
+            parameter.grad = None
+        now = parts if "gradients" in result else 1
         for some, wanted in zip(x[mine].chunk(now), y[mine].chunk(now), strict=True):
             (nn.functional.mse_loss(model(some), wanted) / now).backward()
-        if "gradients" not in held:
-            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in trained]
-            held["gradients"] = [each.clone() for each in gradients]
+        if "gradients" not in result:
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+            result["gradients"] = [gradient.clone() for gradient in gradients]
         with torch.no_grad():  # as SGD does; importing it takes seconds in a notebook
-            for each in filter(lambda each: each.grad is not None, trained):
-                each -= 0.1 * each.grad
-    return held | {"end": [each.detach() for each in parameters]}
+            for parameter in trained:
+                if parameter.grad is not None:
+                    parameter.sub_(0.1 * parameter.grad)
+    return result | {"end": [parameter.detach() for parameter in parameters]}

@@ -8,7 +8,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
-from ..drawn import apart, restarted, with_two_numbers
+from ..in_rank.work import in_group
+from ..inputs import fresh_copies, own_randomness
+from ..judging import Faults, by_call, far, first_fault, first_wrong, furthest, nearest, with_two_world_sizes
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number, told
 
 CLOSE = 1e-6  # tolerance: an answer may compute in float32
 
@@ -31,7 +33,7 @@ def _shared_out(count: int, ranks: list[list[int]], done: str) -> tuple[list[int
     times = Counter(itertools.chain(*ranks))
     twice = sorted(index for index, n in times.items() if n > 1)
     missing = sorted(set(range(count)) - set(times))
-    several, none = (f"{len(each)} ({_some(each)})" if each else "0" for each in (twice, missing))
+    several, none = (f"{len(samples)} ({_some(samples)})" if samples else "0" for samples in (twice, missing))
     words = f"{len(ranks)} ranks, {count} samples: {several} are {done} more than once, {none} by nobody"
     return twice, missing, words
 
@@ -43,6 +45,7 @@ ONCE = "no sample is drawn twice, and fewer are left out than there are ranks"
 ORDER = "every epoch and every seed has its own order, the same one each time it is asked for"
 PROCESSES = 4  # asked for the second time, a rank is another process
 Call = tuple[int, int, int, int, int]  # samples, ranks, epoch, seed; which process is rank 0
+KEEPS = "Each rank keeps its samples, in another order. Which comes first: shuffling or sharing out?"
 
 
 @question("07.1", "shard(count, rank, world_size, epoch, seed)", {EQUAL: 1, ONCE: 1, ORDER: 1})
@@ -57,24 +60,18 @@ def shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     calls += [(uneven[1], 1, epochs[1], seeds[1], 0), (*main[:4], 1)]  # a single rank; `main` elsewhere
     calls += [(uneven[0], one, epoch, seed, 0) for epoch in epochs for seed in seeds]
     processes = ask(_shards, calls, rng.randrange(2**31), nprocs=PROCESSES)
-    shards = {
-        call: [
-            each[place][str(rank)]
-            for rank in range(call[1])
-            for each in processes
-            if str(rank) in each[place]
-        ]
-        for place, call in enumerate(calls)
-    }
+    shards = {}
+    for call, of_call in zip(calls, by_call(processes), strict=True):
+        ranks = map(str, range(call[1]))
+        shards[call] = [process[rank] for rank in ranks for process in of_call if rank in process]
     for call, came in shards.items():
         yield _of_lengths(call, came)
         yield _drawn_once(call[0], came)
-    found = _of_order(main, shards, epochs, seeds)
-    yield Finding(ORDER, not found, *(found or ("", "")))
+    yield first_fault(ORDER, _faults_of_order(main, shards, epochs, seeds))
 
 
 def _of_lengths(call: Call, shards: list[list[int]]) -> Finding:
-    lengths = [len(each) for each in shards]
+    lengths = [len(shard) for shard in shards]
     seen = f"of {call[0]} samples the {call[1]} ranks get {lengths}"
     hint = "One sample too many on one rank, and it makes a step alone. To which length can the order be cut?"
     if not any(lengths):
@@ -82,27 +79,25 @@ def _of_lengths(call: Call, shards: list[list[int]]) -> Finding:
     return Finding(EQUAL, len(set(lengths)) == 1 and lengths[0] > 0, seen, hint)
 
 
-def _of_order(
+def _faults_of_order(
     main: Call, shards: dict[Call, list[list[int]]], epochs: tuple[int, ...], seeds: tuple[int, ...]
-) -> tuple[str, str] | None:
-    """Return what is wrong with the orders, and a hint; None if nothing is."""
+) -> Faults:
+    """Yield what is wrong with the orders, and hints."""
     first, again = shards[main], shards[*main[:4], 1]
     seen = f"rank 0 draws {_some(first[0]) or 'nothing'}"
     if not any(first):
-        return seen, "Nothing is drawn yet."
+        yield seen, "Nothing is drawn yet."
     if first != again:
-        rank = next(rank for rank, pair in enumerate(zip(first, again, strict=True)) if pair[0] != pair[1])
+        rank = first_wrong(map(operator.eq, first, again))
         seen = f"rank {rank} draws {_some(first[rank])}; asked again for the same epoch and seed, in another"
-        return (
-            f"{seen} process, {_some(again[rank])}",
-            "The random numbers differ each time. How do they start from a state that you choose?",
-        )
+        seen += f" process, {_some(again[rank])}"
+        yield seen, "The random numbers differ each time. How do they start from a state that you choose?"
     for call, came in shards.items():
-        if any(each == sorted(each) for each in came):
-            return f"a rank draws {_some(came[0])}", "They come in the order of the data set. Who shuffles?"
+        if any(shard == sorted(shard) for shard in came):
+            yield f"a rank draws {_some(came[0])}", "They come in the order of the data set. Who shuffles?"
         if any(map(_regular, came)):
             seen = f"a rank draws {_some(came[0])} (epoch {call[2]}, seed {call[3]})"
-            return seen, "That is the order of the data set, turned round. Who shuffles?"
+            yield seen, "That is the order of the data set, turned round. Who shuffles?"
     by = {(epoch, seed): shards[*main[:2], epoch, seed, 0] for epoch in epochs for seed in seeds}
     alike = [pair for pair in itertools.combinations(by, 2) if sum(map(operator.eq, *pair)) == 1]
     for one, other in alike:
@@ -110,17 +105,13 @@ def _of_order(
         seen = f"for the epochs and seeds {one} and {other} rank 0 draws {_some(by[one][0])} and"
         seen += f" {_some(by[other][0])}"
         if by[one] == by[other]:
-            return seen, f"The {same} changes nothing there. On what does the order depend?"
+            yield seen, f"The {same} changes nothing there. On what does the order depend?"
         if all(set(a) == set(b) for a, b in zip(by[one], by[other], strict=True)):
-            hint = (
-                "Each rank keeps its samples, in another order. Which comes first: shuffling or sharing out?"
-            )
-            return seen, hint
+            yield seen, KEEPS
     left_out = [set(range(main[0])).difference(*came) for came in by.values()]
-    if left_out[0] and all(each == left_out[0] for each in left_out):
+    if left_out[0] and all(samples == left_out[0] for samples in left_out):
         seen = f"of {main[0]} samples {_some(sorted(left_out[0]))} are left out in every epoch"
-        return seen, "They are never learned from. Which comes first: shuffling, or the cut?"
-    return None
+        yield seen, "They are never learned from. Which comes first: shuffling, or the cut?"
 
 
 def _regular(indices: list[int]) -> bool:
@@ -132,9 +123,10 @@ def _regular(indices: list[int]) -> bool:
 def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
     ranks = len(shards)
     twice, missing, seen = _shared_out(count, shards, "drawn")
+    hint = "More is left out than has to be. What is the largest number that can be divided?"
     if not any(shards):
         hint = "Nothing is drawn. What does each rank take of the order?"
-    elif twice and all(each == shards[0] for each in shards):
+    elif twice and all(shard == shards[0] for shard in shards):
         hint = "All ranks draw the same. Where does the rank come in?"
     elif len(twice) + count % ranks == ranks and not missing:
         hint = "That is padding. Here the rest must be left out instead."
@@ -142,8 +134,6 @@ def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
         hint = "The ranks deal from different packs of cards. What must they have in common?"
     elif twice:
         hint = "Two ranks take the same part of the order. How far apart do two samples of one rank lie?"
-    else:
-        hint = "More is left out than has to be. What is the largest number that can be divided?"
     return Finding(ONCE, not twice and len(missing) <= count % ranks, seen, hint)
 
 
@@ -155,12 +145,12 @@ def _follow(one: list[int], other: list[int]) -> bool:
 
 def _shards(answer: Any, calls: list[Call], seed: int) -> list[dict[int, list[int]]]:
     """Return, for each call, the shards of the ranks that this process plays."""
-    process, found = int(os.environ["RANK"]), []
-    with apart(seed + process):  # the processes share only what they are given
-        for count, ranks, epoch, dice, first in calls:
+    process, results = int(os.environ["RANK"]), []
+    with own_randomness(seed + process):  # the processes share only what they are given
+        for count, ranks, epoch, own_seed, first in calls:
             mine = [rank for rank in range(ranks) if (rank + first) % PROCESSES == process]
-            found.append({rank: _shard(answer, count, rank, ranks, epoch, dice) for rank in mine})
-    return found
+            results.append({rank: _shard(answer, count, rank, ranks, epoch, own_seed) for rank in mine})
+    return results
 
 
 def _shard(answer: Any, count: int, rank: int, *place: int) -> list[int]:
@@ -183,41 +173,38 @@ EPOCHS = 4
 
 
 @question("07.2", "batches(data, batch_size, epochs)", {ALL: 1, ORDERS: 1, RESUMED: 1})
-def batches(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_batches, ask, rng))
-
-
-def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     size, stop = rng.randint(3, 4), rng.randint(1, 2)
-    each = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]  # the last batch is short
-    uneven, even = each[0] * ranks - rng.randint(1, ranks - 1), each[1] * ranks
+    # the last batch is short
+    lengths = [size * rng.randint(4, 6) + rng.randint(2, size - 1) for _ in range(2)]
+    uneven, even = lengths[0] * ranks - rng.randint(1, ranks - 1), lengths[1] * ranks
     data = [rng.sample(range(100, 1000), count) for count in (uneven, even)]
     few = rng.randint(1, max(1, (ranks - 1) // 2))  # samples: with 3 ranks or more, fewer than half of them
     data.append(rng.sample(range(100, 1000), few))
     calls = [(data[0], 0, EPOCHS), (data[0], stop, EPOCHS), (data[1], 0, 2), (data[2], 0, 2)]
     calls.append((data[1], 0, 1))  # in one epoch, a rank that reads everything reads more than its share
-    found = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
-    for rank, of_rank in enumerate(found):
+    results = ask(_batches, calls, size, rng.randrange(2**31), nprocs=ranks)
+    for rank, of_rank in enumerate(results):
         if isinstance(of_rank, str):
             raise Refused(f"with {ranks} ranks, on rank {rank} {of_rank}")
-    whole, rest, *others, _ = ([dict(rank[call]["drawn"]) for rank in found] for call in range(len(calls)))
+    whole, rest, *others, _ = ([dict(rank[call]["drawn"]) for rank in results] for call in range(len(calls)))
     came = [list(of_rank) for of_rank in whole]
     if came != [list(range(EPOCHS))] * ranks:
         raise Refused(f"epochs was range({EPOCHS}); your batches came with the epochs {came}, by rank")
 
     yield _of_epochs(whole, data[0], size)
     shared = True
-    for rank, of_rank in enumerate(found):
+    for rank, of_rank in enumerate(results):
         for call in (0, len(calls) - 1):
-            read, kept = of_rank[call]["read"], sum(len(each) for _, each in of_rank[call]["drawn"])
+            read, kept = of_rank[call]["read"], sum(len(epoch) for _, epoch in of_rank[call]["drawn"])
             seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
             hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before?"
             shared = shared and read <= 1.5 * kept
             yield Finding(ALL, read <= 1.5 * kept, seen, hint)
     for values, drawn in zip(data[1:], others, strict=True):
-        yield _of_epochs(
-            [{epoch: of_rank.get(epoch, []) for epoch in (0, 1)} for of_rank in drawn], values, size
-        )
+        two_epochs = [{epoch: of_rank.get(epoch, []) for epoch in (0, 1)} for of_rank in drawn]
+        yield _of_epochs(two_epochs, values, size)
 
     orders = whole[0]  # rank 0 has no padding
     places = [[data[0].index(value) for value in order] for order in orders.values()]
@@ -235,12 +222,14 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         hint = "Two epochs have the same order. Is the sampler told of each one, before the loader begins?"
     yield Finding(ORDERS, own, seen, hint)
 
-    of_rest = [{epoch: each[epoch] for epoch in range(stop, EPOCHS)} for each in whole]
-    other = next((rank for rank in range(ranks) if rest[rank] != of_rest[rank]), 0)
-    epoch = next((each for each, order in of_rest[other].items() if rest[other].get(each) != order), stop)
+    of_rest = [{epoch: of_rank[epoch] for epoch in range(stop, EPOCHS)} for of_rank in whole]
+    other = first_wrong(map(operator.eq, rest, of_rest))
+    unlike = [epoch for epoch, order in of_rest[other].items() if rest[other].get(epoch) != order]
+    epoch = (unlike or [stop])[0]
     went_on = rest[other].get(epoch, [])
     seen = f"epoch {epoch} begins on rank {other} with {_some(whole[other][epoch])}"
     seen += f"; where the training begins with epoch {stop}, with {_some(went_on) or 'nothing'}"
+    hint = "Chance decides each time. What gives the same order again, in another process?"
     if rest[other].keys() != of_rest[other].keys():
         seen = f"epochs was range({stop}, {EPOCHS}); on rank {other} your batches came with {[*rest[other]]}"
         hint = "With which epoch does a training begin that goes on?"
@@ -248,31 +237,29 @@ def _of_batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         hint = "First every epoch needs an order of its own."
     elif went_on == whole[other][0]:
         hint = "The count starts at 0 again. Which number has the epoch that is going on?"
-    else:
-        hint = "Chance decides each time. What gives the same order again, in another process?"
     yield Finding(RESUMED, own and rest == of_rest, seen, hint)
-    for rank, of_rank in enumerate(found):
+    for rank, of_rank in enumerate(results):
         read, kept = of_rank[1]["read"], sum(map(len, rest[rank].values()))
         seen = f"the training begins with epoch {stop}: rank {rank} reads {read} samples, and gets {kept}"
         hint = "The epochs before are over. What tells an epoch's order without reading those before it?"
         yield Finding(RESUMED, not shared or read < kept + len(whole[rank][0]) / 2, seen, hint)
 
 
-def _of_epochs(found: list[dict[int, list[int]]], values: list[int], size: int) -> Finding:
-    """Check that each epoch is complete; ``found`` is what was read, by rank and epoch."""
-    ranks, count = len(found), len(values)
-    wrong = [epoch for epoch in found[0] if not _complete([each[epoch] for each in found], values)]
+def _of_epochs(drawn: list[dict[int, list[int]]], values: list[int], size: int) -> Finding:
+    """Check that each epoch is complete; ``drawn`` is what was read, by rank and epoch."""
+    ranks, count = len(drawn), len(values)
+    wrong = [epoch for epoch in drawn[0] if not _complete([of_rank[epoch] for of_rank in drawn], values)]
     epoch = (wrong or [0])[0]
-    shards = [each[epoch] for each in found]
+    shards = [of_rank[epoch] for of_rank in drawn]
     lengths = list(map(len, shards))
     missing = len(set(values).difference(*shards))
     seen = f"epoch {epoch}, {count} samples: the ranks read {lengths}, and {missing} are read by nobody"
+    hint = "The shards do not fit together. What must be the same on all ranks?"
     if not missing and min(lengths) == count:
         hint = "Each rank reads everything. Who tells the loader that there are other ranks?"
     elif len(set(lengths)) > 1:
-        hint = (
-            "Where that is a step more on one rank, it waits for the others for ever. What fills the shards?"
-        )
+        hint = "Where that is a step more on one rank, it waits for the others for ever. "
+        hint += "What fills the shards?"
     elif missing < ranks and sum(lengths) < count:
         hint = "The rest is left out. Here it must be read, too: a few samples twice."
     elif missing and sum(lengths) < count and lengths[0] % size == 0:
@@ -281,10 +268,8 @@ def _of_epochs(found: list[dict[int, list[int]]], values: list[int], size: int) 
         hint = "Epoch 0 is complete, and a later one is not. Do all ranks know which epoch it is?"
     elif not missing:
         hint = "That is more padding than is needed. How many samples are missing to the next multiple?"
-    elif all(set(each) <= set(shards[0]) for each in shards):
+    elif all(set(shard) <= set(shards[0]) for shard in shards):
         hint = "All ranks read the same part. Where does the rank come in?"
-    else:
-        hint = "The shards do not fit together. What must be the same on all ranks?"
     return Finding(ALL, not wrong, seen, hint)
 
 
@@ -308,19 +293,19 @@ class _Noting(TensorDataset):
 @in_group
 def _batches(answer: Any, calls: list[tuple[list[int], int, int]], batch_size: int, seed: int) -> Any:
     """Return, for each call, what is drawn by epoch and how much is read; or, in words, what is no batch."""
-    found = []
-    first, second = restarted(answer, 2)  # the second call is that of a resumed training
-    for place, each in enumerate([first, second, *[first] * (len(calls) - 2)]):
+    results = []
+    first, second = fresh_copies(answer, 2)  # the second call is that of a resumed training
+    for place, copy in enumerate([first, second, *[first] * (len(calls) - 2)]):
         values, start, stop = calls[place]
         data = _Noting(torch.tensor(values))
-        with apart(seed + 10 * place + dist.get_rank()):  # the ranks share only what they are given
-            given = each(data, batch_size, range(start, stop))
+        with own_randomness(seed + 10 * place + dist.get_rank()):  # the ranks share only what they are given
+            given = copy(data, batch_size, range(start, stop))
             try:
                 drawn = list(_read(given, batch_size).items())
             except Refused as reason:
                 return str(reason)  # the judge adds which rank it is
-        found.append({"drawn": drawn, "read": data.read})
-    return found
+        results.append({"drawn": drawn, "read": data.read})
+    return results
 
 
 def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
@@ -328,10 +313,10 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
     if given is None or not hasattr(given, "__iter__"):
         raise Refused(f"batches(…) yields pairs (epoch, batch); it returned {told(given)}")
     drawn: dict[int, list[int]] = {}
-    for each in given:
-        if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], int):
-            raise Refused(f"batches(…) yields pairs (epoch, batch); one was {told(each)}")
-        epoch, batch = each
+    for pair in given:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], int):
+            raise Refused(f"batches(…) yields pairs (epoch, batch); one was {told(pair)}")
+        epoch, batch = pair
         while isinstance(batch, tuple | list) and len(batch) == 1:
             batch = batch[0]
         if not isinstance(batch, torch.Tensor):
@@ -341,9 +326,8 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
         if epoch in drawn and epoch != list(drawn)[-1]:
             raise Refused(f"a batch of epoch {epoch} comes after those of another epoch had begun")
         if len(drawn.setdefault(epoch, [])) % batch_size:
-            raise Refused(
-                f"batch_size was {batch_size}, and a batch before the epoch's last has fewer samples"
-            )
+            fewer = "a batch before the epoch's last has fewer samples"
+            raise Refused(f"batch_size was {batch_size}, and {fewer}")
         drawn[epoch].extend(batch.flatten().tolist())
     return drawn
 
@@ -355,26 +339,28 @@ EXACT = "every rank returns the accuracy of the whole set"
 FEW = "also where there are fewer samples than ranks"
 JUDGED: list[int] = []  # samples evaluated by this rank, with any copy of the model
 TRAINING: list[bool] = []
+ALIKE = "Each rank's share counts alike here, and the shards are not of one size. Divide later."
 
 
 @question("07.3", "accuracy(model, data)", {SHARED: 1, EXACT: 2, FEW: 1})
 def accuracy(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_sets, ask, rng))
+    yield from _of_sets(ask, rng)
     ranks = rng.randint(3, 5)
     few = rng.sample([0, 1, *rng.choices([0, 1], k=ranks - 3)], ranks - 1)
-    (found,) = _asked(ask, rng, [few], ranks)
-    hint = "A rank may have nothing to judge. What does it add to the sums then?"
-    yield _returned(FEW, found, few, hint)
+    (results,) = _asked(ask, rng, [few], ranks)
+    yield _returned(FEW, results, few, "A rank may have nothing to judge. What does it add to the sums then?")
 
 
+@with_two_world_sizes()
 def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     """Judge the accuracies of two sets, one after the other, from the same ranks."""
-    rights = [_rights(rng, ranks, each) for each in rng.sample([6, 110], 2)]  # a few samples, and many
-    for right, found in zip(rights, _asked(ask, rng, rights, ranks), strict=True):
+    rights = [_rights(rng, ranks, many) for many in rng.sample([6, 110], 2)]  # a few samples, and many
+    for right, results in zip(rights, _asked(ask, rng, rights, ranks), strict=True):
         count, truth = len(right), sum(right) / len(right)
-        values, judged = ([each[name] for each in found] for name in ("value", "judged"))
+        values, judged = ([result[name] for result in results] for name in ("value", "judged"))
         twice, missing, seen = _shared_out(count, judged, "judged")
         shares = list(map(len, judged))
+        hint = "The shards overlap and have holes. What must the ranks have in common?"
         if len(missing) == count:
             hint = "The model is not called. What does it say to the samples?"
         elif len(twice) == count:
@@ -385,15 +371,13 @@ def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             hint = "That is padding. Here no rank waits for another's step, so no shard needs filling."
         elif missing and not twice:
             hint = "The rest is left out. It belongs to the set, too."
-        else:
-            hint = "The shards overlap and have holes. What must the ranks have in common?"
         once = not twice and not missing and max(shares) < count
         fair = -(-count // ranks)
         if once and fair > 50 and (min(shares) == 0 or max(shares) > 2 * fair):
             once, hint = False, "Some ranks have much to do, and others little. Who takes which samples?"
         yield Finding(SHARED, once, f"{seen}; the ranks judge {shares}", hint)
-        hits = [[right[i] for i in each if i in range(count)] for each in judged]
-        yield _returned(EXACT, found, right, _of_accuracy(values, truth, hits))
+        hits = [[right[i] for i in samples if i in range(count)] for samples in judged]
+        yield _returned(EXACT, results, right, _of_accuracy(values, truth, hits))
 
 
 def _asked(ask: Ask, rng: random.Random, rights: list[list[int]], ranks: int) -> list[list[dict[str, Any]]]:
@@ -402,35 +386,33 @@ def _asked(ask: Ask, rng: random.Random, rights: list[list[int]], ranks: int) ->
     for right in rights:
         classes = rng.randint(3, 6)
         labels = [rng.randrange(classes) for _ in right]
-        said = [
-            (label + 1 - ok) % classes for label, ok in zip(labels, right, strict=True)
-        ]  # the label if right, else the next class
+        # the label if right, else the next class
+        said = [(label + 1 - ok) % classes for label, ok in zip(labels, right, strict=True)]
         calls.append({"classes": classes, "labels": labels, "said": said, "seed": rng.randrange(2**31)})
         calls[-1]["below"] = len(rights) == 1  # no score is positive; otherwise some are
     by_rank = ask(_judged, calls, nprocs=ranks)
-    for rank, each in enumerate(by_rank):
-        for value in (call["value"] for call in each):
+    for rank, results in enumerate(by_rank):
+        for value in (call["value"] for call in results):
             if isinstance(value, str):
                 raise Refused(f"accuracy(model, data) returns a number; on rank {rank} it returned {value}")
-    return [list(each) for each in zip(*by_rank, strict=True)]
+    return by_call(by_rank)
 
 
-def _returned(what: str, found: list[dict[str, Any]], right: list[int], hint: str) -> Finding:
-    values, truth = [each["value"] for each in found], sum(right) / len(right)
-    gaps = [far(value, truth) for value in values]
-    rank = gaps.index(max(gaps))
+def _returned(what: str, results: list[Result], right: list[int], hint: str) -> Finding:
+    values, truth = [result["value"] for result in results], sum(right) / len(right)
+    rank, gap = furthest(far(value, truth) for value in values)
     seen = f"{len(values)} ranks; {sum(right)} of {len(right)} are right, which is {truth:.4f}; rank {rank}"
-    training = any(each["training"] for each in found)
+    training = any(result["training"] for result in results)
     if training:
         hint = "The model was in training mode while it judged: chance had a say in what it saw."
-    return Finding(what, max(gaps) < CLOSE and not training, f"{seen} returns {values[rank]:.4f}", hint)
+    return Finding(what, gap < CLOSE and not training, f"{seen} returns {values[rank]:.4f}", hint)
 
 
 def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> str:
     """Choose the hint for what the ranks returned, by what each of them got right."""
     if any(far(value, truth) < CLOSE for value in values):
         return "One rank knows it. Do the others get the same sums?"
-    own = [sum(each) / max(1, len(each)) for each in hits]
+    own = [sum(hits) / max(1, len(hits)) for hits in hits]
     total, judged = sum(map(sum, hits)), sum(map(len, hits))
     share = total / max(1, judged)
     of_all = (
@@ -450,24 +432,21 @@ def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> st
     )
 
 
-ALIKE = "Each rank's share counts alike here, and the shards are not of one size. Divide later."
-
-
-def _rights(rng: random.Random, ranks: int, each: int) -> list[int]:
-    """Draw which samples the model gets right, about ``each`` per rank; a wrong count gives another share."""
+def _rights(rng: random.Random, ranks: int, a_rank: int) -> list[int]:
+    """Draw which samples the model gets right, about ``a_rank`` on each; a wrong count changes the share."""
     while True:
-        count = ranks * (each + rng.randint(-1, 3)) + rng.randint(1, ranks - 1)
+        count = ranks * (a_rank + rng.randint(-1, 3)) + rng.randint(1, ranks - 1)
         right = [0] * ranks + [int(rng.random() < 0.7) for _ in range(count - ranks)]
         truth, size = sum(right) / count, -(-count // ranks)
         dealt = [right[rank::ranks] for rank in range(ranks)]
         blocks = [right[rank * size : (rank + 1) * size] for rank in range(ranks)]
         if not all(blocks):
             continue
-        own = [[sum(each) / len(each) for each in cut] for cut in (dealt, blocks)]
-        others = [*own[0], *own[1], *(sum(each) / ranks for each in own)]
+        own = [[sum(part) / len(part) for part in cut] for cut in (dealt, blocks)]
+        others = [*own[0], *own[1], *(sum(shares) / ranks for shares in own)]
         padded, dropped = size * ranks, count // ranks * ranks
         told_apart = all(sum(right) * judged % count for judged in (padded, dropped))  # no share of these
-        if truth > 0.3 and told_apart and all(abs(other - truth) > 0.02 / each for other in others):
+        if truth > 0.3 and told_apart and all(abs(other - truth) > 0.02 / a_rank for other in others):
             return right
 
 
@@ -499,23 +478,23 @@ class _Judge(nn.Module):
 
 
 @in_group
-def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found, model, data = [], _Judge(), _Samples()
+def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
+    results, model, data = [], _Judge(), _Samples()
     for call in calls:
-        dice, indices = torch.Generator().manual_seed(call["seed"]), torch.arange(len(call["said"]))
-        logits = torch.randn(len(indices), call["classes"], generator=dice)
-        logits[indices, call["said"]] = logits.amax(1) + 0.1 + torch.rand(len(indices), generator=dice)
+        generator, indices = torch.Generator().manual_seed(call["seed"]), torch.arange(len(call["said"]))
+        logits = torch.randn(len(indices), call["classes"], generator=generator)
+        logits[indices, call["said"]] = logits.amax(1) + 0.1 + torch.rand(len(indices), generator=generator)
         if call["below"]:
             logits -= logits.amax() + 1
         else:
-            logits += 4 * torch.randn(len(indices), 1, generator=dice)
+            logits += 4 * torch.randn(len(indices), 1, generator=generator)
         inputs = torch.cat([indices[:, None].float(), logits], dim=1)
         data.samples = list(zip(inputs, torch.tensor(call["labels"]), strict=True))
         model.train()
         JUDGED.clear()
         TRAINING.clear()
-        with apart(call["seed"] + dist.get_rank()):
+        with own_randomness(call["seed"] + dist.get_rank()):
             value = number(answer(model, data))
         of_model = {"judged": list(JUDGED), "training": any(TRAINING)}
-        found.append({"value": value, **of_model})
-    return found
+        results.append({"value": value, **of_model})
+    return results

@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,8 +15,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
-from ..asking import Ask, Finding, Refused, far, in_group, question, reason, told
-from ..drawn import machine, network, seeds, tensor, with_two_numbers
+from ..in_rank.work import in_group
+from ..inputs import flat, machine, network, seeds, tensor, trainable
+from ..judging import far, with_two_world_sizes
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import reason, told
 from .starts08 import NEVER, Notes, epochs_of, killed_often, started_again, undisturbed
 
 CLOSE = 1e-9  # the tensors are float64
@@ -45,13 +47,13 @@ def arguments(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     here, more = rng.randint(3, 6), rng.randint(1, 2)
     # the earlier nodes have other numbers of ranks: no value follows from another one
     before = 2 * here + more
-    size = before + here + rng.choice([each for each in range(1, 6) if each + more != here])
+    size = before + here + rng.choice([ranks for ranks in range(1, 6) if ranks + more != here])
     local_rank = rng.randint(1, here - 1)
     inner = _launched(before + local_rank, local_rank, size, here, 2)
     epochs = rng.randint(2, 9)
     words = rng.choice([[f"--epochs={epochs}"], ["--epochs", str(epochs)]])
     passed = [f"--local-rank={local_rank}"]
-    alone = {"rank": 0, "local_rank": 0, "world_size": 1}, {}
+    alone: Launched = {"rank": 0, "local_rank": 0, "world_size": 1}, {}
     cases = [
         (TOLD, inner, words),
         (TOLD, _launched(before, 0, size, here, 2), words),
@@ -62,8 +64,8 @@ def arguments(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         (ALONE, alone, words),
         (ALONE, alone, []),
     ]
-    (found,) = ask(_parsed, [(environment, argv) for _, (_, environment), argv in cases], here)
-    for (what, (right, _), argv), got in zip(cases, found, strict=True):
+    (results,) = ask(_parsed, [(environment, argv) for _, (_, environment), argv in cases], here)
+    for (what, (right, _), argv), got in zip(cases, results, strict=True):
         if isinstance(got, str):
             hint = next(hint for words, hint in IN_VAIN.items() if words in got)
             hint = hint if argv or hint != UNKNOWN else LACKING
@@ -84,6 +86,7 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
     wrong = [name for name in right if got[name] != right[name]]
     if not wrong:
         return Finding(what, True)
+    hint = "Which of torchrun's environment variables says this? (Nodes may differ in their ranks.)"
     if any(got[name] == str(right[name]) for name in wrong):
         hint = "The environment holds text. What is asked for are numbers."
     elif "nothing" in got.values():
@@ -94,14 +97,12 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
         hint = "Nobody set the variables here. What is true of a process that is alone?"
     elif "local_rank" in wrong and got["local_rank"] == right["rank"]:
         hint = "That is its number among all processes of all nodes, not among those of its own."
-    else:
-        hint = "Which of torchrun's environment variables says this? (Nodes may differ in their ranks.)"
     seen = f"args.{wrong[0]} is {got[wrong[0]]!r}, and should be {right[wrong[0]]!r}"
     return Finding(what, False, seen, hint)
 
 
 def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: int) -> list[Any]:
-    found: list[dict[str, Any] | str] = []
+    results: list[dict[str, Any] | str] = []
     same: dict[str, list[str]] = {}
     for environment, words in cases:
         argv = same.setdefault(" ".join(words), words)  # the same list object, in another environment
@@ -112,12 +113,12 @@ def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: in
             with machine(gpus, environment):
                 args = answer(argv)
         except (Exception, SystemExit) as error:
-            found.append(f"it raised {reason(error)}")
+            results.append(f"it raised {reason(error)}")
             continue
         values = {name: getattr(args, name, "nothing") for name in NAMES}
-        values = {name: each if isinstance(each, int | str) else told(each) for name, each in values.items()}
-        found.append("it returned None" if args is None else values)
-    return found
+        values = {name: v if isinstance(v, int | str) else told(v) for name, v in values.items()}
+        results.append("it returned None" if args is None else values)
+    return results
 
 
 # --- 08.2 -------------------------------------------------------------------------------------------------
@@ -128,49 +129,42 @@ ON_GPU = "on a GPU, device_ids names that GPU"
 
 
 @question("08.2", "wrap(model, device)", {TAKES: 1, MEAN: 1, ON_GPU: 1})
-def wrap(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_wrapping, ask, rng))
-
-
-def _of_wrapping(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def wrap(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     kind, *values = seeds(rng, 1 + ranks)
     gpus = rng.sample([0, rng.randint(1, 7)], 2)
-    held = ask(_wrapped, kind, values, gpus, nprocs=ranks)
-    wrong = [each["kind"] for each in held if each["kind"]]
-    if any("raised" in each for each in wrong):
+    results = ask(_wrapped, kind, values, gpus, nprocs=ranks)
+    wrong = [result["kind"] for result in results if result["kind"]]
+    hint = "Whoever trains on calls what comes back, and it has to average."
+    if any("raised" in kind for kind in wrong):
         hint = "Read the last line of the error of a CPU model, in the lesson: what must device_ids be?"
-    else:
-        hint = "Whoever trains on calls what comes back, and it has to average."
     yield Finding(TAKES, not wrong, f"on the CPU: {(wrong or [''])[0]}", hint)
-    mean = [
-        sum(each) / ranks for each in zip(*(_gradient(kind, values, i) for i in range(ranks)), strict=True)
-    ]
-    off = max(far(each["gradient"], mean) for each in held)
-    lacking = any(each["gradient"] is None for each in held)
+    own = [_gradient(kind, values, rank) for rank in range(ranks)]
+    mean = [sum(gradients) / ranks for gradients in zip(*own, strict=True)]
+    off = max(far(result["gradient"], mean) for result in results)
+    lacking = any(result["gradient"] is None for result in results)
     seen = "there were no gradients" if lacking else f"a gradient is {off:.3g} away from the mean"
-    trouble = [each["trouble"] for each in held if each["trouble"]]
+    trouble = [result["trouble"] for result in results if result["trouble"]]
+    hint = "First it has to be a DDP that can be called; then look at this again."
     if trouble:
         seen, hint = f"a step with it {trouble[0]}", "It takes the same inputs as the model."
     elif not wrong:
         hint = "Is it the given model that is wrapped, as it is?"
-    else:
-        hint = "First it has to be a DDP that can be called; then look at this again."
     yield Finding(MEAN, off < CLOSE, f"{ranks} ranks: {seen}", hint)
     for place, gpu in enumerate(gpus):
-        yield _of_a_gpu(gpu, held[0]["asked"][place])
+        yield _of_a_gpu(gpu, results[0]["asked"][place])
 
 
 def _of_a_gpu(gpu: int, asked: dict[str, Any]) -> Finding:
     trouble, ids, output = asked["trouble"], asked["device_ids"], asked["output_device"]
     seen = f"for cuda:{gpu} {trouble or f'DDP was given device_ids={ids}, output_device={output}'}"
+    hint = "One process, one GPU: the one that `device` is."
     if trouble:
         hint = "Here the device is a GPU (none is needed for this check). DDP is called all the same."
     elif ids is None:
         hint = "None is for the CPU. On a GPU DDP has to be told which one is this rank's. (0 is one, too.)"
     elif ids == [0]:
         hint = "All ranks of the node would name the same GPU. Which one is this rank's own?"
-    else:
-        hint = "One process, one GPU: the one that `device` is."
     return Finding(ON_GPU, ids == [gpu] and output in (None, gpu), seen, hint)
 
 
@@ -186,41 +180,46 @@ def _loss(model: Callable[[torch.Tensor], torch.Tensor], seed: int) -> torch.Ten
 
 
 def _gradients(model: nn.Module) -> list[float]:
-    kept = [each for each in model.parameters() if each.requires_grad]
-    return torch.cat([each.grad.flatten() for each in kept]).tolist()
+    trained: list[Any] = trainable(model)
+    return flat(parameter.grad for parameter in trained).tolist()
 
 
 @in_group
-def _wrapped(answer: Any, kind: int, values: list[int], gpus: list[int]) -> dict[str, Any]:
+def _wrapped(answer: Any, kind: int, values: list[int], gpus: list[int]) -> Result:
     seed = values[dist.get_rank()]
-    model, found = network(kind, seed), {"kind": "", "trouble": "", "gradient": None}
+    model = network(kind, seed)
+    result: Result = {"kind": "", "trouble": "", "gradient": None}
     try:
         with machine(gpus=8):  # the machine has GPUs, but this model is on the CPU
             ddp = answer(model, torch.device("cpu"))
         if not isinstance(ddp, DistributedDataParallel):
-            found["kind"] = told(None) if ddp is None else type(ddp).__name__
+            result["kind"] = told(None) if ddp is None else type(ddp).__name__
     except Exception as error:
-        ddp, found["kind"] = None, f"it raised {reason(error)}"
+        ddp, result["kind"] = None, f"it raised {reason(error)}"
     if callable(ddp):
         try:
             _loss(ddp, seed).backward()
-            found["gradient"] = _gradients(model)
+            result["gradient"] = _gradients(model)
         except Exception as error:
-            found["trouble"] = f"raised {reason(error)}"
-        if all(each.grad is None for each in model.parameters()):
-            found["trouble"] = ""  # another model was trained
-    return found | {"asked": [_on_gpu(answer, kind, gpu) for gpu in gpus]}
+            result["trouble"] = f"raised {reason(error)}"
+        if all(parameter.grad is None for parameter in model.parameters()):
+            result["trouble"] = ""  # another model was trained
+    return result | {"asked": [_on_gpu(answer, kind, gpu) for gpu in gpus]}
 
 
-def _on_gpu(answer: Any, kind: int, gpu: int) -> dict[str, Any]:
+def _on_gpu(answer: Any, kind: int, gpu: int) -> Result:
     """Return how an answer would call DDP on a GPU, without using one."""
-    asked = {"trouble": "DistributedDataParallel was not called", "device_ids": None, "output_device": None}
-    device, current = torch.device("cuda", gpu), [0]
+    asked: Result = {"trouble": "DistributedDataParallel was not called"}
+    asked |= {"device_ids": None, "output_device": None}
+    device = torch.device("cuda", gpu)
+    current: list[int | str | None] = [0]
 
-    def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *_: Any, **__: Any):
+    def init(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *_: Any, **__: Any
+    ) -> None:
         nn.Module.__init__(self)
         self.module = module
-        ids = None if device_ids is None else [_index(each) for each in device_ids]
+        ids = None if device_ids is None else [_index(device) for device in device_ids]
         asked.update(trouble="", device_ids=ids, output_device=_index(output_device))
 
     def same(self: Any, *_: Any, **__: Any) -> Any:
@@ -228,15 +227,15 @@ def _on_gpu(answer: Any, kind: int, gpu: int) -> dict[str, Any]:
 
     model, fake = network(kind, 0), FakeTensorMode()
     for layer in model.modules():  # the weights claim to be on the GPU
-        for name, each in list(layer.named_parameters(recurse=False)):
-            there = FakeTensor(fake, torch.empty(each.shape, device="meta"), device)
-            setattr(layer, name, nn.Parameter(there, each.requires_grad))
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            there = FakeTensor(fake, torch.empty(parameter.shape, device="meta"), device)
+            setattr(layer, name, nn.Parameter(there, parameter.requires_grad))
     elsewhere = 3 if gpu != 3 else 5  # a local rank need not be the index of its GPU
     with (
         machine(8, {"LOCAL_RANK": str(elsewhere), "RANK": str(gpu + 8)}),
         mock.patch.object(DistributedDataParallel, "__init__", init),
         mock.patch.multiple(nn.Module, to=same, cuda=same),
-        mock.patch.object(torch.cuda, "set_device", side_effect=lambda each: current.append(_index(each))),
+        mock.patch.object(torch.cuda, "set_device", side_effect=lambda gpu: current.append(_index(gpu))),
         mock.patch.object(torch.cuda, "current_device", side_effect=lambda: current[-1]),
     ):
         try:
@@ -263,6 +262,9 @@ GOES_ON = "a second start goes on after the last epoch that was completed"
 SAME = "and ends with the weights of a training that nobody disturbed"
 ONE = "rank 0 alone writes"
 WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
+UNLIKE = "The second start began with other weights or buffers than the first one had when it last saved."
+LEFT_OVER = "A part that a kill left behind lies there. May the next start write over it?"
+AT_ONCE = "A kill may come between two steps. What has to change in one step then, and what must be in it?"
 
 
 @question(
@@ -282,33 +284,31 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         plan |= {"neighbour": f"{place}/notes.txt", "moments": str(moments)}
         ranks = rng.randint(2, 4)
         first = ask(killed_often, plan, killed, broken, killed - 2, nprocs=ranks)
-        if all(epochs_of(each["first"]) == [] and each["end"] == "done" for each in first):
+        if all(epochs_of(result["first"]) == [] and result["end"] == "done" for result in first):
             raise Refused("train never called run_epoch(epoch)")
         second = ask(started_again, plan, nprocs=ranks)
-    stays = all(each["stays"] for each in second)
+    stays = all(result["stays"] for result in second)
     goes_on = _goes_on(first, second, killed, epochs)
     yield goes_on
     right = undisturbed(plan)
-    off = max(far(each["second"][-1]["state"], right) for each in second)
+    off = max(far(result["second"][-1]["state"], right) for result in second)
     hint = "The weights have come back. What else remembers the steps before? (It has a momentum, say.)"
     if goes_on.ok and far(second[0]["second"][0]["state"], first[0]["first"][-1]["state"]) > CLOSE:
-        hint = (
-            "The second start began with other weights or buffers than the first one had when it last saved."
-        )
-    if len({str(each["second"][-1]["state"]) for each in second}) > 1:
+        hint = UNLIKE
+    if len({str(result["second"][-1]["state"]) for result in second}) > 1:
         hint = "The ranks have other weights than each other. Does each of them get back all that it had?"
     yield Finding(SAME, off < CLOSE, f"a weight is {off:.3g} away", hint)
-    wrote = [sum(note["wrote"] for note in _all_notes(*each)) for each in zip(first, second, strict=True)]
+    last_notes = [_last_notes(*results) for results in zip(first, second, strict=True)]
+    wrote = [sum(note["wrote"] for note in notes) for notes in last_notes]
+    hint = "After each epoch, torch.save on one of the ranks."
     if wrote[0]:
         hint = "All ranks hold the same weights. How many copies of them are needed in one file?"
-    else:
-        hint = "After each epoch, torch.save on one of the ranks."
     one = wrote[0] > 0 and not any(wrote[1:])
     yield Finding(ONE, one, f"files that were opened for writing, by rank: {wrote}", hint)
     yield _of_a_broken_write(first[0], broken, stays)
 
 
-def _all_notes(first: dict[str, Any], second: dict[str, Any]) -> Notes:
+def _last_notes(first: Result, second: Result) -> Notes:
     """Return the last note of each start, which counts everything written until then."""
     return [notes[-1] for notes in (first["first"], first["other"], second["second"]) if notes]
 
@@ -316,7 +316,7 @@ def _all_notes(first: dict[str, Any], second: dict[str, Any]) -> Notes:
 def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
     done, again = epochs_of(first[0]["first"]), epochs_of(second[0]["second"])
     in_order = done == list(range(killed + 1))
-    ok = in_order and all(epochs_of(each["second"]) == list(range(killed, epochs)) for each in second)
+    ok = in_order and all(epochs_of(result["second"]) == list(range(killed, epochs)) for result in second)
     seen = f"killed in epoch {killed}; the second start ran the epochs {again}"
     hints = {
         0: "It began anew. What does a start look for, before its first epoch?",
@@ -328,10 +328,8 @@ def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
         seen = f"the first start ran the epochs {done}; {first[0]['end']}"
         hint = "The first start must run the epochs 0, 1, 2, … in order."
     elif stale:
-        ok, seen = (
-            False,
-            f"when the epoch after epoch {stale[0]} began, the checkpoint was still an older one",
-        )
+        ok = False
+        seen = f"when the epoch after epoch {stale[0]} began, the checkpoint was still an older one"
         hint = "A kill there costs more than one epoch. How often has it to be written, and when?"
     elif ok and (more := second[0]["third"]):
         ok, seen = False, f"all was done; one start more: {more}"
@@ -349,11 +347,7 @@ def _stale(first: Notes, second: Notes) -> list[int]:
     return [one["epoch"] for one, other in pairs if one["file"] == other["file"]]
 
 
-LEFT_OVER = "A part that a kill left behind lies there. May the next start write over it?"
-AT_ONCE = "A kill may come between two steps. What has to change in one step then, and what must be in it?"
-
-
-def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Finding:
+def _of_a_broken_write(first: Result, broken: int, stays: bool) -> Finding:
     again, end = first["again"], first["again's end"]
     seen = f"killed while it saved after epoch {broken}: the next start "
     seen += f"ran the epochs {epochs_of(again)}" if end == "done" else f"{end}"
@@ -374,7 +368,7 @@ def _of_a_broken_write(first: dict[str, Any], broken: int, stays: bool) -> Findi
     return Finding(WHOLE, ok and not over and stays, seen, hint)
 
 
-def _of_a_moment(first: dict[str, Any]) -> str:
+def _of_a_moment(first: Result) -> str:
     """Describe the first moment of a save at which a kill costs more than that epoch; empty if none does."""
     states = {note["epoch"]: note["state"] for note in first["first"]}
     last = max(states) - 2  # the epoch with the save that was looked at
@@ -387,9 +381,8 @@ def _of_a_moment(first: dict[str, Any]) -> str:
     lacks = bool(moments) and others(moments[0])  # even a whole checkpoint lacks something: SAME says so
     for moment in moments:
         epochs = epochs_of(moment["notes"])
-        seen = (
-            f"killed while it saved after epoch {last}, before this step: {moment['step']}. The next start "
-        )
+        seen = f"killed while it saved after epoch {last}, before this step: {moment['step']}. "
+        seen += "The next start "
         if moment["end"] not in ("was killed", "done"):
             return seen + moment["end"]
         if epochs[:1] not in ([last], [last + 1]):

@@ -17,7 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import BackendConfig
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
+from ..in_rank.work import in_group, on_each_case
+from ..judging import by_call, far, nearest, place_of_furthest
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number, told
 
 # --- 09.1 -------------------------------------------------------------------------------------------------
 
@@ -42,10 +45,10 @@ def _clusters(rng: random.Random) -> list[Case]:
     for network in (*NETWORKS, NO_IP):
         has_ip = network != NO_IP
 
-        def add(what: str, tensors: str, places: list[tuple[int, int]], *right: str) -> None:
+        def add(what: str, tensors: str, places: list[tuple[int, int]], backend: str, why: str) -> None:
             for gpus, ranks in places:
                 cluster = {"tensors": tensors, "gpus_per_node": gpus, "ranks_per_node": ranks}
-                cases.append((what, cluster | {"network": network}, *right))  # noqa: B023
+                cases.append((what, cluster | {"network": network}, backend, why))  # noqa: B023
 
         add(OWN, "gpu", own, "nccl", "own GPU")
         right = ("gloo", "CPU over IP") if has_ip else ("mpi", "no IP")
@@ -65,18 +68,18 @@ def _clusters(rng: random.Random) -> list[Case]:
 )
 def choose(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = _clusters(rng)
-    (found,) = ask(_chosen, [cluster for _, cluster, _, _ in cases])
-    if all(backend is None for backend, _ in found):
+    (results,) = ask(_chosen, [cluster for _, cluster, _, _ in cases])
+    if all(backend is None for backend, _ in results):
         raise Refused("choose must return two things, a backend and a reason; it returned neither")
     backends, reasons = [], []
-    for (what, cluster, backend, why), (got, because) in zip(cases, found, strict=True):
+    for (what, cluster, backend, why), (got, because) in zip(cases, results, strict=True):
         seen = f"for {_words(cluster)} it says {got!r}"
         if not _is_same(got, backend, cluster["tensors"]):
             backends.append(Finding(what, False, seen, _of_backend(what, cluster, got)))
         elif because != why:
             reasons.append(Finding(WHY, False, f"{seen} because of {because!r}", _of_reason(why, because)))
     for what in (OWN, SHARED, CPU, BOTH):
-        yield next((each for each in backends if each.what == what), Finding(what, True))
+        yield next((finding for finding in backends if finding.what == what), Finding(what, True))
     if backends and not reasons:
         hint = "A reason for the wrong backend is none: that comes first."
         reasons = [Finding(WHY, False, backends[0].seen, hint)]
@@ -107,9 +110,8 @@ def _of_backend(what: str, cluster: Cluster, got: str | None) -> str:
         return "It must return two things: the backend's name as init_process_group takes it, and a reason."
     if what == OWN:
         enough = ": there are more than ranks" if gpus > ranks else ""
-        return (
-            f"Each rank has a GPU of its own here{enough}. Does the network change who moves GPU memory best?"
-        )
+        hint = f"Each rank has a GPU of its own here{enough}. "
+        return hint + "Does the network change who moves GPU memory best?"
     if what == SHARED:
         return "Count: there are more ranks than GPUs. Which backend refuses that?"
     if what == BOTH and ":" in got:
@@ -129,13 +131,11 @@ def _of_reason(why: str, because: str | None) -> str:
     return "The backend is right. Would it be so with another network, or with other tensors?"
 
 
-def _chosen(answer: Any, clusters: list[Cluster]) -> list[list[str | None]]:
-    found = []
-    for cluster in clusters:
-        value = answer(*cluster.values())
-        pair = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
-        found.append([each if isinstance(each, str) else None for each in pair])
-    return found
+@on_each_case
+def _chosen(answer: Any, cluster: Cluster) -> list[str | None]:
+    value = answer(*cluster.values())
+    pair = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+    return [word if isinstance(word, str) else None for word in pair]
 
 
 # --- 09.2 -------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def seconds_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ranks = rng.randint(2, 4)
     sizes, slowest = rng.sample(range(150, 1500), 2), rng.sample(range(ranks), 2)
     took = rng.sample([0.036, 0.02], 2)
-    plans = [
+    plans: list[dict[str, Any]] = [
         {
             "size": 8 * size,
             "slowest": slow,
@@ -168,46 +168,42 @@ def seconds_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         }
         for size, slow, seconds in zip(sizes, slowest, took, strict=True)
     ]
-    found = ask(_measured, plans, nprocs=ranks)
-    for place, plan in enumerate(plans):
-        yield from _of_a_size(plan["size"], [each[place] for each in found])
+    for plan, results in zip(plans, by_call(ask(_measured, plans, nprocs=ranks)), strict=True):
+        yield from _of_a_size(plan["size"], results)
 
 
-def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
-    if not any(each["calls"] for each in ranks):
+def _of_a_size(size: int, ranks: list[Result]) -> Iterator[Finding]:
+    if not any(result["calls"] for result in ranks):
         raise Refused("there was no all_reduce to be seen; call dist.all_reduce(...)")
-    values = [each["value"] for each in ranks]
+    values = [result["value"] for result in ranks]
     for rank, value in enumerate(values):
         if isinstance(value, str):
             raise Refused(f"seconds_of must return a number of seconds; rank {rank} returned {value}")
-    sent = Counter(message for each in ranks for message, _ in each["calls"])
-    largest = max(sent)
+    sent = Counter(message for result in ranks for message, _ in result["calls"])
+    largest, usual_size = max(sent), sent.most_common(1)[0][0]
+    hint = "Make a tensor whose elements, times the bytes of each, are the size."
     if largest in (4 * size, 8 * size):
         hint = "A size in bytes is no number of elements. How many bytes has each element?"
-    else:
-        hint = "Make a tensor whose elements, times the bytes of each, are the size."
     seen = f"{size} bytes were asked for, the largest message has {largest}"
-    if largest == size != sent.most_common(1)[0][0]:
-        seen = f"{size} bytes were asked for; most messages have {sent.most_common(1)[0][0]}"
-    yield Finding(BYTES, largest == sent.most_common(1)[0][0] == size, seen, hint)
+    if largest == size != usual_size:
+        seen = f"{size} bytes were asked for; most messages have {usual_size}"
+    yield Finding(BYTES, largest == usual_size == size, seen, hint)
 
     def off(seconds: float) -> float:
         return abs(max(values) / seconds - 1) if seconds > 0 else math.inf
 
-    usual = [statistics.median([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks]
-    lucky = max(min([took for _, took in each["calls"]][1:] or [0.0]) for each in ranks)
+    times = [[took for _, took in result["calls"]] for result in ranks]
+    usual = [statistics.median(own[1:] or [0.0]) for own in times]
+    lucky = max(min(own[1:] or [0.0]) for own in times)
     top = max(usual)
     shortest = off(lucky) < 0.1 and max(values) < LEAST * top and min(map(off, usual)) >= 0.1
-    means = [
-        statistics.mean(took for _, took in each["calls"][first:] or [(0, 0.0)])
-        for each in ranks
-        for first in (0, 1, 2, 3, 5, 10)
-    ]
-    calls = min(len(each["calls"]) for each in ranks)
-    waited = all(took > 0 for each in ranks for _, took in each["calls"])
+    means = [statistics.mean(own[first:] or [0.0]) for own in times for first in (0, 1, 2, 3, 5, 10)]
+    calls = min(map(len, times))
+    waited = all(took > 0 for own in times for took in own)
     near = all(LEAST * min(usual) < value < LARGEST * top for value in values)
-    together = not near or all(each["met"] >= len(each["calls"]) / 2 for each in ranks)
+    together = not near or all(result["met"] >= len(result["calls"]) / 2 for result in ranks)
     seen = f"a call took {1e3 * top:.1f} ms on the slowest rank, it returned {1e3 * max(values):.1f} ms"
+    hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
     if calls < FEW:
         seen = f"it made {calls} calls"
         hint = "That is too few to tell a stray one from the rest. Make 15 or so."
@@ -229,25 +225,18 @@ def _of_a_size(size: int, ranks: list[dict[str, Any]]) -> Iterator[Finding]:
         hint = "Whoever is early waits inside the call, and its clock runs. Who begins when?"
     elif shortest or max(values) > lucky > 0:
         hint = "Only a lucky call is so short. What does a call take as a rule?"
-    else:
-        hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
     counted = FEW <= calls <= MOST + WARM and waited
     yield Finding(TYPICAL, counted and near and together and not shortest, seen, hint)
-    apart = max(values) > min(values)
-    if apart:
+    hint = f"They agree, but not on the slowest rank's {1e3 * top:.0f} ms."
+    if apart := max(values) > min(values):
         hint = "Each returns its own. Which operation leaves the largest of all on every rank?"
-    else:
-        hint = f"They agree, but not on the slowest rank's {1e3 * top:.0f} ms."
     seen = f"the ranks return {', '.join(f'{1e3 * value:.1f}' for value in values)} ms"
     yield Finding(SAME, not apart and values[0] > LEAST * top, seen, hint)
 
 
 @in_group
-def _measured(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_timed(answer, plan) for plan in plans]
-
-
-def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
+@on_each_case
+def _measured(answer: Any, plan: dict[str, Any]) -> Result:
     """Run the answer with all_reduce calls of known duration; return its value, its calls and meetings."""
     seconds = plan["seconds"] * (1 if dist.get_rank() == plan["slowest"] else FASTER)
     calls: list[list[float]] = []
@@ -264,7 +253,7 @@ def _timed(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
     def start(real: Callable[..., Any], self: Any, given: Any, *args: Any, **named: Any) -> Any:
         begun, work = perf_counter(), real(self, given, *args, **named)
         tensors = [given] if isinstance(given, torch.Tensor) else given
-        size = sum(each.nbytes for each in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
         if size <= SMALL:
             met.add(len(calls))
         else:
@@ -321,9 +310,8 @@ RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1), (5, 1))
 TIMES, WOBBLE, AT_THE_ENDS = 40, 0.05, 0.085
 ALGORITHM = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
 HALF = "It is half of it. The data moves twice: once to be added up, once to be handed out."
-HOP = (
-    "That is the delay of a single step of the ring, or the like. α is what the whole call costs at no bytes."
-)
+HOP = "That is the delay of a single step of the ring, or the like. "
+HOP += "α is what the whole call costs at no bytes."
 FIRST_TIME = "That is the time of the smallest message. Its bytes have cost something, too."
 ONES = torch.ones(len(RANGES), dtype=torch.float64)
 
@@ -341,36 +329,34 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         sizes = [8 * round(bend / 16 * (2 * most) ** (i / (TIMES - 1))) for i in range(TIMES)]
         off = [rng.uniform(-WOBBLE, WOBBLE) for _ in sizes]
         off[0], off[-1] = AT_THE_ENDS, sign * AT_THE_ENDS
-        times = [(alpha + size / bus * factor) * (1 + each) for size, each in zip(sizes, off, strict=True)]
+        times = [(alpha + size / bus * factor) * (1 + error) for size, error in zip(sizes, off, strict=True)]
         truths.append((alpha, bus))
         tasks.append((sizes, times, world_size))
-    (found,) = ask(_lines, tasks)
+    (results,) = ask(_lines, tasks)
     alphas, buses = torch.tensor(truths, dtype=torch.float64).T
-    got_alphas, got_buses = torch.tensor(found, dtype=torch.float64).T
+    got_alphas, got_buses = torch.tensor(results, dtype=torch.float64).T
     firsts = torch.tensor([times[0] for _, times, _ in tasks], dtype=torch.float64)
     ratios = got_alphas / alphas
     steps = (2 * (ranks - 1), ranks - 1, ranks)
+    hint = "Each time is off by several percent. So no two of them tell it: all have to count."
     if far(got_alphas * buses / factors, ONES) < NEAR:
         hint = "That is β. Which of the two does your fit return first?"
     elif far(got_alphas / firsts, ONES) < 0.02:
         hint = FIRST_TIME
-    elif any(far(ratios * each, ONES) < NEAR for each in steps):
+    elif any(far(ratios * factor, ONES) < NEAR for factor in steps):
         hint = HOP
     elif all(1e2 < abs(ratio) < 1e10 for ratio in ratios):
         hint = "In which unit? Seconds are asked for."
     elif any(abs(ratio - 1) > 1 for ratio in ratios[2:]):
         hint = "Being off by a twentieth should count as much in a small message as in a large one."
-    else:
-        hint = "Each time is off by several percent. So no two of them tell it: all have to count."
-    worst = _worst(ratios)
+    worst = place_of_furthest(ratios, 1.0)
     seen = f"a message of no bytes takes {1e6 * alphas[worst]:.0f} µs"
     seen += f", and α came out as {1e6 * got_alphas[worst]:.0f} µs"
     yield Finding(ALPHA, far(ratios, ONES) < NEAR, seen, hint)
     ratios = got_buses / buses
+    hint = "Take it from the slope, which knows large messages, with the factor for this many ranks."
     if (got_buses < 1).all():
         hint = "That is a time for each byte. A bandwidth is bytes for each second."
-    else:
-        hint = "Take it from the slope, which knows large messages, with the factor for this many ranks."
     hint = nearest(
         ratios.log(),  # logarithms, to compare factors of any size alike
         (-factors.log(), ALGORITHM),
@@ -380,19 +366,14 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         otherwise=hint,
         within=NEAR,
     )
-    worst = _worst(ratios)
+    worst = place_of_furthest(ratios, 1.0)
     seen = f"with {world_sizes[worst]} ranks it is {buses[worst] / 1e9:.2f} GB/s"
     seen += f", and {got_buses[worst] / 1e9:.3g} came out"
     yield Finding(BUS, far(ratios, ONES) < NEAR, seen, hint)
 
 
-def _worst(ratios: torch.Tensor) -> int:
-    """Return the index of the ratio farthest from 1; NaN counts as farthest of all."""
-    return int((ratios - 1).abs().nan_to_num(math.inf).argmax())
-
-
 def _lines(answer: Any, tasks: list[tuple[list[int], list[float], int]]) -> list[list[float]]:
-    found = []
+    results = []
     sizes: list[int] = []
     seconds: list[float] = []
     for sizes[:], seconds[:], world_size in tasks:  # the same two lists, with new numbers each time
@@ -402,5 +383,5 @@ def _lines(answer: Any, tasks: list[tuple[list[int], list[float], int]]) -> list
         except (TypeError, ValueError):
             asked = "line must return two numbers, alpha and the bus bandwidth"
             raise Refused(f"{asked}; it returned {told(value)}") from None
-        found.append([alpha, bus])
-    return found
+        results.append([alpha, bus])
+    return results

@@ -19,9 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..asking import Ask, Finding, Refused, in_group, number, question, reason, told
-from ..drawn import network, seeds, tensor
-from ..written import NAMES, written
+from ..in_rank.file_audit import NAMES, audit_files
+from ..in_rank.work import in_group
+from ..inputs import network, seeds, tensor
+from ..judging import Faults, first_fault
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number, reason, told
 
 SLOW_SECONDS = 0.4  # that rank 0's disk takes for each step
 PATIENCE = 3.0  # timeout of a collective, in seconds, when the disk is full
@@ -79,15 +82,16 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float | str]]:
-    found, weights = [], OrderedDict()
+    results = []
+    weights: OrderedDict[str, torch.Tensor] = OrderedDict()
     for names in given:
         weights.clear()  # the same dict, with other names and tensors
-        weights.update({name: torch.tensor(each, dtype=torch.float64) for name, each in names.items()})
+        weights.update({name: torch.tensor(value, dtype=torch.float64) for name, value in names.items()})
         after = answer(weights)
         if not isinstance(after, dict):
             raise Refused(f"without_prefix must return a dict from names to tensors, not {told(after)}")
-        found.append({str(name): number(value) for name, value in after.items()})
-    return found
+        results.append({str(name): number(value) for name, value in after.items()})
+    return results
 
 
 # --- 10.2 -------------------------------------------------------------------------------------------------
@@ -109,65 +113,57 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
     with ask.folder() as place:
         neighbour, path, other = (str(place / name) for name in ("notes.txt", "checkpoint.pt", "other.pt"))
-        found = ask(_saved, old, new, [next_, last], path, other, neighbour, nprocs=ranks)
+        results = ask(_saved, old, new, [next_, last], path, other, neighbour, nprocs=ranks)
         ((left, another, stays),) = ask(_left, [path, other], neighbour)
-    yield _of_a_save([each["first"] for each in found], new, shown)
-    if found[0]["third"]:
-        for place, right in enumerate((next_, last)):
-            yield _of_a_save([each["third"][place] for each in found], right, shown)
+    yield first_fault(ONE, _of_a_save([result["first"] for result in results], new, shown))
+    if results[0]["third"]:
+        for turn, right in enumerate((next_, last)):
+            yield first_fault(ONE, _of_a_save([result["third"][turn] for result in results], right, shown))
     gone = Finding(ONE, False, "what lay beside it is gone or has changed", "It was not yours.")
-    is_right = another == last or not found[0]["third"]
+    is_right = another == last or not results[0]["third"]
     wrong = Finding(ONE, is_right, f"the last file holds {shown(another)}", "Whose is it?")
     yield wrong if stays else gone
     hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
     yield Finding(FULL, left == new, f"it holds {shown(left)}", hint)
-    over = found[0]["first"]["over"]
+    over = results[0]["first"]["over"]
     seen = f"the file of before {over}, and then the new one came: a kill in between leaves no whole file"
     yield Finding(FULL, not over, seen, "Is there a way to swap in one step?")
-    yield _of_the_error("the disk is full", [each["second"] for each in found])
-    if found[0]["fourth"] and found[0]["fourth"]["met"]:
-        yield _of_the_error("the disk gave the file no new name", [each["fourth"] for each in found])
+    yield first_fault(HEARD, _of_the_error("the disk is full", [result["second"] for result in results]))
+    if results[0]["fourth"] and results[0]["fourth"]["met"]:
+        why = "the disk gave the file no new name"
+        yield first_fault(HEARD, _of_the_error(why, [result["fourth"] for result in results]))
 
 
-def _of_a_save(ranks: list[dict[str, Any]], right: int, shown: Any) -> Finding:
-    writers = [rank for rank, each in enumerate(ranks) if each["wrote"]]
-    early = [rank for rank, each in enumerate(ranks) if each["found"] != right]
-    trouble = [each["error"] for each in ranks if each["error"]]
-    if trouble:
+def _of_a_save(ranks: list[Result], right: int, shown: Any) -> Faults:
+    writers = [rank for rank, result in enumerate(ranks) if result["wrote"]]
+    early = [rank for rank, result in enumerate(ranks) if result["found"] != right]
+    for error in (result["error"] for result in ranks if result["error"]):
         hint = "Who else writes that file, or gives it another name, at the same moment?"
         if len(writers) < 2:
             hint = "Read the error: what does your code expect of the disk that does not hold?"
-        seen = f"nothing is wrong with the disk, and it raised {trouble[0]}"
-        return Finding(ONE, False, seen, hint)
+        yield f"nothing is wrong with the disk, and it raised {error}", hint
     if not writers:
-        return Finding(ONE, False, "nobody has saved anything", "torch.save writes. Who calls it?")
+        yield "nobody has saved anything", "torch.save writes. Who calls it?"
     if writers != [0]:
         seen = f"the ranks that wrote: {', '.join(map(str, writers))}"
-        hint = "All ranks hold the same weights, and there is one file. Who writes it?"
-        return Finding(ONE, False, seen, hint)
+        yield seen, "All ranks hold the same weights, and there is one file. Who writes it?"
     if early == list(range(len(ranks))):
         seen = f"the file holds {shown(ranks[0]['found'])}"
-        hint = "What is in the file under the name that was asked for, when all is done?"
-        return Finding(ONE, False, seen, hint)
-    seen = f"rank {early[0]} came back and found {shown(ranks[early[0]]['found'])}" if early else ""
-    hint = "Which collective lets nobody go on before all have come? And where has it to stand?"
-    return Finding(ONE, not early, seen, hint)
+        yield seen, "What is in the file under the name that was asked for, when all is done?"
+    if early:
+        seen = f"rank {early[0]} came back and found {shown(ranks[early[0]]['found'])}"
+        yield seen, "Which collective lets nobody go on before all have come? And where has it to stand?"
 
 
-def _of_the_error(why: str, ranks: list[dict[str, Any]]) -> Finding:
-    for rank, each in enumerate(ranks):
-        seen = ""
-        if not each["error"]:
+def _of_the_error(why: str, ranks: list[Result]) -> Faults:
+    for rank, result in enumerate(ranks):
+        if not result["error"]:
             seen = f"{why}, and rank {rank} returned as if all were well"
-            hint = "Rank 0 knows that it failed. Who tells the others, and what do they do then?"
-        elif each["late"]:
-            seen = f"{why}, and rank {rank} waited until its patience was at an end ({each['error']})"
-            hint = (
-                f"Rank 0 has left, by {ranks[0]['error']}. What must it do on its way out, whatever it meets?"
-            )
-        if seen:
-            return Finding(HEARD, False, seen, hint)
-    return Finding(HEARD, True)
+            yield seen, "Rank 0 knows that it failed. Who tells the others, and what do they do then?"
+        elif result["late"]:
+            seen = f"{why}, and rank {rank} waited until its patience was at an end ({result['error']})"
+            hint = f"Rank 0 has left, by {ranks[0]['error']}. "
+            yield seen, hint + "What must it do on its way out, whatever it meets?"
 
 
 def _left(_: Any, paths: list[str], neighbour: str) -> list[Any]:
@@ -189,39 +185,39 @@ def _number_in(path: str | Path) -> int | None:
 @in_group
 def _saved(
     answer: Any, old: int, new: int, others: list[int], path: str, other: str, neighbour: str
-) -> dict[str, Any]:
+) -> Result:
     if dist.get_rank() == 0:
         Path(neighbour).write_text(NOTES)
         torch.save({"number": old}, path)
     dist.barrier()
     state: dict[str, Any] = {}
-    found = {"first": _one_save(answer, state, new, Path(path)), "third": None, "fourth": None}
+    result: Result = {"first": _one_save(answer, state, new, Path(path)), "third": None, "fourth": None}
     dist.barrier()
     group = dist.distributed_c10d._get_default_group()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), group)
     with _a_full_disk():
-        found["second"] = _in_vain(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
-    late, heard = found["second"]["late"], found["second"]["error"]
+        result["second"] = _in_vain(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
+    late, heard = result["second"]["late"], result["second"]["error"]
     if not _on_all("in time", not late):  # a collective that timed out leaves the group broken
-        return found
+        return result
     again = Path(other)  # the same state and path, twice
-    found["third"] = []
-    for each in others:
-        found["third"].append(_one_save(answer, state, each, again))
-        _on_all(f"read {each}", True)
-    if _on_all("right so far", bool(heard) and found["first"]["found"] == new):  # otherwise it may hang
-        found["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
-    return found
+    result["third"] = []
+    for saved in others:
+        result["third"].append(_one_save(answer, state, saved, again))
+        _on_all(f"read {saved}", True)
+    if _on_all("right so far", bool(heard) and result["first"]["found"] == new):  # otherwise it may hang
+        result["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
+    return result
 
 
-def _in_vain(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
+def _in_vain(answer: Any, state: dict[str, Any], path: str) -> Result:
     """Make a call that must raise on every rank, and before a collective times out."""
     begun = time.monotonic()
     error = _raised(answer, state, Path(path))
     return {"error": error, "late": time.monotonic() - begun > PATIENCE - 0.5}
 
 
-def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> dict[str, Any]:
+def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> Result:
     """Save where no file can be renamed or linked; also return whether the answer came that far."""
     met = []
 
@@ -230,7 +226,7 @@ def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> dict[s
             met.append(what)
             raise OSError(errno.EIO, os.strerror(errno.EIO), name)
 
-    with written(Path(path).parent, fails):
+    with audit_files(Path(path).parent, fails):
         return _in_vain(answer, state, path) | {"met": bool(met)}
 
 
@@ -242,23 +238,18 @@ def _on_all(what: str, here: bool) -> bool:
     return b"False" not in words
 
 
-def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> dict[str, Any]:
+def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> Result:
     rank = dist.get_rank()
     state["number"] = value + rank
-    with written(path.parent, partial(_slow, rank)) as files:
+    with audit_files(path.parent, partial(_slow, rank)) as files:
         error = _raised(answer, state, path)
-        found = _number_in(path)
+        number = _number_in(path)
     name, over = os.path.realpath(path), ""
     if name in files.opened:
         over = "was opened for writing"
     elif name in files.gone:
         over = "was taken away"
-    return {
-        "wrote": bool(files.saves or files.opened),
-        "found": found,
-        "error": error,
-        "over": over,
-    }
+    return {"wrote": bool(files.saves or files.opened), "found": number, "error": error, "over": over}
 
 
 def _slow(rank: int, what: str, name: str) -> None:
@@ -354,7 +345,7 @@ def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    return {name: each.tolist() for name, each in model.state_dict().items()}
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
 def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict[str, str], ran: str) -> None:
@@ -373,9 +364,8 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
     for what, weights in others.items():
         torch.save({"model": weights, "epoch": 3}, paths[what])
     gpus = random.Random(other)
-    torch.serialization.register_package(
-        0, lambda storage: f"cuda:{gpus.randint(40, 99)}", lambda storage, label: None
-    )
+    tag, elsewhere = (lambda storage: f"cuda:{gpus.randint(40, 99)}"), (lambda storage, label: None)
+    torch.serialization.register_package(0, tag, elsewhere)
     torch.save({"model": states[ELSEWHERE]}, paths[ELSEWHERE])
 
 
@@ -383,7 +373,7 @@ def _loaded(
     answer: Any, kind: int, values: int, paths: dict[str, str], ran: str
 ) -> tuple[dict[str, Any], bool]:
     """Load every file; return what came of each load, and whether code of a file ran."""
-    found, model = {}, _Net(kind, values)  # one model for all loads
+    results, model = {}, _Net(kind, values)  # one model for all loads
     here = Path(f"{paths[BARE]}.now")
     shutil.copy(paths[TRAINING], here)
     with contextlib.suppress(Exception):
@@ -395,5 +385,5 @@ def _loaded(
             answer(here if path is here else Path(path), model)
         except Exception as raised:
             error = reason(raised)
-        found[what] = {"state": _state(model), "error": error}
-    return found, os.path.exists(ran)
+        results[what] = {"state": _state(model), "error": error}
+    return results, os.path.exists(ran)

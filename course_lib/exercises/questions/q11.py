@@ -6,7 +6,7 @@ import copy
 import math
 import random
 from collections.abc import Iterator
-from functools import partial
+from operator import truediv
 from typing import Any
 
 import torch
@@ -14,44 +14,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..asking import (
-    Ask,
-    Finding,
-    Refused,
-    far,
-    in_group,
-    nearest,
-    number,
-    question,
-)
-from ..drawn import with_two_numbers
-from ..kept import watched
-from ..traffic import traffic
+from ..in_rank.retention import watch_retention
+from ..in_rank.traffic import record_traffic
+from ..in_rank.work import in_group, on_each_case, the_number
+from ..inputs import flat, gradients_of, tensor, trainable
+from ..judging import by_call, far, furthest, nearest, place_of_furthest, with_two_world_sizes
+from ..question import Ask, Finding, Result, question
+from ..wording import number
 
 CLOSE = 1e-9  # the tensors are float64
 NEAR = 3e-7  # tolerance: a share of the samples may be computed in float32
 INPUTS, CLASSES = 9, 5
 
 
-def _network(seed: int, frozen: int | None = None) -> nn.Module:
+def _network(seed: int, frozen: int | None = None) -> nn.Sequential:
     """Build a nested model in float64; its first layer (0) or its last (2) may be frozen."""
     inner = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(14, 8), nn.Tanh()))
     model = nn.Sequential(nn.Linear(INPUTS, 14), inner, nn.Linear(8, CLASSES)).double()
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64) / 2)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
     if frozen is not None:
         model[frozen].requires_grad_(False)
     return model
 
 
-NUMBERS = sum(each.numel() for each in _network(0).parameters())
+NUMBERS = sum(parameter.numel() for parameter in _network(0).parameters())
 MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts of samples
-
-
-def _flat(tensors: Any) -> Tensor:
-    return torch.cat([each.detach().flatten() for each in tensors])
 
 
 # --- 11.1 -------------------------------------------------------------------------------------------------
@@ -59,6 +49,8 @@ def _flat(tensors: Any) -> Tensor:
 GRADIENT = "every rank holds the gradient of the mean loss over all samples of all ranks"
 ONCE = "the gradients travel once"
 PIECES = "one piece after the other: forward, backward, then the next"
+PIECE = "Every piece counts alike here, and a short one has fewer samples. Weigh it."
+RANK = "It is right on each rank, and the ranks count alike, with few samples and with many."
 
 
 @question(
@@ -67,52 +59,47 @@ PIECES = "one piece after the other: forward, backward, then the next"
     {GRADIENT: 2, ONCE: 1, PIECES: 1},
     rests={ONCE: GRADIENT, PIECES: GRADIENT},
 )
-def accumulate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_accumulation, ask, rng))
-
-
-def _of_accumulation(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def accumulate(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     weights = rng.randrange(2**31)
     first, second = _lengths(rng, ranks), _lengths(rng, ranks)
     while sum(map(sum, second)) == sum(map(sum, first)):
         second = _lengths(rng, ranks)
     calls = [(rng.randrange(2**31), lengths) for lengths in (first, second)]
     calls.append(calls[0])  # the same lists again
-    found = ask(_accumulated, weights, calls, nprocs=ranks)
+    by_calls = by_call(ask(_accumulated, weights, calls, nprocs=ranks))
     before = torch.zeros(NUMBERS, dtype=torch.float64)
-    for call, (seed, lengths) in enumerate(calls):
-        yield _of_gradients([each[call]["gradient"] for each in found], weights, seed, lengths, before, call)
+    for call, ((seed, lengths), of_call) in enumerate(zip(calls, by_calls, strict=True)):
+        yield _of_gradients([result["gradient"] for result in of_call], weights, seed, lengths, before, call)
         before = _all_samples(weights, seed, lengths)
-    for each in (each for rank in found for each in rank):
-        seen = "the model goes forward in evaluation mode"
-        hint = "These passes are the training. Which mode is it in, before your call?"
-        yield Finding(GRADIENT, each["trains"], seen, hint)
-    sent = max(each["sent"] for rank in found for each in rank)
-    if any(each["gathered"] for rank in found for each in rank):
+    results = [result for of_call in by_calls for result in of_call]
+    seen = "the model goes forward in evaluation mode"
+    hint = "These passes are the training. Which mode is it in, before your call?"
+    yield Finding(GRADIENT, all(result["trains"] for result in results), seen, hint)
+    sent = max(result["sent"] for result in results)
+    if any(result["gathered"] for result in results):
         hint = "What is gathered comes from every rank, one by one. Is there a need for more than the sum?"
-    elif sent > 0.9 * NUMBERS * min(len(each[0]) for _, each in calls):
+    elif sent > 0.9 * NUMBERS * min(len(lengths[0]) for _, lengths in calls):
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
     else:
-        hint = (
-            "Something else travels, and it is as large as the gradients. What has to be known of the others?"
-        )
+        hint = "Something else travels, and it is as large as the gradients. "
+        hint += "What has to be known of the others?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
     seen = "after your call ddp is in eval mode, or its plain backward passes do not average any more"
     hint = "What is switched for a while has to be switched back in the end."
-    yield Finding(ONCE, all(each["as_it_was"] for rank in found for each in rank), seen, hint)
-    for call, (_, lengths) in enumerate(calls):
-        for rank, each in enumerate(found):
-            longest, at_once, open_ = max(lengths[rank]), each[call]["at_once"], each[call]["open"]
+    yield Finding(ONCE, all(result["as_it_was"] for result in results), seen, hint)
+    for (_, lengths), of_call in zip(calls, by_calls, strict=True):
+        for rank, result in enumerate(of_call):
+            longest, at_once, kept = max(lengths[rank]), result["at_once"], result["open"]
             if at_once > longest:
-                seen = (
-                    f"rank {rank}'s longest piece has {longest} samples, and {at_once} went forward at once"
-                )
+                seen = f"rank {rank}'s longest piece has {longest} samples,"
+                seen += f" and {at_once} went forward at once"
                 hint = "The pieces are small so that they fit into the memory. Put together they are not."
             else:
-                seen = f"on rank {rank} the activations of {open_} forward passes were kept at the same time"
+                seen = f"on rank {rank} the activations of {kept} forward passes were kept at the same time"
                 hint = "What a forward pass keeps is freed by its backward. When does that come?"
-            yield Finding(PIECES, at_once <= longest and open_ <= 1, seen, hint)
+            yield Finding(PIECES, at_once <= longest and kept <= 1, seen, hint)
 
 
 def _lengths(rng: random.Random, ranks: int) -> list[list[int]]:
@@ -120,115 +107,105 @@ def _lengths(rng: random.Random, ranks: int) -> list[list[int]]:
     pieces = rng.randint(3, 5)
     while True:
         lengths = [[rng.randint(1, 9) for _ in range(pieces)] for _ in range(ranks)]
-        if len(set(map(sum, lengths))) == ranks and all(len(set(each)) > 1 for each in lengths):
+        if len(set(map(sum, lengths))) == ranks and all(len(set(pieces)) > 1 for pieces in lengths):
             return lengths
 
 
 def _drawn(seed: int, lengths: list[list[int]]) -> list[list[tuple[Tensor, Tensor]]]:
     """Draw the pieces of each rank, as pairs of inputs and classes."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return [
         [
             (
-                torch.randn(length, INPUTS, generator=dice, dtype=torch.float64),
-                torch.randint(CLASSES, (length,), generator=dice),
+                torch.randn(length, INPUTS, generator=generator, dtype=torch.float64),
+                torch.randint(CLASSES, (length,), generator=generator),
             )
-            for length in each
+            for length in pieces
         ]
-        for each in lengths
+        for pieces in lengths
     ]
 
 
 def _sums(weights: int, seed: int, lengths: list[list[int]]) -> list[list[Tensor]]:
     """Return, for each rank and piece, the gradient of the sum of its samples' losses."""
-    model, found = _network(weights), []
+    model = _network(weights)
+    sums: list[list[Any]] = []
     for pieces in _drawn(seed, lengths):
-        found.append([])
+        sums.append([])
         for x, y in pieces:
             model.zero_grad()
             nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
-            found[-1].append(_flat(each.grad for each in model.parameters()))
-    return found
+            sums[-1].append(gradients_of(model))
+    return sums
 
 
 def _all_samples(weights: int, seed: int, lengths: list[list[int]]) -> Tensor:
-    return sum(map(sum, _sums(weights, seed, lengths))) / sum(map(sum, lengths))
+    total: Any = sum(map(sum, _sums(weights, seed, lengths)))
+    return total / sum(map(sum, lengths))
 
 
 def _of_gradients(
-    held: list[Any], weights: int, seed: int, lengths: list[list[int]], before: Tensor, call: int
+    gradients: list[Any], weights: int, seed: int, lengths: list[list[int]], before: Tensor, call: int
 ) -> Finding:
     truth, ranks, samples = _all_samples(weights, seed, lengths), len(lengths), sum(map(sum, lengths))
-    without = [rank for rank, each in enumerate(held) if each is None]
+    without = [rank for rank, gradient in enumerate(gradients) if gradient is None]
     if without:
         hint = "Nothing went backward there, or it was cleared again. Where do gradients come from?"
         if call == 2:
             hint = "It got the first call's pieces again. What has that call done to the list?"
         return Finding(GRADIENT, False, f"rank {without[0]} holds no gradients, or not all", hint)
-    sums = _sums(weights, seed, lengths)
-    means = [
-        [each / length for each, length in zip(*both, strict=True)]
-        for both in zip(sums, lengths, strict=True)
-    ]
-    pieces = len(lengths[0])
+    sums, pieces = _sums(weights, seed, lengths), len(lengths[0])
+    means = [list(map(truediv, *both)) for both in zip(sums, lengths, strict=True)]
     of_means = sum(map(sum, means)) / ranks
-    of_ranks = [sum(each) / sum(own) for each, own in zip(sums, lengths, strict=True)]
-    gaps = [far(each, truth) for each in held]
-    rank = gaps.index(max(gaps))
-    if any(far(each, held[0]) > NEAR for each in held):
+    of_ranks = [sum(own) / sum(counts) for own, counts in zip(sums, lengths, strict=True)]
+    rank, gap = furthest(far(gradient, truth) for gradient in gradients)
+    if any(far(gradient, gradients[0]) > NEAR for gradient in gradients):
         hint = "The ranks hold different gradients. Which pass brings them together? Does it come, and last?"
-    elif call and far(held[0], truth + before) < NEAR:
+    elif call and far(gradients[0], truth + before) < NEAR:
         hint = "The first call is right, and a second one is not. What does it find in .grad?"
     else:
         hint = nearest(
-            held[0],
-            (
-                of_means / pieces,
-                "Every piece counts alike here, and a short one has fewer samples. Weigh it.",
-            ),
+            gradients[0],
+            (of_means / pieces, PIECE),
             (of_means, "A sum of means. Weigh each piece by its samples, among those of all."),
-            (
-                sum(of_ranks) / ranks,
-                "It is right on each rank, and the ranks count alike, with few samples and with many.",
-            ),
+            (sum(of_ranks) / ranks, RANK),
             (truth / ranks, "It is too small, by the number of ranks. What does DDP divide by?"),
             (truth * samples / ranks, "A sum over the samples. How many are there, on all ranks?"),
             (truth * ranks, "It is too large, by the number of ranks. Is it averaged, or added up?"),
             otherwise="By what is each sample's loss divided? The same on every rank, in every piece.",
             within=NEAR,
         )
-    place = int(
-        (torch.as_tensor(held[rank], dtype=torch.float64) - truth).abs().nan_to_num(math.inf).argmax()
-    )
-    seen = f"with {ranks} ranks and {samples} samples one gradient of rank {rank} is {held[rank][place]:.6f}"
-    seen += f", and should be {truth[place]:.6f}" + ("", ", in the second call", ", in the third call")[call]
-    return Finding(GRADIENT, max(gaps) < NEAR, seen, hint)
+    place = place_of_furthest(gradients[rank], truth)
+    seen = f"with {ranks} ranks and {samples} samples one gradient of rank {rank} is "
+    seen += f"{gradients[rank][place]:.6f}, and should be {truth[place]:.6f}"
+    seen += ("", ", in the second call", ", in the third call")[call]
+    return Finding(GRADIENT, gap < NEAR, seen, hint)
 
 
 @in_group
-def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int]]]]) -> list[dict[str, Any]]:
-    model, noted, drawn = _network(weights), {}, {}
+def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int]]]]) -> list[Result]:
+    model = _network(weights)
+    noted: Result = {}
+    drawn: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def forward_begins(_: nn.Module, inputs: Any) -> None:
         noted["at_once"] = max(noted["at_once"], len(inputs[0]))
         noted["trains"] = noted["trains"] and model.training
 
     model.register_forward_pre_hook(forward_begins)
-    kept = watched(model, lambda output: 1)
-    ddp, found = DistributedDataParallel(model), []
+    kept = watch_retention(model, lambda output: 1)
+    ddp, results = DistributedDataParallel(model), []
     for seed, lengths in calls:
         pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
         noted.update(at_once=0, trains=True)
         kept.clear()
-        with traffic() as travelled:
+        with record_traffic() as travelled:
             answer(ddp, pieces)
-        gradients = [each.grad for each in model.parameters()]
-        whole = None if any(each is None for each in gradients) else _flat(gradients)
         gathered = any("gather" in name and count >= NUMBERS / 9 for name, count in travelled.calls)
-        found.append({"gradient": whole, "sent": travelled.came(), "gathered": gathered, **noted})
-        found[-1]["open"] = max(kept, default=0)
-        found[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
-    return found
+        results.append({"gradient": gradients_of(model), "sent": travelled.received(), **noted})
+        results[-1] |= {"gathered": gathered, "open": max(kept, default=0)}
+        results[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
+    return results
 
 
 # --- 11.2 -------------------------------------------------------------------------------------------------
@@ -239,14 +216,12 @@ ALL = "where the mean is not finite no rank steps, and the next step is right ag
 CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)  # the mean's norm over the limit; each of the first two begins a training
 AGAIN = 1  # this call's model, optimizer and limit come once more in the last call
 SCALE = 40.0  # of the gradients: a large norm alone is no error
+EARLY = "Each rank's gradient is made shorter first, and then they are averaged. The other way round."
 
 
 @question("11.2", "step_together(model, optimizer, max_norm)", {STEP: 2, NORM: 1, ALL: 1}, rests={ALL: STEP})
-def step_together(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_steps, ask, rng))
-
-
-def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def step_together(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     broken = rng.randrange(1, ranks)  # not rank 0, which thus cannot know by itself
     # Clipping spreads a nan over the whole gradient. An inf stays in its layer: no layer alone may decide.
     fine = ("", 0)
@@ -254,81 +229,80 @@ def _of_steps(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     calls: list[dict[str, Any]] = []
     layers = rng.sample((0, 2), 2)  # the frozen layer of the first training, and of the second
     for i, (kind, place) in enumerate([fine, fine, *broken_at, fine]):
-        call = {"seed": rng.randrange(2**31), "kind": kind, "place": place, "weights": None}
-        call["frozen"] = layers[bool(calls)]
+        drawn = {"seed": rng.randrange(2**31), "kind": kind, "place": place, "weights": None}
+        drawn["frozen"] = layers[bool(calls)]
         again = i == len(CALLS)
-        limit = calls[AGAIN]["limit"] if again else _mean(call, ranks).norm().item() / CALLS[i]
-        calls.append(call | {"limit": limit})
-    for call in calls[:2]:
-        call["weights"] = rng.randrange(2**31)
-    found = ask(_stepped, calls, broken, nprocs=ranks)
+        limit = calls[AGAIN]["limit"] if again else _mean(drawn, ranks).norm().item() / CALLS[i]
+        calls.append(drawn | {"limit": limit})
+    for begin in calls[:2]:
+        begin["weights"] = rng.randrange(2**31)
+    results = ask(_stepped, calls, broken, nprocs=ranks)
     right = _steps_of_one_device(calls, ranks, 1e-6)
     exact = _steps_of_one_device(calls, ranks, 0.0)  # PyTorch adds 1e-6 to the norm
 
     def off(call: int, step: str = "right") -> list[float]:
         """Return, for each rank, how far its weights are from the right ones after this call."""
-        return [min(far(each[call]["weights"], one[call][step]) for one in (right, exact)) for each in found]
+        weights = [result[call]["weights"] for result in results]
+        return [min(far(own, one[call][step]) for one in (right, exact)) for own in weights]
 
     for call in (0, 1):
-        gaps = off(call)
-        rank = gaps.index(max(gaps))
-        held = [torch.as_tensor(each[call]["weights"], dtype=torch.float64) for each in found]
-        hint = _of_step(held, rank, gaps[rank], calls[call], ranks)
+        rank, gap = furthest(off(call))
+        weights = [torch.as_tensor(result[call]["weights"], dtype=torch.float64) for result in results]
+        hint = _of_step(weights, rank, gap, calls[call], ranks)
         seen = f"{ranks} ranks, the norm of their mean is {CALLS[call]} × the limit: "
-        seen += f"rank {rank}'s weights are off by up to {gaps[rank]:.2g}"
-        yield Finding(STEP, max(gaps) < CLOSE, seen, hint)
+        seen += f"rank {rank}'s weights are off by up to {gap:.2g}"
+        yield Finding(STEP, gap < CLOSE, seen, hint)
         norm = _mean(calls[call], ranks).norm().item()
-        values = [each[call]["returned"] for each in found]
-        wrong = [each for each in values if isinstance(each, str) or far(each, norm) > NEAR * norm]
+        values = [result[call]["returned"] for result in results]
+        wrong = [value for value in values if isinstance(value, str) or far(value, norm) > NEAR * norm]
         own = [_own(calls[call], rank).norm().item() for rank in range(ranks)]
         if wrong:
             seen = f"the mean's norm is {norm:.4f}, rank {values.index(wrong[0])} returned {_words(wrong[0])}"
-        if any(isinstance(each, str) for each in wrong):
+        hint = "Which gradient is measured, at which moment?"
+        if any(isinstance(value, str) for value in wrong):
             hint = "Every rank returns it, as a number."
-        elif any(far(each, norm**2) < 1e-6 * norm**2 for each in wrong):
+        elif any(far(value, norm**2) < 1e-6 * norm**2 for value in wrong):
             hint = "That is its square."
-        elif any(far(each, norm * ranks) < 1e-6 for each in wrong):
+        elif any(far(value, norm * ranks) < 1e-6 for value in wrong):
             hint = "That is the norm of the sum over the ranks."
         elif far(values, own) < 1e-6:
             hint = "Each rank returns the norm of its own gradient. When is it measured?"
-        elif any(far(each, min(norm, calls[call]["limit"])) < 1e-4 for each in wrong):
+        elif any(far(value, min(norm, calls[call]["limit"])) < 1e-4 for value in wrong):
             hint = "That is the norm after clipping. What does the function that clips give back?"
-        else:
-            hint = "Which gradient is measured, at which moment?"
         yield Finding(NORM, not wrong, seen, hint)
     for call in range(2, len(calls)):
         gaps = off(call)
-        rank = gaps.index(max(gaps))
+        rank, gap = furthest(gaps)
         a_kind = {"nan": "a nan", "inf": "an inf"}.get(calls[call]["kind"])
         if a_kind:
-            values = [each[call]["returned"] for each in found]
-            finite = [each for each in values if isinstance(each, str) or math.isfinite(each)]
+            values = [result[call]["returned"] for result in results]
+            finite = [value for value in values if isinstance(value, str) or math.isfinite(value)]
             if finite:
                 seen = f"the mean holds {a_kind}, rank {values.index(finite[0])} returned {_words(finite[0])}"
             hint = "What is the norm of such a gradient? It is asked for then, too."
             yield Finding(NORM, not finite, seen, hint)
-            if max(far(each[call]["weights"], each[call - 1]["weights"]) for each in found) == 0 < max(gaps):
+            moves = (far(result[call]["weights"], result[call - 1]["weights"]) for result in results)
+            if max(moves) == 0 < gap:
                 continue  # no rank stepped; what is off was off before
         if a_kind is None:
-            seen = f"rank {rank}'s weights are off by {gaps[rank]:.2g} after the step that follows"
+            seen = f"rank {rank}'s weights are off by {gap:.2g} after the step that follows"
             hint = "What is left behind by a step that was not made?"
-            if far(found[rank][call]["weights"], found[rank][call - 1]["weights"]) == 0:
+            if far(results[rank][call]["weights"], results[rank][call - 1]["weights"]) == 0:
                 seen = f"rank {rank}'s weights have not moved in the step that follows"
                 hint = "You have seen this model and this limit before; the gradients are new."
         elif min(gaps) < CLOSE:
             seen = f"rank {broken}'s gradient held {a_kind}: rank {rank} has other weights now"
             seen += f", and rank {gaps.index(min(gaps))} has not"
-            hint = (
-                "One rank knew it and the others did not. What do all of them hold, after it has travelled?"
-            )
+            hint = "One rank knew it and the others did not. "
+            hint += "What do all of them hold, after it has travelled?"
         else:
             seen = f"rank {broken}'s gradient held {a_kind}: all ranks have other weights now"
             hint = "It was replaced, or left out, and a step was made. What tells each rank to make none?"
             if min(off(call, "remembered")) < CLOSE:
                 hint = "The optimizer remembers, and moves also where there is nothing new. Who calls it?"
-            if any(math.isnan(value) for each in found for value in each[call]["weights"]):
+            if any(math.isnan(value) for result in results for value in result[call]["weights"]):
                 hint = "It went into the weights. Which number tells every rank of it, before the step?"
-        yield Finding(ALL, max(gaps) < CLOSE, seen, hint)
+        yield Finding(ALL, gap < CLOSE, seen, hint)
 
 
 def _words(value: float | str) -> str:
@@ -337,9 +311,8 @@ def _words(value: float | str) -> str:
 
 def _own(call: dict[str, Any], rank: int) -> Tensor:
     """Draw a rank's gradient for the trained layers, as one flat tensor."""
-    trained = sum(each.numel() for each in _network(0, call["frozen"]).parameters() if each.requires_grad)
-    dice = torch.Generator().manual_seed(call["seed"] + rank)
-    return torch.randn(trained, generator=dice, dtype=torch.float64) * SCALE
+    trained = sum(parameter.numel() for parameter in trainable(_network(0, call["frozen"])))
+    return tensor(call["seed"] + rank, (trained,)) * SCALE
 
 
 def _mean(call: dict[str, Any], ranks: int) -> Tensor:
@@ -354,15 +327,15 @@ def _training(call: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def _give(model: nn.Module, gradient: Tensor) -> None:
-    trained = [each for each in model.parameters() if each.requires_grad]
-    parts = gradient.split([each.numel() for each in trained])
+    trained = trainable(model)
+    parts = gradient.split([parameter.numel() for parameter in trained])
     for parameter, part in zip(trained, parts, strict=True):
         parameter.grad = part.clone().view_as(parameter)
 
 
 def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float) -> list[dict[str, Tensor]]:
     """Return the right weights after each call, and those that gradients of 0 in that call would give."""
-    found = []
+    results = []
     for call in calls:
         if call["weights"] is not None:
             model, optimizer = _training(call)
@@ -373,28 +346,28 @@ def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float
         if not call["kind"]:
             _give(model, mean * min(1.0, call["limit"] / (mean.norm().item() + epsilon)))
             optimizer.step()
-        found.append({"right": _flat(model.parameters()), "remembered": _flat(idle.parameters())})
-    return found
+        results.append({"right": flat(model.parameters()), "remembered": flat(idle.parameters())})
+    return results
 
 
-def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ranks: int) -> str:
+def _of_step(weights: list[Tensor], rank: int, gap: float, call: dict[str, Any], ranks: int) -> str:
     """Choose the hint for the weights after a training's first call, by the gradient that moved them."""
     limit = call["limit"]
     model, optimizer = _training(call)
-    start, group = _flat(model.parameters()), optimizer.param_groups[0]
-    trained = _flat(torch.full_like(each, each.requires_grad) for each in model.parameters()).bool()
+    start, group = flat(model.parameters()), optimizer.param_groups[0]
+    trained = flat(torch.full_like(p, p.requires_grad) for p in model.parameters()).bool()
     if gap < 1e-5:
         return "Only the last digits are off. Which type have the numbers on the way?"
-    if far(held[rank], start) < CLOSE:
+    if far(weights[rank], start) < CLOSE:
         return "The weights have not moved. Who makes the step, and with which gradients?"
-    if any(far(each, held[0]) > CLOSE for each in held):
+    if any(far(own, weights[0]) > CLOSE for own in weights):
         return "The ranks have different weights now. Which gradient must all of them step with?"
-    if far(held[rank][~trained], start[~trained]) > CLOSE:
+    if far(weights[rank][~trained], start[~trained]) > CLOSE:
         return "The frozen layer has moved. To have no gradient is not the same as a gradient of 0."
-    moved = (start - held[rank]) / group["lr"] - group["weight_decay"] * start
-    mean, each = _mean(call, ranks), [_own(call, other) for other in range(ranks)]
-    early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in each]).mean(0)
-    sizes = [each.numel() for each in model.parameters() if each.requires_grad]
+    moved = (start - weights[rank]) / group["lr"] - group["weight_decay"] * start
+    mean, gradients = _mean(call, ranks), [_own(call, other) for other in range(ranks)]
+    early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in gradients]).mean(0)
+    sizes = [parameter.numel() for parameter in trainable(model)]
     long = mean.norm() > limit
     other = "Which moves does a step have? Which comes first, which next, and how often is each one made?"
     if _points_alike(moved[trained], mean):
@@ -409,10 +382,7 @@ def _of_step(held: list[Tensor], rank: int, gap: float, call: dict[str, Any], ra
         (mean * ranks, "That is the sum of the gradients."),
         (mean / ranks, "That is the mean, divided once more by the number of ranks."),
         (mean * (limit / mean.norm()), "It was shorter than the limit, and was made longer."),
-        (
-            early,
-            "Each rank's gradient is made shorter first, and then they are averaged. The other way round.",
-        ),
+        (early, EARLY),
         (early * ranks, "Each rank's gradient is made shorter first, and then they are added up."),
         otherwise=other,
         within=1e-5,
@@ -424,8 +394,9 @@ def _points_alike(one: Tensor, other: Tensor) -> bool:
 
 
 @in_group
-def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict[str, Any]]:
-    rank, found, limits = dist.get_rank(), [], {}
+def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[Result]:
+    rank, results = dist.get_rank(), []
+    limits: dict[float, float] = {}
     for call in calls:
         if call["weights"] is not None:
             model, optimizer = _training(call)
@@ -435,8 +406,8 @@ def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict
             gradient[call["place"]] = float(call["kind"])
         _give(model, gradient)
         returned = answer(model, optimizer, limit)
-        found.append({"returned": number(returned), "weights": _flat(model.parameters())})
-    return found
+        results.append({"returned": number(returned), "weights": flat(model.parameters())})
+    return results
 
 
 # --- 11.3 -------------------------------------------------------------------------------------------------
@@ -444,6 +415,8 @@ def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[dict
 SCALED = "after the warm-up: k times the batch, k times the learning rate"
 WARM = "during the warm-up: in proportion to the samples that all ranks have seen"
 RATE, BATCH, WARM_UP = 0.004, 48, 3840  # as the exercise says
+OF_THE_STEP = "The samples of the step itself count, too: step 0 must move something."
+OF_A_STEP = "What goes into one step of the optimizer?"
 
 
 @question(
@@ -455,11 +428,11 @@ def learning_rate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     splits.append((size, ranks, pieces + 2))
     splits += [(8, 3, 2), (4, 3, 2), (1000, ranks, pieces)]  # k = 1, k < 1, a step beyond the warm-up
     after = WARM_UP + rng.randint(1, 99)  # past the warm-up, whatever is counted
-    late = [(after, *each) for each in splits]
-    early = [(step, *each) for each in splits for step in (0, WARM_UP // math.prod(each) // 2)]
-    edge = [(max(0, WARM_UP // math.prod(each) + at), *each) for each in splits for at in (-1, 0)]
-    (found,) = ask(_rates, [*late, *early, *edge])
-    answers = dict(zip([*late, *early, *edge], found, strict=True))
+    late = [(after, *split) for split in splits]
+    early = [(step, *split) for split in splits for step in (0, WARM_UP // math.prod(split) // 2)]
+    edge = [(max(0, WARM_UP // math.prod(split) + at), *split) for split in splits for at in (-1, 0)]
+    (rates,) = ask(_rates, [*late, *early, *edge])
+    answers = dict(zip([*late, *early, *edge], rates, strict=True))
     for arguments in late:
         yield _rate(SCALED, arguments, answers[arguments], _of_scale)
     for arguments in [*early, *edge]:
@@ -477,22 +450,15 @@ def _rate(what: str, arguments: tuple[int, ...], got: float, hints: Any) -> Find
 
 def _of_scale(arguments: tuple[int, ...], got: float) -> str:
     step, size, ranks, pieces = arguments
-    one = RATE / BATCH
-    full, warm = one * size * ranks * pieces, size * ranks * pieces / WARM_UP
+    one, full, warm = RATE / BATCH, RATE / BATCH * size * ranks * pieces, size * ranks * pieces / WARM_UP
     return nearest(
         got,
         (RATE, "The learning rate is that of the small batch."),
-        (
-            one * size,
-            "Counted is what one rank sends forward at once. What goes into one step of the optimizer?",
-        ),
-        (one * size * ranks, "The pieces are not counted. What goes into one step of the optimizer?"),
-        (one * size * pieces, "The ranks are not counted. What goes into one step of the optimizer?"),
-        (
-            RATE * (one * size * ranks * pieces / RATE) ** 0.5,
-            "That is the square root. Here k itself is asked for.",
-        ),
-        (RATE**2 / (one * size * ranks * pieces), "It becomes smaller with a larger batch. Which way round?"),
+        (one * size, f"Counted is what one rank sends forward at once. {OF_A_STEP}"),
+        (one * size * ranks, f"The pieces are not counted. {OF_A_STEP}"),
+        (one * size * pieces, f"The ranks are not counted. {OF_A_STEP}"),
+        (RATE * (full / RATE) ** 0.5, "That is the square root. Here k itself is asked for."),
+        (RATE**2 / full, "It becomes smaller with a larger batch. Which way round?"),
         *((full * share, "k is right. What ends the warm-up, and when?") for share in (warm, 2)),
         (full * (step + 1) * warm, "k is right, and the learning rate grows on. What ends the warm-up?"),
         otherwise="How many times as large as 48 is the batch of one optimizer step? That is k.",
@@ -507,10 +473,7 @@ def _of_warm_up(arguments: tuple[int, ...], got: float) -> str:
     return nearest(
         got,
         (full, "The full learning rate, from the start."),
-        (
-            full * step * together / WARM_UP,
-            "The samples of the step itself count, too: step 0 must move something.",
-        ),
+        (full * step * together / WARM_UP, OF_THE_STEP),
         (full * (step + 1) * size / WARM_UP, "Counted are the samples of one piece on one rank."),
         (full * (step + 1) * size * pieces / WARM_UP, "Counted are the samples of one rank alone."),
         (full * (step + 1) * size * ranks / WARM_UP, "The pieces are not counted here."),
@@ -519,11 +482,6 @@ def _of_warm_up(arguments: tuple[int, ...], got: float) -> str:
     )
 
 
-def _rates(answer: Any, calls: list[list[int]]) -> list[float]:
-    found = []
-    for arguments in calls:
-        rate = number(answer(*arguments))
-        if isinstance(rate, str):
-            raise Refused(f"learning_rate(…) returns a number; it returned {rate}")
-        found.append(rate)
-    return found
+@on_each_case
+def _rates(answer: Any, *arguments: int) -> float:
+    return the_number(answer(*arguments), "learning_rate(…) returns a number")

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, question, reason, told
-from ..drawn import with_two_numbers
-from ..traffic import traffic
+from ..in_rank.traffic import record_traffic
+from ..in_rank.work import in_group, refuse_unless
+from ..inputs import tensor
+from ..judging import (
+    Faults,
+    by_call,
+    far,
+    first_fault,
+    first_wrong,
+    furthest,
+    nearest,
+    place_of_furthest,
+    with_two_world_sizes,
+)
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import reason, told
 
 CLOSE = 1e-9  # the tensors are float64
-
-
-def _drawn(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _seeds(rng: random.Random, count: int) -> list[int]:
@@ -44,9 +52,10 @@ class _Heads(nn.Module):
         self.tasks = nn.ModuleDict({"heads": nn.ModuleDict(deep)})
         self.scale = nn.Parameter(torch.ones(()))  # used by ranks that use the first head
 
-    def loss(self, x: torch.Tensor, used: list[str], closed: str) -> torch.Tensor:
+    def loss(self, x: Tensor, used: list[str], closed: str) -> Tensor:
         """Compute a loss from the used heads; the closed one is among them, with a gradient of 0."""
-        layer, heads = self.body[0], self.tasks["heads"]
+        layer: Any = self.body[0]
+        heads: Any = self.tasks["heads"]
         bias = layer.bias if len(used) == len(heads) else None  # used by ranks that use all heads
         features = nn.functional.linear(x, layer.weight, bias).tanh()
         for _ in range(MEETINGS):
@@ -60,37 +69,27 @@ class _Heads(nn.Module):
         return total
 
 
-@question(
-    "12.1",
-    "freeze_unused(model, loss)",
-    {FROZEN: 1, NAMED: 1, NO_TRACE: 1},
-    rests={NO_TRACE: FROZEN},
-)
-def freeze_unused(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_freezing, ask, rng))
-
-
-def _of_freezing(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+@question("12.1", "freeze_unused(model, loss)", {FROZEN: 1, NAMED: 1, NO_TRACE: 1}, rests={NO_TRACE: FROZEN})
+@with_two_world_sizes()
+def freeze_unused(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     kinds = ["depth", "edge", "mask", "pose", "sound", "text", "voice"]
     heads = [f"{kind}{rng.randrange(100)}" for kind in rng.sample(kinds, len(kinds))]
     roles = rng.sample(heads, len(heads))
     plans = [_plan(rng, heads, roles[turn:] + roles[:turn], count) for turn in (0, 3, 5)]
     plans[-1]["used"][rng.randrange(count)] = heads  # one rank uses all heads
-    ranks = ask(_after_freezing, plans, nprocs=count)
-    for call, plan in enumerate(plans):
+    for plan, results in zip(plans, by_call(ask(_after_freezing, plans, nprocs=count)), strict=True):
         names = [name for name, _ in _Heads(plan["heads"]).named_parameters()]
         by_rank = [[name for name in names if not _is_used(name, plan, used)] for used in plan["used"]]
         before = [name for name in names if _of(plan["frozen"], name)]
-        right = [name for name in names if all(name in each for each in by_rank) and name not in before]
-        found = [each[call] for each in ranks]
-        yield _of_frozen(found, right, before, by_rank)
-        wrong = [rank for rank, each in enumerate(found) if each["names"] != right]
-        rank = (wrong or [0])[0]
-        returned = found[rank]["names"]
+        right = [name for name in names if all(name in unused for unused in by_rank) and name not in before]
+        yield _of_frozen(results, right, before, by_rank)
+        names_are_right = [result["names"] == right for result in results]
+        rank = first_wrong(names_are_right)
+        returned = results[rank]["names"]
         seen = f"rank {rank} returned {returned if isinstance(returned, str) else _some(returned)}"
         hint = "What has this call frozen? The names as the model lists them, the same list on every rank."
-        yield Finding(NAMED, not wrong, seen, hint)
-        yield _of_traces(found)
+        yield Finding(NAMED, all(names_are_right), seen, hint)
+        yield first_fault(NO_TRACE, _traces(results))
 
 
 def _plan(rng: random.Random, heads: list[str], roles: list[str], count: int) -> dict[str, Any]:
@@ -125,15 +124,16 @@ def _some(names: list[str]) -> str:
 
 
 def _of_frozen(
-    found: list[dict[str, Any]], right: list[str], before: list[str], by_rank: list[list[str]]
+    results: list[Result], right: list[str], before: list[str], by_rank: list[list[str]]
 ) -> Finding:
     wanted = {*right, *before}
-    wrong = [rank for rank, each in enumerate(found) if set(each["frozen"]) != wanted]
-    rank = (wrong or [0])[0]
-    now = set(found[rank]["frozen"])
+    frozen = [set(result["frozen"]) for result in results]
+    rank = first_wrong(names == wanted for names in frozen)
+    now = frozen[rank]
     seen = f"on rank {rank}: should be frozen and is not: {_some(sorted(wanted - now))}; "
     seen += f"is frozen and should not be: {_some(sorted(now - wanted))}"
     seen = seen.replace("an empty list", "none")
+    hint = "Which parameters are at the ends of the loss's graph? On every rank, and then over all ranks."
     if now == set(before):
         hint = "Nothing was frozen. What stops a parameter from asking for a gradient?"
     elif before and not now.issuperset(before):
@@ -142,31 +142,26 @@ def _of_frozen(
         hint = "That is what this rank does not use. Another rank may: how do they agree?"
     elif now >= {*by_rank[rank], *before}:
         hint = "More is frozen than this rank alone leaves out. If one rank uses it, who has to keep it?"
-    else:
-        hint = "Which parameters are at the ends of the loss's graph? On every rank, and then over all ranks."
-    return Finding(FROZEN, not wrong, seen, hint)
+    return Finding(FROZEN, now == wanted, seen, hint)
 
 
-def _of_traces(found: list[dict[str, Any]]) -> Finding:
-    for rank, each in enumerate(found):
-        if not each["kept"]:
+def _traces(results: list[Result]) -> Faults:
+    """Yield what a call has left behind, with a hint."""
+    for rank, result in enumerate(results):
+        if not result["kept"]:
             seen = f"on rank {rank} a gradient is not what it was"
-            hint = "To look at a graph, nobody has to send gradients into the model."
-            return Finding(NO_TRACE, False, seen, hint)
-        if each["hooks"]:
+            yield seen, "To look at a graph, nobody has to send gradients into the model."
+        if result["hooks"]:
             seen = f"on rank {rank} a parameter still has a hook of yours"
-            return Finding(NO_TRACE, False, seen, "It will be called in every backward pass from now on.")
-        if each["error"]:
-            seen = f"on rank {rank}, loss.backward() after your call: {each['error']}"
-            return Finding(
-                NO_TRACE, False, seen, "What does a backward pass do with the graph? It is needed."
-            )
-    return Finding(NO_TRACE, True)
+            yield seen, "It will be called in every backward pass from now on."
+        if result["error"]:
+            seen = f"on rank {rank}, loss.backward() after your call: {result['error']}"
+            yield seen, "What does a backward pass do with the graph? It is needed."
 
 
 @in_group
-def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found = dist.get_rank(), []
+def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[Result]:
+    rank, results = dist.get_rank(), []
     for plan in plans:
         torch.manual_seed(plan["seed"] + rank)
         model = _Heads(plan["heads"]).double()
@@ -176,23 +171,23 @@ def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[dict[str, 
             elif "weight" in name:  # left by an earlier step
                 parameter.grad = torch.randn_like(parameter)
         had = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-        loss = model.loss(_drawn(plan["seed"] + rank, 5, 4), plan["used"][rank], plan["closed"])
+        loss = model.loss(tensor(plan["seed"] + rank, (5, 4)), plan["used"][rank], plan["closed"])
         names = answer(model, loss)
         listed = isinstance(names, list | tuple | set | dict)
         names = list(map(str, names)) if listed else told(names)
-        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
-        kept = all(_same(had[name], each.grad) for name, each in model.named_parameters())
-        hooks = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in model.parameters())
+        frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        kept = all(_same(had[name], parameter.grad) for name, parameter in model.named_parameters())
+        hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
         error = ""
         try:
             loss.backward()
         except Exception as raised:
             error = reason(raised)
-        found.append({"names": names, "frozen": frozen, "kept": kept, "hooks": hooks, "error": error})
-    return found
+        results.append({"names": names, "frozen": frozen, "kept": kept, "hooks": hooks, "error": error})
+    return results
 
 
-def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
@@ -202,73 +197,66 @@ FORWARD = "the output is that of one device with the whole batch"
 BACKWARD = "so is the gradient"
 LESS = "what the ranks send does not grow with the batch"
 ROWS = 200  # times as many samples in the second call
+THREE_THINGS = "Three things, added up over the ranks, give the mean and the variance of the whole batch."
+ROUNDING = 1e-4
+ROUNDED = "It is right to some six digits, and the samples have more. In which dtype is it counted?"
+SIZES = "The ranks count alike here, and have not equally many samples. What may be added up over ranks?"
+CONSTANTS = "For autograd the mean and the variance were constants here. They come from x."
 
 
 @question(
-    "12.2",
-    "whole_norm(x, eps)",
-    {FORWARD: 1, BACKWARD: 2, LESS: 1},
-    rests={BACKWARD: FORWARD, LESS: FORWARD},
+    "12.2", "whole_norm(x, eps)", {FORWARD: 1, BACKWARD: 2, LESS: 1}, rests={BACKWARD: FORWARD, LESS: FORWARD}
 )
-def whole_norm(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_norm, ask, rng))
-
-
-def _of_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def whole_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     channels = rng.randint(3, 6)
     few = [rank + 2 for rank in range(count)]
     rng.shuffle(few)  # a different number of samples on each rank
-    calls = [
+    calls: list[dict[str, Any]] = [
         {"sizes": [size * times for size in few], "channels": channels, "eps": rng.uniform(0.01, 0.5)}
         | {"seeds": _seeds(rng, count), "shift": rng.uniform(2.0, 4.0)}
         for times in (1, ROWS)
     ]
     calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})
-    ranks = ask(_normed, calls, nprocs=count)
-    for call, given in enumerate(calls):
+    results = by_call(ask(_normed, calls, nprocs=count))
+    for given, of_call in zip(calls, results, strict=True):
         inputs, weights = zip(*(_share(given, rank) for rank in range(count)), strict=True)
-        sizes, found = given["sizes"], [each[call] for each in ranks]
         whole = torch.cat(inputs).requires_grad_()
         mean, var = whole.mean(0), whole.var(0, correction=0)
-        output = (whole - mean) / (var + given["eps"]).sqrt()
-        (output * torch.cat(weights)).sum().backward()
-        right = output.detach().split(sizes)
-        last = [each[call - 1]["output"] for each in ranks] if "again" in given else []
-        yield _of_output(found, right, inputs, given, last)
-        yield _of_gradient(found, whole.grad.split(sizes), inputs, weights, given)
-    few_sent, many_sent = ([each[call]["numbers"] for each in ranks] for call in range(2))
-    rank = max(range(count), key=lambda rank: many_sent[rank] - few_sent[rank])
+        output = _by(whole, mean, var, given["eps"])
+        (gradient,) = torch.autograd.grad((output * torch.cat(weights)).sum(), whole)
+        right = output.detach().split(given["sizes"])
+        last = [result["output"] for result in results[-2]] if "again" in given else []
+        yield _of_output(of_call, right, inputs, given, last)
+        yield _of_gradient(of_call, gradient.split(given["sizes"]), inputs, weights, given)
+    few_sent, many_sent = ([result["numbers"] for result in of_call] for of_call in results[:2])
+    rank, _ = furthest(many - few for many, few in zip(many_sent, few_sent, strict=True))
     seen = f"rank {rank} sent {few_sent[rank]:,} numbers for {calls[0]['sizes'][rank]} samples, "
     seen += f"and {many_sent[rank]:,} for {calls[1]['sizes'][rank]}"
     hint = "Samples travel, or something of their number. Which few numbers say all that a mean needs?"
     yield Finding(LESS, many_sent == few_sent, seen, hint)
-    rank = max(range(count), key=lambda rank: calls[1]["sizes"][rank])
-    held = calls[1]["sizes"][rank] * channels
-    seen = f"rank {rank} had {held:,} numbers in its samples, and sent {many_sent[rank]:,}"
-    yield Finding(LESS, many_sent[rank] < held, seen, hint)
+    rank, size = furthest(calls[1]["sizes"])
+    numbers = size * channels
+    seen = f"rank {rank} had {numbers:,} numbers in its samples, and sent {many_sent[rank]:,}"
+    yield Finding(LESS, many_sent[rank] < numbers, seen, hint)
 
 
-def _share(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _share(call: dict[str, Any], rank: int) -> tuple[Tensor, Tensor]:
     """Return a rank's samples, with their own mean and spread, and the weights of its outputs in the loss."""
-    both = _drawn(call["seeds"][rank], 2, call["sizes"][rank], call["channels"])
+    both = tensor(call["seeds"][rank], (2, call["sizes"][rank], call["channels"]))
     return both[0] * (1 + rank) + call["shift"] * rank, both[1]
 
 
-def _by(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, eps: float) -> torch.Tensor:
+def _by(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     return (x - mean) / (var + eps).sqrt()
 
 
 def _of_output(
-    found: list[dict[str, Any]],
-    right: tuple[torch.Tensor, ...],
-    inputs: Any,
-    call: dict[str, Any],
-    last: list[Any],
+    results: list[Result], right: tuple[Tensor, ...], inputs: Any, call: dict[str, Any], last: list[Any]
 ) -> Finding:
-    gaps = [far(each["output"], wanted) for each, wanted in zip(found, right, strict=True)]
-    rank = max(range(len(gaps)), key=gaps.__getitem__)
-    output, wanted, eps = found[rank]["output"], right[rank], call["eps"]
-    if changed := [rank for rank, each in enumerate(found) if each["changed"]]:
+    rank, gap = furthest(far(result["output"], wanted) for result, wanted in zip(results, right, strict=True))
+    output, wanted, eps = results[rank]["output"], right[rank], call["eps"]
+    if changed := [rank for rank, result in enumerate(results) if result["changed"]]:
         seen = f"on rank {changed[0]} x holds other numbers after your call"
         return Finding(FORWARD, False, seen, "The layer before still needs what it has given you.")
     shape = list(torch.as_tensor(output).shape)
@@ -280,49 +268,33 @@ def _of_output(
     x, whole = inputs[rank], torch.cat(inputs)
     var = whole.var(0, correction=0)
     of_means, of_variances = torch.stack(means).mean(0), torch.stack(variances).mean(0)
+    own, mean = _by(x, means[rank], variances[rank], eps), whole.mean(0)
     hint = nearest(
         output,
-        (
-            _by(x, means[rank], variances[rank], eps),
-            "That is this rank's own norm. What must the others add?",
-        ),
+        (own, "That is this rank's own norm. What must the others add?"),
         (_by(x, of_means, of_variances, eps), SIZES),
         (_by(x, of_means, var, eps), SIZES),
         (_by(x, of_means, of_variances + torch.stack(means).var(0, correction=0), eps), SIZES),
-        (
-            _by(x, whole.mean(0), of_variances, eps),
-            "The mean is right. The means differ, too: that is spread.",
-        ),
-        (
-            _by(x, whole.mean(0), whole.var(0), eps),
-            "Almost: batch norm divides the squares by n, not by n - 1.",
-        ),
-        (_by(x, whole.mean(0), var, 0.0), "And eps? It stands beside the variance."),
-        ((x - whole.mean(0)) / (var.sqrt() + eps), "eps stands beside the variance, under the root."),
+        (_by(x, mean, of_variances, eps), "The mean is right. The means differ, too: that is spread."),
+        (_by(x, mean, whole.var(0), eps), "Almost: batch norm divides the squares by n, not by n - 1."),
+        (_by(x, mean, var, 0.0), "And eps? It stands beside the variance."),
+        ((x - mean) / (var.sqrt() + eps), "eps stands beside the variance, under the root."),
         ((x - whole.mean()) / (whole.var(correction=0) + eps).sqrt(), "Each channel has a mean of its own."),
-        otherwise=ROUNDED
-        if max(gaps) < ROUNDING
-        else "Three things, added up over the ranks, give the mean and the variance of the whole batch.",
+        otherwise=ROUNDED if gap < ROUNDING else THREE_THINGS,
         within=CLOSE,
     )
     if last and far(output, last[rank]) < CLOSE:
         hint = "That is what the call before it returned. x is the same tensor, with other numbers in it."
-    return Finding(FORWARD, max(gaps) < CLOSE, seen, hint)
-
-
-ROUNDING = 1e-4
-ROUNDED = "It is right to some six digits, and the samples have more. In which dtype is it counted?"
-SIZES = "The ranks count alike here, and have not equally many samples. What may be added up over ranks?"
+    return Finding(FORWARD, gap < CLOSE, seen, hint)
 
 
 def _of_gradient(
-    found: list[dict[str, Any]], right: Any, inputs: Any, weights: Any, call: dict[str, Any]
+    results: list[Result], right: Any, inputs: Any, weights: Any, call: dict[str, Any]
 ) -> Finding:
-    gaps = [far(each["gradient"], wanted) for each, wanted in zip(found, right, strict=True)]
-    rank = max(range(len(gaps)), key=gaps.__getitem__)
-    gradient = found[rank]["gradient"]
-    if gradient is None or found[rank]["error"]:
-        seen = f"on rank {rank}: {found[rank]['error'] or 'the input has no gradient'}"
+    rank, gap = furthest(far(result["gradient"], own) for result, own in zip(results, right, strict=True))
+    gradient = results[rank]["gradient"]
+    if gradient is None or results[rank]["error"]:
+        seen = f"on rank {rank}: {results[rank]['error'] or 'the input has no gradient'}"
         hint = "The output must still know how it came from the input."
         if "written into" in seen:
             hint = "Others may still need it as it is. Add up in a tensor of your own."
@@ -331,28 +303,24 @@ def _of_gradient(
     seen = f"on rank {rank} the first gradient is {gradient[0][0]:.6f}, and should be {wanted:.6f}"
     whole = torch.cat(inputs)
     scale = (whole.var(0, correction=0) + call["eps"]).rsqrt()
-    own = [each.clone().requires_grad_() for each in inputs]
+    own = [x.clone().requires_grad_() for x in inputs]
     before = sum(map(len, inputs[:rank]))
     mean, var = torch.cat(own).mean(0), torch.cat(own).var(0, correction=0)
-    (
-        _by(torch.cat(own), mean, var, call["eps"])[before : before + len(own[rank])] * weights[rank]
-    ).sum().backward()
+    normed = _by(torch.cat(own), mean, var, call["eps"])[before : before + len(own[rank])]
+    (normed * weights[rank]).sum().backward()
     hint = nearest(
         gradient,
-        (
-            scale * weights[rank],
-            "For autograd the mean and the variance were constants here. They come from x.",
-        ),
+        (scale * weights[rank], CONSTANTS),
         (own[rank].grad, "The outputs of the other ranks depend on this rank's samples, too. Who says so?"),
         otherwise="The forward pass adds up over the ranks. What does the backward pass of such a sum do?",
         within=CLOSE,
     )
-    return Finding(BACKWARD, max(gaps) < CLOSE, seen, hint)
+    return Finding(BACKWARD, gap < CLOSE, seen, hint)
 
 
 @in_group
-def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found, x, eps = dist.get_rank(), [], torch.empty(0), 0.0
+def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
+    rank, results, x, eps = dist.get_rank(), [], torch.empty(0), 0.0
     for call in calls:
         numbers, weights = _share(call, rank)
         if "again" in call:  # the same objects; the tensor has new numbers
@@ -360,11 +328,10 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             x.data.copy_(numbers)
         else:
             x, eps = numbers.requires_grad_(), call["eps"]
-        with traffic() as seen:
+        with record_traffic() as seen:
             output = answer(x, eps)
             changed = not torch.equal(x, _share(call, rank)[0])
-            if not isinstance(output, torch.Tensor):
-                raise Refused(f"whole_norm(x, eps) returns a tensor; it returned {told(output)}")
+            refuse_unless(isinstance(output, Tensor), "whole_norm(x, eps) returns a tensor", output)
             error = ""
             if output.shape == weights.shape:
                 given = weights.clone()
@@ -374,20 +341,20 @@ def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     output.backward(given)
                 except RuntimeError as raised:
                     error = reason(raised)
-                if not all(torch.equal(*each) for each in passed):
+                if not all(torch.equal(*pair) for pair in passed):
                     error = "your backward pass has written into the gradient that it was given"
         sent = sum(count for _, count in seen.calls) + seen.put
-        found.append({"output": output, "gradient": x.grad, "error": error, "numbers": sent})
-        found[-1]["changed"] = changed
-    return found
+        results.append({"output": output, "gradient": x.grad, "error": error, "numbers": sent})
+        results[-1]["changed"] = changed
+    return results
 
 
-def _passed_to_functions(node: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _passed_to_functions(node: Any) -> list[tuple[Tensor, Tensor]]:
     """Return a list that a backward pass fills with each gradient given to a Python Function, and a copy."""
-    passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+    passed: list[tuple[Tensor, Tensor]] = []
 
-    def note(gradients: tuple[torch.Tensor | None, ...]) -> None:
-        passed.extend((each, each.clone()) for each in gradients if each is not None)
+    def note(gradients: tuple[Tensor | None, ...]) -> None:
+        passed.extend((gradient, gradient.clone()) for gradient in gradients if gradient is not None)
 
     seen, ahead = set(), [node]
     while ahead:
@@ -405,13 +372,17 @@ def _passed_to_functions(node: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 MEAN = "every norm has the mean of all that the ranks have seen"
 VARIANCE = "and its variance"
 ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
+SUM = "That is the sum over the ranks."
+ONE_HEAP = "Think of all samples of all ranks in one heap, each rank's as large as the others'."
+NO_SPREAD = "That is how far the means lie apart. Each rank's own spread is missing."
+HELD = "a buffer that somebody held before"
 
 
 class _Own(nn.BatchNorm2d):
     """A subclass such as lesson 12 makes."""
 
 
-KINDS = {each.__name__: each for each in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
+KINDS: dict[str, type] = {norm.__name__: norm for norm in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
 KINDS |= {"SyncBatchNorm": nn.SyncBatchNorm, "a class made from BatchNorm2d": _Own}
 
 
@@ -425,12 +396,9 @@ class _Block(nn.Module):
 
 
 @question("12.3", "pool_statistics(model)", {MEAN: 1, VARIANCE: 1, ONCE: 1}, rests={ONCE: MEAN})
-def pool_statistics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_pools, ask, rng))
-
-
-def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
-    calls = []
+@with_two_world_sizes()
+def pool_statistics(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
+    calls: list[dict[str, Any]] = []
     for _ in range(2):
         kinds = [*rng.sample(list(KINDS), len(KINDS)), *rng.sample(list(KINDS), rng.randint(0, 2))]
         channels = rng.sample(range(2, 9), len(kinds))
@@ -438,140 +406,126 @@ def _of_pools(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})
     alone = {"kinds": rng.sample(list(KINDS), 1), "channels": [rng.randint(2, 8)], "alone": True}
     calls.append(alone | {"seeds": _seeds(rng, count)})  # a model that is a norm itself
-    ranks = ask(_pooled, calls, nprocs=count)
-    for call, given in enumerate(calls):
-        found = [each[call] for each in ranks]
-        means, variances = zip(*(_seen_by(given, rank) for rank in range(count)), strict=True)
-        means, variances = torch.stack(means), torch.stack(variances)
+    for given, results in zip(calls, by_call(ask(_pooled, calls, nprocs=count)), strict=True):
+        both = zip(*(_seen_by(given, rank) for rank in range(count)), strict=True)
+        means, variances = map(torch.stack, both)
         mean = means.mean(0)
         of_variances = variances.mean(0)
         var = of_variances + means.var(0, correction=0)
-        yield _of_pooled(MEAN, found, "means", mean, means, [(mean * count, SUM)], given)
+        yield _of_pooled(MEAN, results, "means", mean, means, [(mean * count, SUM)], given)
         known = [
             (of_variances, "That is the mean of the variances. The ranks' means lie apart, too."),
             (of_variances + means.var(0), "Almost. How many means are there, and by what is it divided?"),
             (of_variances + mean**2, "Nearly: of the mean square, the square of the mean is taken off."),
-            (
-                means.var(0, correction=0),
-                "That is how far the means lie apart. Each rank's own spread is missing.",
-            ),
+            (means.var(0, correction=0), NO_SPREAD),
         ]
-        yield _of_pooled(VARIANCE, found, "variances", var, variances, known, given)
-        meetings = max(each["meetings"] for each in found)
-        changed = [each["changed"] for each in found if each["changed"]]
+        yield _of_pooled(VARIANCE, results, "variances", var, variances, known, given)
+        meetings = max(result["meetings"] for result in results)
+        changed = [result["changed"] for result in results if result["changed"]]
         seen = f"a rank called {meetings} collectives for {len(given['kinds'])} norms"
         hint = "What can be laid end to end can travel together: numbers of several norms, of both kinds."
         if changed:
-            seen, hint = (
-                f"{changed[0][0]} is another now",
-                "Only what a norm has noted of its batches is asked for.",
-            )
+            seen = f"{changed[0][0]} is another now"
+            hint = "Only what a norm has noted of its batches is asked for."
             if changed[0] == [HELD]:
                 seen = f"{HELD} no longer has the model's numbers"
-                hint = (
-                    "The norm has another tensor now. Who holds the one before, as DDP does, cannot know it."
-                )
+                hint = "The norm has another tensor now. "
+                hint += "Who holds the one before, as DDP does, cannot know it."
         yield Finding(ONCE, meetings <= 1 and not changed, seen, hint)
 
 
-SUM = "That is the sum over the ranks."
-HELD = "a buffer that somebody held before"
-
-
 def _of_pooled(
-    what: str, found: Any, key: str, right: torch.Tensor, had: torch.Tensor, known: Any, call: dict[str, Any]
+    what: str, results: Any, key: str, right: Tensor, had: Tensor, known: Any, call: dict[str, Any]
 ) -> Finding:
-    gaps = [far(each[key], right) for each in found]
-    rank = max(range(len(gaps)), key=gaps.__getitem__)
-    now = torch.as_tensor(found[rank][key], dtype=torch.float64)
-    place = int((now - right).abs().nan_to_num(float("inf")).argmax())
+    gaps = [far(result[key], right) for result in results]
+    rank, gap = furthest(gaps)
+    now = torch.as_tensor(results[rank][key], dtype=torch.float64)
+    place = place_of_furthest(now, right)
     seen = f"one of rank {rank}'s {key} is {now[place]:.5f}, and should be {right[place]:.5f}"
-    apart = zip(now.split(call["channels"]), right.split(call["channels"]), strict=True)
-    done = [far(a, b) < CLOSE for a, b in apart]
+    by_norm = zip(now.split(call["channels"]), right.split(call["channels"]), strict=True)
+    done = [far(got, wanted) < CLOSE for got, wanted in by_norm]
     if any(done) and not all(done):
         kinds = [kind for kind, ok in zip(call["kinds"], done, strict=True) if ok]
         others = [kind for kind, ok in zip(call["kinds"], done, strict=True) if not ok]
         hint = "Some norms are done and others are not. Which kinds are there, and how deep do they lie?"
         seen += f"; right: {', '.join(kinds)}; not right: {', '.join(others)}"
-    elif all(far(each[key], had[0]) < CLOSE for each in found):
+    elif all(far(result[key], had[0]) < CLOSE for result in results):
         hint = "That is rank 0's, on every rank. What have the others seen?"
-    elif any(gap < CLOSE for gap in gaps):
+    elif min(gaps) < CLOSE:
         hint = "Some ranks have it, and others do not. Does each of them get the result?"
     else:
         hint = nearest(
             now,
             (had[rank], "Nothing has changed. The new values must get into the model's own buffers."),
             *known,
-            otherwise=ROUNDED
-            if max(gaps) < ROUNDING
-            else "Think of all samples of all ranks in one heap, each rank's as large as the others'.",
+            otherwise=ROUNDED if gap < ROUNDING else ONE_HEAP,
             within=CLOSE,
         )
-    return Finding(what, max(gaps) < CLOSE, seen, hint)
+    return Finding(what, gap < CLOSE, seen, hint)
 
 
-def _seen_by(call: dict[str, Any], rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _seen_by(call: dict[str, Any], rank: int) -> tuple[Tensor, Tensor]:
     """Draw the running means and variances of all norms of a rank, each in one flat tensor."""
-    both = _drawn(call["seeds"][rank], 2, sum(call["channels"]))
+    both = tensor(call["seeds"][rank], (2, sum(call["channels"])))
     return both[0] * 3 + rank, both[1].abs() + 0.1
 
 
 def _model(call: dict[str, Any]) -> nn.Module:
     if "alone" in call:
         return KINDS[call["kinds"][0]](call["channels"][0]).double()
-    blocks = [_Block(*each) for each in zip(call["channels"], call["kinds"], strict=True)]
+    blocks = [_Block(*block) for block in zip(call["channels"], call["kinds"], strict=True)]
     return nn.Sequential(nn.ModuleDict({f"stage{i}": block for i, block in enumerate(blocks)})).double()
 
 
 def _norms(model: nn.Module) -> list[Any]:
-    return [
-        each
-        for each in model.modules()
-        if isinstance(each, tuple(KINDS.values())) and each.running_mean is not None
-    ]
+    norms = (module for module in model.modules() if isinstance(module, tuple(KINDS.values())))
+    return [norm for norm in norms if norm.running_mean is not None]
 
 
 @in_group
-def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    rank, found = dist.get_rank(), []
+def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
+    rank, results = dist.get_rank(), []
     for call in calls:
         if "again" not in call:  # else the same model, after more batches
             model = _model(call)
         torch.manual_seed(call["seeds"][rank] % 2**31)
-        for each in model.parameters():
-            nn.init.normal_(each)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
         for norm, mean, var in zip(
-            _norms(model), *(each.split(call["channels"]) for each in _seen_by(call, rank)), strict=True
+            _norms(model),
+            *(statistics.split(call["channels"]) for statistics in _seen_by(call, rank)),
+            strict=True,
         ):
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(var)
             norm.num_batches_tracked += 7 + rank
-        for name, each in model.named_buffers():
+        for name, buffer in model.named_buffers():
             if name.endswith("table"):
-                each.normal_()
+                buffer.normal_()
         if "alone" not in call:
-            model[0]["stage0"].eval()  # as in fine-tuning with frozen norms
-        modes = [each.training for each in model.modules()]
-        held = dict(model.named_buffers())  # as DDP holds them
-        before = {name: each.clone() for name, each in model.state_dict().items()}
-        with traffic() as seen:
+            model.get_submodule("0.stage0").eval()  # as in fine-tuning with frozen norms
+        modes = [module.training for module in model.modules()]
+        buffers = dict(model.named_buffers())  # as DDP holds them
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with record_traffic() as seen:
             answer(model)
         meetings = len(seen.calls) + seen.stored
         changed = [
             name
-            for name, each in model.state_dict().items()
+            for name, value in model.state_dict().items()
             if not name.endswith(("running_mean", "running_var"))
-            and (name not in before or not torch.equal(each, before[name]))
+            and (name not in before or not torch.equal(value, before[name]))
         ]
-        if modes != [each.training for each in model.modules()]:
+        if modes != [module.training for module in model.modules()]:
             changed.append("a module's mode, train or eval,")
-        if any(not torch.equal(each, held[name]) for name, each in model.named_buffers() if name in held):
+        now = dict(model.named_buffers())
+        if any(not torch.equal(now[name], buffer) for name, buffer in buffers.items() if name in now):
             changed.append(HELD)
         means, variances = (
-            torch.cat([getattr(each, of).detach().flatten() for each in _norms(model)])
+            torch.cat([getattr(norm, of).detach().flatten() for norm in _norms(model)])
             for of in ("running_mean", "running_var")
         )
         if len(means) != sum(call["channels"]) or len(variances) != len(means):
             raise Refused("the running statistics of a norm have another shape now")
-        found.append({"means": means, "variances": variances, "meetings": meetings, "changed": changed})
-    return found
+        results.append({"means": means, "variances": variances, "meetings": meetings, "changed": changed})
+    return results

@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from ..asking import Ask, Finding, Refused, far, in_group, nearest, number, question, told
+from ..in_rank.work import in_group, refuse_unless
+from ..judging import Faults, by_call, far, first_fault, furthest, nearest
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number, told
 
 CLOSE = 1e-11  # relative; the numbers are float64
 SEVEN_DIGITS = "That is right to seven digits, which is what float32 keeps. Which dtype keeps sixteen?"
@@ -22,17 +25,11 @@ Counts = list[list[tuple[int, int]]]  # by epoch and rank: samples that are righ
 def _two_numbers(rng: random.Random) -> tuple[int, int]:
     """Draw two different world sizes, so that an answer with one of them hard-coded is wrong."""
     first = rng.randint(2, 5)
-    return first, rng.choice([each for each in (3, 4, 5) if each != first])
+    return first, rng.choice([count for count in (3, 4, 5) if count != first])
 
 
 def _is(value: Any, right: float, within: float = CLOSE) -> bool:
     return far(value, right) <= within * max(1.0, abs(right))
-
-
-def _worst(values: Sequence[Any], right: float) -> int:
-    """Return the rank with the value furthest from the right one."""
-    gaps = [far(value, right) for value in values]
-    return gaps.index(max(gaps))
 
 
 def _numbers(values: Sequence[Any], what: str) -> None:
@@ -53,20 +50,20 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ranks, others = _two_numbers(rng)
     order = rng.sample(range(ranks), ranks)  # a rank with more of them has more in each case
     few, many = (_losses(rng, order, least) for least in (2, 90))
-    found = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank and case: the value, the number of calls
-    for i, losses in enumerate([few, many, few, many]):
-        yield _of_means(UNEVEN, [each[i][0] for each in found], losses, again=i > 1)
-    grows = max(each[1][1] - each[0][1] for each in found)
-    calls = max(each[1][1] for each in found)
-    seen = f"{sum(map(len, few))} batches in all took {max(each[0][1] for each in found)} collectives, "
+    results = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank and turn: the value, the number of calls
+    for turn, (losses, of_turn) in enumerate(zip([few, many, few, many], by_call(results), strict=True)):
+        yield _of_means(UNEVEN, [value for value, _ in of_turn], losses, again=turn > 1)
+    grows = max(turns[1][1] - turns[0][1] for turns in results)
+    calls = max(turns[1][1] for turns in results)
+    seen = f"{sum(map(len, few))} batches in all took {max(turns[0][1] for turns in results)} collectives, "
     seen += f"{sum(map(len, many))} took {calls}"
     hint = "Which numbers has a rank to add up by itself, before it talks to the others?"
     yield Finding(ONCE, grows <= 0 and calls > 0, seen, hint)
     empty, few = (_losses(rng, range(others), 2) for _ in range(2))
     empty[rng.randrange(others)] = []
-    found = ask(_mean_losses, [empty, few], nprocs=others)
-    yield _of_means(NOTHING, [each[0][0] for each in found], empty)
-    yield _of_means(NOTHING, [each[1][0] for each in found], few)
+    results = ask(_mean_losses, [empty, few], nprocs=others)
+    for losses, of_turn in zip([empty, few], by_call(results), strict=False):
+        yield _of_means(NOTHING, [value for value, _ in of_turn], losses)
 
 
 def _losses(rng: random.Random, order: Sequence[int], least: int) -> list[list[float]]:
@@ -79,11 +76,10 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
     _numbers(values, "mean_loss(losses) returns a number")
     total, count = sum(map(sum, losses)), sum(map(len, losses))
     right, lengths = total / count, list(map(len, losses))
-    rank = _worst(values, right)
-    own = [sum(each) / max(1, len(each)) for each in losses]
-    seen = (
-        f"the ranks had {lengths} batches, with the mean {right:.9f}; rank {rank} returned {values[rank]:.9f}"
-    )
+    rank, _ = furthest(far(value, right) for value in values)
+    own = [sum(numbers) / max(1, len(numbers)) for numbers in losses]
+    seen = f"the ranks had {lengths} batches, with the mean {right:.9f}; "
+    seen += f"rank {rank} returned {values[rank]:.9f}"
     hint = "The mean over all is one sum divided by one count. Of what?"
     if far(values[rank], right) < 1e-5:
         hint = SEVEN_DIGITS
@@ -94,7 +90,7 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
     else:
         hint = nearest(
             values[rank],
-            *((each, "That is one rank's own mean. What of the others' batches?") for each in own),
+            *((mean, "That is one rank's own mean. What of the others' batches?") for mean in own),
             (sum(own) / len(own), "Each rank counts alike there, and each batch should. Divide later."),
             (total, "That is the sum. Divided by how many?"),
             (total / len(losses), "That is divided by the number of ranks. Of what is it the mean?"),
@@ -107,15 +103,15 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
 
 @in_group
 def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int]]:
-    found, mine = [], [losses[dist.get_rank()] for losses in cases]
+    results, mine = [], [losses[dist.get_rank()] for losses in cases]
     for turn, losses in enumerate([*mine, mine[0], mine[0]]):
         if turn == len(mine) + 1:  # the same list, with new numbers
             losses[:] = mine[1]
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             value = answer(losses)
         calls = sum(event.name.startswith("c10d::") for event in profiler.events())
-        found.append((number(value), calls))
-    return found
+        results.append((number(value), calls))
+    return results
 
 
 # --- 13.2 -------------------------------------------------------------------------------------------------
@@ -136,13 +132,11 @@ def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     judged = [rng.randint(20, 40) for _ in range(ranks)]
     for start in (1, 0):  # better in every epoch, to the last; then with nothing right in the first
         cases.append([[(epoch + start, n) for n in judged] for epoch in range(EPOCHS)])
-    found = ask(_trained, cases, nprocs=ranks)
-    for i, counts in enumerate(cases):
-        yield from _of_stops([each[i] for each in found], counts, STOP, BEST)
+    for counts, results in zip(cases, by_call(ask(_trained, cases, nprocs=ranks)), strict=True):
+        yield from _of_stops(results, counts, STOP, BEST)
     cases = [_counts(rng, others, empty=rng.randrange(others)) for _ in range(2)]
-    found = ask(_trained, cases, nprocs=others)
-    for i, counts in enumerate(cases):
-        yield from _of_stops([each[i] for each in found], counts, NO_SHARD, NO_SHARD)
+    for counts, results in zip(cases, by_call(ask(_trained, cases, nprocs=others)), strict=True):
+        yield from _of_stops(results, counts, NO_SHARD, NO_SHARD)
 
 
 def _stop(accuracies: list[float], only_if_worse: bool = False) -> tuple[int, float]:
@@ -156,15 +150,15 @@ def _stop(accuracies: list[float], only_if_worse: bool = False) -> tuple[int, fl
 
 
 def _over_all(counts: Counts) -> list[float]:
-    return [sum(right for right, _ in each) / sum(judged for _, judged in each) for each in counts]
+    return [sum(right for right, _ in epoch) / sum(judged for _, judged in epoch) for epoch in counts]
 
 
 def _own(counts: Counts, rank: int) -> list[float]:
-    return [each[rank][0] / max(1, each[rank][1]) for each in counts]
+    return [epoch[rank][0] / max(1, epoch[rank][1]) for epoch in counts]
 
 
 def _of_means_of(counts: Counts) -> list[float]:
-    return [sum(right / max(1, judged) for right, judged in each) / len(each) for each in counts]
+    return [sum(right / max(1, judged) for right, judged in epoch) / len(epoch) for epoch in counts]
 
 
 def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None = None) -> Counts:
@@ -189,17 +183,17 @@ def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None
             return counts
 
 
-def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str) -> Iterator[Finding]:
+def _of_stops(results: list[Result], counts: Counts, stop: str, best_: str) -> Iterator[Finding]:
     accuracies = _over_all(counts)
     epochs, best = _stop(accuracies)
-    trained = [each["trained"] for each in found]
-    said = [each["epochs"] for each in found]
-    shown = ", ".join(f"{each:.4f}" for each in accuracies[: epochs + 1])
-    seen = (
-        f"the accuracies over all ranks were {shown}; the ranks trained {trained} epochs, and it is {epochs}"
-    )
+    trained = [result["trained"] for result in results]
+    said = [result["epochs"] for result in results]
+    shown = ", ".join(f"{accuracy:.4f}" for accuracy in accuracies[: epochs + 1])
+    seen = f"the accuracies over all ranks were {shown}; "
+    seen += f"the ranks trained {trained} epochs, and it is {epochs}"
     rank_0 = _stop(_own(counts, 0))[0]
     of_means = _stop(_of_means_of(counts))[0]
+    hint = "On which number do all ranks decide, and is it the accuracy of all samples together?"
     if trained == [epochs] * len(trained) and said != trained:
         seen = f"the ranks trained {epochs} epochs, and returned {said} as their number"
         hint = "How many epochs were trained, when the first one has the number 0?"
@@ -213,17 +207,15 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
         hint = "The mean of the ranks' accuracies decided. Their shards have different sizes."
     elif trained[0] == EPOCHS:
         hint = "They never stopped. What is compared with what?"
-    else:
-        hint = "On which number do all ranks decide, and is it the accuracy of all samples together?"
     right = trained == [epochs] * len(trained) and said == trained
     yield Finding(stop, right, seen, hint)
-    for rank, each in enumerate(found):
-        seen = f"{epochs} epochs were trained, and rank {rank} called validate for {each['validated']}"
+    for rank, result in enumerate(results):
+        seen = f"{epochs} epochs were trained, and rank {rank} called validate for {result['validated']}"
         hint = "Each call goes through all the rank's samples. How often is that needed after an epoch?"
-        yield Finding(stop, not right or each["validated"] == list(range(epochs)), seen, hint)
-    values = [each["best"] for each in found]
+        yield Finding(stop, not right or result["validated"] == list(range(epochs)), seen, hint)
+    values = [result["best"] for result in results]
     _numbers(values, "train_until(…) returns the number of epochs and the best accuracy, two numbers")
-    rank = _worst(values, best)
+    rank, _ = furthest(far(value, best) for value in values)
     seen = f"the best accuracy over all ranks was {best:.9f}; rank {rank} returned {values[rank]:.9f}"
     hint = "Once the ranks stop where they should, look at this again."
     if right:
@@ -239,8 +231,9 @@ def _of_stops(found: list[dict[str, Any]], counts: Counts, stop: str, best_: str
 
 
 @in_group
-def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
-    rank, found = dist.get_rank(), []
+def _trained(answer: Any, cases: list[Counts]) -> list[Result]:
+    rank = dist.get_rank()
+    results: list[Result] = []
     trained: list[int] = []
     validated: list[int] = []
     accuracies: Counts = []
@@ -260,12 +253,11 @@ def _trained(answer: Any, cases: list[Counts]) -> list[dict[str, Any]]:
         accuracies[:] = counts
         value = answer(train_epoch, validate, len(counts))
         if not isinstance(value, tuple | list) or len(value) != 2:
-            raise Refused(
-                f"train_until(…) returns two numbers, epochs and accuracy; it returned {told(value)}"
-            )
-        found.append({"trained": len(trained), "epochs": number(value[0]), "best": number(value[1])})
-        found[-1]["validated"] = list(validated)
-    return found
+            asked = "train_until(…) returns two numbers, epochs and accuracy"
+            raise Refused(f"{asked}; it returned {told(value)}")
+        results.append({"trained": len(trained), "epochs": number(value[0]), "best": number(value[1])})
+        results[-1]["validated"] = list(validated)
+    return results
 
 
 # --- 13.3 -------------------------------------------------------------------------------------------------
@@ -279,87 +271,81 @@ NAMES = ["accuracy", "error", "loss", "norm", "right", "samples", "seconds", "to
 def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ranks, others = _two_numbers(rng)
     cases = [_metrics(rng, ranks, rng.sample(NAMES, count), lacking=0) for count in (4, 6)]
-    found = ask(_summed, cases, nprocs=ranks)
-    for i, metrics in enumerate([*cases, cases[0], cases[1]]):
-        yield _of_sums(ORDER, [each[i] for each in found], metrics, again=i > 1)
+    results = by_call(ask(_summed, cases, nprocs=ranks))
+    for turn, (metrics, of_turn) in enumerate(zip(cases * 2, results, strict=True)):
+        yield first_fault(ORDER, _of_sums(of_turn, metrics, again=turn > 1))
     cases = [_metrics(rng, others, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
-    found = ask(_summed, cases, nprocs=others)
-    missing = [_of_sums(MISSING, [each[i] for each in found], metrics) for i, metrics in enumerate(cases)]
-    if all(each.ok for each in missing):  # otherwise it may hang here, and tell less
+    results = by_call(ask(_summed, cases, nprocs=others))
+    missing = [first_fault(MISSING, _of_sums(*both)) for both in zip(results, cases, strict=False)]
+    if all(finding.ok for finding in missing):  # otherwise it may hang here, and tell less
         cases[0][rng.randrange(others)] = []  # a rank without any name
-        found = ask(_summed, cases[:1], nprocs=others)
-        missing.append(_of_sums(MISSING, [each[0] for each in found], cases[0]))
+        results = by_call(ask(_summed, cases[:1], nprocs=others))
+        missing.append(first_fault(MISSING, _of_sums(results[0], cases[0])))
     yield from missing
 
 
 def _metrics(rng: random.Random, ranks: int, names: list[str], lacking: int) -> list[list[tuple[str, float]]]:
     """Draw each rank's pairs, in an order of its own; ranks lack names, and some name is on one rank only."""
     while True:
-        held = [rng.sample(names, len(names) - lacking) for _ in range(ranks)]
-        everywhere = set(held[0]).intersection(*map(set, held))
-        if set().union(*map(set, held)) != set(names) or (lacking and len(everywhere) == len(held[0])):
+        own = [rng.sample(names, len(names) - lacking) for _ in range(ranks)]
+        everywhere = set(own[0]).intersection(*map(set, own))
+        if set().union(*map(set, own)) != set(names) or (lacking and len(everywhere) == len(own[0])):
             continue
-        if lacking and not any(sum(name in each for each in held) == 1 for name in names):
+        if lacking and not any(sum(name in of_rank for of_rank in own) == 1 for name in names):
             continue
-        if len({tuple(each) for each in held}) > 1:
-            return [[(name, rng.uniform(-1000, 1000)) for name in each] for each in held]
+        if len({tuple(of_rank) for of_rank in own}) > 1:
+            return [[(name, rng.uniform(-1000, 1000)) for name in of_rank] for of_rank in own]
 
 
-def _of_sums(
-    what: str, found: list[dict[str, Any]], metrics: list[list[tuple[str, float]]], again: bool = False
-) -> Finding:
+def _of_sums(results: list[Result], metrics: list[list[tuple[str, float]]], again: bool = False) -> Faults:
     right: dict[str, float] = {}
-    for name, value in (pair for each in metrics for pair in each):
+    for name, value in (pair for own in metrics for pair in own):
         right[name] = right.get(name, 0.0) + value
-    for rank, (sums, stays) in enumerate((each["sums"], each["stays"]) for each in found):
-        own = dict(metrics[rank])
-        if not stays:
+    for rank, (result, own) in enumerate(zip(results, map(dict, metrics), strict=True)):
+        sums = result["sums"]
+        if not result["stays"]:
             seen = f"on rank {rank} `metrics` has other names or numbers after your call"
-            return Finding(what, False, seen, "Whoever gave it to you goes on counting in it.")
-        if lost := [name for name in right if name not in sums]:
-            seen = f"rank {rank} returned nothing for {lost[0]!r}"
-            hint = "A rank cannot know the names of the others by itself. Who tells it?"
-            return Finding(what, False, seen, hint)
-        if more := [name for name in sums if name not in right]:
-            seen = f"rank {rank} returned {more[0]!r}, which no rank has"
-            return Finding(what, False, seen, "Which names are there, over all ranks?")
+            yield seen, "Whoever gave it to you goes on counting in it."
+        for name in (name for name in right if name not in sums):
+            seen = f"rank {rank} returned nothing for {name!r}"
+            yield seen, "A rank cannot know the names of the others by itself. Who tells it?"
+        for name in (name for name in sums if name not in right):
+            seen = f"rank {rank} returned {name!r}, which no rank has"
+            yield seen, "Which names are there, over all ranks?"
         for name, value in right.items():
             if _is(sums[name], value, 1e-12 * 1000):
                 continue
             shown = sums[name] if isinstance(sums[name], str) else f"{sums[name]:.6f}"
-            seen = f"the sum of {name!r} is {value:.6f}; rank {rank} returned {shown}"
+            hint = "Numbers of different names were added up. By what does a collective know its partner?"
             if far(sums[name], value) < 1e-3:
                 hint = SEVEN_DIGITS
             elif again:
                 hint = "The same dict came a second time. What do you keep of the first?"
             elif far(sums[name], own.get(name, 0.0)) < 1e-9:
                 hint = "That is the rank's own. What of the others?"
-            else:
-                hint = "Numbers of different names were added up. By what does a collective know its partner?"
-            return Finding(what, False, seen, hint)
-    return Finding(what, True)
+            yield f"the sum of {name!r} is {value:.6f}; rank {rank} returned {shown}", hint
 
 
 @in_group
-def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[dict[str, Any]]:
-    found, mine = [], [dict(map(tuple, metrics[dist.get_rank()])) for metrics in cases]
+def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[Result]:
+    results, mine = [], [dict(metrics[dist.get_rank()]) for metrics in cases]
     for turn, metrics in enumerate([*mine, mine[0], mine[0]]):
         if turn == len(mine) + 1:  # the same dict, with other numbers in it
             metrics.clear()
-            metrics.update(map(tuple, cases[-1][dist.get_rank()]))
+            metrics.update(cases[-1][dist.get_rank()])
         before = list(metrics.items())
         value = answer(metrics)
-        if not isinstance(value, dict):
-            raise Refused(f"sum_metrics(metrics) returns a dict; it returned {told(value)}")
-        sums = {str(name): number(each) for name, each in value.items()}
-        found.append({"sums": sums, "stays": list(metrics.items()) == before})
-    return found
+        refuse_unless(isinstance(value, dict), "sum_metrics(metrics) returns a dict", value)
+        sums = {str(name): number(metric) for name, metric in value.items()}
+        results.append({"sums": sums, "stays": list(metrics.items()) == before})
+    return results
 
 
 # --- 13.4 -------------------------------------------------------------------------------------------------
 
 WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
 FAILS = "where it fails on some ranks, every rank returns None, and the next call is right again"
+OUT_OF_STEP = "The call before has left the ranks out of step. Does every rank make the same calls in it?"
 
 
 class _Failure(Exception):
@@ -373,15 +359,13 @@ def all_or_none(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases[1][:2] = rng.sample([0.0, -1.0], 2)
     for case, value in zip(cases[2:], (math.inf, math.nan), strict=True):
         case[rng.randrange(ranks)] = value
-    found = ask(_worked, cases, nprocs=ranks)
-    for i, values in enumerate(cases):
-        yield _of_works(WELL, [each[i] for each in found], values)
+    for values, results in zip(cases, by_call(ask(_worked, cases, nprocs=ranks)), strict=True):
+        yield first_fault(WELL, _of_works(WELL, results, values))
     one = rng.randrange(others)
     some = [rank for rank in range(others) if rank != one]
     cases = [_works(rng, others, failing) for failing in ([one], [], some, range(others), [])]
-    found = ask(_worked, cases, nprocs=others)
-    for i, values in enumerate(cases):
-        yield _of_works(FAILS, [each[i] for each in found], values)
+    for values, results in zip(cases, by_call(ask(_worked, cases, nprocs=others)), strict=True):
+        yield first_fault(FAILS, _of_works(FAILS, results, values))
 
 
 def _works(rng: random.Random, ranks: int, failing: Sequence[int]) -> list[float | None]:
@@ -389,32 +373,25 @@ def _works(rng: random.Random, ranks: int, failing: Sequence[int]) -> list[float
     return [None if rank in failing else rng.uniform(-100, 100) for rank in range(ranks)]
 
 
-def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]) -> Finding:
+def _of_works(what: str, results: list[Result], values: list[float | None]) -> Faults:
     failing = [rank for rank, value in enumerate(values) if value is None]
-    numbers = [value for value in values if value is not None]
-    for rank, each in enumerate(found):
-        value, calls = each["value"], each["calls"]
+    right = sum(value for value in values if value is not None)
+    for rank, result in enumerate(results):
+        value, calls = result["value"], result["calls"]
         if calls != 1:
-            seen = f"rank {rank} called work() {calls} times"
             hint = "It may take an hour: call it once."
             if calls == 0:
                 hint = "It may be the same function as before. What it returns may be something else now."
-            return Finding(what, False, seen, hint)
-        if failing:
-            if value is None:
-                continue
-            seen = f"the work failed on the ranks {failing}; rank {rank} returned {value}"
+            yield f"rank {rank} called work() {calls} times", hint
+        if failing and value is not None:
             hint = "Does this rank know that another one has failed, when it decides what to return?"
-            if not isinstance(value, str) and far(value, sum(numbers)) < 1e-6:
+            if not isinstance(value, str) and far(value, right) < 1e-6:
                 hint = "That adds up those who were well. None is asked for, on all ranks."
-            return Finding(what, False, seen, hint)
-        right = sum(numbers)
-        if value == right or str(value) == str(right):  # inf, or nan
+            yield f"the work failed on the ranks {failing}; rank {rank} returned {value}", hint
+        if failing or value == right or str(value) == str(right):  # inf, or nan
             continue
         if value is not None and _is(value, right, 1e-12 * 1000):
             continue
-        seen = f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned "
-        seen += str(value) if value is None or isinstance(value, str) else f"{value:.9f}"
         hint = "Every rank is well, whatever its number is: 0 is one, too. What does their sum need?"
         if value is not None and far(value, right) < 1e-3:
             hint = SEVEN_DIGITS
@@ -423,16 +400,14 @@ def _of_works(what: str, found: list[dict[str, Any]], values: list[float | None]
         elif not math.isfinite(right):
             hint = "That is a number, too, which work() returned. What else tells you that it has failed?"
         elif what == FAILS:
-            hint = (
-                "The call before has left the ranks out of step. Does every rank make the same calls in it?"
-            )
-        return Finding(what, False, seen, hint)
-    return Finding(what, True)
+            hint = OUT_OF_STEP
+        shown = str(value) if value is None or isinstance(value, str) else f"{value:.9f}"
+        yield f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned {shown}", hint
 
 
 @in_group
-def _worked(answer: Any, cases: list[list[float | None]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _worked(answer: Any, cases: list[list[float | None]]) -> list[Result]:
+    results: list[Result] = []
     calls: list[int] = []
 
     def work() -> float:  # the same function object in each call, as in a training
@@ -445,5 +420,5 @@ def _worked(answer: Any, cases: list[list[float | None]]) -> list[dict[str, Any]
         mine = values[dist.get_rank()]
         calls.clear()
         value = answer(work)
-        found.append({"value": None if value is None else number(value), "calls": len(calls)})
-    return found
+        results.append({"value": None if value is None else number(value), "calls": len(calls)})
+    return results

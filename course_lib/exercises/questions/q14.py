@@ -13,19 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..asking import (
-    Ask,
-    Finding,
-    Refused,
-    far,
-    in_group,
-    nearest,
-    question,
-    the_number,
-    told,
-)
-from ..drawn import with_two_numbers
-from ..traffic import STARTS, STORES
+from ..in_rank.traffic import STARTS, STORES
+from ..in_rank.work import in_group, the_number
+from ..judging import by_call, far, first_wrong, furthest, nearest, with_two_world_sizes
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import told
 
 Stretch = tuple[float, float]
 ONCE_MORE = "with the same lists once more it returned"
@@ -42,6 +34,10 @@ QUEUE = "a bucket waits until the one before it is through"
 CLOSE = 1e-9  # relative
 ARGUMENTS = ("forward", "backward", "buckets", "ranks", "alpha", "beta")
 Case = dict[str, Any]  # the arguments of step_seconds
+HOW_OFTEN = "The bytes are right. How often is α paid in a ring?"
+LAST_ALONE = "Only the last bucket is left over there. What if the ones before it are still under way?"
+TOO_EARLY = "The last bucket is hidden there as well, or one leaves before its gradients. When is each ready?"
+ONE_LINK = "All travel at once there, each at full speed. There is one link."
 
 
 @question(
@@ -59,8 +55,8 @@ def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for what, case in cases:
         if what == MESSAGES:
             case["then"] = [rng.randint(10**5, 10**6) for _ in case["buckets"]]
-    (found,) = ask(_steps, [case for _, case in cases])
-    for (what, case), ((got, again, *then), kept) in zip(cases, found, strict=True):
+    (results,) = ask(_steps, [case for _, case in cases])
+    for (what, case), ((got, again, *then), kept) in zip(cases, results, strict=True):
         right = _step(case)
         seen = f"{len(case['buckets'])} buckets, {case['ranks']} ranks, forward {case['forward']:.4f} s,"
         seen += f" backward {case['backward']:.4f} s: it takes {right:.6f} s, and {got:.6f} s came out"
@@ -75,14 +71,9 @@ def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _case(rng: random.Random, what: str, ranks: int) -> Case:
     buckets = [rng.randint(10**5, 10**6) * rng.choice((1, 3, 8)) for _ in range(rng.randint(4, 7))]
-    case = {
-        "forward": 0.0,
-        "backward": 1e-15,  # practically none, but safe to divide by
-        "buckets": buckets,
-        "ranks": ranks,
-        "alpha": rng.uniform(1e-5, 1e-4),
-        "beta": rng.uniform(0.2e-9, 1e-9),
-    }
+    case: Case = {"forward": 0.0, "backward": 1e-15}  # practically none, but safe to divide by
+    case |= {"buckets": buckets, "ranks": ranks}
+    case |= {"alpha": rng.uniform(1e-5, 1e-4), "beta": rng.uniform(0.2e-9, 1e-9)}
     rings = [_ring(case, size) for size in buckets]
     if what == BEHIND:  # each bucket is through before the next one is ready
         pace = max(ring / size for ring, size in zip(rings, buckets[1:], strict=False))
@@ -137,9 +128,6 @@ def _near(case: Case, got: float, *known: tuple[float, str], otherwise: str) -> 
     return nearest(got, *known, otherwise=otherwise, within=1e-6 * _step(case))
 
 
-HOW_OFTEN = "The bytes are right. How often is α paid in a ring?"
-
-
 def _of_messages(case: Case, got: float) -> str:
     n, buckets = case["ranks"], case["buckets"]
     line = sum(case["alpha"] + case["beta"] * size for size in buckets)
@@ -181,31 +169,25 @@ def _of_queues(case: Case, got: float) -> str:
     return _near(
         case,
         got,
-        (
-            case["forward"] + case["backward"] + rings[-1],
-            "Only the last bucket is left over there. What if the ones before it are still under way?",
-        ),
+        (case["forward"] + case["backward"] + rings[-1], LAST_ALONE),
         (max(since + ring for since, ring in zip(_ready(case), rings, strict=True)), ONE_LINK),
         (_step(case, _even(case)), "Equally much time for each bucket. But they have different sizes."),
         otherwise="A bucket that is ready may find the link busy. Until when?",
     )
 
 
-TOO_EARLY = "The last bucket is hidden there as well, or one leaves before its gradients. When is each ready?"
-ONE_LINK = "All travel at once there, each at full speed. There is one link."
 HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
 
 
 def _steps(answer: Any, cases: list[Case]) -> list[tuple[list[float], bool]]:
     """Run `_often` for each case; the arguments are positional, since an answer may name them freely."""
     what, at = "step_seconds(…) returns a number of seconds", ARGUMENTS.index("buckets")
-    return [
-        _often(answer, [case[name] for name in ARGUMENTS], what, {at: case["then"]} if "then" in case else {})
-        for case in cases
-    ]
+    given = [[case[name] for name in ARGUMENTS] for case in cases]
+    then = [{at: case["then"]} if "then" in case else {} for case in cases]
+    return [_often(answer, *both, what) for both in zip(given, then, strict=True)]
 
 
-def _often(answer: Any, given: list[Any], what: str, then: dict[int, list[Any]]) -> tuple[list[float], bool]:
+def _often(answer: Any, given: list[Any], then: dict[int, list[Any]], what: str) -> tuple[list[float], bool]:
     """Call twice, then with new items in the lists; return the results, and whether the lists were kept."""
     before = repr(given)
     numbers = [the_number(answer(*given), what) for _ in range(2)]
@@ -231,9 +213,10 @@ NEAR = 1e-6
 )
 def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [(what, *_stretches(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
-    others = [_stretches(rng, SHARE) if what == SHARE else None for what, *_ in cases]
-    (found,) = ask(_shares, [case[1:] for case in cases], others)
-    for (what, computes, sends), other, ((got, again, *then), kept) in zip(cases, others, found, strict=True):
+    others: list[Any] = [_stretches(rng, SHARE) if what == SHARE else None for what, *_ in cases]
+    (shares,) = ask(_shares, [case[1:] for case in cases], others)
+    for (what, *lists), other, ((got, again, *then), kept) in zip(cases, others, shares, strict=True):
+        computes, sends = lists
         right = _measure(computes, sends) / _measure(sends)
         seen = f"{len(sends)} stretches of sending, {right:.4f} of their time hidden; it returned {got:.4f}"
         yield Finding(what, far(got, right) < NEAR, seen, _of_shares(what, computes, sends, got, right))
@@ -253,7 +236,8 @@ def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stret
         length = rng.uniform(0.02, 0.06)
         computes.append((at, at + length))
         at += length + rng.choice((rng.uniform(0.004, 0.012), 0.0005))
-    sends, at = [], begin + rng.uniform(-0.01, 0.02)
+    sends: list[Stretch] = []
+    at = begin + rng.uniform(-0.01, 0.02)
     while not sends or sends[-1][1] < computes[-1][1] + 0.005:  # the last one outlasts the computing
         length = rng.uniform(0.02, 0.05)
         sends.append((at, at + length))
@@ -283,15 +267,13 @@ def _measure(*lists: list[Stretch]) -> float:
 
 
 def _of_shares(what: str, computes: list[Stretch], sends: list[Stretch], got: float, right: float) -> str:
+    hidden = _measure(computes, sends)
     return nearest(
         got,
         (100 * right, "A share is a number from 0 to 1."),
         (1 - right, "That is what is not hidden."),
-        (
-            _measure(computes, sends) / _measure(computes),
-            "That is a share of the computing. Of what is asked?",
-        ),
-        (_measure(computes, sends), "Those are seconds. A share of what?"),
+        (hidden / _measure(computes), "That is a share of the computing. Of what is asked?"),
+        (hidden, "Those are seconds. A share of what?"),
         otherwise=OVERLAPS[what],
         within=1e-9,
     )
@@ -309,12 +291,10 @@ def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list
     what = "hidden(…) returns a number, a share"
 
     def pair(case: Any) -> list[list[Stretch]]:
-        return [[tuple(each) for each in stretches] for stretches in case or ()]
+        return [[tuple(stretch) for stretch in stretches] for stretches in case or ()]
 
-    return [
-        _often(answer, pair(case), what, dict(enumerate(pair(other))))
-        for case, other in zip(cases, others, strict=True)
-    ]
+    given = [(pair(case), dict(enumerate(pair(other)))) for case, other in zip(cases, others, strict=True)]
+    return [_often(answer, *both, what) for both in given]
 
 
 # --- 14.3 -------------------------------------------------------------------------------------------------
@@ -335,18 +315,18 @@ Times = list[list[float]]  # by rank, by step
 )
 def late_rank(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     steps = [rng.sample(STEPS, 2), [STEPS[0]] * 2]  # twice 7: a second call with the same arguments
-    yield from with_two_numbers(rng, lambda ranks: _late_among(ask, rng, ranks, steps.pop()))
+    both = with_two_world_sizes()(lambda ask, rng, ranks: _late_among(ask, rng, ranks, steps.pop()))
+    yield from both(ask, rng)
 
 
 def _late_among(ask: Ask, rng: random.Random, ranks: int, steps: list[int]) -> Iterator[Finding]:
     lates = rng.sample(range(ranks), 2)
-    cases = [_times(rng, ranks, *each) for each in zip(lates, steps, (0, steps[1] - 1), strict=True)]
+    cases = [_times(rng, ranks, *plan) for plan in zip(lates, steps, (0, steps[1] - 1), strict=True)]
     begins = [[LATER * (rank != late) for rank in range(ranks)] for late in lates]
-    found = ask(_watched_steps, cases, begins, nprocs=ranks)
-    for call, (late, times) in enumerate(zip(lates, cases, strict=True)):
-        calls = [each[call] for each in found]
+    results = by_call(ask(_watched_steps, cases, begins, nprocs=ranks))
+    for late, times, calls in zip(lates, cases, results, strict=True):
         yield from _of_lateness(calls, late, times)
-        during = max(each["during"] for each in calls)
+        during = max(result["during"] for result in calls)
         seen = f"while the steps ran a rank sent something of its own {during} times"
         hint = "Each of them makes the ranks wait once more. What can a rank note for itself, until the end?"
         yield Finding(QUIET, during == 0, seen, hint)
@@ -368,36 +348,33 @@ def _times(rng: random.Random, ranks: int, late: int, steps: int, edge: int) -> 
     for step in hiccups:
         times[others[0]][step] = HICCUP
     times[late] = [HIGH + rng.uniform(0.1, 0.13)] * steps
-    return [[each + rng.uniform(0, 0.004) for each in row] for row in times]
+    return [[seconds + rng.uniform(0, 0.004) for seconds in row] for row in times]
 
 
 def _later(came: Times, late: int) -> list[float]:
     """Return, for each step, how much later than the last of the others ``late`` was done with its work."""
-    others = [each for rank, each in enumerate(came) if rank != late]
+    others = [of_rank for rank, of_rank in enumerate(came) if rank != late]
     return [mine - max(theirs) for mine, *theirs in zip(came[late], *others, strict=True)]
 
 
-def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterator[Finding]:
-    names, seconds, came, worked = (
-        [each[part] for each in calls] for part in ("rank", "seconds", "came", "worked")
-    )
-    wrong = next((rank for rank, name in enumerate(names) if name != late), 0)
+def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Finding]:
+    parts = ("rank", "seconds", "came", "worked")
+    names, seconds, came, worked = ([result[part] for result in calls] for part in parts)
+    wrong = first_wrong(name == late for name in names)
     steps = len(times[late])
     seen = f"rank {late} worked longer than the others in {steps - 2} of {steps} steps;"
     seen += f" rank {wrong} returned {names[wrong]:g}"
+    hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
     if len(set(names)) > 1:
         hint = "The ranks do not agree. Which of them has seen the others' times?"
         if all(name == rank for rank, name in enumerate(names)):
             hint = "Each names itself. Which of them has seen the others' times?"
     elif names[0] in list(range(len(calls))) and max(times[int(names[0])]) > HICCUP:
         hint = "That rank was late once, by much. Who is late in most of the steps?"
-    else:
-        hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
     yield Finding(NAMED, all(name == late for name in names), seen, hint)
     # By arrival or by time worked: on a busy machine, the ranks do not leave a meeting at the same time.
-    right, too = (statistics.median(_later(each, late)) for each in (came, worked))
-    off = [min(far(each, right), far(each, too)) for each in seconds]
-    rank = max(range(len(seconds)), key=off.__getitem__)
+    right, too = (statistics.median(_later(by_rank, late)) for by_rank in (came, worked))
+    rank, off = furthest(min(far(late_by, right), far(late_by, too)) for late_by in seconds)
     seen = f"rank {late} is {1e3 * right:.0f} ms later; rank {rank} returned {1e3 * seconds[rank]:.0f} ms"
     mean = statistics.mean(_later(came, late))
     hint = nearest(
@@ -409,13 +386,13 @@ def _of_lateness(calls: list[dict[str, Any]], late: int, times: Times) -> Iterat
     )
     if far(seconds[rank] / 1e3, right) < NOISE:
         hint = "In which unit? Seconds are asked for."
-    yield Finding(BY, max(off) < NOISE, seen, hint)
+    yield Finding(BY, off < NOISE, seen, hint)
 
 
 @in_group
-def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[str, Any]]:
+def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[Result]:
     called = _calls()
-    found = []
+    results = []
 
     def work() -> None:
         done.append(len(called))
@@ -429,7 +406,11 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
         meetings.append(len(called))
 
     for times, begin in zip(cases, begins, strict=True):
-        mine, done, came, worked, meetings = times[dist.get_rank()], [], [], [], []
+        mine = times[dist.get_rank()]
+        done: list[int] = []
+        came: list[float] = []
+        worked: list[float] = []
+        meetings: list[int] = []
         time.sleep(begin[dist.get_rank()])
         value = answer(work, meet, len(mine))
         if len(done) != len(mine) or len(meetings) != len(mine):
@@ -438,19 +419,13 @@ def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[dict[
         try:
             rank, seconds = value
         except (TypeError, ValueError):
-            raise Refused(
-                f"late_rank returns two things, a rank and seconds; it returned {told(value)}"
-            ) from None
-        found.append(
-            {
-                "rank": the_number(rank, "late_rank returns a rank first"),
-                "seconds": the_number(seconds, "late_rank returns seconds as the second"),
-                "came": came,
-                "worked": worked,
-                "during": meetings[-1] - done[0] - len(mine),
-            }
-        )
-    return found
+            asked = "late_rank returns two things, a rank and seconds"
+            raise Refused(f"{asked}; it returned {told(value)}") from None
+        rank = the_number(rank, "late_rank returns a rank first")
+        seconds = the_number(seconds, "late_rank returns seconds as the second")
+        results.append({"rank": rank, "seconds": seconds, "came": came, "worked": worked})
+        results[-1]["during"] = meetings[-1] - done[0] - len(mine)
+    return results
 
 
 def _calls() -> list[str]:

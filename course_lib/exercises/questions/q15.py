@@ -11,28 +11,18 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..asking import (
-    Ask,
-    Finding,
-    Refused,
-    far,
-    in_group,
-    nearest,
-    number,
-    question,
-    reason,
-    told,
-)
-from ..drawn import with_two_numbers
-from ..kept import Held
-from ..traffic import traffic
+from ..in_rank.retention import TrackedList
+from ..in_rank.traffic import record_traffic
+from ..in_rank.work import in_group, on_each_case, refuse_unless
+from ..judging import by_call, far, furthest, nearest, with_two_world_sizes
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number, reason, told
 
 # --- 15.1 -------------------------------------------------------------------------------------------------
 
@@ -57,13 +47,13 @@ def a_stream(answer: Any, form: str) -> None:
 def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = []
     for ranks, first in zip(rng.sample(range(2, 6), 2), (True, False), strict=True):  # workers are slow
-        workers = rng.choice([each for each in (2, 3) if each != ranks])
+        workers = rng.choice([count for count in (2, 3) if count != ranks])
         readers = ranks * workers  # at least 6; blocks of files, with or without a rest, must be uneven
         many = [rng.randint(4, 7) for _ in range(2 * readers + rng.randint(2, readers - 2))]
         few = [rng.randint(2, 5) for _ in range(rng.randint(1, readers - 1))]
         cases += [(ranks, workers, many if first else few), (ranks, 0, few[: ranks - 1] if first else many)]
-    (found,) = ask(_streamed, cases)
-    for (ranks, workers, sizes), shards in zip(cases, found, strict=True):
+    (results,) = ask(_streamed, cases)
+    for (ranks, workers, sizes), shards in zip(cases, results, strict=True):
         yield from _of_epochs(ranks, workers, sizes, shards["epochs"])
         yield _of_files(ranks, workers, sizes, shards["epochs"])
         for epoch, (taken, read, kept) in enumerate(shards["out_of_step"]):
@@ -86,7 +76,7 @@ def _of_epochs(
     for epoch, shards in enumerate(epochs):
         times = Counter((file, place) for shard in shards for file, place, *_ in shard)
         missing = len(every - times.keys())
-        often = Counter(times[each] for each in every)
+        often = Counter(times[sample] for sample in every)
         seen = f"{ranks} ranks with {workers} workers each, {len(sizes)} files, {len(every)} samples:"
         seen += f" {missing} came not at all, {len(every) - missing - often[1]} more than once"
         seen += ", in the second epoch" * epoch
@@ -102,9 +92,8 @@ def _of_epochs(
         elif not workers and missing:
             hint = "Without workers the rank itself reads. What is there to ask then?"
         elif missing and len(every) > missing + often[1]:
-            hint = (
-                "Some are for nobody, others for two. Are all agreed on the files' order, and on who is who?"
-            )
+            hint = "Some are for nobody, others for two. "
+            hint += "Are all agreed on the files' order, and on who is who?"
         elif missing:
             hint = "Some are for nobody. How many readers are there in all?"
         yield Finding(ONCE, not missing and set(often) == {1}, seen, hint)
@@ -118,9 +107,9 @@ def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list
         for file, _, process, files_so_far in shard:
             by.setdefault((rank, process), set()).add(file)
             opened[rank, process] = max(opened[rank, process], files_so_far)
-    readers = Counter(file for each in by.values() for file in each)
+    readers = Counter(file for files in by.values() for file in files)
     shared = sum(1 for count in readers.values() if count > 1)
-    useless = sum(opened[reader] - len(each) for reader, each in by.items())
+    useless = sum(opened[reader] - len(files) for reader, files in by.items())
     counts = sorted(map(len, by.values())) or [0]
     idle = ranks * max(1, workers) - len(by)
     uneven = counts[-1] - (0 if idle else counts[0]) > 1
@@ -132,24 +121,22 @@ def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list
     return Finding(OPENED, not shared and not useless and not uneven, seen, hint)
 
 
-def _streamed(answer: Any, cases: list[tuple[int, int, list[int]]]) -> list[dict[str, Any]]:
-    """Return, for each case, what the ranks' loaders give in two epochs; one rank runs after the other."""
-    found = []
-    for ranks, workers, sizes in cases:
-        folder = _Folder(sizes)
-        how: dict[str, Any] = {"batch_size": None, "num_workers": workers}
-        if workers:
-            how |= {"multiprocessing_context": "fork", "persistent_workers": True}
-        epochs: list[list[Any]] = [[], []]
-        for rank in range(ranks):
-            _Name.salt = rank
-            folder.opened.clear()
-            loader = DataLoader(answer(list(folder.names), folder.read, rank, ranks), **how)
-            for shards in epochs:
-                shards.append([_a_sample(each) for each in loader])
-        stream = answer(list(folder.names), folder.read, 0, ranks)
-        found.append({"epochs": epochs, "out_of_step": [_out_of_step(stream, folder) for _ in epochs]})
-    return found
+@on_each_case
+def _streamed(answer: Any, ranks: int, workers: int, sizes: list[int]) -> Result:
+    """Return what the ranks' loaders give in two epochs; one rank runs after the other."""
+    folder = _Folder(sizes)
+    how: dict[str, Any] = {"batch_size": None, "num_workers": workers}
+    if workers:
+        how |= {"multiprocessing_context": "fork", "persistent_workers": True}
+    epochs: list[list[Any]] = [[], []]
+    for rank in range(ranks):
+        _Name.salt = rank
+        folder.opened.clear()
+        loader = DataLoader(answer(list(folder.names), folder.read, rank, ranks), **how)
+        for shards in epochs:
+            shards.append([_a_sample(sample) for sample in loader])
+    stream = answer(list(folder.names), folder.read, 0, ranks)
+    return {"epochs": epochs, "out_of_step": [_out_of_step(stream, folder) for _ in epochs]}
 
 
 class _Name(str):
@@ -165,9 +152,11 @@ class _Folder:
     """Files by name, in random order; it records which were opened and which samples were read."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes, self.opened = sizes, []
-        self.given: list[weakref.ref[Held]] = []
-        self.names = [_Name(f"{number:04}.tar") for number in torch.randperm(10_000)[: len(sizes)].tolist()]
+        self.sizes = sizes
+        self.opened: list[str] = []
+        self.given: list[weakref.ref[TrackedList]] = []
+        numbers = torch.randperm(10_000)[: len(sizes)].tolist()
+        self.names: list[str] = [_Name(f"{number:04}.tar") for number in numbers]
 
     def read(self, name: str) -> Iterator[Sample]:
         self.opened.append(name)
@@ -177,9 +166,9 @@ class _Folder:
         for place in range(self.sizes[file]):
             yield self._noted([file, place, os.getpid(), len(self.opened)])
 
-    def _noted(self, sample: Sample) -> Held:
+    def _noted(self, sample: Sample) -> TrackedList:
         """Return the sample, held by the caller alone, and keep a weak reference to it."""
-        given = Held(sample)
+        given = TrackedList(sample)
         self.given.append(weakref.ref(given))
         return given
 
@@ -193,7 +182,7 @@ def _out_of_step(stream: Any, folder: _Folder) -> tuple[int, int, int]:
     folder.given.clear()
     taken = kept = 0
     for taken, _ in enumerate(stream, start=1):
-        kept = sum(each() is not None for each in folder.given)
+        kept = sum(sample() is not None for sample in folder.given)
         kept *= kept > len(folder.opened) + 1
         if len(folder.given) != taken or kept:
             break
@@ -216,26 +205,20 @@ Case = dict[str, Any]
 
 
 @question(
-    "15.2",
-    "top_k(batches, ks, size)",
-    {EXACT: 1, PADDING: 1, FEW: 1},
-    rests={PADDING: EXACT, FEW: EXACT},
+    "15.2", "top_k(batches, ks, size)", {EXACT: 1, PADDING: 1, FEW: 1}, rests={PADDING: EXACT, FEW: EXACT}
 )
-def top_k(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_shares, ask, rng))
-
-
-def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def top_k(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     even, ks = ranks * rng.randint(9, 14), [4, *rng.sample([1, 2, 3], 2)]
     cases = [
         _case(rng, ranks, even, rng.randint(7, 9), ks),
         _case(rng, ranks, even, 3, [5, 1, 2]),
         _case(rng, ranks, even + rng.randint(1, max(1, ranks - 2)), rng.randint(7, 9), ks),
     ]
-    found = ask(_judged, cases, nprocs=ranks)
-    for i, case in enumerate(cases):
-        yield from (_of_one_share(i == 2, case, k, [each[i]["shares"] for each in found]) for k in case["ks"])
-        sent, most = max(each[i]["sent"] for each in found), len(case["ks"]) + 1
+    for case, results in zip(cases, by_call(ask(_judged, cases, nprocs=ranks)), strict=True):
+        what, shares = PADDING if case is cases[2] else EXACT, [result["shares"] for result in results]
+        yield from (_of_one_share(what, case, k, shares) for k in case["ks"])
+        sent, most = max(result["sent"] for result in results), len(case["ks"]) + 1
         seen = f"for {len(case['ks'])} k, {sent} numbers came to a rank"
         hint = "The ranks need not know each other's pictures, nor who counted what. What is enough?"
         yield Finding(FEW, sent <= most, seen, hint)
@@ -243,16 +226,16 @@ def _of_shares(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 def _case(rng: random.Random, ranks: int, size: int, classes: int, ks: list[int]) -> Case:
     """Draw a case in which a wrong count is not right by chance: the last batch is shorter, for one."""
-    batch = rng.choice([each for each in (3, 4, 5) if -(-size // ranks) % each])
+    batch = rng.choice([length for length in (3, 4, 5) if -(-size // ranks) % length])
     while True:
         case = {"size": size, "classes": classes, "ks": ks, "batch": batch, "ranks": ranks}
         case["seed"] = rng.randrange(2**31)
         shares = [list(_shares(case, k, ranks).values()) for k in ks if k < classes]
         if size % ranks:
-            if all(len(set(each)) == len(each) for each in shares):
+            if all(len(set(values)) == len(values) for values in shares):
                 return case
         elif all(
-            each[0] != own for k in ks if k < classes for each in shares for own in _own(case, k, ranks)
+            values[0] != own for k in ks if k < classes for values in shares for own in _own(case, k, ranks)
         ):
             return case
 
@@ -273,16 +256,15 @@ def _own(case: Case, k: int, ranks: int) -> list[float]:
     """Return each rank's share over its own pictures."""
     places = _places(case)
     mine = [places[rank::ranks] for rank in range(ranks)]
-    return [sum(place < k for place in each) / len(each) for each in mine]
+    return [sum(place < k for place in pictures) / len(pictures) for pictures in mine]
 
 
-def _of_one_share(padded: bool, case: Case, k: int, shares: list[Any]) -> Finding:
+def _of_one_share(what: str, case: Case, k: int, shares: list[Any]) -> Finding:
     ranks, size = len(shares), case["size"]
-    values = [each.get(str(k)) for each in shares]
+    values = [of_rank.get(str(k)) for of_rank in shares]
     known = _shares(case, k, ranks)
     right = known["right"]
-    rank = max(range(ranks), key=lambda rank: far(values[rank], right))
-    gap = far(values[rank], right)
+    rank, gap = furthest(far(value, right) for value in values)
     hint = nearest(
         values[rank],
         (100 * right, "A share is a number from 0 to 1."),
@@ -302,13 +284,13 @@ def _of_one_share(padded: bool, case: Case, k: int, shares: list[Any]) -> Findin
         hint = "That is right but for the last digit. How often is there a division, or a product?"
     seen = f"{ranks} ranks, {size} pictures, {case['classes']} classes, k = {k}:"
     seen += f" rank {rank} returned {values[rank]}, and {round(right * size)} are right"
-    return Finding(PADDING if padded else EXACT, gap == 0, seen, hint)
+    return Finding(what, gap == 0, seen, hint)
 
 
 def _scores(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    dice = torch.Generator().manual_seed(case["seed"])
-    scores = torch.rand(case["size"], case["classes"], generator=dice, dtype=torch.float64)
-    labels = torch.randint(case["classes"], (case["size"],), generator=dice)
+    generator = torch.Generator().manual_seed(case["seed"])
+    scores = torch.rand(case["size"], case["classes"], generator=generator, dtype=torch.float64)
+    labels = torch.randint(case["classes"], (case["size"],), generator=generator)
     if rest := case["size"] % case["ranks"]:
         # Hits are the repeated pictures, and the last one of each rank that repeats none: each one counts.
         # The last rank's last but one is a miss: leaving it out repairs no count.
@@ -340,21 +322,21 @@ class _Batches:
 
 
 @in_group
-def _judged(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
-    rank, ranks, found = dist.get_rank(), dist.get_world_size(), []
-    batches, ks = _Batches(), []
+def _judged(answer: Any, cases: list[Case]) -> list[Result]:
+    rank, ranks, results = dist.get_rank(), dist.get_world_size(), []
+    batches = _Batches()
+    ks: list[int] = []
     for case in cases:
         scores, labels = _scores(case)
         shard = torch.arange(rank, -(-case["size"] // ranks) * ranks, ranks) % case["size"]
         batches.waiting = [(scores[part], labels[part]) for part in shard.split(case["batch"])]
         ks[:] = case["ks"]
-        with traffic() as travelled:
+        with record_traffic() as travelled:
             value = answer(batches, ks, case["size"])
-        if not isinstance(value, dict):
-            raise Refused(f"top_k(…) returns a dict, a share for each k; it returned {told(value)}")
+        refuse_unless(isinstance(value, dict), "top_k(…) returns a dict, a share for each k", value)
         shares = {str(k): number(value[k]) for k in case["ks"] if k in value}
-        found.append({"shares": shares, "sent": travelled.came()})
-    return found
+        results.append({"shares": shares, "sent": travelled.received()})
+    return results
 
 
 # --- 15.3 -------------------------------------------------------------------------------------------------
@@ -376,11 +358,11 @@ def prefetch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases[1] |= {"fails": rng.randint(14, 20), "failure": rng.randrange(len(FAILURES))}
     cases.append(_source(rng, aheads[0] + 1, rng.randint(0, aheads[0])))  # fewer batches than `ahead`
     cases.append(_source(rng, aheads[1], 9) | {"fails": 0, "failure": rng.randrange(len(FAILURES))})
-    (found,) = ask(_taken, cases)
-    for case, each in zip(cases, found, strict=True):
-        yield _of_batches(case, each)
-        if "taken" in each:
-            yield from _of_the_maker(each)
+    (results,) = ask(_taken, cases)
+    for case, result in zip(cases, results, strict=True):
+        yield _of_batches(case, result)
+        if "taken" in result:
+            yield from _of_the_maker(result)
 
 
 def _source(rng: random.Random, ahead: int, count: int) -> Case:
@@ -388,70 +370,68 @@ def _source(rng: random.Random, ahead: int, count: int) -> Case:
     return {"ahead": ahead, "count": count, "first": rng.randrange(1000), "odd": odd}
 
 
-def _of_batches(case: Case, found: dict[str, Any]) -> Finding:
-    right = [case["first"] + i for i in range(case.get("fails", case["count"]))]
-    right = [-1.0 - case["odd"].index(i) if i in case["odd"] else each for i, each in enumerate(right)]
-    got = found["whole"]
+def _of_batches(case: Case, result: Result) -> Finding:
+    right = [case["first"] + i for i in range(case["fails"] if "fails" in case else case["count"])]
+    right = [-1.0 - case["odd"].index(i) if i in case["odd"] else batch for i, batch in enumerate(right)]
+    got = result["whole"]
     seen = f"of {len(right)} batches {len(got)} came"
     hint = "Who puts them in, and who takes them out, from which end?"
     if len(got) < len(right) and got == right[: len(got)]:
         hint = "Some are missing at the end. When does the taker know that there are no more?"
         if right[len(got)] < 0:
             seen += f"; the next one was {ODD[int(-right[len(got)]) - 1]!r}"
-            hint = (
-                "A batch may be any object. By what does the taker tell one from the end, or from an error?"
-            )
+            hint = "A batch may be any object. "
+            hint += "By what does the taker tell one from the end, or from an error?"
     elif sorted(map(str, got)) == sorted(map(str, map(float, right))):
         seen += ", in another order"
     failure = FAILURES[case["failure"]].__name__ if "fails" in case else ""
-    if got == right or (failure and found["error"] and got == right[: len(got)]):
+    if got == right or (failure and result["error"] and got == right[: len(got)]):
         seen += f"; the source failed with {failure}" * bool(failure)
-        seen += f", and out came {found['error'] or 'nothing'}" + ", another one" * (not found["same"])
+        seen += f", and out came {result['error'] or 'nothing'}" + ", another one" * (not result["same"])
         hint = "Where is it raised, and who hears of it there? It has to travel like a batch."
-    return Finding(ORDER, got == right and found["same"], seen, hint)
+    return Finding(ORDER, got == right and result["same"], seen, hint)
 
 
-def _of_the_maker(found: dict[str, Any]) -> Iterator[Finding]:
-    ahead, taken, made, begun = (found[each] for each in ("ahead", "taken", "made", "begun"))
+def _of_the_maker(result: Result) -> Iterator[Finding]:
+    ahead, taken, made, begun = (result[name] for name in ("ahead", "taken", "made", "begun"))
     seen = f"ahead = {ahead}: when {taken} batches had been taken, {made} were made and {begun} begun"
     hint = "It is ahead, but not by as many as it may be."
     if begun > taken + ahead + 1:
         hint = "It runs far ahead. A batch is large: what makes the maker wait?"
-    elif found["by_the_taker"] or made == taken:
+    elif result["by_the_taker"] or made == taken:
         hint = "It makes the next one only when it is asked for. Who could do that in the meantime?"
-    elif found["held_up"]:
+    elif result["held_up"]:
         seen += "; the taker asked for one that was made, and waited until the next was made, too"
         hint = "It is ahead, but the taker waits for the maker. When may it have what is there?"
-    fine = not (found["by_the_taker"] or found["held_up"])
+    fine = not (result["by_the_taker"] or result["held_up"])
     yield Finding(AHEAD, fine and taken + ahead <= made and begun <= taken + ahead + 1, seen, hint)
-    seen = f"{PATIENCE:g} s after the taker had gone, {found['threads']} of your threads were still there,"
-    seen += f" and {found['after']} batches had been begun in the meantime"
+    seen = f"{PATIENCE:g} s after the taker had gone, {result['threads']} of your threads were still there,"
+    seen += f" and {result['after']} batches had been begun in the meantime"
     hint = "A loop that is left early closes its generator. What happens there, and who tells the maker?"
-    if found["closing"] > PATIENCE:
-        seen = f"when the taker went, the generator took {found['closing']:.1f} s to close"
-    elif found["more"] and not (found["after"] or found["threads"]):
-        seen = (
-            f"the taker went while the second batch was in the making; {found['more']} more were begun then"
-        )
+    if result["closing"] > PATIENCE:
+        seen = f"when the taker went, the generator took {result['closing']:.1f} s to close"
+    elif result["more"] and not (result["after"] or result["threads"]):
+        seen = "the taker went while the second batch was in the making; "
+        seen += f"{result['more']} more were begun then"
         hint = "What was ordered before the taker went is not wanted any more. Who takes the orders back?"
-    elif found["after"] == 1:
+    elif result["after"] == 1:
         hint = "The maker waits for room. What does it do first when it may go on?"
         hint += " And what must it know by then?"
-    ok = not any(found[each] for each in ("threads", "after", "more")) and found["closing"] <= PATIENCE
+    ok = not any(result[name] for name in ("threads", "after", "more")) and result["closing"] <= PATIENCE
     yield Finding(STOPS, ok, seen, hint)
 
 
 class _Source:
-    """A source of numbered batches that counts those begun and made; number ``held`` waits for ``go``."""
+    """A source of numbered batches that counts those begun and made; number ``waits_at`` waits for ``go``."""
 
-    def __init__(self, case: Case, held: int | None = None) -> None:
-        self.case, self.held, self.begun, self.made = case, held, 0, 0
+    def __init__(self, case: Case, waits_at: int | None = None) -> None:
+        self.case, self.waits_at, self.begun, self.made = case, waits_at, 0, 0
         self.makers: set[int] = set()  # thread IDs
         self.changed, self.go = threading.Condition(), threading.Event()
         self.held_up = False
         self.failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[torch.Tensor | None]:
+    def __iter__(self) -> Iterator[object]:
         for i in range(self.case["count"]):
             with self.changed:
                 self.begun += 1
@@ -460,7 +440,7 @@ class _Source:
             if i == self.case.get("fails"):
                 self.failure = FAILURES[self.case["failure"]]("no such file")
                 raise self.failure
-            if i == self.held:
+            if i == self.waits_at:
                 self.held_up = not self.go.wait(PATIENCE)
             with self.changed:
                 self.made += 1
@@ -473,31 +453,24 @@ class _Source:
             return self.changed.wait_for(lambda: getattr(self, which) >= count, PATIENCE)
 
 
-def _taken(answer: Any, cases: list[Case]) -> list[dict[str, Any]]:
-    found = []
-    for case in cases:
-        found.append({"ahead": case["ahead"]} | _of_all_batches(answer, case))
-        if case["count"] > 20:
-            found[-1] |= _of_a_taker(answer, {**case, "fails": None, "odd": []})
-    return found
+@on_each_case
+def _taken(answer: Any, case: Case) -> Result:
+    result = {"ahead": case["ahead"]} | _of_all_batches(answer, case)
+    return result | (_of_a_taker(answer, {**case, "fails": None, "odd": []}) if case["count"] > 20 else {})
 
 
-def _of_all_batches(answer: Any, case: Case) -> dict[str, Any]:
+def _of_all_batches(answer: Any, case: Case) -> Result:
     whole, error, source = [], None, _Source(case)
     try:
         for batch in answer(iter(source), case["ahead"]):
-            odd = [-1.0 - i for i, each in enumerate(ODD) if each is batch]
+            odd = [-1.0 - i for i, odd_one in enumerate(ODD) if odd_one is batch]
             whole.append(odd[0] if odd else number(batch[0]) if _is_ours(batch) else told(batch))
             time.sleep(0.002)  # so that the maker is ahead
     except Exception as wrong:
         error = wrong
     if isinstance(error, TypeError) and not whole:
         raise Refused(f"prefetch(…) gives batches, one after the other; but {reason(error)}")
-    return {
-        "whole": whole,
-        "error": reason(error) if error else "",
-        "same": error is source.failure,
-    }
+    return {"whole": whole, "error": reason(error) if error else "", "same": error is source.failure}
 
 
 def _is_ours(batch: Any) -> bool:
@@ -525,13 +498,13 @@ def _slowly() -> Iterator[None]:
         sys.settrace(before)
 
 
-def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
+def _of_a_taker(answer: Any, case: Case) -> Result:
     """Take some batches, a few of them while one is held in the making, then leave; return what is seen."""
     ahead = case["ahead"]
     before = set(threading.enumerate())
-    source = _Source(case, held=ahead + 1)
+    source = _Source(case, waits_at=ahead + 1)
     batches = iter(answer(iter(source), ahead))
-    found: dict[str, Any] = {}
+    result: Result = {}
     for taken in range(1, ahead + 8):  # fewer than there are
         next(batches, None)
         if 1 < taken <= ahead:  # made before the held one
@@ -542,29 +515,29 @@ def _of_a_taker(answer: Any, case: Case) -> dict[str, Any]:
         enough = source.reaches(taken + ahead)
         if taken in (1, ahead + 7):
             time.sleep(SETTLED)
-        found = {"taken": taken, "made": source.made, "begun": source.begun}
+        result = {"taken": taken, "made": source.made, "begun": source.begun}
         if not enough or source.begun > taken + ahead + 1:
             break
     source.go.set()
-    found |= {"by_the_taker": threading.get_ident() in source.makers, "held_up": source.held_up}
+    result |= {"by_the_taker": threading.get_ident() in source.makers, "held_up": source.held_up}
     begun, left = source.begun, time.monotonic()
     close: Callable[[], None] = getattr(batches, "close", lambda: None)
     with _slowly():
         close()
         del batches, close
     closing = time.monotonic() - left
-    ours = [each for each in threading.enumerate() if each not in before]
-    for each in ours:
-        each.join(max(0.0, left + PATIENCE - time.monotonic()))
-    threads = sum(each.is_alive() for each in ours)
-    found |= {"threads": threads, "after": source.begun - begun, "closing": closing}
-    return found | {"more": _begun_for_nobody(answer, case) if found["made"] > found["taken"] else 0}
+    ours = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in ours:
+        thread.join(max(0.0, left + PATIENCE - time.monotonic()))
+    threads = sum(thread.is_alive() for thread in ours)
+    result |= {"threads": threads, "after": source.begun - begun, "closing": closing}
+    return result | {"more": _begun_for_nobody(answer, case) if result["made"] > result["taken"] else 0}
 
 
 def _begun_for_nobody(answer: Any, case: Case) -> int:
     """Return how many batches are begun after the taker left with one, while the second was in the making."""
     before = set(threading.enumerate())
-    source = _Source(case, held=1)
+    source = _Source(case, waits_at=1)
     batches = iter(answer(iter(source), case["ahead"]))
     next(batches, None)
     source.reaches(2, "begun")
@@ -573,6 +546,6 @@ def _begun_for_nobody(answer: Any, case: Case) -> int:
     getattr(batches, "close", lambda: None)()
     timer.join()
     until = time.monotonic() + PATIENCE
-    for each in set(threading.enumerate()) - before:
-        each.join(max(0.0, until - time.monotonic()))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(max(0.0, until - time.monotonic()))
     return max(0, source.begun - 2)

@@ -16,20 +16,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..asking import (
-    Ask,
-    Finding,
-    Refused,
+from ..in_rank.retention import watch_retention
+from ..in_rank.traffic import record_traffic
+from ..in_rank.work import in_group, on_each_case, refuse_unless
+from ..inputs import gradients_of, hash_of_process
+from ..judging import (
+    Faults,
+    by_call,
     far,
-    in_group,
+    first_fault,
+    furthest,
     nearest,
-    number,
-    question,
-    told,
+    place_of_furthest,
+    with_two_world_sizes,
 )
-from ..drawn import hash_of_its_own, with_two_numbers
-from ..kept import watched
-from ..traffic import traffic
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number, told
 
 NEAR = 1e-7  # tolerance: a gradient's share of the tokens may be computed in float32
 EXACT = 1e-9  # tolerance of a loss, which may not
@@ -42,21 +44,25 @@ GRADIENT = "every rank holds the gradient of the mean loss over all asked tokens
 LOSS = "every rank returns that mean loss"
 SILENT = "a piece, a rank, or all ranks without a question: nothing is lost, and nothing is nan"
 ONCE = "the gradients travel once"
+WHICH: tuple[str, ...] = ("", "in the second call, ", "where a rank has no question, ")
+WHICH += ("where nobody has a question, ", "where one token is asked for in all, ")
 Piece = tuple[int, int, int]  # sentences, their length, number of tokens asked for
+PIECE = "Every piece counts alike here, whether it asks for one token or for twenty."
+RANK = "It is right on each rank, and the ranks count alike, with few questions and with many."
 
 
 def _network(seed: int) -> nn.Module:
     """Build a nested model in float64, from ids (sentences, length) to scores (sentences, length, WORDS)."""
     inner = nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(13, 8), nn.Tanh()))
     model = nn.Sequential(nn.Embedding(WORDS, 13), inner, nn.Linear(8, WORDS)).double()
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=dice, dtype=torch.float64) / 2)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
     return model
 
 
-NUMBERS = sum(each.numel() for each in _network(0).parameters())
+NUMBERS = sum(parameter.numel() for parameter in _network(0).parameters())
 MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts of tokens
 
 
@@ -66,56 +72,44 @@ MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts 
     {GRADIENT: 2, LOSS: 1, SILENT: 1, ONCE: 1},
     rests={LOSS: GRADIENT, SILENT: GRADIENT, ONCE: GRADIENT},
 )
-def backward_by_tokens(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    yield from with_two_numbers(rng, partial(_of_tokens, ask, rng))
-
-
-def _of_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+@with_two_world_sizes()
+def backward_by_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     weights = rng.randrange(2**31)
     plans = [_plan(rng, ranks, count) for count in rng.sample((3, 4), 2)]
     few, none, one = (_plan(rng, ranks, rng.randint(3, 4)) for _ in range(3))
     plans += [_with_silence(rng, few, False), _with_silence(rng, none, True), _with_one(rng, one)]
     calls = [(rng.randrange(2**31), plan) for plan in plans]
-    found = ask(_accumulated, weights, calls, nprocs=ranks)
+    results = by_call(ask(_accumulated, weights, calls, nprocs=ranks))
     before = torch.zeros(NUMBERS, dtype=torch.float64)
-    for call, (seed, plan) in enumerate(calls):
+    for call, ((seed, plan), of_call) in enumerate(zip(calls, results, strict=True)):
         sums, losses = _sums(weights, seed, plan)
         tokens = sum(asked for pieces in plan for _, _, asked in pieces)
-        truth = sum(map(sum, sums)) / (tokens or 1)
+        truth: Any = sum(map(sum, sums)) / (tokens or 1)
         loss = sum(map(sum, losses)) / (tokens or 1)
-        held = [each[call]["gradient"] for each in found]
-        returned = [each[call]["returned"] for each in found]
-        which = (
-            "",
-            "in the second call, ",
-            "where a rank has no question, ",
-            "where nobody has a question, ",
-            "where one token is asked for in all, ",
-        )
-        seen = f"{which[call]}{ranks} ranks, {tokens} asked tokens: {{}}"
+        gradients, returned = ([result[name] for result in of_call] for name in ("gradient", "returned"))
+        seen = f"{WHICH[call]}{ranks} ranks, {tokens} asked tokens: {{}}"
         if call < 2:
-            yield _of_gradients(seen, held, sums, plan, truth, before if call else None)
-            yield _of_losses(LOSS, seen, returned, loss, [sum(each) for each in losses], plan)
+            yield _of_gradients(seen, gradients, sums, plan, truth, before if call else None)
             before = truth
         else:
-            yield _of_silence(seen, held, truth, tokens)
-            yield _of_losses(SILENT, seen, returned, loss, [sum(each) for each in losses], plan)
-    sent, passes = max(rank[0]["sent"] for rank in found), len(plans[0][0])
+            yield _of_silence(seen, gradients, truth, tokens)
+        what = LOSS if call < 2 else SILENT
+        yield _of_losses(what, seen, returned, loss, [sum(of_rank) for of_rank in losses], plan)
+    sent, passes = max(result["sent"] for result in results[0]), len(plans[0][0])
     hint = "Something as large as the gradients travels besides. What has to be known of the others?"
-    if found[0][0]["gathered"]:
+    if results[0][0]["gathered"]:
         hint = "What is gathered comes from every rank, one by one. Is there a need for more than the sum?"
     elif sent > 0.9 * NUMBERS * passes:
         hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
-    for which, plan in enumerate(plans):
-        for rank, pieces in enumerate(plan):
-            largest = sorted(n * length for n, length, _ in pieces)[-2:]
-            places = found[rank][which]["places"]
+    for plan, of_call in zip(plans, results, strict=True):
+        for pieces, result in zip(plan, of_call, strict=True):
+            largest, places = sorted(n * length for n, length, _ in pieces)[-2:], result["places"]
             seen = f"the model keeps {places} places at once; the two largest pieces have {sum(largest)}"
             hint = "A forward pass keeps what its backward needs. How long, and for how many pieces?"
             yield Finding(ONCE, places <= sum(largest), seen, hint)
-    changed = [word for rank in found for each in rank for word in each["changed"]]
+    changed = [word for rank in zip(*results, strict=True) for result in rank for word in result["changed"]]
     hint = "What is switched for a while has to be switched back in the end, and what is given is only read."
     yield Finding(ONCE, not changed, f"after your call {', '.join(changed[:1])}", hint)
 
@@ -128,48 +122,51 @@ def _plan(rng: random.Random, ranks: int, count: int) -> list[list[Piece]]:
             sizes = [(rng.randint(1, 4), rng.randint(4, 9)) for _ in range(count)]
             plan.append([(n, length, rng.randint(1, n * length // 2)) for n, length in sizes])
         asked = [[asked for _, _, asked in pieces] for pieces in plan]
-        if len(set(map(sum, asked))) == ranks and all(len(set(each)) > 1 for each in asked):
+        if len(set(map(sum, asked))) == ranks and all(len(set(counts)) > 1 for counts in asked):
             return plan
 
 
 def _with_silence(rng: random.Random, plan: list[list[Piece]], everywhere: bool) -> list[list[Piece]]:
     """Copy a plan without asked tokens on one rank and in the last piece of another, or on all ranks."""
     silent = rng.randrange(len(plan))
-    found = [list(pieces) for pieces in plan]
-    for rank, pieces in enumerate(found):
+    copy = [list(pieces) for pieces in plan]
+    for rank, pieces in enumerate(copy):
         if everywhere or rank == silent:
-            found[rank] = [(n, length, 0) for n, length, _ in pieces]
+            copy[rank] = [(n, length, 0) for n, length, _ in pieces]
         elif rank == (silent + 1) % len(plan):
             pieces[-1] = (*pieces[-1][:2], 0)
-    return found
+    return copy
 
 
 def _with_one(rng: random.Random, plan: list[list[Piece]]) -> list[list[Piece]]:
     """Copy a plan with one asked token over all ranks."""
-    found = _with_silence(rng, plan, everywhere=True)
-    pieces = rng.choice(found)
+    copy = _with_silence(rng, plan, everywhere=True)
+    pieces = rng.choice(copy)
     at = rng.randrange(len(pieces))
     pieces[at] = (*pieces[at][:2], 1)
-    return found
+    return copy
 
 
 def _drawn(seed: int, plan: list[list[Piece]]) -> list[list[tuple[Tensor, Tensor]]]:
     """Draw the pieces of each rank: ids, and labels that ask for some of them."""
-    dice, found = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    batches: list[list[tuple[Tensor, Tensor]]] = []
     for pieces in plan:
-        found.append([])
+        batches.append([])
         for sentences, length, asked in pieces:
-            ids = torch.randint(WORDS, (sentences, length), generator=dice)
+            ids = torch.randint(WORDS, (sentences, length), generator=generator)
             labels = torch.full((sentences * length,), IGNORED)
-            at = torch.randperm(sentences * length, generator=dice)[:asked]
-            labels[at] = torch.randint(WORDS, (asked,), generator=dice)
-            found[-1].append((ids, labels.view(sentences, length)))
-    return found
+            at = torch.randperm(sentences * length, generator=generator)[:asked]
+            labels[at] = torch.randint(WORDS, (asked,), generator=generator)
+            batches[-1].append((ids, labels.view(sentences, length)))
+    return batches
 
 
 def _sums(weights: int, seed: int, plan: list[list[Piece]]) -> tuple[list[list[Tensor]], list[list[float]]]:
     """Return, for each rank and piece, the gradient of the sum of its losses, and that sum."""
-    model, gradients, losses = _network(weights), [], []
+    model = _network(weights)
+    gradients: list[list[Any]] = []
+    losses: list[list[float]] = []
     for pieces in _drawn(seed, plan):
         gradients.append([])
         losses.append([])
@@ -178,28 +175,26 @@ def _sums(weights: int, seed: int, plan: list[list[Piece]]) -> tuple[list[list[T
             scores = model(ids).flatten(0, 1)
             loss = nn.functional.cross_entropy(scores, labels.flatten(), reduction="sum")
             loss.backward()
-            gradients[-1].append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+            gradients[-1].append(gradients_of(model))
             losses[-1].append(loss.item())
     return gradients, losses
 
 
 def _of_gradients(
     seen: str,
-    held: list[Any],
+    gradients: list[Any],
     sums: list[list[Tensor]],
     plan: list[list[Piece]],
     truth: Tensor,
     before: Tensor | None,
 ) -> Finding:
-    without = [rank for rank, each in enumerate(held) if each is None]
-    if without:
+    if None in gradients:
         hint = "Nothing went backward there, or it was cleared again. Where do gradients come from?"
-        return Finding(
-            GRADIENT, False, seen.format(f"rank {without[0]} holds no gradients, or not all"), hint
-        )
+        words = f"rank {gradients.index(None)} holds no gradients, or not all"
+        return Finding(GRADIENT, False, seen.format(words), hint)
     ranks = len(plan)
     of_pieces = [
-        [each / asked for each, (_, _, asked) in zip(own, pieces, strict=True)]
+        [gradient / asked for gradient, (_, _, asked) in zip(own, pieces, strict=True)]
         for own, pieces in zip(sums, plan, strict=True)
     ]
     asked_by = [sum(asked for _, _, asked in pieces) for pieces in plan]
@@ -207,22 +202,19 @@ def _of_gradients(
     all_tokens = sum(n * length for pieces in plan for n, length, _ in pieces)
     sentences = sum(n for pieces in plan for n, _, _ in pieces)
     whole, asked = sum(map(sum, sums)), sum(asked_by)
-    if any(far(each, held[0]) > NEAR for each in held):
+    if any(far(gradient, gradients[0]) > NEAR for gradient in gradients):
         hint = "The ranks hold different gradients. Which pass brings them together, and is it left out, too?"
-    elif before is not None and far(held[0], truth + before) < NEAR:
+    elif before is not None and far(gradients[0], truth + before) < NEAR:
         hint = "The first call is right, and a second one is not. What does it find in .grad?"
-    elif before is not None and far(held[0], before) < NEAR:
+    elif before is not None and far(gradients[0], before) < NEAR:
         hint = "That is the first call's. The list is the same in the second one, and what is in it is not."
     else:
-        each_alike = "Every piece counts alike here, whether it asks for one token or for twenty."
+        of_means = sum(map(sum, of_pieces)) / ranks
         hint = nearest(
-            held[0],
-            (sum(map(sum, of_pieces)) / ranks / len(plan[0]), each_alike),
-            (sum(map(sum, of_pieces)) / ranks, "A sum of the pieces' means. What is each of them worth?"),
-            (
-                sum(of_ranks) / ranks,
-                "It is right on each rank, and the ranks count alike, with few questions and with many.",
-            ),
+            gradients[0],
+            (of_means / len(plan[0]), PIECE),
+            (of_means, "A sum of the pieces' means. What is each of them worth?"),
+            (sum(of_ranks) / ranks, RANK),
             (truth / ranks, "It is too small, by the number of ranks. What does DDP divide by?"),
             (truth * ranks, "It is too large, by the number of ranks. Is it averaged, or added up?"),
             (truth * asked / ranks, "A sum over the tokens. How many are asked for, on all ranks?"),
@@ -231,22 +223,20 @@ def _of_gradients(
             otherwise="By what is each token's loss divided? The same on every rank, in every piece.",
             within=NEAR,
         )
-    gaps = [far(each, truth) for each in held]
-    rank = gaps.index(max(gaps))
-    values = torch.as_tensor(held[rank], dtype=torch.float64)
-    place = int((values - truth).abs().nan_to_num(math.inf).argmax())
-    words = f"one gradient of rank {rank} is {values[place]:.6f}, and should be {truth[place]:.6f}"
-    return Finding(GRADIENT, max(gaps) < NEAR, seen.format(words), hint)
+    rank, gap = furthest(far(gradient, truth) for gradient in gradients)
+    place = place_of_furthest(gradients[rank], truth)
+    words = f"one gradient of rank {rank} is {gradients[rank][place]:.6f}, and should be {truth[place]:.6f}"
+    return Finding(GRADIENT, gap < NEAR, seen.format(words), hint)
 
 
 def _of_losses(
     what: str, seen: str, returned: list[Any], loss: float, own: list[float], plan: list[list[Piece]]
 ) -> Finding:
-    wrong = [rank for rank, each in enumerate(returned) if isinstance(each, str) or far(each, loss) > EXACT]
+    wrong = [rank for rank, own in enumerate(returned) if isinstance(own, str) or far(own, loss) > EXACT]
     got = returned[wrong[0]] if wrong else loss
     words = f"rank {wrong[0] if wrong else 0} returned {got if isinstance(got, str) else format(got, '.10f')}"
     asked_by = [sum(asked for _, _, asked in pieces) for pieces in plan]
-    means = [each / (asked or 1) for each, asked in zip(own, asked_by, strict=True)]
+    means = [total / (asked or 1) for total, asked in zip(own, asked_by, strict=True)]
     hint = "Which losses belong into it, and by how many of them is it divided?"
     if isinstance(got, str):
         hint = "A number is asked for, the same on every rank."
@@ -254,7 +244,7 @@ def _of_losses(
         hint = "Nothing divided by nothing. What does a mean over no token give, and what does a sum?"
     elif far(got, loss) < 1e-5:
         hint = "The first digits are right. Which number on the way has fewer of them than the model's have?"
-    elif any(far(got, each) < NEAR for each in means):
+    elif any(far(got, mean) < NEAR for mean in means):
         hint = "That is the mean of one rank's own tokens. What do the others know?"
     elif far(got, sum(means) / len(means)) < NEAR:
         hint = "That is a mean of the ranks' means."
@@ -263,58 +253,51 @@ def _of_losses(
     return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.10f}"), hint)
 
 
-def _of_silence(seen: str, held: list[Any], truth: Tensor, tokens: int) -> Finding:
-    gaps = [math.inf if each is None else far(each, truth) for each in held]
-    rank = gaps.index(max(gaps))
-    if held[rank] is None:
-        words, hint = (
-            "holds no gradients",
-            "It has no question, and still has to come to the others' average.",
-        )
-    elif any(math.isnan(each) for each in held[rank]):
+def _of_silence(seen: str, gradients: list[Any], truth: Tensor, tokens: int) -> Finding:
+    rank, gap = furthest(far(gradient, truth) for gradient in gradients)
+    if gradients[rank] is None:
+        words = "holds no gradients"
+        hint = "It has no question, and still has to come to the others' average."
+    elif any(math.isnan(value) for value in gradients[rank]):
         words, hint = "holds a nan", "Nothing divided by nothing. Where can a number of tokens be 0?"
     else:
-        words = f"holds gradients that are off by {gaps[rank]:.2g}"
+        words = f"holds gradients that are off by {gap:.2g}"
         hint = "A rank without a question has a gradient of 0, which must not count as a vote."
         if tokens == 1:
             hint = "One token is a question, too. By what is its loss divided?"
-    return Finding(SILENT, max(gaps) < NEAR, seen.format(f"rank {rank} {words}"), hint)
+    return Finding(SILENT, gap < NEAR, seen.format(f"rank {rank} {words}"), hint)
 
 
 def _as_lists(pieces: list[tuple[Tensor, Tensor]]) -> list[list[Any]]:
-    return [[each.tolist() for each in piece] for piece in pieces]
+    return [[tensor.tolist() for tensor in piece] for piece in pieces]
 
 
 @in_group
-def _accumulated(
-    answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]
-) -> list[dict[str, Any]]:
+def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]) -> list[Result]:
     model = _network(weights)
-    ddp, found, kept = DistributedDataParallel(model), [], watched(model, _places)
+    ddp, kept = DistributedDataParallel(model), watch_retention(model, _places)
+    results: list[Result] = []
     pieces: list[tuple[Tensor, Tensor]] = []  # the same list in each call, with other pieces
     for seed, plan in calls:
         pieces[:], known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
-        ddp.train(training := len(found) % 2 == 0)
+        ddp.train(training := len(results) % 2 == 0)
         kept.clear()
         # Profile the first call only: the profiler takes more time than all the rest.
-        with nullcontext() if found else traffic() as travelled:
+        with nullcontext() if results else record_traffic() as travelled:
             returned = number(answer(ddp, pieces))
-        sent = found[0]["sent"] if found else travelled.came()
-        travels = [] if found else travelled.calls
-        gradients = [each.grad for each in model.parameters()]
-        whole = None
-        if not any(each is None for each in gradients):
-            whole = torch.cat([each.detach().flatten() for each in gradients])
+        sent = travelled.received() if travelled else results[0]["sent"]
+        travels = travelled.calls if travelled else []
         still = {
-            "ddp is in another mode": all(each.training == training for each in ddp.modules()),
+            "ddp is in another mode": all(module.training == training for module in ddp.modules()),
             "ddp's plain backward passes do not average any more": ddp.require_backward_grad_sync,
             "the pieces are others": _as_lists(pieces) == _as_lists(known),
         }
         changed = [word for word, holds in still.items() if not holds]
-        found.append({"gradient": whole, "returned": returned, "sent": sent, "changed": changed})
-        found[-1]["gathered"] = any("gather" in name and count >= NUMBERS / 9 for name, count in travels)
-        found[-1]["places"] = max(kept, default=0)
-    return found
+        results.append({"gradient": gradients_of(model), "returned": returned})
+        results[-1] |= {"sent": sent, "changed": changed}
+        results[-1]["gathered"] = any("gather" in name and count >= NUMBERS / 9 for name, count in travels)
+        results[-1]["places"] = max(kept, default=0)
+    return results
 
 
 def _places(scores: Tensor) -> int:
@@ -330,9 +313,9 @@ OTHERS = "another seed, epoch, step or rank draws others"
 MASK = 4  # the id of [MASK]; those below are special
 FIRST = 5  # the first id that is not special
 SENTENCES, LENGTH, FEW = 60, 50, 8
-SIZES = (1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**9, 16, 32, 64, 256, 1024, 4096, 2**16, 2**20, 2**32)
+SIZES: tuple[int, ...] = (*(10**i for i in range(7)), 10**9, 16, 32, 64, 256, 1024, 4096, 2**16, 2**20, 2**32)
 SIZES += (17, 31, 37, 97, 101, 997, 1009, 7919, 9973, 10007, 100003, 104729, 1000003, 1299709, 10**9 + 7)
-Place = tuple[int, int, int, int]  # seed, epoch, step, rank
+Place = tuple[int, ...]  # seed, epoch, step, rank
 
 
 @question(
@@ -344,10 +327,9 @@ Place = tuple[int, int, int, int]  # seed, epoch, step, rank
 def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     base = rng.randrange(5, 1000), rng.randrange(1, 9), rng.randrange(1, 90), rng.randrange(1, 8)
     a, b = rng.sample(range(4), 2)
-    places = [base]
-    places += [
-        tuple(value + (i == at) for i, value in enumerate(base)) for at in range(4)
-    ]  # one number larger by 1
+    places: list[Place] = [base]
+    # one number larger by 1
+    places += [tuple(value + (i == at) for i, value in enumerate(base)) for at in range(4)]
     places.append(tuple(value + (i == a) - (i == b) for i, value in enumerate(base)))  # an equal sum
     swapped = [*base]
     swapped[a], swapped[b] = base[b] + 10, base[a] + 10
@@ -362,16 +344,16 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ids, other = _ids(rng.randrange(2**31))
     texts = [ids.tolist(), other.tolist(), ids[:FEW].tolist()]
     calls = [*((0, place) for place in [*places, base]), (1, base), *((2, place) for place in alone)]
-    (found,) = ask(_masks, texts, calls, rng.randrange(2**31))
+    (results,) = ask(_masks, texts, calls, rng.randrange(2**31))
     (once_more,) = ask(_masks, texts, [(0, base)], rng.randrange(2**31))
-    few, found = found[len(places) + 2 :], found[: len(places) + 2]
-    masks = [torch.tensor(each["labels"]) != IGNORED for each in found]
-    for place, each, hidden in zip([*places, base], found, masks, strict=False):
-        yield _of_one_mask(f"with {place} ", ids, each, hidden)
-    if all(each.shape == ids.shape for each in masks):
+    few, results = results[len(places) + 2 :], results[: len(places) + 2]
+    masks = [torch.tensor(result["labels"]) != IGNORED for result in results]
+    for place, result, hidden in zip([*places, base], results, masks, strict=False):
+        yield first_fault(HIDDEN, _of_one_mask(f"with {place} ", ids, result, hidden))
+    if all(hidden.shape == ids.shape for hidden in masks):
         yield _of_all_masks(ids, masks[: len(places)])
     when = f"with {base} once more, and other words in the very same tensor, "
-    yield _of_one_mask(when, other, found[-1], masks[-1])
+    yield first_fault(HIDDEN, _of_one_mask(when, other, results[-1], masks[-1]))
     hint = "What do your dice depend on besides the four numbers?"
     for hidden, when in (
         (masks[-2], "later in the same process"),
@@ -382,15 +364,15 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(AGAIN, torch.equal(hidden, masks[0]), seen, hint)
     yield Finding(
         AGAIN,
-        all(each["dice_left"] for each in [*found, *few]),
+        all(result["dice_left"] for result in [*results, *few]),
         "torch.rand(1) after your call gives another number than without it",
         "Dropout draws from torch's own generator. Let your masks have one of theirs.",
     )
-    alike = []
-    for drawn in (zip(places, found, strict=False), zip(alone, few, strict=True)):
+    alike: list[tuple[Any, Any]] = []
+    for drawn in (zip(places, results, strict=False), zip(alone, few, strict=True)):
         by_labels: dict[str, Place] = {}
-        for place, each in drawn:
-            before = by_labels.setdefault(str(each["labels"]), place)
+        for place, result in drawn:
+            before = by_labels.setdefault(str(result["labels"]), place)
             alike += [(before, place)] if before != place else []
     seen = "(seed, epoch, step, rank) = {} and {} hide the same tokens".format(*(alike or [("", "")])[0])
     hint = "How do four numbers become one, so that no two quadruples become the same?"
@@ -402,12 +384,12 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 def _ids(seed: int) -> tuple[Tensor, Tensor]:
     """Draw padded sentences with special ids at both ends and in between, and the same with other words."""
-    dice = torch.Generator().manual_seed(seed)
-    ids, other = torch.randint(FIRST, 400, (2, SENTENCES, LENGTH), generator=dice)
-    kind = torch.rand(ids.shape, generator=dice)
+    generator = torch.Generator().manual_seed(seed)
+    ids, other = torch.randint(FIRST, 400, (2, SENTENCES, LENGTH), generator=generator)
+    kind = torch.rand(ids.shape, generator=generator)
     ids[kind < 0.2] = FIRST  # the first id that is not special is frequent
-    ids[kind > 0.9] = torch.randint(1, FIRST, ids.shape, generator=dice)[kind > 0.9]
-    for row, length in enumerate(torch.randint(LENGTH // 2, LENGTH + 1, (SENTENCES,), generator=dice)):
+    ids[kind > 0.9] = torch.randint(1, FIRST, ids.shape, generator=generator)[kind > 0.9]
+    for row, length in enumerate(torch.randint(LENGTH // 2, LENGTH + 1, (SENTENCES,), generator=generator)):
         ids[row, 0], ids[row, length - 1] = 2, 3
         ids[row, length:] = 0
     return ids, torch.where(ids < FIRST, ids, other)
@@ -422,55 +404,49 @@ def _of_all_masks(ids: Tensor, masks: list[Tensor]) -> Finding:
     return Finding(HIDDEN, abs(share - 0.15) < 0.015 and abs(of_first - 0.15) < 0.03, seen, hint)
 
 
-def _of_one_mask(seen: str, ids: Tensor, each: dict[str, Any], hidden: Tensor) -> Finding:
-    words, labels, inputs = ids > MASK, torch.tensor(each["labels"]), torch.tensor(each["inputs"])
-    share = hidden.sum().item() / words.sum().item()
-    hint = ""
+def _of_one_mask(seen: str, ids: Tensor, result: Result, hidden: Tensor) -> Faults:
+    words, labels, inputs = ids > MASK, torch.tensor(result["labels"]), torch.tensor(result["inputs"])
     if inputs.shape != ids.shape or labels.shape != ids.shape:
         seen += f"inputs have the shape {tuple(inputs.shape)}, labels {tuple(labels.shape)}"
-        hint = f"Both have the shape of ids, {tuple(ids.shape)}."
-    elif not each["ids_left"]:
-        seen, hint = (
-            "ids are others after your call",
-            "Write into a copy: the loader hands out the same ones.",
-        )
-    elif (hidden & ~words).any():
-        seen, hint = seen + "a special token is hidden", "Ids below 5 are special: they cannot be guessed."
-    elif not 0.1 < share < 0.2:
+        yield seen, f"Both have the shape of ids, {tuple(ids.shape)}."
+    if not result["ids_left"]:
+        yield "ids are others after your call", "Write into a copy: the loader hands out the same ones."
+    if (hidden & ~words).any():
+        yield seen + "a special token is hidden", "Ids below 5 are special: they cannot be guessed."
+    if not 0.1 < (share := hidden.sum().item() / words.sum().item()) < 0.2:
         seen += f"{share:.0%} of the tokens that are not special are hidden"
-        hint = "Each of them is hidden with a probability of 0.15, independently of the others."
-    elif not torch.equal(inputs, torch.where(hidden, MASK, ids)):
+        yield seen, "Each of them is hidden with a probability of 0.15, independently of the others."
+    if not torch.equal(inputs, torch.where(hidden, MASK, ids)):
         seen += "the inputs are not the ids with [MASK] where labels ask"
-        hint = "Where a label asks, the input is 4; everywhere else it is what it was."
-    elif not torch.equal(labels, torch.where(hidden, ids, IGNORED)):
+        yield seen, "Where a label asks, the input is 4; everywhere else it is what it was."
+    if not torch.equal(labels, torch.where(hidden, ids, IGNORED)):
         seen += "a label is not the id that was hidden there"
-        hint = "Labels hold what stood there before, and -100 where nothing is asked."
-    return Finding(HIDDEN, not hint, seen, hint)
+        yield seen, "Labels hold what stood there before, and -100 where nothing is asked."
 
 
-def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[dict[str, Any]]:
-    found = []
+def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[Result]:
+    results = []
     tensors: dict[int, Tensor] = {}  # by length: the same object for each text of that length
     numbers: dict[int, int] = {}
     torch.manual_seed(seed)
     for text, place in calls:
         ids = texts[text]
         given = tensors.setdefault(len(ids), torch.tensor(ids)).copy_(torch.tensor(ids))
-        place = [numbers.setdefault(each, each) for each in place]
+        same = [numbers.setdefault(value, value) for value in place]
         state = torch.get_rng_state()
         expected = torch.rand(1)
         torch.set_rng_state(state)
-        with patch("builtins.hash", partial(hash_of_its_own, hash, seed)):
-            answered = answer(given, *place)
-        if not (isinstance(answered, tuple | list) and len(answered) == 2):
-            raise Refused(f"mask(…) returns two tensors, inputs and labels; it returned {told(answered)}")
+        with patch("builtins.hash", partial(hash_of_process, hash, seed)):
+            answered = answer(given, *same)
+        two = isinstance(answered, tuple | list) and len(answered) == 2
+        refuse_unless(two, "mask(…) returns two tensors, inputs and labels", answered)
         inputs, labels = answered
-        if not all(isinstance(each, Tensor) and each.dim() == 2 for each in answered):
+        if not all(isinstance(tensor, Tensor) and tensor.dim() == 2 for tensor in answered):
             raise Refused(f"inputs and labels are tensors of the shape of ids; these are {told(answered)}")
-        inputs, labels = (each.tolist() for each in (inputs.long(), labels.long()))
-        found.append({"inputs": inputs, "labels": labels, "ids_left": given.tolist() == ids})
-        found[-1]["dice_left"] = torch.equal(torch.rand(1), expected)
-    return found
+        inputs, labels = (tensor.tolist() for tensor in (inputs.long(), labels.long()))
+        results.append({"inputs": inputs, "labels": labels, "ids_left": given.tolist() == ids})
+        results[-1]["dice_left"] = torch.equal(torch.rand(1), expected)
+    return results
 
 
 # --- 16.3 -------------------------------------------------------------------------------------------------
@@ -478,6 +454,9 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
 DECAY = "AdamW's weight decay is 0.01 for matrices, and 0 for vectors and single numbers"
 PYTORCHS = "torch.optim.AdamW"
 RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
+ONCE_MORE = "called once more with the very same model, whose last layer is a new one"
+RESUMED = "State was taken from both, and loaded into new ones. What of the schedule is not in its state?"
+WARM_UP = "The steps are right. How many of them does the text give to the warm-up?"
 
 
 class _Block(nn.Module):
@@ -492,7 +471,7 @@ class _Block(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-def _model(width: int, turned: bool) -> nn.Module:
+def _model(width: int, turned: bool) -> nn.ModuleDict:
     """Build a model with a matrix as its first parameter and a vector as its last, or the other way round."""
     words, out = nn.Embedding(9, width), nn.Linear(width, 9)
     out.weight = words.weight  # tied
@@ -504,43 +483,41 @@ def _model(width: int, turned: bool) -> nn.Module:
 
 @question("16.3", "prepare(model, lr, epochs, samples, batch_size, ranks)", {DECAY: 1, RATES: 1})
 def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    calls, turned = [], rng.random() < 0.5
+    calls: list[tuple[Any, ...]] = []
+    turned = rng.random() < 0.5
     for ranks in rng.sample(range(2, 6), 2):
         width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
         # Once a multiple of ten, once more than five above: another rounding of a tenth is right in one alone
         in_tens = not calls
         steps = range(5, 11)  # per epoch; with any number of epochs, some of them fit
-        fitting = [each for each in steps if (each * epochs % 10 == 0 if in_tens else each * epochs % 10 > 5)]
+        fitting = [n for n in steps if (n * epochs % 10 == 0 if in_tens else n * epochs % 10 > 5)]
         # With a remainder, which is padded, and a short last batch
         samples = ranks * batch_size * (rng.choice(fitting) - 1) + 1 + rng.randrange(ranks - 1)
         a_rank = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
         form = width, turned != in_tens
         calls.append((form, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
     (all_found,) = ask(_prepared, calls)
-    for found, (_, arguments, a_rank, _) in zip(all_found, calls, strict=True):
-        yield _of_decay(found)
-        yield _of_decay(found | found["again"], f"{ONCE_MORE}, ")
+    for result, (_, arguments, a_rank, _) in zip(all_found, calls, strict=True):
+        yield _of_decay(result)
+        yield _of_decay(result | result["again"], f"{ONCE_MORE}, ")
         lr, epochs, samples, batch_size, ranks = arguments
         right = [_rate(lr, step, a_rank) for step in range(a_rank)]
-        for name, rates in (("", found["rates"]), ("resumed: ", found["resumed"])):
+        for name, rates in (("", result["rates"]), ("resumed: ", result["resumed"])):
             # In each step, the group that is farthest off
-            rates = [
-                max(each, key=lambda rate: abs(rate - known))
-                for each, known in zip(rates, right, strict=True)
-            ]
-            gaps = [abs(one - other) for one, other in zip(rates, right, strict=True)]
-            step = gaps.index(max(gaps))
+            by_step = zip(rates, right, strict=True)
+            rates = [max(groups, key=lambda rate: abs(rate - known)) for groups, known in by_step]
+            step, gap = furthest(abs(rate - known) for rate, known in zip(rates, right, strict=True))
             seen = f"{name}{samples} samples, batch_size {batch_size}, {ranks} ranks, {epochs} epochs: "
             seen += f"in step {step} the learning rate is {rates[step]:.4g}, and should be {right[step]:.4g}"
-            yield Finding(RATES, max(gaps) < 1e-6 * lr, seen, _of_rates(bool(name), rates, arguments))
-        first = max(found["again"]["rates"], key=lambda rate: abs(rate - right[0]))
+            yield Finding(RATES, gap < 1e-6 * lr, seen, _of_rates(bool(name), rates, arguments))
+        first = max(result["again"]["rates"], key=lambda rate: abs(rate - right[0]))
         seen = f"{ONCE_MORE}, the learning rate is {first:.4g} in step 0, and should be {right[0]:.4g}"
         hint = "Each call begins a training. What of an earlier one is in what you return?"
         yield Finding(RATES, abs(first - right[0]) < 1e-6 * lr, seen, hint)
         seen = "a second optimizer holds the parameters in another order than the first"
         hint = "A state is loaded by the parameters' places. From what does your order come?"
-        yield Finding(RATES, found["same_order"], seen, hint)
+        yield Finding(RATES, result["same_order"], seen, hint)
 
 
 def _rate(lr: float, step: int, steps: int) -> float:
@@ -551,39 +528,31 @@ def _line(lr: float, step: int, steps: int, rising: int) -> float:
     return lr * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 
 
-ONCE_MORE = "called once more with the very same model, whose last layer is a new one"
-
-
-def _of_decay(found: dict[str, Any], when: str = "") -> Finding:
-    if found["kind"] != PYTORCHS:
-        return Finding(
-            DECAY, False, f"the optimizer is {found['kind']}", "torch.optim has the one that is asked for."
-        )
+def _of_decay(result: Result, when: str = "") -> Finding:
+    if result["kind"] != PYTORCHS:
+        seen = f"the optimizer is {result['kind']}"
+        return Finding(DECAY, False, seen, "torch.optim has the one that is asked for.")
     wrong = [
         (name, ndim, decay)
-        for name, ndim, decay in found["decays"]
+        for name, ndim, decay in result["decays"]
         if decay is None or abs(decay - (0.01 if ndim > 1 else 0.0)) > 1e-9
     ]
     name, ndim, decay = (wrong or [("", 0, 0.0)])[0]
-    seen = f"{when}{name}, of {ndim} dimensions, " + (
-        "is in no group" if decay is None else f"decays by {decay}"
-    )
+    seen = f"{when}{name}, of {ndim} dimensions, "
+    seen += "is in no group" if decay is None else f"decays by {decay}"
     hint = "Neither its name nor the kind of its module decides, only its shape."
     if decay is None:
         hint = "Every parameter belongs into one of the groups, or it is never trained."
-    elif len({each for _, _, each in found["decays"]}) == 1:
-        hint = (
-            "All parameters have the same. An optimizer takes groups of parameters, each with its own decay."
-        )
+    elif len({own for _, _, own in result["decays"]}) == 1:
+        hint = "All parameters have the same. "
+        hint += "An optimizer takes groups of parameters, each with its own decay."
     return Finding(DECAY, not wrong, seen, hint)
 
 
 def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> str:
     lr, epochs, samples, batch_size, ranks = arguments
     if resumed:
-        return (
-            "State was taken from both, and loaded into new ones. What of the schedule is not in its state?"
-        )
+        return RESUMED
     floor = samples // ranks // batch_size * epochs
     whole, once = math.ceil(samples / batch_size) * epochs, math.ceil(math.ceil(samples / ranks) / batch_size)
 
@@ -595,10 +564,7 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     others = ([_line(lr, step, n, w) for step in range(n)] for w in warm_ups - {0, 1 + n // 10})
     return nearest(
         rates,
-        *(
-            (each, "The steps are right. How many of them does the text give to the warm-up?")
-            for each in others
-        ),
+        *((other, WARM_UP) for other in others),
         (line(whole), "Counted are the steps that one rank would make alone. How long is a rank's loader?"),
         (line(once), "Those are the steps of one epoch."),
         (line(floor), "The rest makes a step, too: a sampler pads, and a loader's last batch may be short."),
@@ -608,26 +574,21 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     )
 
 
-def _prepared(answer: Any, calls: list[tuple[Any, list[Any], int, int]]) -> list[dict[str, Any]]:
-    return [_of_one_training(answer, *call) for call in calls]
-
-
-def _of_one_training(
-    answer: Any, form: tuple[int, bool], arguments: list[Any], steps: int, stop: int
-) -> dict[str, Any]:
+@on_each_case
+def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: int, stop: int) -> Result:
     orders = []
 
-    def begin(model: nn.Module | None = None) -> tuple[nn.Module, Any, Any]:
+    def begin(model: nn.ModuleDict | None = None) -> tuple[nn.ModuleDict, Any, Any]:
         torch.manual_seed(0)
         model = _model(*form) if model is None else model
         answered = answer(model, *arguments)
-        if not (isinstance(answered, tuple | list) and len(answered) == 2):
-            raise Refused(f"prepare(…) returns an optimizer and a schedule; it returned {told(answered)}")
+        asked = "prepare(…) returns an optimizer and a schedule"
+        refuse_unless(isinstance(answered, tuple | list) and len(answered) == 2, asked, answered)
         optimizer, schedule = answered
-        if not (isinstance(optimizer, torch.optim.Optimizer) and hasattr(schedule, "state_dict")):
-            raise Refused(f"prepare(…) returns an optimizer and a schedule; it returned {told(answered)}")
-        names = {id(each): name for name, each in model.named_parameters()}
-        orders.append([names.get(id(each)) for group in optimizer.param_groups for each in group["params"]])
+        fit = isinstance(optimizer, torch.optim.Optimizer) and hasattr(schedule, "state_dict")
+        refuse_unless(fit, asked, answered)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        orders.append([names.get(id(p)) for group in optimizer.param_groups for p in group["params"]])
         return model, optimizer, schedule
 
     def go_on(optimizer: Any, schedule: Any, count: int) -> list[list[float]]:
@@ -639,12 +600,13 @@ def _of_one_training(
         return rates
 
     def decays(model: nn.Module, optimizer: Any) -> list[tuple[str, int, float | None]]:
-        of = {id(each): group["weight_decay"] for group in optimizer.param_groups for each in group["params"]}
-        return [(name, each.ndim, of.get(id(each))) for name, each in model.named_parameters()]
+        of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+        return [(name, p.ndim, of.get(id(p))) for name, p in model.named_parameters()]
 
     model, optimizer, schedule = begin()
     kind = PYTORCHS if isinstance(optimizer, torch.optim.AdamW) else type(optimizer).__name__
-    seen = {"kind": kind, "decays": decays(model, optimizer), "rates": go_on(optimizer, schedule, steps)}
+    seen: Result = {"kind": kind, "decays": decays(model, optimizer)}
+    seen["rates"] = go_on(optimizer, schedule, steps)
     model["out"] = nn.Linear(form[0], 5)
     _, optimizer, schedule = begin(model)
     orders.pop()  # of another model
@@ -657,7 +619,7 @@ def _of_one_training(
     file.seek(0)
     states = torch.load(file, weights_only=True)
     _, optimizer, schedule = begin()
-    for each, state in zip((optimizer, schedule), states, strict=True):
-        each.load_state_dict(state)
+    for restored, state in zip((optimizer, schedule), states, strict=True):
+        restored.load_state_dict(state)
     seen["resumed"] = first + go_on(optimizer, schedule, steps - stop)
-    return seen | {"same_order": all(each == orders[0] for each in orders)}
+    return seen | {"same_order": all(order == orders[0] for order in orders)}

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..asking import Ask, Finding, Refused, far, in_group, number, question, told
-from ..traffic import traffic
-from .cluster17 import LEFT, NO_ORDER, gpus_of_a_node, minutes, names_a_shell, orders, run_body
+from ..in_rank.traffic import record_traffic
+from ..in_rank.work import in_group, refuse_unless
+from ..judging import Faults, by_call, far, first_fault, furthest
+from ..question import Ask, Finding, Refused, Result, question
+from ..wording import number
+from .cluster17 import LEFT, NO_DIRECTIVE, directives, gpus_of_a_node, minutes, names_a_shell, run_body
 
 # --- 17.1 -------------------------------------------------------------------------------------------------
 
@@ -23,7 +26,11 @@ ASKS = "it asks for the nodes, for their GPUs, and for so much time"
 STARTS = "each node starts the script on a rank for each of its GPUs"
 MEETS = "all meet at one address, of a node of the job"
 PORTS = "another job meets at another port"
-Told = dict[str, Any]
+Case = dict[str, Any]
+WHICH_SHELL = "sbatch takes scripts: of which shell?"
+LOST = "A line that begins with an option belongs to a command. Where is that, and what joins the two?"
+NOT_ALONE = "Each of them must know how many nodes belong to the training."
+REPLACED = "A variable is replaced where its line is run. In the job's body that is the first node alone."
 
 
 @question(
@@ -34,14 +41,14 @@ Told = dict[str, Any]
 )
 def job_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     shapes = rng.sample([(2, 4), (3, 2), (4, 3), (5, 2)], 2)
-    shapes = zip(shapes, (0, rng.randint(1, 3)), strict=True)
-    cases = [_cluster(rng, nodes, gpus, days) for (nodes, gpus), days in shapes]
+    with_days = zip(shapes, (0, rng.randint(1, 3)), strict=True)
+    cases = [_cluster(rng, nodes, gpus, days) for (nodes, gpus), days in with_days]
     for at, case in enumerate(cases):  # each in a process of its own, since a job file that hangs takes long
-        (found,) = ask(_submitted, cases, at)
-        yield from _of_a_job(case, found)
+        (result,) = ask(_submitted, cases, at)
+        yield from _of_a_job(case, result)
 
 
-def _cluster(rng: random.Random, nodes: int, gpus: int, days: int) -> Told:
+def _cluster(rng: random.Random, nodes: int, gpus: int, days: int) -> Case:
     first, net = rng.randint(2, 90), rng.randint(16, 31)
     begin = rng.choice(("gpu", "node", "n-a", "dgx"))
     job = rng.randint(70, 900) * 10_000 + rng.randint(800, 899)  # its last digits are no octal number
@@ -57,83 +64,57 @@ def _cluster(rng: random.Random, nodes: int, gpus: int, days: int) -> Told:
     }
 
 
-def _first(what: str, *faults: tuple[bool, str, str]) -> Finding:
-    """Report the first of the faults, each (is it one, what was seen, a hint), or that all is well."""
-    found = [Finding(what, False, seen, hint) for bad, seen, hint in faults if bad]
-    return found[0] if found else Finding(what, True)
-
-
-def _of_a_job(case: Told, found: Told) -> Iterator[Finding]:
-    yield _of_the_orders(case, found["text"])
-    ports = []
-    for run in found["runs"]:
-        started = _Started(case, run)
-        yield started.of_ranks()
-        yield started.of_the_meeting()
-        ports.append(started.port())
+def _of_a_job(case: Case, result: Result) -> Iterator[Finding]:
+    yield first_fault(ASKS, _faults_of_directives(case, result["text"]))
+    jobs = [_Started(case, run) for run in result["runs"]]
+    for started in jobs:
+        yield first_fault(STARTS, started.faults_of_ranks())
+        yield first_fault(MEETS, started.faults_of_the_meeting())
+    ports = [started.port() for started in jobs]
     seen = f"job {case['jobs'][0]} meets at port {ports[0]}, job {case['jobs'][1]} at {ports[1]}"
-    outside = any(port is not None and not 1024 <= port <= 65535 for port in ports)
-    hint = "A port is a number from 1024 to 65535, and the numbers of jobs grow far beyond that."
-    same = "Two of your jobs may share a node. What does one have that the other has not?"
-    none = (
-        "One of them is no number. Which digits does the job's number have there, and what is that to bash?"
-    )
-    yield _first(
-        PORTS, (outside, seen, hint), (None in ports, seen, none), (ports[0] == ports[1], seen, same)
-    )
+    hint = "Two of your jobs may share a node. What does one have that the other has not?"
+    if any(port is not None and not 1024 <= port <= 65535 for port in ports):
+        hint = "A port is a number from 1024 to 65535, and the numbers of jobs grow far beyond that."
+    elif None in ports:
+        hint = "One of them is no number. "
+        hint += "Which digits does the job's number have there, and what is that to bash?"
+    elif ports[0] != ports[1]:
+        hint = ""
+    yield Finding(PORTS, not hint, seen, hint)
 
 
-WHICH_SHELL = "sbatch takes scripts: of which shell?"
-
-
-def _of_the_orders(case: Told, text: str) -> Finding:
-    asked = orders(text)
+def _faults_of_directives(case: Case, text: str) -> Faults:
+    asked = directives(text)
     nodes, gpus = asked.get("nodes", "nothing"), gpus_of_a_node(asked, case["nodes"])
     say = "are wanted; the #SBATCH lines say"
-    return _first(
-        ASKS,
-        (not text.startswith("#!"), "the first line is no #! line", WHICH_SHELL),
-        (
-            not names_a_shell(text),
-            f"the first line is {text.splitlines()[0][:60]!r}; no shell is there" if text else "",
-            WHICH_SHELL,
-        ),
-        (
-            nodes not in (str(case["nodes"]), f"{case['nodes']}-{case['nodes']}"),
-            f"{case['nodes']} nodes {say} {nodes}",
-            "One option of sbatch is the number of nodes. Orders stand above the first command.",
-        ),
-        (
-            gpus != case["gpus"],
-            f"{case['gpus']} GPUs on each node {say} {gpus or 'nothing'}",
-            "Without an order the nodes may come without their GPUs. And are they counted on a node?",
-        ),
-        (
-            minutes(asked.get("time", "")) != case["minutes"],
-            f"{case['minutes']} minutes {say} {asked.get('time', 'nothing')!r}",
-            "Hours, minutes, seconds: which of them does Slurm read in a lone number, and in two?",
-        ),
-        (
-            NO_ORDER in asked,
-            f"{asked.get(NO_ORDER, '')!r} in an #SBATCH line is no order",
-            "An order has the name of an option and, where that takes one, its value.",
-        ),
-    )
+    if not text.startswith("#!"):
+        yield "the first line is no #! line", WHICH_SHELL
+    if not names_a_shell(text):
+        yield f"the first line is {text.splitlines()[0][:60]!r}; no shell is there", WHICH_SHELL
+    if nodes not in (str(case["nodes"]), f"{case['nodes']}-{case['nodes']}"):
+        seen = f"{case['nodes']} nodes {say} {nodes}"
+        yield seen, "One option of sbatch is the number of nodes. Orders stand above the first command."
+    if gpus != case["gpus"]:
+        seen = f"{case['gpus']} GPUs on each node {say} {gpus or 'nothing'}"
+        yield seen, "Without an order the nodes may come without their GPUs. And are they counted on a node?"
+    if minutes(asked.get("time", "")) != case["minutes"]:
+        seen = f"{case['minutes']} minutes {say} {asked.get('time', 'nothing')!r}"
+        yield seen, "Hours, minutes, seconds: which of them does Slurm read in a lone number, and in two?"
+    if NO_DIRECTIVE in asked:
+        seen = f"{asked[NO_DIRECTIVE]!r} in an #SBATCH line is no order"
+        yield seen, "An order has the name of an option and, where that takes one, its value."
 
 
-LOST = "A line that begins with an option belongs to a command. Where is that, and what joins the two?"
-NOT_ALONE = "Each of them must know how many nodes belong to the training."
-REPLACED = "A variable is replaced where its line is run. In the job's body that is the first node alone."
 FLAGS = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}  # torchrun's, without a value
 
 
 class _Started:
     """What a job's body started, as recorded by the stand-ins."""
 
-    def __init__(self, case: Told, run: Told) -> None:
+    def __init__(self, case: Case, run: Result) -> None:
         self.case, self.said, self.nodes = case, run["said"], case["names"]
         self.lost = run["lost"]  # an option in the place of a command
-        notes: dict[str, list[Told]] = {"torchrun": [], "python": [], "in vain": []}
+        notes: dict[str, list[Result]] = {"torchrun": [], "python": [], "in vain": []}
         for note in run["notes"]:
             notes[note["what"]].append(note)
         self.agents, self.pythons, self.vain = notes.values()
@@ -143,122 +124,114 @@ class _Started:
             self.options.append(options)
             self.programs.append(program)
 
-    def of_ranks(self) -> Finding:
-        notes = self.agents or self.pythons
+    def faults_of_ranks(self) -> Faults:
+        if self.lost:
+            yield f"bash looked for a command with the name {self.lost!r}", LOST
+        if not (notes := self.agents or self.pythons):
+            seen = f"nothing was started on the nodes {', '.join(self.nodes)}; {self.said}"
+            hint = "On how many nodes does the body of a job file run, and what starts something on all?"
+            if LEFT in self.said:
+                hint = "The job ends with its body's last line. What makes that wait for what was started?"
+            yield seen.removesuffix("; "), hint
+        if self.agents and self.pythons:
+            yield "some ranks are started by torchrun and some without", "Either, or."
         counts = [sum(note["node"] == name for note in notes) for name in self.nodes]
         shown = ", ".join(f"{name}: {count}" for name, count in zip(self.nodes, counts, strict=True))
-        seen = f"nothing was started on the nodes {', '.join(self.nodes)}; {self.said}"
-        hint = "On how many nodes does the body of a job file run, and what starts something on all?"
-        if LEFT in self.said:
-            hint = "The job ends with its body's last line. What makes that wait for what was started?"
-        both = "some ranks are started by torchrun and some without"
-        vain = "what was started on one node waited in vain for those on the others"
-        return _first(
-            STARTS,
-            (bool(self.lost), f"bash looked for a command with the name {self.lost!r}", LOST),
-            (not notes, seen.removesuffix("; "), hint),
-            (bool(self.agents and self.pythons), both, "Either, or."),
-            *(self._of_agents(counts, shown) if self.agents else self._of_pythons(counts, shown)),
-            (
-                bool(self.vain),
-                vain,
-                "They wait for each other. Does your body wait before it starts the next?",
-            ),
-        )
+        yield from (self._of_agents if self.agents else self._of_pythons)(counts, shown)
+        if self.vain:
+            seen = "what was started on one node waited in vain for those on the others"
+            yield seen, "They wait for each other. Does your body wait before it starts the next?"
 
-    def _of_agents(self, counts: list[int], shown: str) -> Iterator[tuple[bool, str, str]]:
+    def _of_agents(self, counts: list[int], shown: str) -> Faults:
         case = self.case
         shown = f"torchruns on the nodes: {shown}"
-        hint = "torchrun starts the ranks of its node itself. How many of it does a node need?"
-        yield max(counts) > 1, shown, hint
-        yield min(counts) < 1, shown, "The body runs on the first node only. What starts a task on each?"
+        if max(counts) > 1:
+            yield shown, "torchrun starts the ranks of its node itself. How many of it does a node need?"
+        if min(counts) < 1:
+            yield shown, "The body runs on the first node only. What starts a task on each?"
         for options, program in zip(self.options, self.programs, strict=True):
             alone, most = "standalone" in options, options.get("nnodes", "1").rsplit(":", 1)[-1]
-            seen = f"torchrun is told of {'one node' if alone else f'{most} node(s)'}"
-            yield alone or most != str(case["nodes"]), f"{seen}, and there are {case['nodes']}", NOT_ALONE
-            ranks = options.get("nproc-per-node", "1")
-            seen = f"torchrun starts {ranks} ranks on a node with {case['gpus']} GPUs"
-            hint = "Which option of torchrun is the number of ranks?"
-            yield ranks not in (str(case["gpus"]), "gpu", "auto"), seen, hint
-            seen = f"torchrun runs {' '.join(program)[:60]!r}, not {case['script']}"
-            hint = "What comes after torchrun's own options?"
-            yield Path((program or [""])[0]).name != case["script"], seen, hint
+            if alone or most != str(case["nodes"]):
+                seen = f"torchrun is told of {'one node' if alone else f'{most} node(s)'}"
+                yield f"{seen}, and there are {case['nodes']}", NOT_ALONE
+            if (ranks := options.get("nproc-per-node", "1")) not in (str(case["gpus"]), "gpu", "auto"):
+                seen = f"torchrun starts {ranks} ranks on a node with {case['gpus']} GPUs"
+                yield seen, "Which option of torchrun is the number of ranks?"
+            if Path((program or [""])[0]).name != case["script"]:
+                seen = f"torchrun runs {' '.join(program)[:60]!r}, not {case['script']}"
+                yield seen, "What comes after torchrun's own options?"
 
-    def _of_pythons(self, counts: list[int], shown: str) -> Iterator[tuple[bool, str, str]]:
+    def _of_pythons(self, counts: list[int], shown: str) -> Faults:
         gpus, wanted = self.case["gpus"], self.case["nodes"] * self.case["gpus"]
-        seen = f"processes of the script on the nodes: {shown}; each has {gpus} GPUs"
-        hint = "Without torchrun, who starts a process for each GPU?"
-        yield counts != [gpus] * self.case["nodes"], seen, hint
+        if counts != [gpus] * self.case["nodes"]:
+            seen = f"processes of the script on the nodes: {shown}; each has {gpus} GPUs"
+            yield seen, "Without torchrun, who starts a process for each GPU?"
 
         def numbers(name: str, node: str = "") -> list[int]:
-            told_ = [str(note["told"].get(name)) for note in self.pythons if node in ("", note["node"])]
-            return sorted(int(each) if each.isdigit() else -1 for each in told_)
+            words = [str(note["told"].get(name)) for note in self.pythons if node in ("", note["node"])]
+            return sorted(int(word) if word.isdigit() else -1 for word in words)
 
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            seen = f"the script is started {wanted} times, and {name} is not set"
-            yield numbers(name)[:1] == [-1], seen, "Without torchrun, who tells each process who it is?"
-        seen = f"the ranks are {numbers('RANK')[:6]}…, and should be 0 to {wanted - 1}"
-        yield numbers("RANK") != list(range(wanted)), seen, REPLACED
+            if numbers(name)[:1] == [-1]:
+                seen = f"the script is started {wanted} times, and {name} is not set"
+                yield seen, "Without torchrun, who tells each process who it is?"
+        if (ranks := numbers("RANK")) != list(range(wanted)):
+            yield f"the ranks are {ranks[:6]}…, and should be 0 to {wanted - 1}", REPLACED
         for node in self.nodes:
-            seen = f"on {node} LOCAL_RANK is {numbers('LOCAL_RANK', node)}"
-            hint = "Which of Slurm's numbers begins again on each node?"
-            yield numbers("LOCAL_RANK", node) != list(range(gpus)), seen, hint
-        sizes = set(numbers("WORLD_SIZE"))
-        yield sizes != {wanted}, f"WORLD_SIZE is {sorted(sizes)}", "How many ranks are there in all?"
+            if (local := numbers("LOCAL_RANK", node)) != list(range(gpus)):
+                seen = f"on {node} LOCAL_RANK is {local}"
+                yield seen, "Which of Slurm's numbers begins again on each node?"
+        if (sizes := set(numbers("WORLD_SIZE"))) != {wanted}:
+            yield f"WORLD_SIZE is {sorted(sizes)}", "How many ranks are there in all?"
         script = self.case["script"]
-        other = not all(any(Path(word).name == script for word in note["words"]) for note in self.pythons)
-        yield other, f"it is not {script} that runs", "What comes after python?"
+        if not all(any(Path(word).name == script for word in note["words"]) for note in self.pythons):
+            yield f"it is not {script} that runs", "What comes after python?"
 
-    def of_the_meeting(self) -> Finding:
+    def faults_of_the_meeting(self) -> Faults:
         places = self._endpoints()
         ids = {options.get("rdzv-id", "none") for options in self.options}
         hosts = sorted({host for host, _ in places})
-        seen = f"they are sent to {len(places)} places, as {', '.join(hosts)[:80]}"
+        hint = "Each node looked it up for itself. Who looks it up for all?"
         if len(ids) > 1:
-            seen = f"they are told {len(ids)} different --rdzv-id"
-        if len(places) > 1 or len(ids) > 1:
-            return Finding(MEETS, False, seen, "Each node looked it up for itself. Who looks it up for all?")
+            yield f"they are told {len(ids)} different --rdzv-id", hint
+        if len(places) > 1:
+            yield f"they are sent to {len(places)} places, as {', '.join(hosts)[:80]}", hint
         if ids == {""}:
             seen = "they are told an empty --rdzv-id, and each torchrun makes one of its own then"
-            return Finding(MEETS, False, seen, "What has the job that is the same for all of its nodes?")
+            yield seen, "What has the job that is the same for all of its nodes?"
         ((host, _),) = places
         known = self.nodes + self.case["addresses"]
-        hint = "The nodes are others in each job. How does a job learn their names?"
-        if host in ("", "localhost", "127.0.0.1"):
-            hint = "Whom does each node find there? And what is the same place for all of them?"
         if host not in known:
-            seen = f"they are sent to {host!r}; the nodes are {', '.join(self.nodes)}"
-            return Finding(MEETS, False, seen, hint)
-        return self._of_its_first(self.nodes[known.index(host) % len(self.nodes)])
-
-    def _of_its_first(self, place: str) -> Finding:
-        """Check that the rank that opens the store runs on this node, to which all are sent."""
+            hint = "The nodes are others in each job. How does a job learn their names?"
+            if host in ("", "localhost", "127.0.0.1"):
+                hint = "Whom does each node find there? And what is the same place for all of them?"
+            yield f"they are sent to {host!r}; the nodes are {', '.join(self.nodes)}", hint
+        place = self.nodes[known.index(host) % len(self.nodes)]
+        # The rank that opens the store runs on this node, to which all are sent; c10d finds it by itself.
         first = [note["node"] for note in self.pythons if note["told"].get("RANK") == "0"]
         if self.agents:
             if {options.get("rdzv-backend", "static") for options in self.options} == {"c10d"}:
-                return Finding(MEETS, True)
+                return
             ranks = [options.get("node-rank", "0") for options in self.options]
             first = [agent["node"] for agent, rank in zip(self.agents, ranks, strict=True) if rank == "0"]
-            if sorted(ranks) != [str(each) for each in range(len(self.nodes))]:
+            if sorted(ranks) != [str(rank) for rank in range(len(self.nodes))]:
                 seen = f"the static meeting is asked for, and the nodes are numbered {', '.join(ranks)}"
-                return Finding(MEETS, False, seen, REPLACED)
-        who = f"{'node' if self.agents else 'rank'} 0 is {', '.join(first) or 'nowhere'}"
-        seen = f"they are sent to {place}, and {who}"
-        return Finding(MEETS, first == [place], seen, "Who opens the store at that address?")
+                yield seen, REPLACED
+        if first != [place]:
+            who = f"{'node' if self.agents else 'rank'} 0 is {', '.join(first) or 'nowhere'}"
+            yield f"they are sent to {place}, and {who}", "Who opens the store at that address?"
 
     def _endpoints(self) -> set[tuple[str, int | None]]:
         """Return every (host, port) that the ranks are sent to."""
-        told_ = [
-            (note["told"].get("MASTER_ADDR", ""), note["told"].get("MASTER_PORT", ""))
-            for note in self.pythons
-        ]
+        environments = [note["told"] for note in self.pythons]
+        places = [(own.get("MASTER_ADDR", ""), own.get("MASTER_PORT", "")) for own in environments]
         for options in self.options:
             if "rdzv-endpoint" in options:
                 host, colon, port = options["rdzv-endpoint"].partition(":")
-                told_.append((host, port if colon else "29400"))
+                places.append((host, port if colon else "29400"))
             else:
-                told_.append((options.get("master-addr", ""), options.get("master-port", "29500")))
-        return {(host, int(port) if port.isdigit() else None) for host, port in told_} or {("", None)}
+                places.append((options.get("master-addr", ""), options.get("master-port", "29500")))
+        return {(host, int(port) if port.isdigit() else None) for host, port in places} or {("", None)}
 
     def port(self) -> int | None:
         return next(iter(self._endpoints()))[1]
@@ -276,12 +249,11 @@ def _torchrun(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, rest
 
 
-def _submitted(answer: Any, cases: list[Told], at: int) -> Told:
+def _submitted(answer: Any, cases: list[Case], at: int) -> Result:
     """Return the text of job file ``at`` and what its body did, run once for each job number."""
     for case in cases[: at + 1]:  # what an answer kept of one must not serve the next
         text = answer(case["script"], case["nodes"], case["gpus"], case["minutes"])
-        if not isinstance(text, str):
-            raise Refused(f"job_file(…) returns the text of a job file; it returned {told(text)}")
+        refuse_unless(isinstance(text, str), "job_file(…) returns the text of a job file", text)
     if (bash := shutil.which("bash")) is None:
         raise Refused("there is no bash on this machine to run your job file")
     return {"text": text, "runs": [run_body(bash, text, case, job) for job in case["jobs"]]}
@@ -291,6 +263,7 @@ def _submitted(answer: Any, cases: list[Told], at: int) -> Told:
 
 SUM = "every rank holds the sum over all ranks"
 CABLE = "a node sends no more over the cable than one rank of each node would, in a ring"
+UNCOUNTED = ("recv", "barrier")  # they send nothing
 
 
 @question("17.2", "two_levels(tensor, per_node)", {SUM: 1, CABLE: 2}, rests={CABLE: SUM})
@@ -300,64 +273,57 @@ def two_levels(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     In the last call, the first tensor comes again, with other numbers in it.
     """
     ends = rng.sample([1, 4], 2)  # one node per rank, and one node for all
-    found = [*_on(ask, rng, 6, rng.sample([2, 3], 2)), *_on(ask, rng, 4, [2, *ends])]
-    yield from found
+    yield from [*_on(ask, rng, 6, rng.sample([2, 3], 2)), *_on(ask, rng, 4, [2, *ends])]
 
 
 def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterator[Finding]:
     calls = [(per_node, rng.randrange(2**31), [rng.randint(31, 89), 67]) for per_node in nodes_of]
     calls.append((nodes_of[0], rng.randrange(2**31), calls[0][2]))
-    held = ask(_summed, calls, nprocs=ranks)
-    for call, (per_node, seed, shape) in enumerate(calls):
+    results = by_call(ask(_summed, calls, nprocs=ranks))
+    first_is_right = False
+    for call, ((per_node, seed, shape), of_call) in enumerate(zip(calls, results, strict=True)):
         nodes, size = ranks // per_node, 8 * math.prod(shape)
-        each = [_numbers(seed, rank, shape) for rank in range(ranks)]
-        gaps = [far(rank[call]["held"], torch.stack(each).sum(0)) for rank in held]
-        wrong = gaps.index(max(gaps))
-        got, mates = held[wrong][call]["held"], each[wrong // per_node * per_node :][:per_node]
+        own = [_numbers(seed, rank, shape) for rank in range(ranks)]
+        wrong, gap = furthest(far(result["sum"], torch.stack(own).sum(0)) for result in of_call)
+        first_is_right = first_is_right or (call == 0 and gap == 0)
+        got, mates = of_call[wrong]["sum"], own[wrong // per_node * per_node :][:per_node]
         hint = "What a rank adds up is right only if everything of every node reaches it, and once."
         if far(got, torch.stack(mates).sum(0)) == 0:
             hint = "That is the sum of its node. How do the nodes come together?"
-        elif call == len(nodes_of) and far(got, each[wrong]) == 0 and _all_right(held, calls[0], 0):
+        elif call == len(nodes_of) and far(got, own[wrong]) == 0 and first_is_right:
             hint = "The same tensor came before, with other numbers in it. It must be added up again."
-        elif far(got, each[wrong]) == 0:
+        elif far(got, own[wrong]) == 0:
             hint = "It holds what it began with. Who tells the ranks that are not the first of their node?"
         elif call and per_node in (1, ranks):
-            hint = (
-                "One rank on each node, or one node for all: what is there to do in each of the two levels?"
-            )
+            hint = "One rank on each node, or one node for all: "
+            hint += "what is there to do in each of the two levels?"
         elif call:
             hint = "The first call is right, and one for other nodes is not. What does it find of the first?"
-        seen = f"{nodes} nodes with {per_node} ranks each: rank {wrong} is off by up to {max(gaps):g}"
-        yield Finding(SUM, max(gaps) == 0, seen, hint)
+        seen = f"{nodes} nodes with {per_node} ranks each: rank {wrong} is off by up to {gap:g}"
+        yield Finding(SUM, gap == 0, seen, hint)
         most = 2 * (nodes - 1) / nodes * size
-        of_rank = [rank[call]["sent"] for rank in held]
+        of_rank = [result["sent"] for result in of_call]
         sent = [sum(of_rank[first : first + per_node]) for first in range(0, ranks, per_node)]
-        seen = f"of {size:,} bytes in a tensor, node {sent.index(max(sent))} sent {max(sent):,.0f}"
+        node, largest = furthest(sent)
+        seen = f"of {size:,} bytes in a tensor, node {node} sent {largest:,.0f} over the cable;"
+        seen += f" {most:,.0f} are enough"
         hint = "Which ranks of a node have to talk to other nodes at all, and about how much?"
-        if nodes > 2 and max(sent) <= (nodes - 1) * size * 1.01 and min(sent) < max(sent):
+        if nodes > 2 and largest <= (nodes - 1) * size * 1.01 and min(sent) < largest:
             hint = "With two nodes that is all it takes. With more, one node sends for all of them."
-        yield Finding(
-            CABLE, max(sent) <= 1.02 * most + 256, f"{seen} over the cable; {most:,.0f} are enough", hint
-        )
-
-
-def _all_right(held: list[Any], given: tuple[int, int, list[int]], call: int) -> bool:
-    _, seed, shape = given
-    total = torch.stack([_numbers(seed, rank, shape) for rank in range(len(held))]).sum(0)
-    return all(far(rank[call]["held"], total) == 0 for rank in held)
+        yield Finding(CABLE, largest <= 1.02 * most + 256, seen, hint)
 
 
 def _numbers(seed: int, rank: int, shape: list[int]) -> torch.Tensor:
     """Draw whole numbers in float64, too large for float32, with exact sums in any order."""
-    dice = torch.Generator().manual_seed(seed + rank)
-    return torch.randint(-(2**40), 2**40, shape, generator=dice).double()
+    generator = torch.Generator().manual_seed(seed + rank)
+    return torch.randint(-(2**40), 2**40, shape, generator=generator).double()
 
 
 @in_group
-def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
+def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Result]:
     cable = _watch_the_cable()
-    found, last = [], len(calls) - 1
-    with traffic() as seen:
+    results, last = [], len(calls) - 1
+    with record_traffic() as seen:
         for call, (per_node, seed, shape) in enumerate(calls):
             tensor = _numbers(seed, dist.get_rank(), shape)
             if call == 0:
@@ -367,16 +333,12 @@ def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Told]:
             cable |= {"per_node": per_node, "sent": 0.0}
             answer(tensor, per_node)
             if list(tensor.shape) != shape:
-                raise Refused(
-                    f"two_levels changes the tensor in place; its shape is now {tuple(tensor.shape)}"
-                )
-            found.append({"held": tensor.clone(), "sent": cable["sent"]})
+                changed = f"its shape is now {tuple(tensor.shape)}"
+                raise Refused(f"two_levels changes the tensor in place; {changed}")
+            results.append({"sum": tensor.clone(), "sent": cable["sent"]})
     if sum(name not in UNCOUNTED for name, _ in seen.calls) > cable["calls"]:
         raise Refused("not every call went through torch.distributed's own functions; use those")
-    return found
-
-
-UNCOUNTED = ("recv", "barrier")  # they send nothing
+    return results
 
 
 # The methods of a process group that torch's functions call. Not every version of torch has all of them.
@@ -392,13 +354,14 @@ COLLECTIVES = {
 }
 
 
-def _watch_the_cable() -> Told:
+def _watch_the_cable() -> Result:
     """Count, from now on, the bytes that this rank sends to other nodes, of ``per_node`` ranks each.
 
     What it writes into the store counts, too, since any of them may read it.
     """
-    cable: Told = {"per_node": 1, "sent": 0.0, "calls": 0}
-    group, put = dist.ProcessGroup, dist.Store.set
+    cable: Result = {"per_node": 1, "sent": 0.0, "calls": 0}
+    store: Any = dist.Store
+    group, put = dist.ProcessGroup, store.set
 
     def noted(real: Any, name: str) -> Any:
         def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -412,7 +375,7 @@ def _watch_the_cable() -> Told:
         cable["sent"] += len(value)
         put(self, key, value)
 
-    dist.Store.set = stored
+    store.set = stored
     for name, attributes in (COLLECTIVES | {"send": ("send",)}).items():
         for attribute in filter(partial(hasattr, group), attributes):
             setattr(group, attribute, noted(getattr(group, attribute), name))
@@ -453,6 +416,8 @@ ORDER = "in any other order, an edge counts for the node that it leaves"
 NOTHING = "every node is in the answer, and one that sends nothing has 0"
 NODE_NAMES = ["n1", "n11"]  # one is contained in the other
 MORE_NAMES = ["n2", "n21", "a", "b"]
+EDGE = "What goes over an edge of a ring of so many ranks?"
+OWN = "What of it goes to a rank on the same node?"
 
 
 @question("17.3", "cable(places, size)", {NODES: 1, ORDER: 1, NOTHING: 1}, rests={ORDER: NODES})
@@ -460,9 +425,9 @@ def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     drawn = [(what, _places(rng, what)) for what in (NODES, ORDER, NOTHING) for _ in "ab"]
     drawn.append((NODES, rng.sample(NODE_NAMES, 2)))  # two ranks: the next one is also the one before
     cases = [(what, places, rng.randint(10**11, 10**12)) for what, places in drawn]  # beyond float32
-    others = [_places(rng, NODES) if what == NODES else None for what, _ in drawn]
-    (found,) = ask(_sent_over, [case[1:] for case in cases], others)
-    for (what, places, size), other, (got, again, *then) in zip(cases, others, found, strict=True):
+    others: list[Any] = [_places(rng, NODES) if what == NODES else None for what, _ in drawn]
+    (results,) = ask(_sent_over, [case[1:] for case in cases], others)
+    for (what, places, size), other, (got, again, *then) in zip(cases, others, results, strict=True):
         right = _over(places, size)
         off = [node for node in right if not _same(got.get(node, math.inf), right[node])]
         node = (off or places)[0]
@@ -511,28 +476,19 @@ def _over(places: list[str], size: float) -> dict[str, float]:
     return sent
 
 
-EDGE = "What goes over an edge of a ring of so many ranks?"
-OWN = "What of it goes to a rank on the same node?"
-
-
-def _of_a_ring(places: list[str], size: int, node: str, got: Told) -> str:
+def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
     n, nodes, right = len(places), len(set(places)), _over(places, size)[node]
     edge = 2 * (n - 1) / n * size
+    of_nodes = (right / edge) * 2 * (nodes - 1) / nodes * size
     known = [
         (2 * right, "That is twice as much. Does an edge count where it leaves a node, or at both ends?"),
         (places.count(node) * edge, f"That is all that its ranks send. {OWN}"),
         (edge, "That is one edge. How many edges of the ring leave this node?"),
         (right - edge, "A ring is closed: who comes after the last rank?"),
         (right / 2, "A ring goes round twice: once to add up, once to hand out."),
-        (
-            right * n / (n - 1) / 2,
-            f"That is the tensor, once for each edge. {EDGE}",
-        ),
+        (right * n / (n - 1) / 2, f"That is the tensor, once for each edge. {EDGE}"),
         (right * n / (n - 1), "In each step a rank sends a part of the tensor. How many steps are there?"),
-        (
-            (right / edge) * 2 * (nodes - 1) / nodes * size,
-            f"Divided as if the nodes were the ring's members. {EDGE}",
-        ),
+        (of_nodes, f"Divided as if the nodes were the ring's members. {EDGE}"),
         (_edges(places) * edge, "That is what crosses in all. Which of it leaves this node?"),
     ]
     if node not in got:
@@ -541,20 +497,20 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Told) -> str:
     return (hit or ["Rank by rank: who is next in the ring, and does that one sit on the same node?"])[0]
 
 
-def _sent_over(answer: Any, cases: list[Any], others: list[Any]) -> list[list[Told]]:
+def _sent_over(answer: Any, cases: list[Any], others: list[Any]) -> list[list[Result]]:
     """Call twice for each case, and again with the nodes in ``others`` in the same list, if there are any."""
-    found = []
+    results = []
     for (given, size), other in zip(cases, others, strict=True):
-        found.append([_as_numbers(answer(given, size)) for _ in "ab"])
+        results.append([_as_numbers(answer(given, size)) for _ in "ab"])
         if other:
             given[:] = other
-            found[-1].append(_as_numbers(answer(given, size)))
-    return found
+            results[-1].append(_as_numbers(answer(given, size)))
+    return results
 
 
-def _as_numbers(sent: Any) -> Told:
-    if not isinstance(sent, dict) or not all(isinstance(node, str) for node in sent):
-        raise Refused(f"cable(…) returns a dict, bytes by node; it returned {told(sent)}")
+def _as_numbers(sent: Any) -> Result:
+    of_nodes = isinstance(sent, dict) and all(isinstance(node, str) for node in sent)
+    refuse_unless(of_nodes, "cable(…) returns a dict, bytes by node", sent)
     values = {node: number(value) for node, value in sent.items()}
     for strange in (value for value in values.values() if isinstance(value, str)):
         raise Refused(f"cable(…) returns a number of bytes for each node; one of them is {strange}")

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..asking import in_group, on_a_node_of_its_own, reason
-from ..drawn import network, tensor
-from ..written import written
+from ..in_rank.file_audit import audit_files
+from ..in_rank.work import in_group, on_a_node_of_its_own
+from ..inputs import flat, network, tensor, trainable
+from ..wording import reason
 
 NEVER = -2
 NOTES = "of another training"  # content of the file beside the checkpoint
@@ -37,9 +38,9 @@ def epochs_of(notes: Notes) -> list[int]:
 
 def _begun(kind: int, values: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = network(kind, values)
-    model.body.inner_layers.tied_.offset.fill_(0.5)  # a buffer that is in no state_dict
-    trained = [each for each in model.parameters() if each.requires_grad]
-    groups = [{"params": trained[:2]}, {"params": trained[2:], "weight_decay": 0.01}]
+    model.get_buffer("body.inner_layers.tied_.offset").fill_(0.5)  # a buffer that is in no state_dict
+    trained = trainable(model)
+    groups: list[dict[str, Any]] = [{"params": trained[:2]}, {"params": trained[2:], "weight_decay": 0.01}]
     return model, torch.optim.SGD(groups, lr=0.05, momentum=0.9)
 
 
@@ -54,7 +55,7 @@ def _epoch(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Non
 
 
 def _state(model: nn.Module) -> list[float]:
-    return torch.cat([each.detach().double().flatten() for each in model.state_dict().values()]).tolist()
+    return flat(numbers.double() for numbers in model.state_dict().values()).tolist()
 
 
 def undisturbed(plan: dict[str, Any]) -> list[float]:
@@ -88,7 +89,7 @@ def _start(
         if begun[-1] == look_after != NEVER:
             _keep_a_moment(place, Path(plan["moments"]), f"{what} {os.path.basename(name)}")
 
-    with written(place, before) as files:
+    with audit_files(place, before) as files:
 
         def tell(epoch: int | None) -> None:
             wrote = len(files.opened) + files.saves
@@ -101,7 +102,7 @@ def _start(
             if epoch in (kill_in, break_after + 1) or len(begun) > 1 + most:
                 os.kill(os.getpid(), signal.SIGKILL)
             if epoch == break_after:
-                _kill_at(sum(each.nbytes for each in model.state_dict().values()))
+                _kill_at(sum(tensor.nbytes for tensor in model.state_dict().values()))
             _epoch(model, optimizer, plan["data"] + 10 * int(epoch))
 
         answer(model, optimizer, run_epoch, plan["epochs"], path)
@@ -148,25 +149,25 @@ def killed_often(
     )
     start = partial(_start, answer, plan, plan["other"], values, break_after=break_after)
     other, others_end = _in_a_fork(start, "other")
-    found = {"first": first, "end": end, "other": other, "other end": others_end}
+    result = {"first": first, "end": end, "other": other, "other end": others_end}
     if os.environ["RANK"] != "0":
-        return found
+        return result
     os.environ["WORLD_SIZE"] = "1"  # if it fails on a broken file, no other rank waits for it
     start = partial(_start, answer, plan, plan["other"], plan["values"][1])
     again, agains_end = _in_a_fork(start, "again")
-    return found | {"again": again, "again's end": agains_end, "moments": _from_moments(answer, plan)}
+    return result | {"again": again, "again's end": agains_end, "moments": _from_moments(answer, plan)}
 
 
 def _from_moments(answer: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
     """Start again, for two epochs, from what lay there before each step of a save; return what came of it."""
-    found = []
+    results = []
     for step in sorted(Path(plan["moments"]).glob("*.txt")):
         path = str(step.with_suffix("") / os.path.basename(plan["path"]))
         notes, end = _in_a_fork(partial(_start, answer, plan, path, plan["values"][1], most=2), step.stem)
-        found.append({"step": step.read_text(), "notes": notes, "end": end})
+        results.append({"step": step.read_text(), "notes": notes, "end": end})
         if end.startswith(("raised", "was not")):
             break
-    return found
+    return results
 
 
 @in_group

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from course_lib.exercises.kept import watched
+from course_lib.exercises.in_rank.retention import watch_retention
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from course_lib.exercises.kept import watched
 )
 def test_a_pass_counts_until_its_graph_is_used_up_or_gone(way: str, kept: list[int]) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1), nn.Tanh())
-    found, losses = watched(model, len), []
+    retained, losses = watch_retention(model, len), []
     with torch.set_grad_enabled(way != "without graphs"):
         for _ in range(3):
             output = model(torch.ones(3, 2))
@@ -40,13 +40,13 @@ def test_a_pass_counts_until_its_graph_is_used_up_or_gone(way: str, kept: list[i
             del output, loss
     if way == "backward at the end":
         sum(losses).backward()
-    assert found == kept
+    assert retained == kept
 
 
 def test_gradients_are_those_of_an_unwatched_model() -> None:
     one, other = (nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1), nn.Sigmoid()) for _ in range(2))
     other.load_state_dict(one.state_dict())
-    watched(one, len)
+    watch_retention(one, len)
     for model in (one, other):
         x = torch.ones(3, 2, requires_grad=True)
         (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -56,8 +56,8 @@ def test_gradients_are_those_of_an_unwatched_model() -> None:
 
 def test_a_pass_that_fails_counts_for_nothing() -> None:
     model = nn.Sequential(nn.Linear(2, 1))
-    found = watched(model, len)
+    retained = watch_retention(model, len)
     with pytest.raises(RuntimeError):
         model(torch.ones(3, 5))
     model(torch.ones(4, 2)).sum().backward()
-    assert found == [4]
+    assert retained == [4]

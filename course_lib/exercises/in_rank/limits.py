@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 
 import psutil
+
+from ...kill import kill_families
 
 MOST_BYTES = 1 << 30  # of memory, beyond what the rank starts with: an endless list fails before the machine
 PR_SET_CHILD_SUBREAPER = 36
@@ -18,7 +19,7 @@ ROUNDS = 5  # kill repeatedly: a dying process may have forked
 
 
 @contextlib.contextmanager
-def confined() -> Iterator[None]:
+def limited() -> Iterator[None]:
     """In a rank, limit an answer's memory, and at the end kill what it has started in other sessions.
 
     A signal to the rank's process group does not reach a process in a session of its own, and an orphan is
@@ -53,9 +54,5 @@ def _end_who_left() -> None:
                     away.append(child)
         if not away:
             return
-        for child in away:
-            with contextlib.suppress(OSError):  # it leads no group, or is gone
-                os.killpg(child.pid, signal.SIGKILL)
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+        kill_families(away)
         time.sleep(0.01)

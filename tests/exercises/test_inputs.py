@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.exercises.asking import Finding
-from course_lib.exercises.drawn import (
+from course_lib.exercises.inputs import (
     LAYOUTS,
-    apart,
-    everything,
+    all_tensors,
+    flat,
     folder,
+    fresh_copies,
+    gradients_of,
     machine,
     network,
-    restarted,
+    own_randomness,
     seeds,
     tensor,
-    with_two_numbers,
+    trainable,
 )
 
 DTYPES = (torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -59,38 +60,38 @@ def test_a_network_is_of_many_kinds() -> None:
     for kind in range(20):
         model = network(kind, values=5)
         again = network(kind, values=6)
-        names = everything(model)
-        forms.add(tuple((name, tuple(each.shape), each.requires_grad) for name, each in names.items()))
-        assert [each.shape for each in names.values()] == [each.shape for each in everything(again).values()]
-        assert all((a != b).any() for a, b in zip(names.values(), everything(again).values(), strict=True))
+        names, others = all_tensors(model), all_tensors(again)
+        forms.add(tuple((name, tuple(value.shape), value.requires_grad) for name, value in names.items()))
+        assert [numbers.shape for numbers in names.values()] == [
+            other.shape for other in all_tensors(again).values()
+        ]
+        assert all((a != b).any() for a, b in zip(names.values(), others.values(), strict=True))
         assert len(names) > len(model.state_dict()) - 1, "one weight has two names, one buffer is not saved"
         assert "body.inner_layers.tied_.offset" not in model.state_dict()
-        assert not all(each.requires_grad for each in model.parameters())
-        assert {each.training for each in model.modules()} == {True, False}
+        assert not all(parameter.requires_grad for parameter in model.parameters())
+        assert {module.training for module in model.modules()} == {True, False}
         assert model(tensor(1, (6, 4))).isfinite().all()
     assert len(forms) > 10
 
 
+def test_flat_numbers_and_gradients() -> None:
+    model = torch.nn.Linear(2, 1)
+    assert flat([torch.ones(1, 2, requires_grad=True), torch.zeros(1)]).tolist() == [1.0, 1.0, 0.0]
+    assert gradients_of(model) is None
+    model(torch.tensor([[2.0, 3.0]])).sum().backward()
+    assert gradients_of(model).tolist() == [2.0, 3.0, 1.0]
+    model.bias.grad = None
+    assert gradients_of(model) is None
+
+
+def test_what_is_frozen_is_not_trainable() -> None:
+    model = torch.nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    assert trainable(model) == [model.weight]
+
+
 def test_seeds_are_apart() -> None:
     assert len(set(seeds(random.Random(1), 50))) == 50
-
-
-def test_two_numbers_of_ranks_are_judged_before_any_counts() -> None:
-    asked: list[int] = []
-
-    def judge(ranks: int):
-        yield Finding(f"with {ranks}")
-        asked.append(ranks)
-
-    found = with_two_numbers(random.Random(1), judge)
-
-    assert [each.what for each in found] == [f"with {ranks}" for ranks in asked]
-    assert len(set(asked)) == 2
-    assert set(asked) <= {2, 3, 4, 5}
-    assert {with_two_numbers(random.Random(seed), judge, first=(3, 5))[0].what for seed in range(20)} == {
-        "with 3",
-        "with 5",
-    }
 
 
 def test_a_folder_is_gone_afterwards() -> None:
@@ -112,17 +113,17 @@ def test_a_machine_has_the_gpus_and_cores_that_it_says() -> None:
     assert (os.cpu_count(), torch.cuda.is_available()) == before
 
 
-def test_processes_apart_share_neither_dice_nor_the_hash_of_a_text() -> None:
+def test_processes_share_neither_rng_state_nor_the_hash_of_a_text() -> None:
     def shown() -> list[object]:
         return [torch.rand(()).item(), random.random(), np.random.rand(), hash("a"), hash(("a", 1))]
 
-    found = []
+    draws = []
     for seed in (1, 2, 1):
-        with apart(seed):
-            found.append(shown())
+        with own_randomness(seed):
+            draws.append(shown())
             assert hash((3, 4)) == (3, 4).__hash__(), "numbers have one hash everywhere"
-    assert found[0] == found[2]
-    assert all(one != other for one, other in zip(*found[:2], strict=True))
+    assert draws[0] == draws[2]
+    assert all(one != other for one, other in zip(*draws[:2], strict=True))
 
 
 def test_what_is_restarted_remembers_nothing() -> None:
@@ -132,5 +133,5 @@ def test_what_is_restarted_remembers_nothing() -> None:
         seen.append(value)
         return seen
 
-    first, second = restarted(remembers, 2)
+    first, second = fresh_copies(remembers, 2)
     assert (first(1), first(2), second(3)) == ([1, 2], [1, 2], [3])

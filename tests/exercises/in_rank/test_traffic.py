@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import all_reduce
 
-from course_lib.exercises.traffic import traffic, waits
+from course_lib.exercises.in_rank.traffic import record_traffic, unwaited_work
 from tests.support.cells import quiet_launch
 
 
-def watched() -> dict[str, Any]:
+def ways_to_communicate() -> dict[str, Any]:
     dist.init_process_group("gloo")
     rank, tensor = dist.get_rank(), torch.ones(7, dtype=torch.float64)
     others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
@@ -41,26 +41,26 @@ def watched() -> dict[str, Any]:
     }
     seen = {}
     for name, way in ways.items():
-        with traffic() as found:
+        with record_traffic() as record:
             way()
-        seen[name] = [found.calls, found.unwaited, found.sent(), found.came()]
-        seen[name] += [bool(found.stored)] * (name == "the store")  # the other rank may be early or late
-    with traffic() as found:
+        seen[name] = [record.calls, record.unwaited, record.sent(), record.received()]
+        seen[name] += [bool(record.stored)] * (name == "the store")  # the other rank may be early or late
+    with record_traffic() as record:
         store.set(f"own/{rank}", tensor.numpy().tobytes())
         dist.barrier()
         store.get(f"own/{1 - rank}")
-    seen["by the store"] = [found.put, found.got, found.came()]
+    seen["by the store"] = [record.put, record.got, record.received()]
     pending = []
-    with traffic() as found:
+    with record_traffic() as record:
         pending.append(dist.all_reduce(tensor, async_op=True))
-    seen["never waited for"] = [found.unwaited]
+    seen["never waited for"] = [record.unwaited]
     pending.pop().wait()
-    with waits() as works:
+    with unwaited_work() as works:
         dist.all_reduce(tensor, async_op=True).wait()
         pending.append(dist.broadcast(tensor, 0, async_op=True))
     seen["without the profiler"] = [name for name, _ in works.values()]
     pending.pop().wait()
-    with waits() as works:
+    with unwaited_work() as works:
         if rank == 0:
             with contextlib.suppress(RuntimeError):
                 dist.all_reduce(tensor, async_op=True).wait(timedelta(milliseconds=1))
@@ -74,7 +74,7 @@ def watched() -> dict[str, Any]:
 
 
 def test_each_way_is_seen_alike() -> None:
-    for seen in quiet_launch(watched, nprocs=2).results:
+    for seen in quiet_launch(ways_to_communicate, nprocs=2).results:
         for name in ("by its name", "functional", "by the backend", "waited for", "by its future"):
             assert seen[name] == [[("all_reduce", 7)], [], 0, 7], name
         assert seen["gathered"] == [[("all_gather", 7)], [], 0, 14]
@@ -89,16 +89,16 @@ def test_each_way_is_seen_alike() -> None:
 
 
 def not_waited_for() -> list[Any]:
-    sys.modules["course_lib.exercises.traffic"].END_SECONDS = 200.0  # the other rank may lack a core
+    sys.modules["course_lib.exercises.in_rank.traffic"].END_SECONDS = 200.0  # the other rank may lack a core
     dist.init_process_group("gloo")
     tensor = torch.ones(7)
     if dist.get_rank() == 1:
         time.sleep(0.5)
-    with traffic() as found:
+    with record_traffic() as record:
         work = dist.all_reduce(tensor, async_op=True)
     ended = work.is_completed()
     work.wait()
-    return [ended, found.unwaited, found.calls]
+    return [ended, record.unwaited, record.calls]
 
 
 def test_what_nobody_waits_for_ends_before_the_profiler_does() -> None:

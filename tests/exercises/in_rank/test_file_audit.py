@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import save
 
-from course_lib.exercises.written import written
+from course_lib.exercises.in_rank.file_audit import audit_files
 
 WAYS: dict[str, tuple[Callable[[Path], object], int]] = {
     "torch.save": (lambda path: save({"a": 1}, path), 1),
@@ -30,29 +30,29 @@ WAYS: dict[str, tuple[Callable[[Path], object], int]] = {
 def test_each_way_is_seen_alike(way: str, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("1")
     write, saves = WAYS[way]
-    with written(tmp_path) as found:
+    with audit_files(tmp_path) as audit:
         write(tmp_path / "here")
         (tmp_path / "there").read_bytes()
-        assert found.opened == [os.path.realpath(tmp_path / "here")]
-    assert (found.saves, found.gone) == (saves, [])
+        assert audit.opened == [os.path.realpath(tmp_path / "here")]
+    assert (audit.saves, audit.gone) == (saves, [])
 
 
 def test_what_was_removed_and_renamed_is_seen(tmp_path: Path) -> None:
     names = [tmp_path / name for name in "abc"]
-    for each in names:
-        each.write_text("1")
-    with written(tmp_path) as found:
+    for name in names:
+        name.write_text("1")
+    with audit_files(tmp_path) as audit:
         names[0].unlink()
         names[1].replace(names[0])
         os.rename(names[2], names[1])
     names[0].unlink()
-    assert found.gone == [os.path.realpath(each) for each in names]
-    assert found.opened == []
+    assert audit.gone == [os.path.realpath(name) for name in names]
+    assert audit.opened == []
 
 
 def test_a_disk_can_be_slow(tmp_path: Path) -> None:
     there = []
-    with written(tmp_path, lambda what, _: there.append((what, (tmp_path / "here").exists()))):
+    with audit_files(tmp_path, lambda what, _: there.append((what, (tmp_path / "here").exists()))):
         torch.save({"a": 1}, tmp_path / "here")
     assert there == [("open", False), ("save", True)]
 
@@ -61,11 +61,11 @@ def test_each_step_can_be_looked_at_before_it_is_done(tmp_path: Path) -> None:
     path, part, steps = tmp_path / "whole", tmp_path / "part", []
 
     def before(what: str, name: str) -> None:
-        steps.append((what, Path(name).name, sorted(each.name for each in tmp_path.glob("[pw]*"))))
+        steps.append((what, Path(name).name, sorted(path.name for path in tmp_path.glob("[pw]*"))))
         (tmp_path / "of its own").write_text("not watched")
 
     path.write_text("of before")
-    with written(tmp_path, before) as found:
+    with audit_files(tmp_path, before) as audit:
         part.write_text("new")
         path.unlink()
         part.rename(path)
@@ -76,7 +76,7 @@ def test_each_step_can_be_looked_at_before_it_is_done(tmp_path: Path) -> None:
         ("os.rename", "part", ["part"]),
         ("os.truncate", "whole", ["whole"]),
     ]
-    assert found.opened == [os.path.realpath(part), os.path.realpath(path)]
+    assert audit.opened == [os.path.realpath(part), os.path.realpath(path)]
 
 
 def test_what_another_thread_writes_elsewhere_is_its_own(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_what_another_thread_writes_elsewhere_is_its_own(tmp_path: Path) -> None
     thread = threading.Thread(target=records)
     thread.start()
     for turn in range(200):
-        with written(tmp_path / "mine", lambda what, name: steps.append(what)) as found:
+        with audit_files(tmp_path / "mine", lambda what, name: steps.append(what)) as audit:
             (tmp_path / "mine" / "here").write_text("1")
-        assert found.opened == [os.path.realpath(tmp_path / "mine" / "here")], turn
+        assert audit.opened == [os.path.realpath(tmp_path / "mine" / "here")], turn
     done.set()
     thread.join()
     assert steps == ["open"] * 200
@@ -104,6 +104,6 @@ def test_a_file_from_elsewhere_may_get_a_name_in_the_folder(tmp_path: Path) -> N
     (tmp_path / "mine").mkdir()
     (tmp_path / "there").write_text("1")
     steps = []
-    with written(tmp_path / "mine", lambda what, name: steps.append((what, Path(name).name))):
+    with audit_files(tmp_path / "mine", lambda what, name: steps.append((what, Path(name).name))):
         (tmp_path / "there").rename(tmp_path / "mine" / "here")
     assert steps == [("os.rename", "there")]

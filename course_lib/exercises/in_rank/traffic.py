@@ -29,7 +29,7 @@ STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # m
 READS = ("get", "multi_get", "queue_pop")  # and that read from it
 MESSAGES = ("send", "recv")
 END_SECONDS = 2.0  # for work that nobody waits for
-is_completed = dist.Work.is_completed  # the real one: under `waits`, asking whether work has ended is a wait
+is_completed = dist.Work.is_completed  # unpatched: in `unwaited_work`, a call that returns True is a wait
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Traffic:
         """Return how many numbers this rank sent in messages."""
         return sum(count for name, count in self.calls if name == "send")
 
-    def came(self) -> int:
+    def received(self) -> int:
         """Return how many numbers came to this rank: by gathers those of all ranks, by stores those read."""
         world_size = dist.get_world_size()
         here = [(name, count) for name, count in self.calls if name != "send"]
@@ -73,34 +73,34 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def traffic() -> Iterator[Traffic]:
+def record_traffic() -> Iterator[Traffic]:
     """Record what is called inside the block; the record is complete when the block has ended."""
-    found = Traffic()
+    record = Traffic()
     with (
-        _noting_stores(found),
-        _noting_neighbours(found),
-        waits() as pending,
+        _noting_stores(record),
+        _noting_neighbours(record),
+        unwaited_work() as pending,
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
     ):
-        yield found
-        found.unwaited = [name for name, _ in pending.values()]
+        yield record
+        record.unwaited = [name for name, _ in pending.values()]
         # A gloo thread that ends a collective after the profiler has stopped may crash the process.
         let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
     for event in profiler.events():
         if event.name.startswith("gloo:"):
             size = sum(math.prod(shape) for shape in event.input_shapes if shape)
-            found.calls.append((event.name.removeprefix("gloo:"), size))
+            record.calls.append((event.name.removeprefix("gloo:"), size))
 
 
 def let_end(works: list[dist.Work]) -> None:
-    """Give work that nobody waited for `END_SECONDS` to end; `waits` does not count this as waiting."""
+    """Give work that nobody waited for `END_SECONDS` to end; in `unwaited_work` this is not a wait."""
     until = time.monotonic() + END_SECONDS
     while time.monotonic() < until and not all(map(is_completed, works)):
         time.sleep(0.001)
 
 
 @contextlib.contextmanager
-def waits() -> Iterator[dict[int, tuple[str, Any]]]:
+def unwaited_work() -> Iterator[dict[int, tuple[str, Any]]]:
     """Yield, by id, the name and work of all that was started inside and not yet waited for."""
     pending: dict[int, tuple[str, Any]] = {}
 
@@ -130,17 +130,17 @@ def waits() -> Iterator[dict[int, tuple[str, Any]]]:
 
 
 @contextlib.contextmanager
-def _noting_stores(found: Traffic) -> Iterator[None]:
-    """Count in ``found`` what is written to stores, and read from them."""
+def _noting_stores(record: Traffic) -> Iterator[None]:
+    """Count in ``record`` what is written to stores, and read from them."""
 
     def written(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
-        found.stored += 1
-        found.put += _numbers([*args[1:], *named.values()])  # the first one is a key
+        record.stored += 1
+        record.put += _numbers([*args[1:], *named.values()])  # the first one is a key
         return real(self, *args, **named)
 
     def read(real: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
         value = real(self, *args, **named)
-        found.got += _numbers(value)
+        record.got += _numbers(value)
         return value
 
     with contextlib.ExitStack() as stack:
@@ -159,12 +159,12 @@ def _numbers(value: Any) -> int:
 
 
 @contextlib.contextmanager
-def _noting_neighbours(found: Traffic) -> Iterator[None]:
-    """Record in ``found`` to which ranks of their group messages go."""
+def _noting_neighbours(record: Traffic) -> Iterator[None]:
+    """Record in ``record`` to which ranks of their group messages go."""
     real = dist.ProcessGroup.send
 
     def send(self: Any, tensors: Any, to: int, *args: Any, **named: Any) -> Any:
-        found.to.add(to)
+        record.to.add(to)
         return real(self, tensors, to, *args, **named)
 
     with mock.patch.object(dist.ProcessGroup, "send", send):

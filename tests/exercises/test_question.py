@@ -13,26 +13,27 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.exercises import asking
-from course_lib.exercises.asking import (
-    Ask,
-    Finding,
-    Question,
-    Refused,
-    answered,
+from course_lib.exercises.in_rank.work import in_group, on_each_case, refuse_unless, run_work
+from course_lib.exercises.judging import (
+    by_call,
     far,
+    first_fault,
+    first_wrong,
+    furthest,
     in_digits,
     nearest,
-    number,
+    place_of_furthest,
     read,
-    told,
+    with_two_world_sizes,
 )
+from course_lib.exercises.question import REST, Ask, Finding, Question, Refused, a_function
+from course_lib.exercises.wording import number, told
 
-ASKED = (asking.a_function, "f(x)")
+ASKED = (a_function, "f(x)")
 
 
 def crossed(work: Any, answer: Any = len, *args: Any) -> Any:
-    return read(answered(ASKED, work, answer, args))
+    return read(run_work(ASKED, work, answer, args))
 
 
 # --- what crosses ------------------------------------------------------------------------------------------
@@ -69,6 +70,24 @@ def test_a_refusal_crosses() -> None:
         crossed(refuses)
     with pytest.raises(Refused, match=r"f\(x\) is a function; this is 3, an int"):
         crossed(lambda answer: 1, 3)
+
+
+def test_a_work_on_each_case_has_a_list_as_its_arguments() -> None:
+    def work(answer: Any, *given: Any) -> list[Any]:
+        return [answer, *given]
+
+    assert on_each_case(work)("f", [[1, 2], {"a": 3}, [], 4]) == [
+        ["f", 1, 2],
+        ["f", {"a": 3}],
+        ["f"],
+        ["f", 4],
+    ]
+
+
+def test_what_is_not_as_asked_is_refused_in_words() -> None:
+    refuse_unless(True, "f(x) returns a dict", {})
+    with pytest.raises(Refused, match=r"^f\(x\) returns a dict; it returned nothing \(None\)$"):
+        refuse_unless(False, "f(x) returns a dict", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"other": 1}', "[" * 100_000])
@@ -123,6 +142,24 @@ def test_numbers_that_differ_look_different() -> None:
     assert in_digits(math.nan, 1.0) == ["nan", "1"]
 
 
+def test_the_furthest_rank_and_number() -> None:
+    assert furthest(iter([1.0, 3.0, 3.0])) == (1, 3.0)
+    right = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert place_of_furthest([1.0, 4.0, 3.5], right) == 1
+    assert place_of_furthest([9.0, 2.0, math.nan], right) == 2
+    assert place_of_furthest(torch.tensor([[1.0, 1.5], [1.0, 5.0]]), 1.0) == 3
+
+
+def test_the_rank_to_show_is_the_first_that_is_not_right() -> None:
+    assert [first_wrong(right) for right in ([True, False, False], [True, True], [])] == [1, 0, 0]
+
+
+def test_what_ranks_report_is_turned_into_what_calls_had() -> None:
+    assert by_call([["a0", "b0"], ["a1", "b1"], ["a2", "b2"]]) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    with pytest.raises(ValueError, match="shorter"):
+        by_call([[1, 2], [1]])
+
+
 def test_the_nearest_known_mistake() -> None:
     known = ((1.0, "one"), ([2.0, 3.0], "two"), (1.05, "late"))
     assert [nearest(value, *known, otherwise="none", within=0.1) for value in (1.02, [2.0, 3.05], 9.0)] == [
@@ -130,6 +167,29 @@ def test_the_nearest_known_mistake() -> None:
         "two",
         "none",
     ]
+
+
+def test_the_first_fault_is_shown() -> None:
+    assert first_fault("a", []) == Finding("a", True)
+    assert first_fault("a", iter([("seen", "hint"), ("later", "")])) == Finding("a", False, "seen", "hint")
+
+
+def test_two_world_sizes_are_judged_before_any_counts() -> None:
+    asked: list[int] = []
+
+    def judge(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
+        yield Finding(f"with {ranks}")
+        asked.append(ranks)
+
+    findings = with_two_world_sizes()(judge)(None, random.Random(1))
+
+    assert next(findings).what == f"with {asked[0]}"
+    assert len(asked) == 2
+    assert next(findings).what == f"with {asked[1]}"
+    assert len(set(asked)) == 2
+    assert set(asked) <= {2, 3, 4, 5}
+    both = with_two_world_sizes(3, 5)(judge)
+    assert {next(both(None, random.Random(seed))).what for seed in range(20)} == {"with 3", "with 5"}
 
 
 # --- findings ----------------------------------------------------------------------------------------------
@@ -141,11 +201,14 @@ def question_of(*yielded: Finding, rests: dict[str, str] | None = None, trouble:
         if trouble:
             raise Refused("no more")
 
-    return Question("f(x)", {"a": 1, "b": 2, "c": 4}, judge, asking.a_function, rests or {})
+    return Question("f(x)", {"a": 1, "b": 2, "c": 4}, judge, a_function, rests or {})
 
 
 def judged(asked: Question) -> dict[str, tuple[bool, str, str]]:
-    return {each.what: (each.ok, each.seen, each.hint) for each in asked.findings(None, random.Random())}
+    return {
+        finding.what: (finding.ok, finding.seen, finding.hint)
+        for finding in asked.findings(None, random.Random())
+    }
 
 
 def test_what_is_not_judged_does_not_hold() -> None:
@@ -167,7 +230,7 @@ def test_the_first_case_that_does_not_hold_is_shown() -> None:
 
 
 def test_what_rests_on_another_counts_with_it_alone() -> None:
-    found = judged(
+    properties = judged(
         question_of(
             Finding("a", False, "wrong", "look"),
             Finding("b", True, "fine"),
@@ -175,17 +238,17 @@ def test_what_rests_on_another_counts_with_it_alone() -> None:
             rests={"b": "a", "c": "b"},
         )
     )
-    assert found["a"] == (False, "wrong", "look")
-    assert found["b"] == (False, "it is not counted yet", asking.REST)
-    assert found["c"] == (False, "not fine", asking.REST)
+    assert properties["a"] == (False, "wrong", "look")
+    assert properties["b"] == (False, "it is not counted yet", REST)
+    assert properties["c"] == (False, "not fine", REST)
 
 
 def test_what_was_judged_before_the_trouble_counts() -> None:
     findings = question_of(Finding("b", True), trouble=True).findings(None, random.Random())
-    found = [(each.what, each.ok, each.points) for each in itertools.islice(findings, 3)]
+    reached = [(finding.what, finding.ok, finding.points) for finding in itertools.islice(findings, 3)]
     with pytest.raises(Refused, match="no more"):
         next(findings)
-    assert found == [("a", False, 1), ("b", True, 2), ("c", False, 4)]
+    assert reached == [("a", False, 1), ("b", True, 2), ("c", False, 4)]
 
 
 def test_a_judge_works_as_in_a_fresh_process_and_leaves_the_notebook_as_it_is() -> None:
@@ -196,7 +259,7 @@ def test_a_judge_works_as_in_a_fresh_process_and_leaves_the_notebook_as_it_is() 
         seen.append((made.dtype, made.device.type, torch.is_grad_enabled()))
         yield Finding("a", True)
 
-    asked = Question("f(x)", {"a": 1}, judge, asking.a_function)
+    asked = Question("f(x)", {"a": 1}, judge, a_function)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     torch.manual_seed(7)
@@ -222,7 +285,7 @@ def test_a_refusal_on_one_rank_of_a_group_is_heard_at_once() -> None:
         Door(asked, len)(refuses_on_one, nprocs=3)
 
 
-@asking.in_group
+@in_group
 def refuses_on_one(answer: Any) -> int:
     import torch.distributed as dist
 

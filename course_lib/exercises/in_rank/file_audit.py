@@ -25,7 +25,7 @@ CHANGES = ("os.remove", "os.truncate", *NAMES)  # besides "open"
 
 
 @dataclass
-class Written:
+class FileAudit:
     """What this process wrote in one folder; names are as `os.path.realpath` gives them.
 
     Attributes
@@ -45,15 +45,15 @@ class Written:
     saves: int = 0
 
 
-_watching: list[Written] = []
+_audits: list[FileAudit] = []
 _hooked: list[bool] = []  # an audit hook stays until the process ends
 _here = threading.local()  # whether this thread is inside `before`
 
 
 @contextlib.contextmanager
-def written(
+def audit_files(
     folder: str | Path, before: Callable[[str, str], None] = lambda what, name: None
-) -> Iterator[Written]:
+) -> Iterator[FileAudit]:
     """Record what is written inside the block, as it happens.
 
     Parameters
@@ -63,21 +63,21 @@ def written(
     before
         Called before each step, with its kind and a file's name: one of `CHANGES`; "open", of a file for
         writing; "save" (and the folder's name), in each `torch.save` after its file was opened. It may wait
-        as a slow disk does, or look at what a kill would leave. What it does itself is not recorded.
+        as a slow disk does, or look at what a kill would leave. Of what it does, only saves are counted.
     """
     if not _hooked:
-        sys.addaudithook(_heard)
+        sys.addaudithook(_on_event)
         _hooked.append(True)
-    found = Written(os.path.realpath(folder) + os.sep, before)
+    audit = FileAudit(os.path.realpath(folder) + os.sep, before)
 
     def opens(real: Callable[[Any], Any], name: Any, *args: Any, **named: Any) -> Any:
         if isinstance(name, str | os.PathLike):  # written by C++, which raises no audit event
-            _noted(found, "open", name)
+            _record(audit, "open", name)
         return real(name, *args, **named)
 
     def saves(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        found.saves += 1
-        _noted(found, "save", found.folder)
+        audit.saves += 1
+        _record(audit, "save", audit.folder)
         return real(*args, **named)
 
     module = torch.serialization
@@ -85,35 +85,35 @@ def written(
         for name, call in [("_open_zipfile_writer", opens), *((name, saves) for name in SAVES)]:
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, partial(call, getattr(module, name))))
-        _watching.append(found)
+        _audits.append(audit)
         try:
-            yield found
+            yield audit
         finally:
-            _watching.remove(found)
+            _audits.remove(audit)
 
 
-def _heard(event: str, args: tuple[Any, ...]) -> None:
-    if not _watching or event not in ("open", *CHANGES):
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if not _audits or event not in ("open", *CHANGES):
         return
     if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
         return
-    names = [each for each in args[:2] if isinstance(each, str | bytes | os.PathLike)]  # not an open file
+    names = [arg for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)]  # not an open file
     if names:
-        for each in list(_watching):
-            _noted(each, event, *(names if event in NAMES else names[:1]))
+        for audit in list(_audits):
+            _record(audit, event, *(names if event in NAMES else names[:1]))
 
 
-def _noted(found: Written, what: str, *names: Any) -> None:
+def _record(audit: FileAudit, what: str, *names: Any) -> None:
     """Record a step if one of its names is in the folder, and it is not one of `before`'s own."""
     places = [os.path.realpath(os.fsdecode(name)) + os.sep * (what == "save") for name in names]
-    if getattr(_here, "busy", False) or not any(place.startswith(found.folder) for place in places):
+    if getattr(_here, "busy", False) or not any(place.startswith(audit.folder) for place in places):
         return
     if what in ("open", "os.truncate"):
-        found.opened.append(places[0])
+        audit.opened.append(places[0])
     elif what in ("os.remove", "os.rename"):
-        found.gone.append(places[0])
+        audit.gone.append(places[0])
     _here.busy = True
     try:
-        found.before(what, places[0])
+        audit.before(what, places[0])
     finally:
         _here.busy = False

@@ -1,4 +1,4 @@
-"""Draw random inputs for judges: world sizes, tensors, models, folders and machines of several kinds.
+"""Make random inputs for judges: seeds, tensors, models, folders and machines of several kinds.
 
 A judge draws seeds and sizes, which cross to the ranks as plain data; both sides build the same from them.
 This exposes an answer that is right for one kind only, or that remembers its last call.
@@ -12,7 +12,7 @@ import os
 import random
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from ..by_value import dumps, loads
-from .asking import Finding
 
 OTHER_DISK = Path("/dev/shm")  # on Linux, another file system than that of temporary files
 LAYOUTS = ("plain", "turned", "every second", "a part")
@@ -33,20 +32,6 @@ BIG = 2**60  # from here on float64 holds one whole number in 256
 def seeds(rng: random.Random, count: int) -> list[int]:
     """Draw seeds for generators, no two of them alike."""
     return rng.sample(range(2**31), count)
-
-
-def with_two_numbers(
-    rng: random.Random, judge: Callable[[int], Iterator[Finding]], first: Sequence[int] = (2, 3, 4, 5)
-) -> list[Finding]:
-    """Run a judge with two world sizes: one that is hard-coded in an answer would be right only once.
-
-    Both are judged before anything counts, since an answer may fail, or hang, with the second one alone. What
-    is wrong with both is shown as it is with the first, which is one of ``first``. They are never 2 and 3:
-    two hand-written steps would do for both.
-    """
-    one = rng.choice(first)
-    other = rng.choice([each for each in range(2, 6) if each != one and max(each, one) > 3])
-    return [found for ranks in (one, other) for found in judge(ranks)]
 
 
 # --- tensors ----------------------------------------------------------------------------------------------
@@ -67,19 +52,19 @@ def tensor(
         Its layout in memory, one of `LAYOUTS`: in "turned" the first axis varies fastest, "every second" has
         gaps, and "a part" begins in the middle of its storage.
     """
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
-        values = torch.randint(0, 2, shape, generator=dice) > 0
+        values = torch.randint(0, 2, shape, generator=generator) > 0
     elif dtype.is_floating_point or dtype.is_complex:
         real = torch.complex128 if dtype.is_complex else torch.float64
-        values = torch.randn(shape, generator=dice, dtype=real).to(dtype)
+        values = torch.randn(shape, generator=generator, dtype=real).to(dtype)
     else:
-        values = torch.randint(0, min(torch.iinfo(dtype).max, 2**53), shape, generator=dice)
+        values = torch.randint(0, min(torch.iinfo(dtype).max, 2**53), shape, generator=generator)
         values = values + BIG if dtype == torch.int64 else values.to(dtype)
-    return laid_out(values, layout)
+    return with_layout(values, layout)
 
 
-def laid_out(values: Tensor, layout: str) -> Tensor:
+def with_layout(values: Tensor, layout: str) -> Tensor:
     """Return the same numbers in the same shape, in another memory layout."""
     if layout == "plain" or values.dim() == 0:
         return values
@@ -129,33 +114,49 @@ def network(
         Add batch norm: its buffers change in each forward pass, and a whole batch gives other numbers than
         its parts do.
     """
-    dice = random.Random(kind)
-    wide, narrow = dice.sample(range(3, 8), 2)
+    rng = random.Random(kind)
+    wide, narrow = rng.sample(range(3, 8), 2)
     inner: list[tuple[str, nn.Module]] = [("tied_", Tied(wide)), ("out", nn.Linear(wide, narrow, bias=False))]
     if norm:
         inner.append(("norm", nn.BatchNorm1d(narrow)))
+    layers = dict(inner)
     body = nn.Sequential(OrderedDict(act=nn.Tanh(), inner_layers=nn.Sequential(OrderedDict(inner))))
-    first = nn.Linear(inputs, wide)
-    model = nn.Sequential(
-        OrderedDict(first=first, body=body, drop=nn.Dropout(0.5), head=nn.Linear(narrow, outputs))
-    )
+    first, drop = nn.Linear(inputs, wide), nn.Dropout(0.5)
+    model = nn.Sequential(OrderedDict(first=first, body=body, drop=drop, head=nn.Linear(narrow, outputs)))
     model.double()
-    model.drop.eval()  # as if somebody had left it so
+    drop.eval()  # as if somebody had left it so
     generator = torch.Generator().manual_seed(values)
     with torch.no_grad():
-        for each in itertools.chain(model.parameters(), model.buffers()):
-            if each.dtype == torch.int64:
-                each.fill_(values % 1000)
+        for numbers in itertools.chain(model.parameters(), model.buffers()):
+            if numbers.dtype == torch.int64:
+                numbers.fill_(values % 1000)
             else:
-                each.copy_(torch.randn(each.shape, generator=generator, dtype=torch.float64) / 2)
-                if norm and each is model.body.inner_layers.norm.running_var:
-                    each.abs_().add_(0.5)
+                numbers.copy_(torch.randn(numbers.shape, generator=generator, dtype=torch.float64) / 2)
+                if norm and numbers is layers["norm"].running_var:
+                    numbers.abs_().add_(0.5)
     if frozen:
-        dice.choice([first, model.body.inner_layers.out]).requires_grad_(False)
+        rng.choice([first, layers["out"]]).requires_grad_(False)
     return model
 
 
-def everything(model: nn.Module) -> OrderedDict[str, Tensor]:
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Lay the numbers of several tensors end to end, in a tensor without a graph."""
+    return torch.cat([tensor.flatten().detach() for tensor in tensors])
+
+
+def gradients_of(model: nn.Module) -> Tensor | None:
+    """Return all gradients of a model, end to end; None if a parameter has none."""
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return flat(gradients) if len(gradients) == len(parameters) else None
+
+
+def all_tensors(model: nn.Module) -> OrderedDict[str, Tensor]:
     """Return all parameters and buffers of a model by name, non-persistent ones included, each once."""
     return OrderedDict(itertools.chain(model.named_parameters(), model.named_buffers()))
 
@@ -188,7 +189,7 @@ def machine(gpus: int, environment: dict[str, str] | None = None, cores: int = 7
 
 
 @contextlib.contextmanager
-def apart(seed: int) -> Iterator[None]:
+def own_randomness(seed: int) -> Iterator[None]:
     """Give this rank an RNG state and text hashes of its own, as a separately started process has.
 
     Ranks are forked from one process, and would share these by chance.
@@ -196,17 +197,17 @@ def apart(seed: int) -> Iterator[None]:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    with mock.patch("builtins.hash", partial(hash_of_its_own, hash, seed)):
+    with mock.patch("builtins.hash", partial(hash_of_process, hash, seed)):
         yield
 
 
-def hash_of_its_own(plain: Callable[[Any], int], seed: int, value: Any) -> int:
+def hash_of_process(plain: Callable[[Any], int], seed: int, value: Any) -> int:
     """Hash as in a separate process: text hashes differ between processes, but not between forked ranks."""
     parts = value if isinstance(value, tuple) else (value,)
-    return plain((seed, value)) if any(isinstance(each, str | bytes) for each in parts) else plain(value)
+    return plain((seed, value)) if any(isinstance(part, str | bytes) for part in parts) else plain(value)
 
 
-def restarted(answer: Any, times: int) -> list[Any]:
+def fresh_copies(answer: Any, times: int) -> list[Any]:
     """Return copies of an answer, each as a new process would have it: none remembers another's calls."""
     kept = dumps(answer)
     return [loads(kept) for _ in range(times)]

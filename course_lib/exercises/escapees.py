@@ -1,0 +1,32 @@
+"""Kill processes of an answer that have outlived its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+
+from ..kill import kill_families
+from ..launcher.dashboard import View
+
+CLOCK_SECONDS = 2.0  # how much two clocks may disagree about when a process began
+
+
+class EscapeesEnd(View):
+    """A view that shows nothing, and kills escaped processes once the ranks are gone.
+
+    Such a process has the run's folder in its environment, or has a file in it open. One that clears both,
+    from a rank that ends itself at once, is not found.
+    """
+
+    def finish(self) -> None:
+        folder = self.run.folder
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid == os.getpid() or process.create_time() < self.run.started - CLOCK_SECONDS:
+                    continue
+                named = process.environ().get("COURSE_RUN") == str(folder)
+                if named or any(Path(file.path).is_relative_to(folder) for file in process.open_files()):
+                    kill_families([process])

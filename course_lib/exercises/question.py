@@ -1,0 +1,162 @@
+"""A question of an exercise: what is asked for, and the judge that yields findings on an answer.
+
+A judge reaches an answer only through `Ask`: ``ask(work, *args, nprocs=3)`` runs ``work(answer, *args)`` on
+fresh ranks (`in_rank`) and returns what it returned there, by rank, as plain data. So a judge neither has the
+answer nor runs its code, a work contains no expected value, and only JSON crosses between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from .wording import shown
+
+REST = "This rests on what is above; that comes first."
+
+SO_FAR = "it held as far as your code came"
+
+GO_ON = "It counts once all was asked of it: what stopped your code stands above."
+
+Result = dict[str, Any]  # what a work reports of one call on one rank, as plain data
+Work = Callable[..., Any]  # called with the answer, then with the judge's arguments
+
+
+class Ask(Protocol):
+    """The only way for a judge to reach an answer."""
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        """Run ``work(answer, *args)`` on ranks; return, by rank, its numbers, strings, lists and dicts.
+
+        Raises
+        ------
+        Refused
+            `Question.takes` or the work has found that the answer is not of the kind asked for.
+        """
+
+    def folder(self) -> contextlib.AbstractContextManager[Path]:
+        """Provide an empty folder for the ranks; its path need not exist where the judge is."""
+
+
+class Refused(Exception):
+    """The answer is not of the kind asked for, or cannot be judged; the message says why."""
+
+
+@dataclass
+class Finding:
+    """One property of an answer: whether it holds and, if not, what shows that and where to look."""
+
+    what: str
+    ok: bool = False
+    seen: str = ""
+    hint: str = ""
+    points: float = 0.0
+
+
+Judge = Callable[[Ask, random.Random], Iterator[Finding]]
+
+
+@dataclass
+class Question:
+    """A question: the form and properties of a right answer, the points for each, and the judge."""
+
+    form: str  # "pass_right(tensor)"
+    properties: dict[str, float]
+    judge: Judge
+    takes: Callable[[Any, str], None]
+    rests: Mapping[str, str] = field(default_factory=dict)  # as in `question`
+
+    def findings(self, ask: Ask, rng: random.Random) -> Iterator[Finding]:
+        """Yield every property as it was judged; one that the judge does not reach does not hold.
+
+        Of several findings for one property, the first that does not hold counts. A property that rests on
+        one that does not hold does not hold either. If the judge fails after every property has held, none
+        counts: what the failure cut off might have refuted any of them.
+        """
+        judged: dict[str, Finding] = {}
+        trouble: Exception | None = None
+        try:
+            with _as_in_a_fresh_process():
+                for finding in self.judge(ask, rng):
+                    if finding.what not in judged or judged[finding.what].ok:
+                        judged[finding.what] = finding
+        except Exception as error:
+            trouble = error
+            if all(what in judged and judged[what].ok for what in self.properties):
+                judged = {what: Finding(what, False, SO_FAR, GO_ON) for what in judged}
+        holds: dict[str, bool] = {}
+        for what, points in self.properties.items():
+            finding = judged.get(what, Finding(what))
+            if what in judged and what in self.rests and not holds[self.rests[what]]:
+                finding.seen = "it is not counted yet" if finding.ok else finding.seen
+                finding.ok, finding.hint = False, REST
+            finding.ok, finding.points = bool(finding.ok), points
+            holds[what] = finding.ok
+            yield finding
+        if trouble is not None:
+            raise trouble
+
+
+QUESTIONS: dict[str, Question] = {}
+
+
+def a_function(answer: Any, form: str) -> None:
+    """Refuse an answer that cannot be called."""
+    if not callable(answer):
+        raise Refused(f"{form} is a function; this is {shown(answer)}")
+
+
+def a_module(answer: Any, form: str) -> None:
+    """Refuse an answer that is not a subclass of `torch.nn.Module`."""
+    if not (isinstance(answer, type) and issubclass(answer, torch.nn.Module)):
+        raise Refused(f"{form} is a class, an nn.Module; this is {shown(answer)}")
+
+
+def question(
+    number: str,
+    form: str,
+    properties: dict[str, float],
+    takes: Callable[[Any, str], None] = a_function,
+    rests: Mapping[str, str] | None = None,
+) -> Callable[[Judge], Judge]:
+    """Register the decorated function as the judge of a question.
+
+    Parameters
+    ----------
+    number
+        The question's number, as in ``"05.1"``.
+    form
+        What is asked for, as a learner writes it: ``"pass_right(tensor)"``.
+    properties
+        What a right answer does, in words, and the points for each.
+    takes
+        Refuses an answer of another kind, in the rank: `a_function` or `a_module`.
+    rests
+        For a property, an earlier one that must hold for it to count.
+    """
+
+    def register(judge: Judge) -> Judge:
+        QUESTIONS[number] = Question(form, properties, judge, takes, rests or {})
+        return judge
+
+    return register
+
+
+@contextlib.contextmanager
+def _as_in_a_fresh_process() -> Iterator[None]:
+    """Shield a judge from the notebook's torch settings, and the notebook's RNG state from the judge."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None if device == torch.device("cpu") else device)
