@@ -77,9 +77,10 @@ newest:  ## doctor and everything with the newest versions that the package inde
 versions: newest  ## newest, and then constraints.txt: the versions that passed
 	@"$(CURDIR)/.venv-newest/bin/python" .ci/versions.py
 
-lint: setup  ## ruff: rules and format; the form of the workflows
+lint: setup  ## ruff: rules and format; mypy: the types of course_lib; the form of the workflows
 	@$(IN_VENV) python -m ruff check
 	@$(IN_VENV) python -m ruff format --check
+	@$(IN_VENV) python -m mypy
 	@$(IN_VENV) python -m check_jsonschema -qq --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(IN_VENV) python -m check_jsonschema -qq --builtin-schema vendor.github-actions .github/actions/*/action.yml
 

@@ -63,7 +63,7 @@ dependencies = [
 ]
 
 [project.optional-dependencies]
-test = ["pytest", "ruff", "check-jsonschema"]
+test = ["pytest", "ruff", "mypy", "check-jsonschema"]
 albert = ["transformers"]
 
 [tool.ruff]
@@ -188,7 +188,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_wheel(folder, "torch", "2.11.0", {"torch/__init__.py": "def zeros(*shape): pass"})
     for version, torch in {"0.26.0": "2.11.0", "0.24.5": "2.9.5"}.items():
         write_wheel(folder, "torchvision", version, TORCHVISION, [f"torch=={torch}"])
-    for name in ("check_jsonschema", "pytest", "ruff", "transformers"):
+    for name in ("check_jsonschema", "mypy", "pytest", "ruff", "transformers"):
         write_wheel(folder, name, "1.0", {f"{name}/__init__.py": "", f"{name}/__main__.py": RECORDER})
     return folder
 
@@ -573,7 +573,7 @@ def test_make_test_and_test_all_run_what_they_say_and_stop_at_what_fails(
 ) -> None:
     calls = tmp_path / "calls"
     forms = ["workflows .github/workflows/*.yml", "actions .github/actions/*/action.yml"]
-    lint = ["ruff check", "ruff format --check"]
+    lint = ["ruff check", "ruff format --check", "mypy"]
     lint += [f"check_jsonschema -qq --builtin-schema vendor.github-{each}" for each in forms]
     nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=300"
     pytest_ = f"pytest -p tests.support.tiers -p tests.support.selection {nbval} --durations=10"
@@ -595,7 +595,7 @@ def test_make_test_and_test_all_run_what_they_say_and_stop_at_what_fails(
     assert called("test-change") == (0, rest, "make test-change: passed.")
     assert called("test-all") == (0, lint + everything, "make test-all: lint, tests and notebooks passed.")
     assert called("lint")[:2] == (0, lint)
-    for failing, until in {"ruff format": 2, "github-actions": 4, "-n 4": 6, "-m alone": 6}.items():
+    for failing, until in {"ruff format": 2, "github-actions": 5, "-n 4": 7, "-m alone": 7}.items():
         status, made, last = called("test-all", failing=failing)
         assert (status != 0, made, "passed" in last) == (True, (lint + everything)[:until], False)
 
