@@ -118,11 +118,12 @@ def board(asked: argparse.Namespace) -> int:
 
 def grade(asked: argparse.Namespace) -> int:
     """Grade a class; interrupted (exit status 130), it continues when it is started again."""
-    from .exercises.grading import grade, tables
+    from .exercises.grading import tables
+    from .exercises.grading.batch import grade_class
     from .exercises.grading.submissions import NoSubmissions
 
     try:
-        graded = grade.grade(asked.folders, asked.html, asked.jobs, asked.timeout, asked.seed)
+        graded = grade_class(asked.folders, asked.html, asked.jobs, asked.timeout, asked.seed)
     except NoSubmissions as error:
         print(f"course grade: {error}", file=sys.stderr)
         return 2
@@ -180,8 +181,8 @@ def versions() -> str:
     tested: dict[str, list[str]] = {}  # two versions of a package are for different Pythons
     for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", lines):
         tested.setdefault(_canonical(name), []).append(version)
-    installed = {name: found for name in tested if (found := _installed(name))}
-    other = {name for name, found in installed.items() if found not in tested[name]}
+    installed = {name: version for name in tested if (version := _installed(name))}
+    other = {name for name, version in installed.items() if version not in tested[name]}
     if not other:
         return "all as tested"
     asked = re.findall(r"(?m)^[\w.-]+", "\n".join(importlib.metadata.requires("course-lib") or ()))

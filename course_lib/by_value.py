@@ -20,6 +20,8 @@ from typing import IO, Any
 
 import cloudpickle
 
+from .private_names import CachedFunction
+
 loads = pickle.loads
 
 
@@ -33,10 +35,10 @@ class Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             return marshal.loads, (marshal.dumps(obj),)
-        own_class = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
-        if own_class and sys.modules.get(obj.__name__) is obj:
+        own_class = type(obj) is not types.ModuleType
+        if isinstance(obj, types.ModuleType) and own_class and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
-        if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
+        if isinstance(obj, CachedFunction) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         if type(obj) is functools.cached_property:  # without its lock
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}

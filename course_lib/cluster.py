@@ -68,7 +68,7 @@ class SlurmError(RuntimeError):
         return [f"\x1b[31mSlurmError\x1b[0m: {self}"]
 
 
-class Standing(NamedTuple):
+class JobStatus(NamedTuple):
     """The state of a job, as Slurm reports it.
 
     Attributes
@@ -130,8 +130,8 @@ def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
     """
     command = ["sbatch", "--parsable", *options, str(script)]
     done = _call(command, environment() | given)
-    number = done.stdout.strip().splitlines()[-1:] or [""]
-    number = number[0].partition(";")[0]  # job;cluster
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    number = last.partition(";")[0]  # job;cluster
     if done.returncode != 0:
         raise SlurmError(f"sbatch refused the job: {_words(done)} (it is in {script})")
     if not number.isdecimal():
@@ -139,7 +139,7 @@ def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
     return int(number)
 
 
-def ask(job: int) -> Standing:
+def ask(job: int) -> JobStatus:
     """Ask Slurm for the current state of a job.
 
     Raises
@@ -150,15 +150,15 @@ def ask(job: int) -> Standing:
     words = [f"--jobs={job}", "--noheader"]
     done = _call(["squeue", *words, "--states=all", f"--format={FIELDS}"])
     if done.returncode == 0 and done.stdout.strip():
-        return _standing(done.stdout)
+        return _parsed(done.stdout)
     if done.returncode != 0 and "nvalid job id" not in done.stderr:
         raise SlurmError(f"squeue: {_words(done)}")
     # the job has left the queue; many clusters keep accounts
     with contextlib.suppress(SlurmError):
         done = _call(["sacct", *words, "--allocations", "--parsable2", f"--format={ACCOUNTED}"])
         if done.returncode == 0 and done.stdout.strip():
-            return _standing(done.stdout.strip() + "|")
-    return Standing("UNKNOWN")
+            return _parsed(done.stdout.strip() + "|")
+    return JobStatus("UNKNOWN")
 
 
 def cancel(job: int) -> None:
@@ -209,7 +209,7 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a word"
 
 
-def _standing(text: str) -> Standing:
+def _parsed(text: str) -> JobStatus:
     fields = text.strip().splitlines()[0].split("|", 5)
     if len(fields) != 6 or not re.match(r"[A-Z]+(_[A-Z]+)*\b", fields[0]):
         raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
@@ -217,7 +217,7 @@ def _standing(text: str) -> Standing:
     submitted, start, end = (_seconds_of(field) for field in fields[2:5])
     waits = state in WAITING or start is None  # until it starts, the start time is an estimate
     began = None if waits else start
-    return Standing(
+    return JobStatus(
         state,
         "" if fields[5] in ("None", "(null)") else fields[5],
         "" if nodes in ("None assigned", "(null)") else nodes,

@@ -103,9 +103,9 @@ class Machine:
 
 def machine() -> Machine:
     """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
-    found = accelerators()
+    present = accelerators()
     gpus = gpu_count()
-    shown_only = sorted({each.name for each in found if each.kind != "cuda"})
+    shown_only = sorted({device.name for device in present if device.kind != "cuda"})
     if gpus > 1:
         world_size, backend, reason = gpus, "nccl", f"one rank for each of the {gpus} GPUs"
     elif gpus == 1:
@@ -120,7 +120,7 @@ def machine() -> Machine:
         world_size, backend, reason = 2, "gloo", "there is no GPU, so ranks are CPU processes"
     total, available = memory()
     return Machine(
-        accelerators=found,
+        accelerators=present,
         cores=cores(),
         memory_bytes=total,
         available_bytes=available,
@@ -142,16 +142,17 @@ def accelerators() -> list[Accelerator]:
     """List every accelerator that torch can use here."""
     import torch
 
-    found = []
+    devices = []
     for index in range(gpu_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append(Accelerator("cuda", index, properties.name, properties.total_memory))
-    if not found and torch.accelerator.is_available():
-        kind = torch.accelerator.current_accelerator().type
+        devices.append(Accelerator("cuda", index, properties.name, properties.total_memory))
+    current = torch.accelerator.current_accelerator()
+    if not devices and torch.accelerator.is_available() and current is not None:
+        kind = current.type
         for index in range(torch.accelerator.device_count()):
             name = {"mps": "Apple GPU (shares main memory)"}.get(kind, kind.upper())
-            found.append(Accelerator(kind, index, name, 0))
-    return found
+            devices.append(Accelerator(kind, index, name, 0))
+    return devices
 
 
 def cores() -> int:

@@ -1,4 +1,4 @@
-"""Find the folder where the course keeps its data sets and the folders of runs."""
+"""Find the folder where the course keeps data sets, runs, a learner's progress, and how it is shared."""
 
 import os
 from pathlib import Path

@@ -109,9 +109,9 @@ NEVER_BEGAN = "CANCELLED||2026-11-22T16:02:11|2026-11-22T16:02:17|2026-11-22T16:
 )
 def test_how_a_job_stands(line: str, expected: tuple, waits: bool, over: bool, commands: Commands) -> None:
     commands(squeue=f"echo '{line}'")
-    standing = cluster.ask(12)
-    assert tuple(standing) == expected
-    assert (standing.waits, standing.over) == (waits, over)
+    status = cluster.ask(12)
+    assert tuple(status) == expected
+    assert (status.waits, status.over) == (waits, over)
 
 
 def test_the_learners_own_settings_change_no_answer(
@@ -129,13 +129,13 @@ FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 def test_a_job_that_the_queue_has_forgotten(commands: Commands) -> None:
     accounts = "CANCELLED by 1000|node[1-2]|2026-11-22T16:02:11|2026-11-22T16:02:15|2026-11-22T16:02:40"
     commands(squeue=FORGOTTEN, sacct=f"echo '{accounts}'")
-    standing = cluster.ask(12)
-    assert tuple(standing) == ("CANCELLED", "", "node[1-2]", 4.0, 25.0)
-    assert standing.ended_by_slurm == "was cancelled (scancel, by a person or by the cluster)"
+    status = cluster.ask(12)
+    assert tuple(status) == ("CANCELLED", "", "node[1-2]", 4.0, 25.0)
+    assert status.ended_by_slurm == "was cancelled (scancel, by a person or by the cluster)"
     for squeue in (FORGOTTEN, ":"):
         for sacct in ("echo 'Slurm accounting storage is disabled' >&2; exit 1", ":", "echo nonsense"):
             commands(squeue=squeue, sacct=sacct)
-            assert cluster.ask(12) == cluster.Standing("UNKNOWN")
+            assert cluster.ask(12) == cluster.JobStatus("UNKNOWN")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,10 @@ from tests.support.tiers import TIERS, scope
 
 HOUSE = Path(course_lib.__file__).parent
 ROOT = Path(__file__).parents[1]
-GROUND = {"by_value", "cluster", "frames", "hardware", "home", "notebook", "run_folder"}
+GROUND = {
+    *("by_value", "cluster", "files", "frames", "hardware", "home", "kill", "notebook", "private_names"),
+    *("run_folder", "run_record"),
+}
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
     "figures": set(),  # draws, and knows no run
@@ -114,7 +117,7 @@ def rooms_in(loaded: set[str]) -> set[str]:
 def test_a_rank_loads_what_it_uses_alone() -> None:
     of_torchrun, around_a_program, in_the_fork_server = loaded_by(
         "from course_lib import log, place, track",
-        "import course_lib.rank.wrapped",
+        "import course_lib.rank.entry_script",
         "import course_lib.rank.preload",
     )
     for heavy in ("torch", "IPython", "ipywidgets"):

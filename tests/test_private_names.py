@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import json
@@ -12,11 +13,12 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from packaging.version import Version
 
-from course_lib import by_value, launch
+from course_lib import by_value, launch, private_names
 
 
 def version_of(library: str) -> str:
@@ -32,7 +34,22 @@ def the_fork_server_has_our_names() -> None:
 def the_fork_server_leads_its_ranks() -> None:
     """A rank's parent is the server, whose process the kernel knows by a private name."""
     parent = launch(os.getppid, nprocs=1, device="cpu", dashboard=False).results[0]
-    assert parent == multiprocessing.forkserver._forkserver._forkserver_pid
+    assert parent == private_names.fork_server_pid()
+
+
+def a_rank_has_left_its_fork_server() -> None:
+    def has() -> list[Any]:
+        server = multiprocessing.forkserver._forkserver
+        return [server._forkserver_alive_fd, server._forkserver_address, private_names.leave_fork_server()]
+
+    assert launch(has, nprocs=1, device="cpu", dashboard=False).results[0] == [None, None, False]
+
+
+def a_cached_function_has_its_type() -> None:
+    for cached in (functools.cache(version_of), functools.lru_cache(3)(version_of)):
+        assert type(cached) is private_names.CachedFunction
+        assert cached.__wrapped__ is version_of
+        assert set(cached.cache_parameters()) == {"maxsize", "typed"}
 
 
 def a_cell_is_in_linecache() -> None:
@@ -63,26 +80,49 @@ def a_click_can_be_let_in() -> None:
 def the_flight_recorder_counts_collectives() -> None:
     def entries() -> Any:
         import torch.distributed as dist
-        from torch._C._distributed_c10d import _dump_fr_trace_json
 
         dist.init_process_group("gloo")
         dist.all_reduce(torch.ones(3))
         dist.barrier()
-        cheap = _dump_fr_trace_json(includeCollectives=False)
-        return json.loads(_dump_fr_trace_json())["entries"], isinstance(cheap, bytes)
+        cheap = private_names.flight_recorder(includeCollectives=False)
+        return json.loads(private_names.flight_recorder())["entries"], len(cheap)
 
-    (found, has_a_cheap_form) = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
-    assert has_a_cheap_form
-    assert [entry["profiling_name"] for entry in found] == ["gloo:all_reduce", "gloo:barrier"]
-    assert [entry["collective_seq_id"] for entry in found] == [1, 2]
-    assert found[0]["input_sizes"] == [[3]]
+    (calls, length) = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
+    assert length > 0, "the cheap form"
+    assert [entry["profiling_name"] for entry in calls] == ["gloo:all_reduce", "gloo:barrier"]
+    assert [entry["collective_seq_id"] for entry in calls] == [1, 2]
+    assert calls[0]["input_sizes"] == [[3]]
     used = {"is_p2p", "retired", "state", "process_group", "time_created_ns"}
-    assert used <= set(found[0])
+    assert used <= set(calls[0])
+
+
+def torchrun_asks_us_for_a_port() -> None:
+    from torch.distributed.elastic.rendezvous import api
+
+    real = api.get_free_port
+    try:
+        private_names.choose_ports_by(lambda: 12345)
+        told = api.RendezvousStoreInfo.build(0, torch.distributed.HashStore(), "127.0.0.1")
+        assert told.master_port == 12345
+    finally:
+        api.get_free_port = real
+
+
+def ddp_reads_its_switch() -> None:
+    """Which `why` turns off, as its no_sync() does."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    assert "require_backward_grad_sync" in DistributedDataParallel._pre_forward.__code__.co_names
+
+
+def an_array_is_made_by_what_we_allow() -> None:
+    made_by = [value.__reduce__()[0] for value in (np.zeros(2), np.float64(1))]
+    assert made_by == private_names.array_constructors()
 
 
 def torch_save_takes_our_pickler() -> None:
     file = io.BytesIO()
-    torch.save({"t": torch.ones(2)}, file, pickle_module=by_value, _use_new_zipfile_serialization=False)
+    torch.save({"t": torch.ones(2)}, file, pickle_module=by_value, **private_names.WITHOUT_ZIP)
     file.seek(0)
     assert torch.load(file, weights_only=True)["t"].tolist() == [1, 1]
 
@@ -97,10 +137,21 @@ def cloudpickle_asks_us_about_code() -> None:
 
 
 RELIES_ON: dict[str, list[Callable[[], None]]] = {
-    "Python": [the_fork_server_has_our_names, the_fork_server_leads_its_ranks],
+    "Python": [
+        the_fork_server_has_our_names,
+        the_fork_server_leads_its_ranks,
+        a_rank_has_left_its_fork_server,
+        a_cached_function_has_its_type,
+    ],
     "ipython": [a_cell_is_in_linecache, a_cell_has_a_number],
     "ipykernel": [a_click_can_be_let_in],
-    "torch": [the_flight_recorder_counts_collectives, torch_save_takes_our_pickler],
+    "torch": [
+        the_flight_recorder_counts_collectives,
+        torch_save_takes_our_pickler,
+        torchrun_asks_us_for_a_port,
+        ddp_reads_its_switch,
+    ],
+    "numpy": [an_array_is_made_by_what_we_allow],
     "cloudpickle": [cloudpickle_asks_us_about_code],
 }
 

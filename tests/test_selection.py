@@ -95,16 +95,15 @@ def test_a_change_selects_no_more_than_what_may_depend_on_it(whole: Graph) -> No
 @pytest.mark.parametrize(
     ("changed", "test"),
     [
-        ("course_lib/rank/wrapped.py", "tests/faults/test_torchrun.py"),  # -m course_lib.rank.wrapped
+        ("course_lib/rank/entry_script.py", "tests/faults/test_torchrun.py"),  # by its name as a module
         (
             "course_lib/rank/preload.py",
             "tests/launcher/test_launch.py",
         ),  # PRELOAD = "course_lib.rank.preload"
-        ("course_lib/exercises/grading/lowered.py", "tests/exercises/grading/test_walls.py"),  # by its path
         (
-            "course_lib/exercises/grading/apart.py",
+            "course_lib/exercises/grading/answer_server.py",
             "tests/exercises/grading/test_walls.py",
-        ),  # {__package__}.inside
+        ),  # {__package__}.supervisor
         ("lessons/scripts/train_spawn.py", "tests/scripts/test_train_ddp.py"),
         ("course_lib/exercises/board/page.html", "tests/exercises/board/test_serve.py"),
         ("course_lib/__main__.py", "tests/test_main.py"),  # -m course_lib
@@ -189,7 +188,7 @@ def test_three_days_are_all_tests_and_no_test_twice() -> None:
         ("tests/exercises/test_questions.py::test_the_blank_has_none[12.1]", "12"),
         ("tests/exercises/test_questions.py::test_a_wrong_answer[12.1 of_10_ranks]", "12"),
         ("tests/notebooks/test_form.py::test_a_cell_is_short[lessons 00_start_here]", "00"),
-        ("tests/exercises/test_asking.py::test_a_number[3-3.0]", ""),
+        ("tests/exercises/test_question.py::test_a_number[3-3.0]", ""),
         ("tests/exercises/test_check.py::test_07_1", ""),
         ("tests/data/test_digits.py::test_x[10.1]", ""),
     ],

@@ -1,1 +1,1 @@
-"""Files that are written atomically, and checkpoints."""
+"""Checkpoints that are written atomically."""

@@ -1,7 +1,7 @@
 """Save and load checkpoints as lesson 10 teaches it: one rank writes, atomically; loading runs no code.
 
-The lesson writes this code out itself. Copy this file and `whole_file` into a program of your own if you
-like: they need nothing else from the course.
+The lesson writes this code out itself. Copy this file and `course_lib.files` into a program of your own if
+you like, and change the import of `files`: they need nothing else from the course.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .whole_file import whole_file
+from ..files import whole_file
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder: give the name of a file in it")
     try:
-        with whole_file(path) as file:
+        with whole_file(path, durable=True) as file:
             try:
                 torch.save(dict(state), file)
             except Exception as error:
@@ -235,8 +235,8 @@ def _bare(names: Iterable[str]) -> dict[str, str]:
     """Map each name, without the prefixes that wrappers put before all of them, to the full name."""
     full = list(names)
     bare = full
-    while found := [w for w in WRAPPERS if bare and all(name.startswith(w) for name in bare)]:
-        bare = [name.removeprefix(found[0]) for name in bare]
+    while prefixes := [w for w in WRAPPERS if bare and all(name.startswith(w) for name in bare)]:
+        bare = [name.removeprefix(prefixes[0]) for name in bare]
     return dict(zip(bare, full, strict=True))
 
 

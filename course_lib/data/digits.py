@@ -7,26 +7,20 @@ time, or be killed; the lock between them only avoids duplicate work.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import shutil
 import socket
 import struct
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..files import locked
 from ..home import home
-
-try:
-    import fcntl
-except ImportError:  # Windows: every process makes the files, and the last one's stay
-    fcntl = None
 
 if TYPE_CHECKING:
     import torch
@@ -107,9 +101,8 @@ def digits(
     if transform is not None and not callable(transform):
         raise TypeError(f"transform must be a function of one picture, or None, not {transform!r}")
     ours = root is None
-    if ours:
-        root = home() / "data" / ("mnist" if download else "digits-v1")
-    root = Path(root).expanduser().absolute()
+    own = home() / "data" / ("mnist" if download else "digits-v1") if root is None else root
+    root = Path(own).expanduser().absolute()
     if not download:
         _provide(root / "MNIST", ".made-digits", _make, ours)
     elif (root / "MNIST" / ".made-digits").exists():
@@ -132,7 +125,7 @@ def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool
             raise DataError(f"{folder / 'raw'} {fault}: repair or remove {folder}, or pass another root")
         for part in (*reversed(folder.parents), folder):
             part.mkdir(mode=0o700, exist_ok=True)
-        with locked(folder / marker) as alone:
+        with locked(folder / marker, LOCK_SECONDS) as alone:
             if _fault(folder) is None:  # another process made them while this one waited
                 return
             for leftover in folder.glob(".making-*") if alone else ():
@@ -152,22 +145,6 @@ def _provide(folder: Path, marker: str, make: Callable[[Path], None], ours: bool
             f"the digits cannot be kept in {folder} ({error}): "
             "pass root= or set COURSE_HOME, with a folder that you can write and that has 50 MB free"
         ) from None
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock on ``path``, which the OS frees if its holder dies; yield whether it was acquired."""
-    deadline, held = time.monotonic() + LOCK_SECONDS, False
-    with open(path, "ab") as file:
-        while fcntl and not held and time.monotonic() < deadline:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:  # a file system without locks
-                break
-        yield held
 
 
 def _fault(folder: Path) -> str | None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..files import locked
 from ..hardware import cores
 from ..home import home
-from .digits import DataError, locked
+from .digits import LOCK_SECONDS, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,7 +85,7 @@ def pictures(root: Path | str | None = None) -> Path:
             raise DataError(f"{folder} {fault}, and the course did not make it: pass another root")
         for part in (*reversed(folder.parents), folder):
             part.mkdir(mode=0o700, exist_ok=True)
-        with locked(folder / MARKER) as alone:
+        with locked(folder / MARKER, LOCK_SECONDS) as alone:
             if _fault(folder) is None:  # another process made them while this one waited
                 return folder
             for leftover in folder.glob(".making-*") if alone else ():
@@ -110,9 +111,9 @@ def pictures(root: Path | str | None = None) -> Path:
 def _names() -> list[str]:
     return [
         f"{split}/{kind}/{number:04}.jpg"
-        for split, each in (("train", TRAIN_EACH), ("val", VAL_EACH))
+        for split, count in (("train", TRAIN_EACH), ("val", VAL_EACH))
         for kind in PATTERNS
-        for number in range(each)
+        for number in range(count)
     ]
 
 
@@ -126,11 +127,11 @@ def _fault(folder: Path) -> str | None:
         return "holds the pictures of another version"
     for name, size in sizes.items():
         try:
-            found = os.stat(folder / name).st_size
+            size_there = os.stat(folder / name).st_size
         except (FileNotFoundError, NotADirectoryError):
             return f"has no file {name}"
-        if found != size:
-            return f"holds a broken {name}: {found:,} bytes, where {size:,} were written"
+        if size_there != size:
+            return f"holds a broken {name}: {size_there:,} bytes, where {size:,} were written"
     return None
 
 

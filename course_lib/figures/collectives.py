@@ -84,18 +84,18 @@ def collectives(
     across = 1 if widest > 22 or len(steps) == 1 else 2
     width = WIDTH / across
     inches = min(INCHES * 0.85, width / widest)
-    each = inches * (ROW * ranks + 0.75) + TITLE
-    height = math.ceil(len(steps) / across) * each + TITLE
+    panel_height = inches * (ROW * ranks + 0.75) + TITLE
+    height = math.ceil(len(steps) / across) * panel_height + TITLE
     figure, (empty,) = new_figure(width=WIDTH, height=height, margins=MARGINS)
     empty.remove()
     with styled():
         figure.text(0.012, 1 - 0.1 / height, title, va="top", size=12, weight="bold")
         for i, (name, step) in enumerate(steps.items()):
             row, column = divmod(i, across)
-            bottom = 1 - (TITLE + (row + 1) * each) / height
-            place = (column / across, bottom, 1 / across, (each - 0.32) / height)
+            bottom = 1 - (TITLE + (row + 1) * panel_height) / height
+            place = (column / across, bottom, 1 / across, (panel_height - 0.32) / height)
             _draw(figure.add_axes(place), step, width / inches)
-            above = bottom + (each - 0.3) / height
+            above = bottom + (panel_height - 0.3) / height
             figure.text(column / across + 0.012, above, name, va="bottom", size=10, weight="bold")
     return Picture(figure, f"{title}. " + " ".join(f"{name}. {_words(step)}" for name, step in steps.items()))
 
@@ -107,14 +107,14 @@ def _held_by_all(values: Sequence[Any], when: str) -> list[Held]:
     ranks = list(values)
     if not 0 < len(ranks) <= MOST_RANKS:
         raise ValueError(f"{when}: what each of 1 to {MOST_RANKS} ranks held; got {len(ranks)} ranks")
-    return [_held(each, f"{when}, rank {rank}") for rank, each in enumerate(ranks)]
+    return [_held(value, f"{when}, rank {rank}") for rank, value in enumerate(ranks)]
 
 
 def _held(value: Any, whose: str) -> Held:
     if value is None:
         return []
-    if isinstance(value, list | tuple) and any(not isinstance(each, int | float) for each in value):
-        groups = [_numbers(each, whose) for each in value if each is not None]
+    if isinstance(value, list | tuple) and any(not isinstance(item, int | float) for item in value):
+        groups = [_numbers(item, whose) for item in value if item is not None]
     else:
         groups = [_numbers(value, whose)]
     groups = [group for group in groups if group]
@@ -129,7 +129,7 @@ def _numbers(value: Any, whose: str) -> list[float]:
     elif hasattr(value, "ravel"):
         value = value.ravel().tolist()
     try:
-        return [float(each) for each in (value if isinstance(value, list | tuple) else [value])]
+        return [float(item) for item in (value if isinstance(value, list | tuple) else [value])]
     except (TypeError, ValueError):
         raise ValueError(
             f"{whose}: numbers, a tensor, a list of tensors or None can be drawn; this is {value!r:.60}"
@@ -150,12 +150,12 @@ class Step(NamedTuple):
 
 
 def _step(before: Sequence[Any], after: Sequence[Any], start: Sequence[Any] | None, name: str = "") -> Step:
-    held = [_held_by_all(before, f"{name}before"), _held_by_all(after, f"{name}after")]
-    held.append(held[0] if start is None else _held_by_all(start, f"{name}start"))
-    counts = sorted({len(each) for each in held})
+    first, last = _held_by_all(before, f"{name}before"), _held_by_all(after, f"{name}after")
+    at_start = first if start is None else _held_by_all(start, f"{name}start")
+    counts = sorted({len(ranks) for ranks in (first, last, at_start)})
     if len(counts) > 1:
         raise ValueError(f"{name}{counts[0]} ranks at one time and {counts[1]} at another: none may be lost")
-    return Step(*held, rounding=max(map(_rounding, (before, after, start))))
+    return Step(first, last, at_start, rounding=max(map(_rounding, (before, after, start))))
 
 
 def _rounding(value: Any) -> float:
@@ -170,7 +170,7 @@ def _rounding(value: Any) -> float:
 
 def _columns(held: list[Held]) -> float:
     """Return the width of the widest rank, in boxes."""
-    return max(_width(each) for each in held)
+    return max(_width(ranks) for ranks in held)
 
 
 def _width(held: Held) -> float:
@@ -201,7 +201,7 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
         end = _boxes(axes, left, y, before[rank], colors_before[rank])
         _boxes(axes, right, y, after[rank], colors[rank])
         for other in range(ranks):
-            sources = frozenset().union(*(each for group in came[other] for each in group))
+            sources = frozenset().union(*(origin for group in came[other] for origin in group))
             if rank in sources and before[rank]:
                 moved = rank != other
                 axes.annotate(
@@ -244,11 +244,8 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
         axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
     text = _number(value)
     if len(ranks) > 1:  # put the number on a plate, or the stripes would cross it
-        plate = FancyBboxPatch(
-            (x + 0.1, y - 0.22), BOX - 0.2, 0.44, boxstyle="round,pad=0,rounding_size=0.12"
-        )
-        plate.set(facecolor="white", lw=0)
-        axes.add_patch(plate)
+        corner = (x + 0.1, y - 0.22)
+        axes.add_patch(FancyBboxPatch(corner, BOX - 0.2, 0.44, boxstyle=ROUND, facecolor="white", lw=0))
     size = _points(axes) * (0.4 if len(text) <= 2 else 0.92 / len(text))
     axes.text(
         x + BOX / 2,
@@ -283,6 +280,6 @@ def _words(step: Step) -> str:
 def _told(held: list[Held]) -> str:
     return "; ".join(
         f"rank {rank} holds "
-        + (" | ".join(", ".join(_number(each, 6) for each in group) for group in groups) or "nothing")
+        + (" | ".join(", ".join(_number(value, 6) for value in group) for group in groups) or "nothing")
         for rank, groups in enumerate(held)
     )

@@ -86,7 +86,7 @@ def _frame(left: float, top: float, width: float, height: float, **look: object)
 
 def _nodes(environments: Sequence[Mapping[str, str]]) -> dict[int, list[tuple[int, int]]]:
     """Return the (rank, local rank) pairs of each node, in order, by node number."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    nodes: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
     for told in environments:
         try:
@@ -99,13 +99,13 @@ def _nodes(environments: Sequence[Mapping[str, str]]) -> dict[int, list[tuple[in
         if rank in seen:
             raise ValueError(f"two ranks have RANK={rank}")
         seen.add(rank)
-        found.setdefault(node, []).append((rank, local))
-    if not found:
+        nodes.setdefault(node, []).append((rank, local))
+    if not nodes:
         raise ValueError("node_map needs at least one rank: [{'RANK': 0, 'LOCAL_RANK': 0, 'GROUP_RANK': 0}]")
-    if len(found) > MOST_NODES or max(map(len, found.values())) > MOST_ON_A_NODE:
-        most = max(map(len, found.values()))
+    if len(nodes) > MOST_NODES or max(map(len, nodes.values())) > MOST_ON_A_NODE:
+        most = max(map(len, nodes.values()))
         raise ValueError(
-            f"{len(found)} nodes with up to {most} ranks are more than can be drawn: "
+            f"{len(nodes)} nodes with up to {most} ranks are more than can be drawn: "
             f"{MOST_NODES} nodes, {MOST_ON_A_NODE} ranks on each"
         )
-    return {node: sorted(found[node]) for node in sorted(found)}
+    return {node: sorted(nodes[node]) for node in sorted(nodes)}

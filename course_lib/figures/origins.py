@@ -39,9 +39,9 @@ class _Known:
     def origin(self, rank: int, place: int, value: float) -> Origin:
         """Return the first explanation that fits: unchanged, copied, summed at one place, averaged there."""
         for tolerance in (EXACT, SINGLE):  # exact first: to SINGLE, 10,000,000 and 10,000,001 are equal
-            found = self._copied(rank, place, value, tolerance) or self._summed(place, value, tolerance)
-            if found:
-                return found
+            origin = self._copied(rank, place, value, tolerance) or self._summed(place, value, tolerance)
+            if origin:
+                return origin
         return self._summed(place, value, self.rounding) if self.rounding > SINGLE else frozenset()
 
     def _copied(self, rank: int, place: int, value: float, tolerance: float) -> Origin:

@@ -54,11 +54,11 @@ def shard_map(
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
     if not panels:
         raise ValueError("there is nothing to draw: seen is empty")
-    tables = {name: _table(each, samples, name) for name, each in panels.items()}
+    tables = {name: _table(panel, samples, name) for name, panel in panels.items()}
     rows = [len(table) for table in tables.values()]
     if epochs is not None and any(len(epochs) != count for count in rows):
         raise ValueError(f"epochs numbers {len(epochs)} rows, and there are {max(rows)}")
-    ranks = max(len(each) for each in panels.values())
+    ranks = max(len(panel) for panel in panels.values())
     deepest = max(len(cell) for table in tables.values() for row in table for cell in row)
     deep = max(0.3, 0.16 * min(deepest, 4))  # inches of a row
     figure, axes = _stacked([count * deep for count in rows])
@@ -194,9 +194,9 @@ def _words(name: str, table: list[list[list[int]]], ranks: int, epochs: Sequence
         )
         text += f"more than once: {_some(more)}; not at all: {_some(none)}"
         sentences.setdefault(text, []).append(number)
-    alike = {sentence: ", ".join(map(str, found)) for sentence, found in sentences.items()}
+    alike = {sentence: ", ".join(map(str, epochs)) for sentence, epochs in sentences.items()}
     head = f"{name}: " if name else ""
-    return head + " ".join(f"Epoch {found}: {sentence}." for sentence, found in alike.items())
+    return head + " ".join(f"Epoch {epochs}: {sentence}." for sentence, epochs in alike.items())
 
 
 def _some(numbers: list[int]) -> str:

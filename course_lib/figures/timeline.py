@@ -47,7 +47,7 @@ def timeline(
     ValueError
         There is no bar, one is not made of these four items, or one ends before it starts.
     """
-    drawn = [_checked(each, since) for each in bars]
+    drawn = [_checked(bar, since) for bar in bars]
     if not drawn:
         raise ValueError("timeline needs at least one bar: timeline([('rank 0', 'import', 0.0, 1.5)], …)")
     rows = list(dict.fromkeys(row for row, *_ in drawn))
@@ -57,7 +57,7 @@ def timeline(
     )
     with styled():
         for number, phase in enumerate(phases):
-            mine = [each for each in drawn if each[1] == phase]
+            mine = [bar for bar in drawn if bar[1] == phase]
             if not mine:
                 continue
             axes.barh(
@@ -73,8 +73,8 @@ def timeline(
             )
         axes.set_yticks(range(len(rows)), rows)
         axes.set_ylim(len(rows) - 0.45, -0.55)
-        first, last = min(start for *_, start, _ in drawn), max(end for *_, end in drawn)
-        axes.set_xlim(min(0.0, first), last + 0.02 * (last - first) or 1.0)
+        begin, end = min(start for *_, start, _ in drawn), max(end for *_, end in drawn)
+        axes.set_xlim(min(0.0, begin), end + 0.02 * (end - begin) or 1.0)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(title=title, xlabel="seconds")

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from ..figures.tables import text_table
 from ..hardware import cores
 from ..notebook import in_kernel
+from ..private_names import let_clicks_in
+from ..report.straggler import straggler
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
-from ..run.straggler import straggler
 from ..run_folder import PROGRAM
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class View:
         self.stop = threading.Event()
 
     def update(self) -> None:
-        """Refresh the view; called about twenty times a second while the ranks run."""
+        """Refresh the view; called about 20 times a second while the ranks run (for a Slurm job, 5)."""
 
     def finish(self) -> None:
         """Show how it ended; called once, when all ranks are gone and the run's end is recorded."""
@@ -94,12 +95,12 @@ class TerminalView(View):
         super().__init__(run)
         self._read: dict[Path, int] = {}
         self._warned = False
-        self._standing = ("", "")  # a job's state and reason
+        self._job = ("", "")  # a job's state and reason
         self._look_again = time.monotonic() + WARN_SECONDS
 
     def update(self) -> None:
-        if self.run.is_job and (standing := (self.run.state, self.run.reason)) != self._standing:
-            self._standing = standing
+        if self.run.is_job and (now := (self.run.state, self.run.reason)) != self._job:
+            self._job = now
             print(self.run.headline(), flush=True)
         self._print_new(whole_lines=True)
         if time.monotonic() > self._look_again:
@@ -194,7 +195,7 @@ class NotebookView(View):
         )
         button.add_class("course-stop")
         button.on_click(self._on_stop)
-        _let_clicks_in(button)
+        let_clicks_in(button)
         return button
 
     def _on_stop(self, button: Any) -> None:
@@ -274,21 +275,10 @@ def _clicks_arrive() -> bool:
     return "kernel subshells" in about.get("supported_features", ())
 
 
-def _let_clicks_in(button: Any) -> None:
-    """Let the Stop button's click arrive while the cell runs.
-
-    JupyterLab sends widget messages to a subshell, a thread of the kernel that is free while a cell runs;
-    ipykernel 7.4 forwards them to the shell that made the widget, which is busy. The attribute is private to
-    ipykernel and may vanish; the kernel's own interrupt always works.
-    """
-    if hasattr(button.comm, "_reply_subshell_for"):
-        button.comm._reply_subshell_for = lambda data, default: default
-
-
 def warning_html(run: Run) -> str:
     """Say as HTML who waits where, and for whom, once ranks are stuck; or which rank is a straggler."""
-    if standing := stalled(run):
-        return _note("No progress", standing.splitlines(), "#d55e00")
+    if text := stalled(run):
+        return _note("No progress", text.splitlines(), "#d55e00")
     late = straggler(run)
     return _note("A straggler", [str(late)], "#e69f00") if late else ""
 

@@ -39,9 +39,7 @@ def loopback_store() -> Iterator[int]:
 def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dict[str, str]:
     """Return a launch's environment: torchrun's variables, loopback for gloo and NCCL, the run's folder."""
     return {
-        **loopback_environment(),
-        **PLAIN,
-        **os.environ,
+        **_of_a_run(run),
         **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -51,9 +49,6 @@ def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dic
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": str(max(1, cores() // world_size)),
-        "MPLBACKEND": "Agg",  # the notebook's own backend cannot draw in a rank
-        "COURSE_RUN": str(run.folder),
-        "COURSE_STARTED": repr(time.time()),
     }
 
 
@@ -68,16 +63,18 @@ def loopback_environment() -> dict[str, str]:
 
 
 def of_a_program(run: Run) -> dict[str, str]:
-    """Return the environment of a program that starts its own ranks; torchrun sets the rest for them."""
+    """Return the environment of what `python` or `torchrun` starts; torchrun sets more for its ranks."""
+    return _of_a_run(run) | {"COURSE_KERNEL": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+
+
+def _of_a_run(run: Run) -> dict[str, str]:
     return {
         **loopback_environment(),
         **PLAIN,
         **os.environ,
+        "MPLBACKEND": "Agg",  # the notebook's own backend cannot draw in a rank
         "COURSE_RUN": str(run.folder),
-        "COURSE_KERNEL": str(os.getpid()),
         "COURSE_STARTED": repr(time.time()),
-        "PYTHONUNBUFFERED": "1",
-        "MPLBACKEND": "Agg",
     }
 
 

@@ -1,4 +1,4 @@
-"""Run the fork server, which has torch loaded (`rank.preload`): all ranks of a kernel are forked from it.
+"""Run the fork server, which has torch loaded (`rank.preload`): the ranks of `launch` are forked from it.
 
 So a rank starts within milliseconds, as a fresh process with none of the kernel's state and no CUDA context.
 """
@@ -16,7 +16,9 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from typing import Any
 
+from ..private_names import fork_server_pid
 from .guard import protect, release
 
 WAKE_SECONDS = 0.05  # between two looks of code that waits
@@ -69,16 +71,11 @@ def _environment(**variables: str) -> Iterator[None]:
 def _end_it_with_the_kernel() -> None:
     """Guard the fork server: while it loads, for seconds or more, it does not notice the kernel's end."""
     global _protected
-    pid = _pid()
+    pid = fork_server_pid()
     if pid is not None and pid != _protected:
         release([_protected] if _protected else [])
         protect([pid])
         _protected = pid
-
-
-def _pid() -> int | None:
-    server = getattr(multiprocessing.forkserver, "_forkserver", None)
-    return getattr(server, "_forkserver_pid", None)
 
 
 @contextlib.contextmanager
@@ -103,12 +100,13 @@ def without_main() -> Iterator[None]:
 def wait_until_loaded(stop: threading.Event) -> None:
     """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set."""
     global _loaded
-    pid = _pid()
+    pid = fork_server_pid()
     if METHOD != "forkserver" or pid == _loaded is not None:
         return
 
     def probe() -> None:
-        process = multiprocessing.get_context(METHOD).Process(target=int, daemon=True)
+        context: Any = multiprocessing.get_context(METHOD)
+        process = context.Process(target=int, daemon=True)
         with without_main():
             process.start()
         process.join()

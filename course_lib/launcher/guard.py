@@ -1,23 +1,21 @@
 """The guard: a process that briefly outlives a kernel, to kill everything that its runs have started.
 
 A rank that dies with its fork server has no time to end its DataLoader workers, one that holds the GIL has no
-thread to do it, and a Jupyter restart kills kernel and fork server at once. So a kernel starts this file,
-before its fork server and in a session of its own, and tells it through a pipe which processes to kill.
+thread to do it, and a Jupyter restart kills kernel and fork server at once. So a kernel starts the program
+`kill`, before its fork server and in a session of its own, and tells it by a pipe which processes to kill.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
+from .. import kill
 
 OOM_SCORE = 500  # what a process scores that uses half of the memory, or of a container's limit
 
@@ -40,7 +38,7 @@ def protect(pids: Iterable[int]) -> None:
         _guarded |= new
         if _guard is None or _guard.poll() is not None:
             _guard = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(os.getpid())],
+                [sys.executable, "-P", kill.__file__, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -73,47 +71,3 @@ def _tell(sign: str, pids: set[int]) -> None:
         with contextlib.suppress(OSError):  # the guard was killed: the next run starts another
             _guard.stdin.write("".join(f"{sign}{pid}\n" for pid in pids).encode())
             _guard.stdin.flush()
-
-
-def end_families(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes, all that they have started, and the process groups that any of these lead."""
-    family: list[psutil.Process] = []
-    for process in processes:
-        family.append(process)
-        with contextlib.suppress(psutil.Error):
-            family += process.children(recursive=True)
-    for process in family:
-        if hasattr(os, "killpg") and (process.is_running() or not psutil.pid_exists(process.pid)):
-            # a group may outlive its leader; spare another process that has the leader's pid by now
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
-def main(kernel_pid: int) -> None:
-    """Keep the list of processes that arrives on stdin; when the kernel has ended, kill all on it."""
-    watched = [sys.stdin.fileno()]
-    with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone: the pipe closes with it, too
-        watched.append(os.pidfd_open(kernel_pid))  # a fork of the kernel may hold the pipe open
-    processes: dict[int, psutil.Process] = {}
-    rest = b""
-    while ready := select.select(watched, [], [])[0]:
-        if watched[0] not in ready:
-            break
-        data = os.read(watched[0], 1 << 16)
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            pid = int(line[1:])
-            if line[:1] == b"+":
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    processes[pid] = psutil.Process(pid)
-            else:
-                processes.pop(pid, None)
-    end_families(processes.values())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -23,8 +23,8 @@ torchrun=({python} -m torch.distributed.run)
 program=({program})
 if [[ -n ${{COURSE_RUN:-}} ]]; then  # by slurm(), which reads what is noted there; by hand it is not set
     export COURSE_STARTED=$(date +%s.%N) SLURM_STDOUTMODE="$COURSE_RUN/{agent_logs}"
-    torchrun=({python} -m course_lib.rank.wrapped --node)
-    program=(-m course_lib.rank.wrapped "${{program[@]}}")
+    torchrun=({python} -m course_lib.rank.entry_script --node)
+    program=(-m course_lib.rank.entry_script "${{program[@]}}")
     trap 'echo $? >"$COURSE_RUN/{ended}.part"; mv "$COURSE_RUN/{ended}.part" "$COURSE_RUN/{ended}"' EXIT
 fi
 
@@ -82,7 +82,7 @@ def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
     if asked is None:
         wanted = options.get("gres") or ""
         wanted = wanted if isinstance(wanted, list | tuple) else str(wanted).split(",")
-        gpus = [str(each) for each in wanted if re.match(r"gpu\b", str(each))]
+        gpus = [resource for resource in map(str, wanted) if re.match(r"gpu\b", resource)]
         asked = gpus[0] if gpus else None
     if asked is None:
         return None

@@ -6,16 +6,17 @@ import linecache
 import os
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ..hardware import cores, gpu_count
-from ..rank.launched import Job
+from ..rank.entry_function import Assignment
 from ..run.run import Run
 from .arguments import check_timeout, packed, world_size_of
-from .dashboard import view_of
+from .dashboard import View, view_of
 from .environment import loopback_store, of_a_launch
 from .forkserver import warm_up
-from .processes import Ranks, end_marked
+from .processes import Ranks
 from .watch import watch
 
 
@@ -64,50 +65,50 @@ def launch(
     ValueError, TypeError
         An argument is wrong; nothing was started.
     """
-    return start(function, args, kwargs, nprocs, device, timeout, dashboard)
-
-
-def start(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    nprocs: int | None,
-    device: str | None,
-    timeout: float | None,
-    dashboard: bool,
-    trusted: bool = True,
-) -> Run:
-    """Do the work of `launch`; ranks that are not ``trusted`` leave nothing behind.
-
-    Their results are not read, since unpickling runs code, and processes that they have started in other
-    sessions are killed.
-    """
-    called = time.time()
     world_size = world_size_of(nprocs, device)
-    check_timeout(timeout)
     if dashboard and 0 < (gpus := 0 if device == "cpu" else gpu_count()) < world_size:
         print(f"{world_size} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, over gloo")
+    asked = Launch(function, args, kwargs, nprocs=nprocs, device=device, timeout=timeout)
+    return start(asked, view=lambda run: view_of(run, dashboard))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to run on which ranks; `launch` explains the fields that are its parameters."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    _: KW_ONLY
+    nprocs: int | None = None
+    device: str | None = None
+    timeout: float | None = None
+    environment: dict[str, str] = field(default_factory=dict)  # of the ranks, in addition
+    unpickle: bool = True  # load their results, which runs code that the ranks chose
+
+
+def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
+    """Run a function on several ranks and wait for them, as `launch` does."""
+    called = time.time()
+    world_size = world_size_of(asked.nprocs, asked.device)
+    check_timeout(asked.timeout)
     warm_up()
-    call = packed(function, args, kwargs)
-    name = getattr(function, "__name__", type(function).__name__)
+    call = packed(asked.function, asked.args, asked.kwargs)
+    name = getattr(asked.function, "__name__", type(asked.function).__name__)
     with loopback_store() as port:
         # created last: an interrupt of the first call, while torch is imported, leaves no run behind
-        run = Run.create(name, world_size, trusted, started=called)
-        job = Job(
+        run = Run.create(name, world_size, asked.unpickle, started=called)
+        assignment = Assignment(
             folder=run.folder,
             kernel_pid=os.getpid(),
             call=call,
-            environment=of_a_launch(run, world_size, port, device),
+            environment=of_a_launch(run, world_size, port, asked.device) | asked.environment,
             threads=max(1, cores() // world_size),
             cells={
-                name: kept
-                for name, kept in list(linecache.cache.items())  # a copy: other threads add to it
-                if len(kept) == 4 and kept[1] is None
+                name: entry
+                for name, entry in list(linecache.cache.items())  # a copy: other threads add to it
+                if len(entry) == 4 and entry[1] is None
             },
         )
-        try:
-            watch(run, lambda stop: Ranks(job, world_size, stop), timeout, view_of(run, dashboard))
-        finally:
-            if not trusted:
-                end_marked(run.folder, called)
+        watch(run, lambda stop: Ranks(assignment, world_size, stop), asked.timeout, view(run))
     return run

@@ -1,6 +1,6 @@
 """Start and kill processes: the ranks of a `launch`, or a program that starts its own ranks.
 
-`watch` follows any `Started`: these two, and a Slurm job (`job`).
+`watch` follows any `Execution`: these two, and a Slurm job (`slurm_job`).
 """
 
 from __future__ import annotations
@@ -9,25 +9,21 @@ import contextlib
 import errno
 import multiprocessing
 import multiprocessing.connection
-import os
-import signal
 import subprocess
 import threading
 import time
-from enum import Enum, auto
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ..rank import launched
+from ..kill import kill_families, kill_group
+from ..rank import entry_function
 from ..run.run import Run
 from ..run_folder import PROGRAM, RankFiles
 from .forkserver import METHOD, wait_until_loaded, without_main
-from .guard import end_families, protect, release
+from .guard import protect, release
 
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
-CLOCK_SECONDS = 2.0  # how much two clocks may disagree about when a process began
 FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 NO_ROOM = (
     "The processes for {} ranks could not all be started: the system has no room for them. Usually a limit "
@@ -37,8 +33,8 @@ NO_ROOM = (
 REPORT_SECONDS = 2.0  # how long a program may take to end after one of its ranks has failed
 
 
-class Started:
-    """Something that was started, as `watch` needs it: it reports whether it runs, and can be killed."""
+class Execution:
+    """What runs the ranks, as `watch` needs it: it reports whether it runs, and can be killed."""
 
     def began(self) -> bool:
         """Return whether it has begun to run: the learner's ``timeout`` counts from then."""
@@ -53,7 +49,7 @@ class Started:
         raise NotImplementedError
 
     def exit_codes(self) -> dict[int | str, int | None]:
-        """Return exit codes by rank, or the program's; None for each that is still running."""
+        """Return exit codes by rank, or the program's; None where it is still running."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -61,10 +57,10 @@ class Started:
         raise NotImplementedError
 
 
-class Ranks(Started):
+class Ranks(Execution):
     """The rank processes of a launch; none if ``stop`` is set before they could start."""
 
-    def __init__(self, job: launched.Job, world_size: int, stop: threading.Event) -> None:
+    def __init__(self, assignment: entry_function.Assignment, world_size: int, stop: threading.Event) -> None:
         from torch.multiprocessing import start_processes
 
         self._processes: list[Any] = []
@@ -75,7 +71,7 @@ class Ranks(Started):
             before = set(multiprocessing.active_children())
             try:
                 self._processes = start_processes(
-                    launched.main, (job,), nprocs=world_size, join=False, start_method=METHOD
+                    entry_function.main, (assignment,), nprocs=world_size, join=False, start_method=METHOD
                 ).processes
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
@@ -84,12 +80,12 @@ class Ranks(Started):
                 if isinstance(reason, EOFError) or getattr(reason, "errno", None) in FULL:
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
-        protect(each.pid for each in self._processes)
+        protect(process.pid for process in self._processes)
 
     def wait(self, seconds: float) -> None:
         """Wait until one of them ends, for this long at most."""
         multiprocessing.connection.wait(
-            [each.sentinel for each in self._processes if each.exitcode is None], seconds
+            [process.sentinel for process in self._processes if process.exitcode is None], seconds
         )
 
     def exit_codes(self) -> dict[int | str, int | None]:
@@ -102,25 +98,17 @@ class Ranks(Started):
             with contextlib.suppress(psutil.Error):
                 if process.exitcode is None:
                     living.append(psutil.Process(process.pid))
-        end_families(living)
+        kill_families(living)
         for process in self._processes:
             kill_group(process.pid)
             process.kill()
         for process in self._processes:
             process.join(KILL_SECONDS)
-        release(each.pid for each in self._processes)
+        release(process.pid for process in self._processes)
 
 
-class Stage(Enum):
-    """How far a program has come."""
-
-    AT_WORK = auto()
-    REPORTS = auto()  # one of its ranks has failed, and the program still has time to report why
-    OVER = auto()  # it has ended, or its time to report is up
-
-
-class WithRanks(Started):
-    """Something that starts its own ranks; a rank that fails says so in a file."""
+class SelfLaunching(Execution):
+    """What starts its own ranks; a rank that fails says so in a file."""
 
     report_seconds = REPORT_SECONDS
 
@@ -139,21 +127,19 @@ class WithRanks(Started):
         failed = [
             rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
         ]
-        if self._stage(code, bool(failed)) is not Stage.OVER:
+        if code is None and not self._has_reported(bool(failed)):
             return {PROGRAM: None}
         return {PROGRAM: code} | ({} if code == 0 else dict.fromkeys(failed, code or 1))
 
-    def _stage(self, code: int | None, a_rank_failed: bool) -> Stage:
-        if code is not None:
-            return Stage.OVER
+    def _has_reported(self, a_rank_failed: bool) -> bool:
+        """Return whether a rank has failed for good, and the time to report why is up."""
         if self._goes_on or not a_rank_failed:
-            return Stage.AT_WORK
-        if self._end_by is None:
-            self._end_by = time.monotonic() + self.report_seconds
-        return Stage.REPORTS if time.monotonic() < self._end_by else Stage.OVER
+            return False
+        self._end_by = self._end_by or time.monotonic() + self.report_seconds
+        return time.monotonic() >= self._end_by
 
 
-class Program(WithRanks):
+class Program(SelfLaunching):
     """A program on this machine: one process, or one torchrun for each simulated node."""
 
     def __init__(
@@ -179,47 +165,27 @@ class Program(WithRanks):
             except BaseException:
                 self.kill()
                 raise
-        protect(each.pid for each in self._processes)
+        protect(process.pid for process in self._processes)
 
     def wait(self, seconds: float) -> None:
-        """Wait until one of them ends, for this long at most."""
-        running = [each for each in self._processes if each.poll() is None]
+        """Wait until the first of those that still run ends, for this long at most."""
+        running = [process for process in self._processes if process.poll() is None]
         with contextlib.suppress(subprocess.TimeoutExpired):
             if running:
                 running[0].wait(seconds)
 
     def code(self) -> int | None:
-        codes = [each.poll() for each in self._processes]
+        codes = [process.poll() for process in self._processes]
         return None if None in codes else next(filter(None, codes), 0)
 
     def kill(self) -> None:
         """Kill what is left of them, and everything that they have started."""
-        codes = [each.poll() for each in self._processes]
-        end_families(self._family)
+        codes = [process.poll() for process in self._processes]
+        kill_families(self._family)
         if any(code is not None and code < 0 for code in codes):
             for rank in range(self._run.world_size):  # torchrun's ranks, left without their agent
-                kill_group(self._run.facts(rank).get("pid"))
+                if pid := self._run.facts(rank).get("pid"):
+                    kill_group(pid)
         for process in self._processes:
             process.wait(KILL_SECONDS)
-        release(each.pid for each in self._processes)
-
-
-def kill_group(pid: int | None) -> None:
-    if pid and hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def end_marked(folder: Path, began: float) -> None:
-    """Kill processes that a run's ranks have started and that escaped when the ranks were killed.
-
-    Such a process has the run's folder in its environment, or has a file in it open. One that clears both,
-    from a rank that ends itself at once, is not found.
-    """
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid == os.getpid() or process.create_time() < began - CLOCK_SECONDS:
-                continue
-            named = process.environ().get("COURSE_RUN") == str(folder)
-            if named or any(Path(each.path).is_relative_to(folder) for each in process.open_files()):
-                end_families([process])
+        release(process.pid for process in self._processes)

@@ -19,6 +19,7 @@ from .watch import watch
 # Ranks that torchrun restarts meet at the previous attempt's store, where they may read the dead ranks'
 # addresses: every second restart failed this way, with gloo on torch 2.15. With this they open a new store.
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+ENTRY = [sys.executable, "-m", "course_lib.rank.entry_script"]
 
 
 def python(
@@ -45,9 +46,9 @@ def python(
     check_timeout(timeout)
     words = [str(path), *map(str, args)]
     run = Run.create(path.name, 0, program=True, command=shlex.join(["python", *words]))
-    command = [sys.executable, "-m", "course_lib.rank.wrapped", *words]
-    environment = of_a_program(run)
-    watch(run, lambda _: Program([command], [environment], run), timeout, view_of(run, dashboard))
+    watch(
+        run, lambda _: Program([[*ENTRY, *words]], [of_a_program(run)], run), timeout, view_of(run, dashboard)
+    )
     return run
 
 
@@ -120,8 +121,7 @@ def torchrun(
         commands, environments = [], []
         for node in range(nnodes):
             logs = ["--redirects=3", f"--log-dir={run.folder / 'torchrun' / f'node-{node}'}"]
-            options = [*shape, *meeting, *logs, "-m", "course_lib.rank.wrapped"]
-            commands.append([sys.executable, "-m", "course_lib.rank.wrapped", "--torchrun", *options, *words])
+            commands.append([*ENTRY, "--torchrun", *shape, *meeting, *logs, *ENTRY[1:], *words])
             threads = {"OMP_NUM_THREADS": str(max(1, cores() // world_size))}
             environments.append(of_a_program(run) | again | threads | gpus_of(node, nproc_per_node, nnodes))
         watch(

@@ -13,9 +13,9 @@ from ..run.run import Run
 from ..run_folder import JOB_SCRIPT, PROGRAM, RankFiles
 from .arguments import check_count, check_timeout, script_at
 from .dashboard import view_of
-from .job import Job
 from .job_script import directives, gpus_of_a_node, job_script
 from .scripts import FRESH_STORE
+from .slurm_job import SlurmJob
 from .watch import watch
 
 
@@ -126,11 +126,11 @@ def slurm(
     }
     where = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
 
-    def submitted(_: object) -> Job:
+    def submitted(_: object) -> SlurmJob:
         job.write_text(text)
         (run.folder / "torchrun").mkdir()
-        run.note_job(command=shlex.join(["sbatch", str(job)]))
-        return Job(run, lambda: cluster.submit(job, where, given), max_restarts > 0, queue_timeout)
+        run.record.note(command=shlex.join(["sbatch", str(job)]))
+        return SlurmJob(run, lambda: cluster.submit(job, where, given), max_restarts > 0, queue_timeout)
 
     watch(run, submitted, timeout, view_of(run, dashboard))
     return run
@@ -164,6 +164,7 @@ def rejoin(
             f"{run.name} was not submitted to Slurm: only a run of slurm() goes on without a kernel"
         )
     cluster.check_there()
-    run.take_over()
-    watch(run, lambda _: Job(run, restarts=run.may_restart), timeout, view_of(run, dashboard))
+    run.record.take_over()
+    restarts = run.record.facts.get("max_restarts", 0) > 0
+    watch(run, lambda _: SlurmJob(run, restarts=restarts), timeout, view_of(run, dashboard))
     return run

@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..report import failed, waiting
-from ..run.kept import clear_old
+from ..report.facts import Report
 from ..run.run import Run
-from ..run_folder import PROGRAM, RankFiles
+from ..run_folder import RankFiles
 from .dashboard import SafeView, View
 from .forkserver import WAKE_SECONDS
-from .processes import Started
+from .processes import Execution
+from .retention import clear_old_runs
 
-LINGER_SECONDS = 5.0  # a rank that has returned its result may take this long to end
+LINGER_SECONDS = 5.0  # once all ranks have returned their results, they may take this long to end
 CONSEQUENCE_SECONDS = 0.5  # how much later than its consequence a cause may come to light
 
 
-def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float | None, view: View) -> None:
+def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> None:
     """Start the processes, follow them to their end, record how it went, and raise what went wrong."""
     error: BaseException | None = None
     view = SafeView(view)
@@ -35,7 +36,7 @@ def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float 
             raise
         try:
             with contextlib.suppress(OSError):
-                clear_old()  # while the ranks start
+                clear_old_runs()  # while the ranks start
             error = _follow(run, ranks, timeout, view)
             text = "" if error is None else str(error)
         except BaseException as reason:
@@ -46,7 +47,7 @@ def watch(run: Run, start: Callable[[threading.Event], Started], timeout: float 
             print(f"course_lib: a process of this run may still be there: {reason!r}", file=sys.stderr)
         state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
         run.end(state, text)
-        if error is None and run.trusted:
+        if error is None and run.unpickles:
             error = _load_results(run)
         view.finish()
     if error is not None:
@@ -60,12 +61,12 @@ def _load_results(run: Run) -> failed.RankError | None:
     except Exception as error:
         text = f"the ranks are done, but a result cannot be read here: {type(error).__name__}: {error}"
         run.end("failed", text)
-        return failed.RankError(text, None, run)
+        return failed.RankError(run, Report(message=text))
     return None
 
 
 def _follow(
-    run: Run, ranks: Started, timeout: float | None, view: View
+    run: Run, ranks: Execution, timeout: float | None, view: View
 ) -> failed.RankError | failed.Stopped | None:
     """Wait for the end; return what went wrong, if anything did."""
     deadline = all_returned_at = math.inf
@@ -76,20 +77,17 @@ def _follow(
         if view.stop.is_set():
             return failed.Stopped(run)
         codes = ranks.exit_codes()
-        failure = _first_failure(run, codes)
-        if failure is not None:
-            if failure.consequence:  # its cause, on another rank, may be recorded a little later
+        if failures := failed.failures_of(run, codes, {}):
+            if failed.first_failure(failures).consequence:  # its cause may be recorded a little later
                 time.sleep(CONSEQUENCE_SECONDS)
-                failure = _first_failure(run, ranks.exit_codes()) or failure
-            others = waiting.whereabouts(run, ranks.exit_codes())
-            why = waiting.for_whom(run, ranks.exit_codes()) if failure.consequence else ""
-            return failed.RankError(failed.describe(run, failure, others, why), failure.rank, run)
+                failures = failed.failures_of(run, ranks.exit_codes(), failures) or failures
+            return failed.RankError(run, waiting.report_on(run, ranks.exit_codes(), failures))
         if all(code is not None for code in codes.values()):
             return None
         if why := ranks.overdue():
-            return failed.RankTimeout(why, None, run)
+            return failed.RankTimeout(run, Report(message=why))
         if time.monotonic() > deadline:
-            return _timed_out(run, ranks, timeout)
+            return failed.RankTimeout(run, waiting.report_on(run, ranks.exit_codes(), {}, timeout))
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
             all_returned_at = min(all_returned_at, time.monotonic())
             if time.monotonic() > all_returned_at + LINGER_SECONDS:
@@ -97,26 +95,9 @@ def _follow(
         view.update()
 
 
-def _timed_out(run: Run, ranks: Started, timeout: float | None) -> failed.RankTimeout:
-    why = waiting.for_whom(run, ranks.exit_codes())
-    where = waiting.whereabouts(run, ranks.exit_codes())
-    lines = [f"{run.who(rank)} {doing}" for rank, doing in where.items()]
-    head = f"not done after {timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
-    return failed.RankTimeout("\n".join([head, "", *lines]), None, run)
-
-
-def _first_failure(run: Run, codes: dict[int | str, int | None]) -> failed.Failure | None:
-    # exit code 0 is enough for a program; a rank must have left its result as well
-    ended = {rank: code for rank, code in codes.items() if code or (code == 0 and rank != PROGRAM)}
-    failures = [failed.failure_of(run, rank, code) for rank, code in ended.items()]
-    found = [each for each in failures if each is not None]
-    of_ranks = [each for each in found if each.rank != PROGRAM]
-    return failed.cause(of_ranks or found)
-
-
 @contextlib.contextmanager
 def _interrupts_held(stop: threading.Event) -> Iterator[None]:
-    """Make Ctrl-C and the kernel's interrupt set ``stop``, so that none strikes between two starts."""
+    """Make Ctrl-C and the kernel's interrupt only set ``stop``: neither raises while the ranks start."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -29,8 +29,8 @@ def bytes_sent() -> int | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    found = [each for fd in os.listdir("/proc/self/fd") if (each := _sent_over(int(fd))) is not None]
-    return sum(dict(found).values()) if found else None  # one connection may have several descriptors
+    sent = [count for fd in os.listdir("/proc/self/fd") if (count := _sent_over(int(fd))) is not None]
+    return sum(dict(sent).values()) if sent else None  # one connection may have several descriptors
 
 
 def _sent_over(fd: int) -> tuple[int, int] | None:

@@ -89,25 +89,25 @@ def overlap(spans: Iterable[Span]) -> float:
 
 def spans_of(events: Sequence[Any]) -> list[Span]:
     """Convert a profiler's events to spans, in order of their start."""
-    clocks = [each for each in events if each.name.startswith(CLOCK)]
-    zero = max(int(each.name.removeprefix(CLOCK)) / 1e9 - each.time_range.start / 1e6 for each in clocks)
+    clocks = [event for event in events if event.name.startswith(CLOCK)]
+    zero = max(int(event.name.removeprefix(CLOCK)) / 1e9 - event.time_range.start / 1e6 for event in clocks)
 
     def stretch(event: Any) -> Stretch:
         return zero + event.time_range.start / 1e6, zero + event.time_range.end / 1e6
 
-    own = [each for each in events if _on_host(each) and not each.name.startswith(CLOCK)]
-    device = [each for each in events if not _on_host(each)]
-    kernels = [each for each in device if not each.is_user_annotation and _computes(each)]
-    carried = [each for each in device if KERNEL.match(each.name)]
-    carried = carried or [each for each in own if CARRIED.match(each.name)]
+    own = [event for event in events if _on_host(event) and not event.name.startswith(CLOCK)]
+    device = [event for event in events if not _on_host(event)]
+    kernels = [event for event in device if not event.is_user_annotation and _computes(event)]
+    carried = [event for event in device if KERNEL.match(event.name)]
+    carried = carried or [event for event in own if CARRIED.match(event.name)]
     if kernels:
-        busy = [("kernels", *each) for each in _joined(map(stretch, kernels), PAUSE)]
-        computing = [Span("computes", *each) for each in busy]
+        busy = _joined(map(stretch, kernels), PAUSE)
+        computing = [Span("computes", "kernels", start, end) for start, end in busy]
     else:
-        labels = [each for each in own if each.is_user_annotation and each.thread == clocks[0].thread]
-        operations = [stretch(each) for each in own if not each.is_user_annotation and _computes(each)]
-        computing = _inside([(each.name, *stretch(each)) for each in labels], operations)
-    return sorted([*computing, *_numbered([(each.name, *stretch(each)) for each in carried])], key=_start)
+        labels = [event for event in own if event.is_user_annotation and event.thread == clocks[0].thread]
+        operations = [stretch(event) for event in own if not event.is_user_annotation and _computes(event)]
+        computing = _inside([(event.name, *stretch(event)) for event in labels], operations)
+    return sorted([*computing, *_numbered([(event.name, *stretch(event)) for event in carried])], key=_start)
 
 
 def _on_host(event: Any) -> bool:
@@ -123,18 +123,18 @@ def _start(span: Span) -> float:
 
 
 def _of_kind(spans: Iterable[Span], kind: str) -> list[Stretch]:
-    return [(each.start, each.end) for each in spans if each.kind == kind]
+    return [(span.start, span.end) for span in spans if span.kind == kind]
 
 
 def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
     """Merge stretches that overlap, or with at most ``pause`` seconds between them."""
-    found: list[Stretch] = []
+    joined: list[Stretch] = []
     for start, end in sorted(stretches):
-        if found and start - found[-1][1] <= pause:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if joined and start - joined[-1][1] <= pause:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def _inside(labels: list[tuple[str, float, float]], operations: list[Stretch]) -> list[Span]:
@@ -155,7 +155,7 @@ def _numbered(carried: list[tuple[str, float, float]]) -> list[Span]:
     """Number the collectives from 1 in the order in which they began, and put overlapping ones into lanes."""
     spans: list[Span] = []
     free: list[float] = []  # by lane: since when it is free
-    for number, (name, start, end) in enumerate(sorted(carried, key=lambda each: each[1]), start=1):
+    for number, (name, start, end) in enumerate(sorted(carried, key=lambda call: call[1]), start=1):
         lane = next((i for i, since in enumerate(free) if since <= start), len(free))
         free[lane : lane + 1] = [end]
         spans.append(Span("sends", f"{_collective(name)} {number}", start, end, lane))
@@ -163,5 +163,6 @@ def _numbered(carried: list[tuple[str, float, float]]) -> list[Span]:
 
 
 def _collective(name: str) -> str:
-    found = (CARRIED.match(name) or KERNEL.match(name))[1]
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found).lower()  # AllReduce: all_reduce
+    words = CARRIED.match(name) or KERNEL.match(name)
+    kind = words[1] if words else name
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()  # AllReduce: all_reduce

@@ -69,10 +69,10 @@ class RunFigure:
                 if isinstance(artist, Line2D):
                     artist.set_data([], [])
         ticks = [run.ticks(rank) for rank in range(run.world_size)]
-        memory = [(each["seconds"], each["memory_bytes"] / 2**20) for each in ticks]
-        reserved = [(each["seconds"], each["reserved_bytes"] / 2**20) for each in ticks]
+        memory = [(columns["seconds"], columns["memory_bytes"] / 2**20) for columns in ticks]
+        reserved = [(columns["seconds"], columns["reserved_bytes"] / 2**20) for columns in ticks]
         on_gpus = any(np.isfinite(values).any() for _, values in reserved)
-        rates = [throughput(each) for each in ticks]
+        rates = list(map(throughput, ticks))
         if len(ticks) < MANY_RANKS:
             self._lines(self.memory, memory)
             if on_gpus:  # dashed: with torch's cache on top

@@ -1,39 +1,38 @@
 """A run, during and after it: what each rank returned, printed and measured.
 
-Everything is read from the run's folder, which only its owner can enter and which is kept (the newest 50
-are): ``Run.open()`` reopens the last one, even in another kernel. Metrics and texts are plain data, and
-results are read as tensors, numbers, strings and containers of them: opening a folder runs no code from it.
+Everything is read from the run's folder, which only its owner can enter. The newest 50 of each living kernel
+are kept, and 50 of all others; ``Run.open()`` reopens the last, even in another kernel. Metrics and texts are
+data, results are read as tensors, numbers, strings and containers of them: opening runs no code from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
-import json
 import math
 import os
-import socket
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
+from .. import cluster
 from ..figures.tables import html_table
 from ..hardware import oom_kills
-from ..run_folder import PROGRAM, RUN, RankFiles, ranks_seen, write_whole
-from .job import JobFacts
-from .kept import LASTING, UNREADABLE, facts_of, folder_of_runs, is_watched, kernel_of, newest_first
+from ..private_names import array_constructors
+from ..run_folder import PROGRAM, RankFiles
+from ..run_record import UNREADABLE, RunRecord, folder_of_runs, newest_first
+from .job_end import how_it_failed
 from .trace import ByRank, Trace
 
 if TYPE_CHECKING:
     from ..figures.style import Picture
 
 
-class Run(JobFacts):
+class Run:
     """One launch: returned by `launch`, `torchrun`, …, and reopened by `Run.open` (lessons 00 and 06).
 
     Attributes
@@ -50,47 +49,17 @@ class Run(JobFacts):
         The folder that it is kept in.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], trusted: bool = False) -> None:
-        self.folder = folder
-        self._facts = facts
-        self.trusted = trusted  # this process started the ranks, so it may unpickle their results
-        self.watched = trusted  # this process records the state of the run
+    def __init__(self, record: RunRecord, *, unpickles: bool = False) -> None:
+        self.record = record
+        self.unpickles = unpickles  # results are loaded whatever they hold, which may run code
         self._results: list[Any] | None = None
 
     # --- made, opened, ended ------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, name: str, world_size: int, trusted: bool = True, **facts: Any) -> Run:
-        """Create the folder of a run that begins now; if ``trusted``, its results may be unpickled here."""
-        runs = folder_of_runs()
-        try:
-            runs.mkdir(mode=0o700, exist_ok=True)
-            safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:40]
-            now = time.time()
-            stamp = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}.{int(now * 1000) % 1000:03}"
-            folder = Path(tempfile.mkdtemp(prefix=f"{stamp}_{safe}_", dir=runs))  # mode 0700
-            run = cls(
-                folder,
-                {
-                    "name": name,
-                    "world_size": world_size,
-                    "state": "running",
-                    "started": time.time(),
-                    "kernel_pid": os.getpid(),
-                    "host": socket.gethostname(),
-                    "oom_kills": oom_kills(),
-                    **facts,
-                },
-                trusted,
-            )
-            run._save()
-        except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"no run can be kept: {error.strerror}; set COURSE_HOME to a folder with space",
-                str(runs),
-            ) from None
-        return run
+    def create(cls, name: str, world_size: int, unpickles: bool = True, **facts: Any) -> Run:
+        """Create the folder of a run that begins now, and that this process watches."""
+        return cls(RunRecord.create(name, world_size, **facts), unpickles=unpickles)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str] | None = None) -> Run:
@@ -107,7 +76,7 @@ class Run(JobFacts):
             runs = newest_first()
             if not runs:
                 raise FileNotFoundError(f"there is no run yet in {folder_of_runs()}")
-            path = next((each for each in runs if kernel_of(each) == os.getpid()), runs[0])
+            path = next(filter(_is_of_this_kernel, runs), runs[0])
         else:
             path = Path(folder)
             if not path.is_dir():
@@ -115,7 +84,7 @@ class Run(JobFacts):
                     f"there is no folder {path}; Run.open() without one opens the newest run"
                 )
         try:
-            return cls(path, facts_of(path))
+            return cls(RunRecord.read(path))
         except UNREADABLE as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
@@ -134,75 +103,67 @@ class Run(JobFacts):
         cluster.SlurmError
             Slurm gave no answer; what was known is kept.
         """
-        if self.watched or self.state not in LASTING:
-            return self
-        self._read_again()
-        if self.job is not None and self.state in LASTING and not is_watched(self._facts):
-            self._ask(self.job)
+        if not self.record.watched and not self.record.is_over:
+            self.record.read_again()
+            if self._is_left_alone:
+                status = cluster.ask(self.record.facts["job"])
+                with contextlib.suppress(OSError):  # the folder is somebody else's, or the disk is full
+                    self.record.note_job(status)
+                if status.over:
+                    error = how_it_failed(self, status)
+                    self.end("failed" if error else "done", error)
         return self
 
-    def _read_again(self) -> None:
-        with contextlib.suppress(*UNREADABLE):
-            self._facts |= facts_of(self.folder)
+    @property
+    def _is_left_alone(self) -> bool:
+        """Whether it is a Slurm job that is not over, and that no kernel watches."""
+        return self.job is not None and not self.record.is_over and not self.record.is_watched
 
     def end(self, state: str, error: str = "") -> None:
         """Record how the run ended."""
-        self._facts["world_size"] = self.world_size
-        if self.is_job:
-            self._facts["queued_seconds"] = self.queued_seconds
-        self._facts |= {"state": state, "seconds": self._seconds_so_far(), "error": error}
-        try:
-            self._save()
-        except OSError as reason:  # a full disk, a folder that was removed: it has ended all the same
-            print(f"course_lib: how this run ended cannot be kept: {reason}", file=sys.stderr)
-
-    def _save(self) -> None:
-        write_whole(self.folder / RUN, json.dumps(self._facts))
+        self.record.end(state, error)
 
     # --- what it is ---------------------------------------------------------------------------------------
 
     @property
+    def folder(self) -> Path:
+        return self.record.folder
+
+    @property
     def name(self) -> str:
-        return self._facts["name"]
+        return self.record.facts["name"]
 
     @property
     def world_size(self) -> int:
-        known = self._facts["world_size"]
-        if known == 0 or (self._facts.get("program") and self.state == "running"):  # it starts its own ranks
-            return ranks_seen(self.folder)
-        return known
+        return self.record.world_size
 
     @property
     def state(self) -> str:
-        return self._facts.get("state", "running")
+        return self.record.state
 
     @property
     def error(self) -> str:
         """The report of the failure; empty if there was none."""
-        return self._facts.get("error", "")
+        return self.record.facts.get("error", "")
 
     @property
     def started(self) -> float:
         """``time.time()`` at the call or, for a job, at its start."""
-        return self._facts.get("started", math.nan)
+        return self.record.facts.get("started", math.nan)
 
     @property
     def seconds(self) -> float:
-        return self._facts.get("seconds", self._seconds_so_far())
-
-    def _seconds_so_far(self) -> float:
-        so_far = time.time() - self._facts.get("started", math.nan)
-        return self._of_a_job(so_far) if self.is_job else so_far
+        return self.record.seconds
 
     @property
     def short_of_memory(self) -> bool:
         """Whether the system has killed processes for lack of memory since the run began."""
-        return oom_kills() > self._facts.get("oom_kills", math.inf)
+        return oom_kills() > self.record.facts.get("oom_kills", math.inf)
 
     @property
     def command(self) -> str:
         """The command that does the same in a terminal, if a program ran; empty for a `launch`."""
-        return self._facts.get("command", "")
+        return self.record.facts.get("command", "")
 
     @property
     def restarts(self) -> int:
@@ -213,6 +174,32 @@ class Run(JobFacts):
     def environments(self) -> Sequence[dict[str, str]]:
         """The variables that the launcher set, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
         return ByRank(self.world_size, lambda rank: self.facts(rank).get("environment", {}))
+
+    # --- its Slurm job ------------------------------------------------------------------------------------
+
+    @property
+    def is_job(self) -> bool:
+        return self.record.is_job
+
+    @property
+    def job(self) -> int | None:
+        """The number of the job in Slurm's queue; None if there is no job."""
+        return self.record.facts.get("job")
+
+    @property
+    def nodes(self) -> str:
+        """The nodes that Slurm allocated, such as ``node[1-2]``; empty before that and without a job."""
+        return self.record.facts.get("nodes", "")
+
+    @property
+    def reason(self) -> str:
+        """Why the job waits in the queue, in Slurm's words: ``"Resources"``, ``"Priority"``…"""
+        return self.record.facts.get("reason", "") if self.state == "queued" else ""
+
+    @property
+    def queued_seconds(self) -> float:
+        """Seconds in the queue (so far); for a job that has started, whole seconds as Slurm reports them."""
+        return self.record.queued_seconds
 
     # --- what the ranks gave back -------------------------------------------------------------------------
 
@@ -228,7 +215,7 @@ class Run(JobFacts):
         """
         if self._results is None:
             results = [self._load_result(rank) for rank in range(self.world_size)]
-            if self.state in LASTING:
+            if not self.record.is_over:
                 return results
             self._results = results
         return self._results
@@ -239,11 +226,9 @@ class Run(JobFacts):
         path = RankFiles(self.folder, rank).result
         if not path.exists():
             return None
-        if self.trusted:
+        if self.unpickles:
             return torch.load(path, map_location="cpu", weights_only=False)
-        loaded = sys.modules  # NumPy 1 has it elsewhere
-        multiarray = loaded.get("numpy._core.multiarray") or loaded["numpy.core.multiarray"]
-        plain_arrays = [multiarray._reconstruct, np.ndarray, np.dtype, multiarray.scalar]
+        plain_arrays = [*array_constructors(), np.ndarray, np.dtype]
         plain_arrays += [type(np.dtype(kind)) for kind in "?bhilBHILefd"]
         try:
             with torch.serialization.safe_globals(plain_arrays):
@@ -290,12 +275,33 @@ class Run(JobFacts):
         """Return every column of `run_folder.TICK` for one rank, with one entry per tick so far."""
         return self.trace(rank).ticks()
 
+    def node_of(self, rank: int | str) -> str:
+        """Return Slurm's name for the node of a rank; empty without a job, or if the rank has not told it."""
+        told = self.facts(rank).get("environment") if self.is_job else None
+        return str(told.get("SLURMD_NODENAME", "")) if isinstance(told, dict) else ""
+
+    def clock(self, rank: int) -> float:
+        """Return ``time.time()`` on a rank's machine; in a job, the time of the rank's last tick."""
+        latest, launched = self.trace(rank).latest_second(), self.facts(rank).get("launched")
+        if not self.is_job or latest is None or not isinstance(launched, int | float):
+            return time.time()
+        return launched + latest
+
+    def lives(self, rank: int) -> bool:
+        """Return whether the process that a rank has reported still runs; for a job, whether the job does."""
+        if self.is_job:
+            return self.record.facts.get("job_state") not in cluster.ENDINGS
+        try:
+            return psutil.Process(self.facts(rank)["pid"]).status() != psutil.STATUS_ZOMBIE
+        except (KeyError, psutil.Error):
+            return False
+
     # --- figures and words --------------------------------------------------------------------------------
 
     def samples_per_second(self, rank: int | None = None) -> float:
         """Return the samples per second spent in `track` loops, of one rank or of all together."""
         if rank is None:
-            return float(sum(self.samples_per_second(each) for each in range(self.world_size)))
+            return float(sum(map(self.samples_per_second, range(self.world_size))))
         ticks = self.ticks(rank)
         seconds = ticks["tracked_seconds"][-1:]
         return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
@@ -308,7 +314,7 @@ class Run(JobFacts):
     def tracked(self) -> bool:
         """Whether any rank called `track` or `log`; otherwise there is nothing to draw."""
         traces = map(self.trace, range(self.world_size))
-        return any(each.ticks()["passes"].any() or each.names() for each in traces)
+        return any(trace.ticks()["passes"].any() or trace.names() for trace in traces)
 
     def plot(self) -> Picture:
         """Draw memory and throughput of each rank over the run."""
@@ -334,11 +340,32 @@ class Run(JobFacts):
             )
         return rows
 
+    def who(self, rank: int | str) -> str:
+        """Name a rank: ``"rank 2"``, ``"rank 2 on node2"``, ``"the program"``, ``"the job"``."""
+        if rank == PROGRAM:
+            return "the job" if self.is_job else "the program"
+        node = self.node_of(rank)
+        return f"rank {rank} on {node}" if node else f"rank {rank}"
+
+    def duration(self) -> str:
+        """Say how long the run took (so far): ``"5.1 s"``, ``"5.1 s (before that 12 s in the queue)"``."""
+        if not self.is_job:
+            return f"{self.seconds:.1f} s"
+        if not self.nodes:
+            return f"{self.queued_seconds:.0f} s in the queue"
+        return f"{self.seconds:.1f} s (before that {self.queued_seconds:.0f} s in the queue)"
+
+    def waits(self) -> str:
+        """Say for how long, and why, the job has waited in the queue; empty if it does not wait."""
+        if self.state != "queued":
+            return ""
+        job = "submitting" if self.job is None else f"job {self.job} waits in the queue"
+        return f"{job}, {self.queued_seconds:.0f} s" + (f" ({self.reason})" if self.reason else "")
+
     def headline(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        again = f", restart {self.restarts} of {self._facts['max_restarts']}" if self.restarts else ""
-        alone = self.job is not None and self.state in LASTING and not is_watched(self._facts)
-        asked = "; known when Slurm was last asked: run.refresh() asks again" if alone else ""
+        again = f", restart {self.restarts} of {self.record.facts['max_restarts']}" if self.restarts else ""
+        asked = "; known when Slurm was last asked: run.refresh() asks again" if self._is_left_alone else ""
         if self.waits():
             return f"{self.name}: {ranks}, {self.waits()}{asked}"
         return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}{asked}"
@@ -348,3 +375,9 @@ class Run(JobFacts):
 
     def _repr_html_(self) -> str:
         return f"<p><b>{html.escape(self.headline())}</b></p>" + html_table(self.table())
+
+
+def _is_of_this_kernel(folder: Path) -> bool:
+    with contextlib.suppress(*UNREADABLE):
+        return RunRecord.read(folder).facts.get("kernel_pid") == os.getpid()
+    return False

@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from course_lib import Run, log, track
-from course_lib.cluster import Standing
+from course_lib.cluster import JobStatus
 from course_lib.launcher import dashboard
 from course_lib.launcher.dashboard import (
     LINES_KEPT,
@@ -24,7 +24,7 @@ from course_lib.launcher.dashboard import (
     view_of,
     warning_html,
 )
-from course_lib.run.straggler import Straggler
+from course_lib.report.straggler import Straggler
 from tests.support.cells import quiet_launch
 from tests.support.runs import made_run
 
@@ -54,12 +54,12 @@ def test_a_job_in_the_queue_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run.create("train.py", 2, state="queued", submitted=time.time() - 5)
     view = view_of(run, True)
     view.update()
-    run.note_job(job=12)
-    run.note_job(Standing("PENDING", "Resources"))
+    run.record.note(job=12)
+    run.record.note_job(JobStatus("PENDING", "Resources"))
     for _ in range(3):
         view.update()
     assert bars_html(run).count("queued") == 2
-    run.note_job(Standing("RUNNING", "", "node[1-2]", 4.0))
+    run.record.note_job(JobStatus("RUNNING", "", "node[1-2]", 4.0))
     view.update()
     waits, reason, runs = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"train\.py: 2 ranks, submitting, \d+ s", waits)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from course_lib import python
-from course_lib.launcher.guard import end_families
 from tests.support.cells import quiet_launch
 from tests.support.kernels import Kernel, alive
 from tests.support.processes import wait_for
@@ -63,7 +61,7 @@ def family(kernel: Kernel, name: str) -> list[psutil.Process]:
 
 
 def guards(kernel: Kernel) -> list[psutil.Process]:
-    return [each for each in kernel.left() if each.cmdline()[-2:-1] and "guard.py" in each.cmdline()[-2]]
+    return [each for each in kernel.left() if each.cmdline()[-2:-1] and "kill.py" in each.cmdline()[-2]]
 
 
 def kill(kernel: Kernel) -> None:
@@ -172,26 +170,6 @@ def test_a_fork_of_the_kernel_has_its_own(tmp_path: Path) -> None:
         gone(of_fork)
         idle.kill()
         wait_for(lambda: not kernel.left(), what="both guards to end")
-
-
-def test_a_process_that_has_a_dead_ones_number_is_not_meant() -> None:
-    pipe = subprocess.PIPE
-    dead, living = (subprocess.Popen("cat", stdin=pipe, stdout=pipe, start_new_session=True) for _ in "12")
-    with dead, living:
-        reused = psutil.Process(dead.pid)
-        dead.kill()
-        dead.wait()
-        reused._pid = living.pid  # as if the system had given the number anew
-
-        end_families([reused])
-        assert living.stdin is not None
-        assert living.stdout is not None
-        living.stdin.write(b"alive\n")
-        living.stdin.flush()
-        assert living.stdout.readline() == b"alive\n"
-
-        end_families([psutil.Process(living.pid)])
-        assert living.wait(20) == -signal.SIGKILL, "the test's own weapon is blunt"
 
 
 AT_ONCE = """

@@ -264,7 +264,7 @@ def test_a_display_that_fails_at_the_end_hides_no_failure(
 def test_where_watching_fails_the_ranks_end_and_the_run_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch.waiting, "whereabouts", a_broken_pipe)  # asked for the report of a failure
+    monkeypatch.setattr(watch.waiting, "report_on", a_broken_pipe)  # asked for the report of a failure
     with pytest.raises(BrokenPipeError):
         launch(lambda: print("a last line") or 1 / 0, nprocs=2, device="cpu")
     run = Run.open()
@@ -294,7 +294,7 @@ def test_a_process_that_cannot_be_ended_changes_nothing_of_what_is_told(
 
 
 def test_old_runs_that_cannot_be_removed_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "clear_old", a_broken_pipe)
+    monkeypatch.setattr(watch, "clear_old_runs", a_broken_pipe)
     assert quiet_launch(int).state == "done"
 
 

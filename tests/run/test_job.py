@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,13 +14,13 @@ import numpy as np
 import pytest
 
 from course_lib import Run, cluster
-from course_lib.cluster import SlurmError, Standing
-from course_lib.run import kept
+from course_lib.cluster import JobStatus, SlurmError
 from course_lib.run_folder import JOB_ENDED, PROGRAM, TICK, RankFiles
+from course_lib.run_record import RunRecord
 
-QUEUED = Standing("PENDING", "Resources")
-AT_WORK = Standing("RUNNING", "", "node[1-2]", 40.0)
-DONE = Standing("COMPLETED", "", "node[1-2]", 40.0, 7.0)
+QUEUED = JobStatus("PENDING", "Resources")
+AT_WORK = JobStatus("RUNNING", "", "node[1-2]", 40.0)
+DONE = JobStatus("COMPLETED", "", "node[1-2]", 40.0, 7.0)
 ASKED = r"; known when Slurm was last asked: run\.refresh\(\) asks again"
 
 
@@ -38,7 +37,7 @@ def slurm_says(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What it answers from now on: the last of a list."""
     says: list[Any] = [SlurmError("no answer")]
 
-    def ask(job: int) -> Standing:
+    def ask(job: int) -> JobStatus:
         assert job == 12
         if isinstance(says[-1], Exception):
             raise says[-1]
@@ -113,30 +112,30 @@ def test_what_is_known_is_told_without_asking(nobody: int, slurm_says: list[Any]
 
 
 @pytest.mark.parametrize(
-    ("standing", "status", "state", "error"),
+    ("status", "exit_code", "state", "error"),
     [
-        (Standing("FAILED"), "3\n", "failed", "the job ended with exit code 3"),
-        (Standing("FAILED"), None, "failed", "the job ended with exit code 1"),
+        (JobStatus("FAILED"), "3\n", "failed", "the job ended with exit code 3"),
+        (JobStatus("FAILED"), None, "failed", "the job ended with exit code 1"),
         (
-            Standing("CANCELLED"),
+            JobStatus("CANCELLED"),
             None,
             "failed",
             "the job was cancelled (scancel, by a person or by the cluster)",
         ),
-        (Standing("UNKNOWN"), "0\n", "done", ""),
-        (Standing("UNKNOWN"), "3\n", "failed", "the job ended with exit code 3"),
-        (Standing("UNKNOWN"), None, "failed", "the job is over: Slurm has forgotten it"),
-        (Standing("UNKNOWN"), "", "failed", "the job is over: Slurm has forgotten it"),
-        (Standing("TIMEOUT"), "143", "failed", "the job was ended by Slurm at its time limit (TIMEOUT)"),
+        (JobStatus("UNKNOWN"), "0\n", "done", ""),
+        (JobStatus("UNKNOWN"), "3\n", "failed", "the job ended with exit code 3"),
+        (JobStatus("UNKNOWN"), None, "failed", "the job is over: Slurm has forgotten it"),
+        (JobStatus("UNKNOWN"), "", "failed", "the job is over: Slurm has forgotten it"),
+        (JobStatus("TIMEOUT"), "143", "failed", "the job was ended by Slurm at its time limit (TIMEOUT)"),
     ],
 )
 def test_how_it_ended(
-    standing: Standing, status: str | None, state: str, error: str, nobody: int, slurm_says: list[Any]
+    status: JobStatus, exit_code: str | None, state: str, error: str, nobody: int, slurm_says: list[Any]
 ) -> None:
     run = submitted(nobody)
-    if status is not None:
-        (run.folder / JOB_ENDED).write_text(status)
-    slurm_says.append(standing)
+    if exit_code is not None:
+        (run.folder / JOB_ENDED).write_text(exit_code)
+    slurm_says.append(status)
     assert run.refresh().state == state
     assert run.error.startswith(error)
     assert bool(run.error) == bool(error)
@@ -147,7 +146,7 @@ def test_the_rank_that_failed_is_named(nobody: int, slurm_says: list[Any]) -> No
     failure = {"type": "ValueError", "message": "boom\nmore", "frames": [], "time": 0, "causes": []}
     RankFiles(run.folder, 1).failure.write_text(json.dumps(failure))
     RankFiles(run.folder, 1).facts.write_text(json.dumps({"environment": {"SLURMD_NODENAME": "node2"}}))
-    slurm_says.append(Standing("FAILED", "NonZeroExitCode", "node[1-2]", 1.0, 2.0))
+    slurm_says.append(JobStatus("FAILED", "NonZeroExitCode", "node[1-2]", 1.0, 2.0))
     assert run.refresh().error == "rank 1 on node2 raised ValueError: boom"
     assert (run.who(0), run.who(1), run.who(PROGRAM)) == ("rank 0", "rank 1 on node2", "the job")
     assert [row["node"] for row in run.table()] == ["–", "node2"]
@@ -158,7 +157,7 @@ def test_the_folder_of_somebody_else(
 ) -> None:
     run = submitted(nobody)
     slurm_says.append(DONE)
-    monkeypatch.setattr(Run, "_save", lambda _: (_ for _ in ()).throw(PermissionError()))
+    monkeypatch.setattr(RunRecord, "save", lambda _: (_ for _ in ()).throw(PermissionError()))
     assert (run.refresh().state, run.error) == ("done", "")
     assert Run.open(run.folder).state == "queued", "nothing could be written"
 
@@ -172,24 +171,3 @@ def test_a_clock_that_goes_otherwise_on_a_node(nobody: int) -> None:
     row[0, 0] = 25.0
     row.tofile(RankFiles(run.folder, 0).ticks)
     assert run.clock(0) == 1025.0
-
-
-def test_what_may_still_be_at_work_is_kept(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "KEPT_RUNS", 1)
-    job = submitted(nobody, state="running")
-    ended = submitted(nobody, state="done")
-    elsewhere = Run.create("of another machine", 1, kernel_pid=nobody, host=socket.gethostname() + "2")
-    forgotten = submitted(nobody, state="running")
-    newest = Run.create("newest", 1, kernel_pid=nobody, state="done")
-    month = time.time() - kept.LONGEST - 60
-    os.utime(forgotten.folder / "run.json", (month, month))
-    for age, run in enumerate((newest, elsewhere, ended, job)):
-        os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
-    kept.clear_old()
-    assert [run.folder.exists() for run in (job, ended, elsewhere, forgotten, newest)] == [
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]

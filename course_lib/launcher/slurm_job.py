@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from .. import cluster
 from ..rank.failure import write_failure
-from ..run.job import exit_status
 from ..run.run import Run
 from ..run_folder import PROGRAM
-from .processes import WithRanks
+from .processes import SelfLaunching
 
 LOOK_SECONDS = 0.2  # between two looks at its files: on a shared disk, each costs other users something
 ASK_AT_LEAST, ASK_AT_MOST = 0.5, 10.0  # seconds between two queries to Slurm
@@ -24,7 +23,7 @@ CANCEL_SECONDS = 90.0  # Slurm's KillWait is 30 s, for a job's processes to save
 NODE_LOST = re.compile(r"Node failure on (\S+)")  # srun's words
 
 
-class Job(WithRanks):
+class SlurmJob(SelfLaunching):
     """A Slurm job, submitted now or, without ``submit``, earlier by another kernel."""
 
     report_seconds = SETTLE_SECONDS
@@ -38,12 +37,12 @@ class Job(WithRanks):
     ) -> None:
         super().__init__(run, restarts)
         if submit is not None:
-            run.note_job(job=submit())
+            run.record.note(job=submit())
         assert run.job is not None
         self._number = run.job
         self._queue_timeout = queue_timeout
         self._since = time.monotonic()  # when it entered its present state
-        self._standing = cluster.Standing("PENDING")
+        self._status = cluster.JobStatus("PENDING")
         self._silence = ""  # why Slurm does not answer
         self._ended_at: float | None = None  # when its script's end was seen
         self._told = False
@@ -58,14 +57,14 @@ class Job(WithRanks):
         while not self._enough.is_set():
             self._ask_now.clear()
             try:
-                standing, self._silence = cluster.ask(self._number), ""
+                status, self._silence = cluster.ask(self._number), ""
             except cluster.SlurmError as error:
-                standing, self._silence = self._standing, str(error)
-            known = standing.state != "UNKNOWN" or forgotten  # UNKNOWN counts when it comes twice running
-            forgotten = standing.state == "UNKNOWN"
-            if known and standing != self._standing:
-                self._standing, self._since = standing, time.monotonic()
-            if self._standing.over:
+                status, self._silence = self._status, str(error)
+            known = status.state != "UNKNOWN" or forgotten  # UNKNOWN counts when it comes twice running
+            forgotten = status.state == "UNKNOWN"
+            if known and status != self._status:
+                self._status, self._since = status, time.monotonic()
+            if self._status.over:
                 return
             share = ASK_SHARE * (time.monotonic() - self._since)
             self._ask_now.wait(min(ASK_AT_MOST, max(ASK_AT_LEAST, share)))
@@ -73,14 +72,14 @@ class Job(WithRanks):
     # --- what `watch` calls --------------------------------------------------------------------------------
 
     def began(self) -> bool:
-        return not self._standing.waits
+        return not self._status.waits
 
     def overdue(self) -> str:
-        if self._queue_timeout is None or not self._standing.waits or self._standing.over:
+        if self._queue_timeout is None or not self._status.waits or self._status.over:
             return ""
         if self._run.queued_seconds < self._queue_timeout:
             return ""
-        reason = self._standing.reason or "Slurm gives no reason"
+        reason = self._status.reason or "Slurm gives no reason"
         why = self._silence or ": ".join(filter(None, [reason, cluster.REASONS.get(reason)]))
         sick = cluster.sick_nodes()
         nodes = f"\nnodes that take no jobs: {sick}" if sick else ""
@@ -91,27 +90,27 @@ class Job(WithRanks):
 
     def wait(self, seconds: float) -> None:
         time.sleep(max(seconds, LOOK_SECONDS))
-        standing, silence = self._standing, self._silence
-        if silence and not standing.over:  # nothing newer is known; say why
-            standing = standing._replace(reason=silence)
+        status, silence = self._status, self._silence
+        if silence and not status.over:  # nothing newer is known; say why
+            status = status._replace(reason=silence)
         with contextlib.suppress(OSError):
-            self._run.note_job(standing)
+            self._run.record.note_job(status)
 
     def code(self) -> int | None:
-        standing, status = self._standing, exit_status(self._run.folder)
-        if not standing.over and status is None:
+        status, exit_code = self._status, self._run.record.script_exit_code()
+        if not status.over and exit_code is None:
             return None
         if self._ended_at is None:
             self._ended_at = time.monotonic()
             self._ask_now.set()
         settled = time.monotonic() > self._ended_at + SETTLE_SECONDS
-        if not standing.over:  # the script has left an exit status, but Slurm says nothing of an end
-            return status if settled else None
-        if standing.state in ("COMPLETED", "FAILED") and status is None and not settled:
+        if not status.over:  # the script has left an exit code, but Slurm says nothing of an end
+            return exit_code if settled else None
+        if status.state in ("COMPLETED", "FAILED") and exit_code is None and not settled:
             return None  # a new file on a shared disk may show up late
-        if standing.state == "COMPLETED" or (standing.state == "UNKNOWN" and status == 0):
+        if status.state == "COMPLETED" or (status.state == "UNKNOWN" and exit_code == 0):
             return 0
-        return status or 1
+        return exit_code or 1
 
     def exit_codes(self) -> dict[int | str, int | None]:
         codes = super().exit_codes()
@@ -123,15 +122,15 @@ class Job(WithRanks):
         return codes
 
     def _ended_by_slurm(self) -> str:
-        standing = self._standing
-        status = exit_status(self._run.folder)
-        if standing.state == "UNKNOWN" and status is not None:
+        status = self._status
+        exit_code = self._run.record.script_exit_code()
+        if status.state == "UNKNOWN" and exit_code is not None:
             return ""
-        if why := standing.ended_by_slurm:
+        if why := status.ended_by_slurm:
             lost = NODE_LOST.findall(self._run.output)
             which = f": {', '.join(dict.fromkeys(lost))}" if lost else ""
-            return (f"(on {standing.nodes}) {why}" if standing.nodes else why) + which
-        if standing.state == "FAILED" and status is None and not any(self._run.folder.glob("torchrun/*")):
+            return (f"(on {status.nodes}) {why}" if status.nodes else why) + which
+        if status.state == "FAILED" and exit_code is None and not any(self._run.folder.glob("torchrun/*")):
             return (
                 f"failed before its script could write into the run's folder, {self._run.folder}: is that on "
                 f"a disk that the nodes share? Set COURSE_HOME to a folder there"
@@ -140,15 +139,15 @@ class Job(WithRanks):
 
     def kill(self) -> None:
         """Cancel the job, unless it is over, and wait until it is gone."""
-        if not self._standing.over and exit_status(self._run.folder) is None:
+        if not self._status.over and self._run.record.script_exit_code() is None:
             try:
                 cluster.cancel(self._number)
                 until = time.monotonic() + CANCEL_SECONDS
-                while not self._standing.over and time.monotonic() < until:
+                while not self._status.over and time.monotonic() < until:
                     self._ask_now.set()
                     self._asks.join(ASK_AT_LEAST)
-                state = self._standing.state
-                trouble = "" if self._standing.over else f"it is {state} {CANCEL_SECONDS:g} s later"
+                state = self._status.state
+                trouble = "" if self._status.over else f"it is {state} {CANCEL_SECONDS:g} s later"
             except cluster.SlurmError as error:
                 trouble = str(error)
             if trouble:
@@ -156,4 +155,4 @@ class Job(WithRanks):
         self._enough.set()
         self._ask_now.set()
         with contextlib.suppress(OSError):
-            self._run.note_job(self._standing)
+            self._run.record.note_job(self._status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,17 @@ from typing import Any
 import pytest
 
 from course_lib import Run
-from course_lib.run import kept
+from course_lib.launcher import retention
+from course_lib.run_record import newest_first
 from tests.support.cells import quiet_launch
+
+
+@pytest.fixture
+def nobody() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def made(name: str, state: str = "done", **facts: Any) -> Run:
@@ -23,13 +33,13 @@ def made(name: str, state: str = "done", **facts: Any) -> Run:
     return run
 
 
-def test_of_old_runs_the_newest_stay_and_those_that_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept.KEPT_RUNS == 50
-    monkeypatch.setattr(kept, "KEPT_RUNS", 3)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+def test_of_old_runs_the_newest_stay_and_those_that_still_run(
+    nobody: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert retention.KEPT_RUNS == 50
+    monkeypatch.setattr(retention, "KEPT_RUNS", 3)
     running = [made(f"running-{i}", state="running") for i in range(2)]
-    abandoned = made("abandoned", state="running", kernel_pid=ended.pid)
+    abandoned = made("abandoned", state="running", kernel_pid=nobody)
     nonsense = [made(f"nonsense-{i}") for i in range(4)]
     done = [made(f"done-{i}") for i in range(5)]
     for run, content in zip(
@@ -39,47 +49,67 @@ def test_of_old_runs_the_newest_stay_and_those_that_still_run(monkeypatch: pytes
     for age, run in enumerate(reversed([*running, abandoned, *nonsense, *done])):
         os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
 
-    kept.clear_old()
+    retention.clear_old_runs()
 
-    names_kept = {path.name for path in kept.newest_first()}
+    names_kept = {path.name for path in newest_first()}
     assert names_kept == {run.folder.name for run in done[-3:] + running + nonsense[-3:]}
 
 
 def test_a_launch_clears_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "KEPT_RUNS", 2)
+    monkeypatch.setattr(retention, "KEPT_RUNS", 2)
     names = [quiet_launch(os.getpid, nprocs=1).folder.name for _ in range(3)]
 
-    assert [path.name for path in kept.newest_first()] == names[:0:-1]
+    assert [path.name for path in newest_first()] == names[:0:-1]
 
 
 def test_a_long_run_is_not_old_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another kernel that clears right then would take it from under the one that reads its results."""
-    monkeypatch.setattr(kept, "KEPT_RUNS", 2)
+    monkeypatch.setattr(retention, "KEPT_RUNS", 2)
     long = made("long", state="running")
     later = [made(f"later-{i}") for i in range(3)]
     for age, run in enumerate(reversed(later), 1):  # times of files may be as coarse as 10 ms
         os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
     long.end("done")
 
-    kept.clear_old()
+    retention.clear_old_runs()
 
     assert [run.folder.exists() for run in (long, *later)] == [True, False, False, True]
 
 
-def test_a_kernel_takes_no_run_from_another_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_takes_no_run_from_another_that_lives(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lesson 08 lost a run of its own while three other notebooks launched beside it."""
-    monkeypatch.setattr(kept, "KEPT_RUNS", 2)
+    monkeypatch.setattr(retention, "KEPT_RUNS", 2)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as kernel:
         runs = [made(f"beside-{i}", kernel_pid=kernel.pid) for i in range(3)]
         runs += [made(f"own-{i}") for i in range(3)]
         for age, run in enumerate(reversed(runs)):  # times of files may be as coarse as 10 ms
             os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
-        kept.clear_old()
+        retention.clear_old_runs()
         assert [run.folder.exists() for run in runs] == [False, True, True] * 2
         kernel.communicate(b"\n")
 
-    another = subprocess.Popen([sys.executable, "-c", ""])
-    another.wait()
-    runs.append(made("of a third that has ended, too", kernel_pid=another.pid))
-    kept.clear_old()
+    runs.append(made("of a third that has ended, too", kernel_pid=nobody))
+    retention.clear_old_runs()
     assert [run.folder.exists() for run in runs] == [False, False, True, False, True, True, True]
+
+
+def test_what_may_still_be_at_work_is_kept(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "KEPT_RUNS", 1)
+    of_a_job = {"job": 12, "submitted": time.time() - 100, "kernel_pid": nobody}
+    job = made("job", "running", **of_a_job)
+    ended = made("ended", "done", **of_a_job)
+    elsewhere = Run.create("of another machine", 1, kernel_pid=nobody, host=socket.gethostname() + "2")
+    forgotten = made("forgotten", "running", **of_a_job)
+    newest = Run.create("newest", 1, kernel_pid=nobody, state="done")
+    month = time.time() - retention.LONGEST - 60
+    os.utime(forgotten.folder / "run.json", (month, month))
+    for age, run in enumerate((newest, elsewhere, ended, job)):
+        os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
+    retention.clear_old_runs()
+    assert [run.folder.exists() for run in (job, ended, elsewhere, forgotten, newest)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]

@@ -1,0 +1,112 @@
+"""Kill processes with all that they have started: at once, or as soon as another process has ended.
+
+As a program, ``python kill.py PID``, it is the guard of a kernel (`launcher.guard`): it briefly outlives the
+kernel. So it must not need the rest of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+
+
+def kill_families(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes, all that they have started, and the process groups that any of these lead."""
+    family: list[psutil.Process] = []
+    for process in processes:
+        family.append(process)
+        with contextlib.suppress(psutil.Error):
+            family += process.children(recursive=True)
+    for process in family:
+        if process.is_running() or not psutil.pid_exists(process.pid):
+            # a group may outlive its leader; spare another process that has the leader's pid by now
+            kill_group(process.pid)
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group that a process leads or has led, if there is one."""
+    if hasattr(os, "killpg"):  # not on Windows
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def end_with(pid: int) -> None:
+    """Kill this process and its process group as soon as another process has ended, however it ended."""
+
+    def watch() -> None:
+        _wait_for_end_of(pid)
+        if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
+            kill_group(os.getpid())
+        os._exit(1)
+
+    threading.Thread(target=watch, name="course-end-with", daemon=True).start()
+
+
+def end_with_parent() -> bool:
+    """Have Linux kill this process when its parent ends; return False on other systems.
+
+    It takes less time than `end_with`, and works even if the process is busy in C code.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes  # which the guard does not need
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    return True
+
+
+def _wait_for_end_of(pid: int) -> None:
+    """Wait until a process has ended, even if its parent has not collected its exit code yet."""
+    try:
+        with open(os.pidfd_open(pid), "rb") as end:
+            select.select([end], [], [])
+        return
+    except (AttributeError, OSError):  # not Linux, or already gone
+        pass
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.2)
+
+
+def guard(kernel_pid: int) -> None:
+    """Keep the list of processes that arrives on stdin; when the kernel has ended, kill all on it."""
+    watched = [sys.stdin.fileno()]
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone: the pipe closes with it, too
+        watched.append(os.pidfd_open(kernel_pid))  # a fork of the kernel may hold the pipe open
+    processes: dict[int, psutil.Process] = {}
+    rest = b""
+    while ready := select.select(watched, [], [])[0]:
+        if watched[0] not in ready:
+            break
+        data = os.read(watched[0], 1 << 16)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            pid = int(line[1:])
+            if line[:1] == b"+":
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    processes[pid] = psutil.Process(pid)
+            else:
+                processes.pop(pid, None)
+    kill_families(processes.values())
+
+
+if __name__ == "__main__":
+    guard(int(sys.argv[1]))

@@ -1,0 +1,43 @@
+"""Retention of runs: delete the folders of old ones."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..run_folder import RUN
+from ..run_record import UNREADABLE, RunRecord, newest_first
+
+KEPT_RUNS = 50
+LONGEST = 30 * 86_400.0  # seconds that a Slurm job, or a run of another machine, may take
+
+
+def clear_old_runs() -> None:
+    """Delete old runs: keep the last `KEPT_RUNS` of each living kernel, and as many of all others together.
+
+    So a kernel with many launches does not delete the runs of a notebook beside it. A running run is kept
+    while its kernel lives; a Slurm job, or a run of another machine that shares this disk, for `LONGEST`.
+    """
+    kept: Counter[Any] = Counter()
+    for folder in sorted(newest_first(), key=_written, reverse=True):
+        try:
+            record = RunRecord.read(folder)
+        except UNREADABLE:
+            record = RunRecord(folder, {"state": "damaged"})
+        kernel = record.facts["kernel_pid"] if record.is_watched else None
+        kept[kernel] += 1
+        young = time.time() - _written(folder) < LONGEST
+        may_run = kernel is not None or (young and (record.is_elsewhere or record.is_job))
+        if kept[kernel] > KEPT_RUNS and (record.is_over or not may_run):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(folder: Path) -> float:
+    """Return when run.json was last written: a long run is not old just because many began after it."""
+    try:
+        return (folder / RUN).stat().st_mtime
+    except OSError:  # another kernel has just deleted it
+        return 0.0
