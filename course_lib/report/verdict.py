@@ -179,7 +179,7 @@ def verdict_on_trials(trials: Trials, skipped: Mapping[str, str]) -> Verdict:
         sentence += " Not everything was tried: see below." if alone else " The time goes into computing."
     outside = float(np.median([trial.outside for trial in trials[AS_IT_IS]]))
     if outside >= LARGE:
-        sentence += f" All that is said of the time inside track(…); {outside:.0%} of the time is outside."
+        sentence += f" All this is about the time inside track(…); {outside:.0%} of the time is outside."
     rates: dict[str, Rates] = {way: [trial.rates for trial in rounds] for way, rounds in trials.items()}
     rows = [_row(way, rates[way], str(effects.get(way, ""))) for way in rates]
     rows += [_cells(way, "–", "–", reason) for way, reason in skipped.items()]
