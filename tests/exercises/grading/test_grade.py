@@ -93,11 +93,11 @@ def test_the_solutions_have_full_points_behind_the_walls(tmp_path: Path) -> None
     assert len(row["assignment"].split()) == len(list((ROOT / "solutions").glob("*.ipynb")))
 
 
-def is_bwrap(process: psutil.Process) -> bool:
+def name_of(process: psutil.Process) -> str:
     try:
-        return process.name() == "bwrap"
-    except psutil.NoSuchProcess:  # it has just ended
-        return False
+        return process.name()
+    except psutil.NoSuchProcess:  # it has just ended, or is a zombie
+        return ""
 
 
 def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
     def family() -> list[psutil.Process]:
         return psutil.Process(grader.pid).children(recursive=True)
 
-    wait_for(lambda: any(map(is_bwrap, family())) or results(folder), what="the walls")
+    wait_for(lambda: "bwrap" in map(name_of, family()) or results(folder), what="the walls")
     left = family()
     os.kill(grader.pid, signal.SIGKILL)
     grader.wait()
@@ -120,8 +120,9 @@ def test_a_worker_that_dies_costs_no_other_submission(folder: Path) -> None:
 
     def workers() -> list[psutil.Process]:
         me = psutil.Process(grader.pid)
-        parents = [process.parent() for process in me.children(recursive=True) if is_bwrap(process)]
-        return [parent for parent in parents if parent and parent != me and not is_bwrap(parent)]
+        sandboxes = [process for process in me.children(recursive=True) if name_of(process) == "bwrap"]
+        parents = [process.parent() for process in sandboxes]
+        return [each for each in parents if each and each != me and name_of(each) not in ("", "bwrap")]
 
     wait_for(workers, what="a worker")[0].kill()
     said = grader.communicate(timeout=600)[1]
