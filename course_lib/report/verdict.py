@@ -203,7 +203,7 @@ def _effects(trials: Trials) -> dict[str, Effect]:
     effects = {
         way: Effect.of(_slowest(rounds), _slowest(trials[than.get(way, AS_IT_IS)]))
         for way, rounds in trials.items()
-        if way not in (AS_IT_IS, ONE_RANK)
+        if way not in (AS_IT_IS, ONE_RANK) and than.get(way, AS_IT_IS) in trials
     }
     if ONE_RANK in trials:
         beside = trials.get(NO_GRADIENT_SYNC, trials[AS_IT_IS])

@@ -75,6 +75,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, float]]] = [
     ({"no_sync": None}, "unknown", {}),
     ({"one": None}, "unknown", {}),
     ({"larger": None}, "computing", {}),
+    ({"repeated": None, "larger": [400, 400]}, "computing", {}),  # it lacks what it is compared with
     # several at once: each has its own cost, and the largest is the cause
     (
         {"repeated": [125, 125], "no_sync": [200, 200], "one": [400]},
