@@ -24,7 +24,7 @@ from tests.gpu import figures
 from tests.gpu.claims import CLAIMS
 from tests.gpu.lesson import doubts, executed
 from tests.notebooks.execute import ROOT, find, read
-from tests.support.processes import wait_for
+from tests.support.processes import alive, wait_for
 
 OK = "print('all is well')"
 
@@ -80,7 +80,7 @@ def test_a_part_that_fails_or_hangs_costs_the_others_nothing(gpu: ModuleType, tm
     status, words = became["hangs"]
     assert status == "hung"
     child = re.fullmatch(r"ended after 10 s; before: child (\d+)", words)
-    assert not psutil.pid_exists(int(child[1])) or psutil.Process(int(child[1])).status() == "zombie"
+    assert not alive(int(child[1]))
     assert became["dies"] == ("failed", "it said nothing")
     assert became["missing"][0] == "failed"
     assert "/no/such/program" in became["missing"][1]

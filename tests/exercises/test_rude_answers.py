@@ -23,8 +23,7 @@ from course_lib.exercises import question as question_module
 from course_lib.exercises.in_rank.work import in_group
 from course_lib.exercises.question import Ask, Finding, question
 from course_lib.exercises.wording import told
-from tests.support.kernels import alive
-from tests.support.processes import wait_for
+from tests.support.processes import alive, wait_for
 from tests.support.programs import Jump, running
 
 CHECK = importlib.import_module("course_lib.exercises.check")  # the module, not the function of its name

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_lib import RankError, Run, log
-from tests.support import kernels
 from tests.support.cells import quiet_launch
 from tests.support.kernels import Kernel
 from tests.support.needs import missing
-from tests.support.processes import wait_for
+from tests.support.processes import alive, unless_gone, wait_for
 from tests.support.programs import running
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
@@ -123,10 +121,6 @@ def assert_no_rank_left(run: Run) -> None:
     for rank in range(run.world_size):
         pid = run.facts(rank).get("pid")
         assert not pid or not alive(pid), f"rank {rank}, process {pid}, is left"
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and kernels.alive(psutil.Process(pid))
 
 
 def test_the_fork_server_dies_under_the_ranks() -> None:
@@ -359,7 +353,11 @@ def test_an_interrupt_of_the_first_launch_while_torch_still_loads(tmp_path: Path
     with Kernel(tmp_path, source) as kernel:
         kernel.wait_for("starting")
         wait_for(lambda: list((tmp_path / "course-home/runs").glob("*/run.json")))
-        wait_for(lambda: any("forkserver" in " ".join(process.cmdline()) for process in kernel.left()))
+        wait_for(
+            lambda: any(
+                "forkserver" in " ".join(unless_gone(process.cmdline, [])) for process in kernel.left()
+            )
+        )
         began = time.monotonic()
         kernel.interrupt()
         kernel.wait_for("caught")

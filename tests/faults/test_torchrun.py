@@ -16,8 +16,8 @@ import pytest
 
 from course_lib import RankError, RankTimeout, Run, torchrun
 from course_lib.report import waiting
-from tests.support.kernels import Kernel, alive
-from tests.support.processes import wait_for
+from tests.support.kernels import Kernel
+from tests.support.processes import alive, unless_gone, wait_for
 from tests.support.programs import (
     ENDS,
     ENOUGH,
@@ -257,7 +257,7 @@ def phases(tmp_path: Path) -> Path:
 
 
 def agents(kernel: Kernel) -> list[Any]:
-    return [process for process in kernel.left() if "--torchrun" in process.cmdline()]
+    return [process for process in kernel.left() if "--torchrun" in unless_gone(process.cmdline, [])]
 
 
 def family(kernel: Kernel) -> set[int]:

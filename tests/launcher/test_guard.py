@@ -11,8 +11,8 @@ import pytest
 
 from course_lib import python
 from tests.support.cells import quiet_launch
-from tests.support.kernels import Kernel, alive
-from tests.support.processes import wait_for
+from tests.support.kernels import Kernel
+from tests.support.processes import alive, unless_gone, wait_for
 
 # A family: the leader of a session, a child in its process group, and one in a session of its own.
 START = """
@@ -57,11 +57,12 @@ def kernel_of(folder: Path, source: str) -> Kernel:
 def family(kernel: Kernel, name: str) -> list[psutil.Process]:
     """The leader and its two children; of those that are gone already, none."""
     pids = map(int, (kernel.there / name).read_text().split())
-    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    found = [unless_gone(lambda pid=pid: psutil.Process(pid), None) for pid in pids]
+    return [process for process in found if process]
 
 
 def guards(kernel: Kernel) -> list[psutil.Process]:
-    return [each for each in kernel.left() if each.cmdline()[-2:-1] and "kill.py" in each.cmdline()[-2]]
+    return [each for each in kernel.left() if "kill.py" in " ".join(unless_gone(each.cmdline, [])[-2:-1])]
 
 
 def kill(kernel: Kernel) -> None:

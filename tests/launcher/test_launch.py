@@ -32,13 +32,13 @@ from course_lib.launcher import watch
 from course_lib.launcher.dashboard import TerminalView
 from course_lib.launcher.processes import Ranks
 from tests.support.cells import cell, quiet_launch
-from tests.support.processes import wait_for
+from tests.support.processes import alive, wait_for
 
 
 def gone(run: Run) -> bool:
     """Whether none of a run's processes lives."""
     pids = [run.facts(rank).get("pid") for rank in range(run.world_size)]
-    return not any(pid and psutil.pid_exists(pid) and psutil.Process(pid).is_running() for pid in pids)
+    return not any(pid and alive(pid) for pid in pids)
 
 
 def runs_of(course_home: Path) -> list[Path]:

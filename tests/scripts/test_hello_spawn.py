@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from course_lib import RankTimeout, python, torchrun
-from tests.support.processes import free_port, processes_marked, wait_for
+from tests.support.processes import free_port, processes_marked, unless_gone, wait_for
 from tests.support.programs import Jump, running
 
 SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
@@ -220,9 +220,8 @@ def test_two_nodes_say_who_they_are() -> None:
             "WORLD_SIZE": "4",
             "LOCAL_WORLD_SIZE": "2",
         }
-    assert not [
-        each for each in psutil.Process().children(recursive=True) if WHO.name in " ".join(each.cmdline())
-    ]
+    family = psutil.Process().children(recursive=True)
+    assert not [each for each in family if WHO.name in " ".join(unless_gone(each.cmdline, []))]
 
 
 def test_without_a_launcher_it_says_so(environment: dict[str, str]) -> None:

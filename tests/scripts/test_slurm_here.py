@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.needs import missing
-from tests.support.processes import processes_marked, wait_for
+from tests.support.processes import processes_marked, unless_gone, wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -52,7 +51,7 @@ def test_it_comes_up_and_leaves_nothing(then: str, tmp_path: Path) -> None:
     )
 
     def at_work() -> set[str]:
-        return {each.name() for each in processes_marked(MARK, str(tmp_path)) if psutil.pid_exists(each.pid)}
+        return {unless_gone(each.name, "") for each in processes_marked(MARK, str(tmp_path))} - {""}
 
     assert parent.stdout is not None
     try:

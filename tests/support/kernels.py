@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.processes import processes_marked, wait_for
+from tests.support.processes import alive, processes_marked, wait_for
 
 MARK = "COURSE_FAULT_MARK"
 
@@ -68,11 +69,9 @@ class Kernel:
         """Return the living descendants of the kernel's fork server."""
         started = []
         for server in self.left():
-            try:
+            with contextlib.suppress(psutil.Error):
                 if "forkserver" in " ".join(server.cmdline()) and server.ppid() == self.process.pid:
                     started += server.children(recursive=True)
-            except psutil.Error:
-                continue
         return [each for each in started if alive(each)]
 
     def interrupt(self) -> None:
@@ -98,14 +97,6 @@ class Kernel:
             for each in self.left():
                 print("left:", each)
         return ranks_gone, time.monotonic() - began
-
-
-def alive(process: psutil.Process | int) -> bool:
-    try:
-        process = psutil.Process(process) if isinstance(process, int) else process
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 PREAMBLE = """

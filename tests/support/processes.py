@@ -7,9 +7,11 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
+
+Answer = TypeVar("Answer")
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 240, what: str = "the condition") -> object:
@@ -24,6 +26,23 @@ def wait_for(condition: Callable[[], object], seconds: float = 240, what: str = 
         time.sleep(min(0.2, max(0.02, 10 * (time.thread_time() - worked))))
         worked = time.thread_time()
     return value
+
+
+def alive(process: psutil.Process | int) -> bool:
+    """Return whether a process still runs: one that has ended, a zombie, does not."""
+    try:
+        process = psutil.Process(process) if isinstance(process, int) else process
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def unless_gone(ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """Ask a process something (``process.name``); it may have ended since it was found."""
+    try:
+        return ask()
+    except psutil.NoSuchProcess:  # a zombie, too
+        return otherwise
 
 
 def processes_marked(variable: str, value: str) -> list[psutil.Process]:

@@ -16,8 +16,7 @@ from course_lib import RankTimeout, Run
 from course_lib.frames import is_learners
 from course_lib.launcher import watch
 from course_lib.report import waiting
-from tests.support.kernels import alive
-from tests.support.processes import wait_for
+from tests.support.processes import alive, wait_for
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but machines are noisy
 

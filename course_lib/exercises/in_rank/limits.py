@@ -49,7 +49,7 @@ def _end_who_left() -> None:
                 return
         away = []
         for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(child.pid) != os.getsid(0) and child.status() != psutil.STATUS_ZOMBIE:
                     away.append(child)
         if not away:

@@ -17,7 +17,7 @@ from course_lib.__main__ import main
 from course_lib.exercises.grading import walls
 from tests.exercises.grading.toys import notebook
 from tests.support.needs import missing
-from tests.support.processes import wait_for
+from tests.support.processes import alive, unless_gone, wait_for
 
 ROOT = Path(__file__).parents[3]
 SOLUTION = (ROOT / "solutions" / "03_data_parallel.ipynb").read_bytes()
@@ -93,11 +93,8 @@ def test_the_solutions_have_full_points_behind_the_walls(tmp_path: Path) -> None
     assert len(row["assignment"].split()) == len(list((ROOT / "solutions").glob("*.ipynb")))
 
 
-def name_of(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:  # it has just ended, or is a zombie
-        return ""
+def is_sandbox(process: psutil.Process) -> bool:
+    return unless_gone(process.name, "") == "bwrap"
 
 
 def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
@@ -106,7 +103,7 @@ def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
     def family() -> list[psutil.Process]:
         return psutil.Process(grader.pid).children(recursive=True)
 
-    wait_for(lambda: "bwrap" in map(name_of, family()) or results(folder), what="the walls")
+    wait_for(lambda: any(is_sandbox(process) for process in family()) or results(folder), what="the walls")
     left = family()
     os.kill(grader.pid, signal.SIGKILL)
     grader.wait()
@@ -120,9 +117,9 @@ def test_a_worker_that_dies_costs_no_other_submission(folder: Path) -> None:
 
     def workers() -> list[psutil.Process]:
         me = psutil.Process(grader.pid)
-        sandboxes = [process for process in me.children(recursive=True) if name_of(process) == "bwrap"]
-        parents = [process.parent() for process in sandboxes]
-        return [each for each in parents if each and each != me and name_of(each) not in ("", "bwrap")]
+        sandboxes = filter(is_sandbox, me.children(recursive=True))
+        parents = [unless_gone(process.parent, None) for process in sandboxes]
+        return [each for each in parents if each and each != me and alive(each) and not is_sandbox(each)]
 
     wait_for(workers, what="a worker")[0].kill()
     said = grader.communicate(timeout=600)[1]

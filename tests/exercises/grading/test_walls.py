@@ -23,7 +23,7 @@ from course_lib.exercises.grading import score, walls
 from course_lib.exercises.grading.batch import grade_class
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.needs import missing
-from tests.support.processes import wait_for
+from tests.support.processes import unless_gone, wait_for
 
 
 @pytest.fixture
@@ -98,8 +98,9 @@ def test_no_session_holds_the_way_to_the_others() -> None:
             pytest.skip("this folder is in /tmp, so that each session has walls of its own")
 
         def ours() -> list[psutil.Process]:
-            family = [each for each in there._family() if each.name() != "bwrap"]
-            found = [each for each in family if "supervisor import main" in " ".join(each.cmdline())]
+            family = [each for each in there._family() if unless_gone(each.name, "bwrap") != "bwrap"]
+            commands = {each: " ".join(unless_gone(each.cmdline, [])) for each in family}
+            found = [each for each in family if "supervisor import main" in commands[each]]
             return sorted(found, key=lambda each: each.pid)
 
         # beside the supervisor: process 1 of the session's namespaces, and the one that serves it
