@@ -70,7 +70,7 @@ FIGURES = "from tests.gpu.figures import FIGURES; print(*FIGURES)"
 
 NEXT = (
     "Next, by hand: `make gpu ARGS='--keep gpu.zip'`, where this was another copy of the course; read "
-    "differences.md and mend the texts; `make lesson` for the lessons whose figures are new in "
+    "differences.md and fix the texts; `make lesson` for the lessons whose figures are new in "
     "lessons/recorded/gpu, so that their saved outputs show them; commit both."
 )
 

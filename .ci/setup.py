@@ -419,7 +419,7 @@ def main():
         print(f"Set-up stopped: {fault}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"Set-up stopped: {error}; mend that, then run the same command again.", file=sys.stderr)
+        print(f"Set-up stopped: {error}; fix that, then run the same command again.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nSet-up interrupted: run the same command again and it goes on.", file=sys.stderr)

@@ -137,7 +137,7 @@ def main() -> int:
         print(f"Update stopped: {fault}", file=sys.stderr)
         return 1
     except OSError as error:  # no git, no disk space, no permission
-        print(f"Update stopped: {error}; mend that, then run the same command again.", file=sys.stderr)
+        print(f"Update stopped: {error}; fix that, then run the same command again.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nUpdate interrupted: run the same command again.", file=sys.stderr)

@@ -48,7 +48,7 @@ def why(
     trial_seconds: float = 2.0,
     **kwargs: Any,
 ) -> Verdict:
-    """Find out why a training is not faster, by trying it (lesson 14).
+    """Find out why a training run is not faster, by trying it (lesson 14).
 
     The function runs for a few seconds as it is, with the first batches of its loader again and again (no
     loader cost), without DDP's gradient synchronization, on one rank and, if it has a parameter

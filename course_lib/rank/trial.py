@@ -62,7 +62,7 @@ def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
     two frames up.
     """
     trial, workers = os.environ.get(TRIAL), getattr(loader, "num_workers", 0)
-    if trial and workers:  # what they have ready when the first step ends costs nothing: it is not measured
+    if trial and workers:  # what they have ready when the first step ends is not measured: it costs no time
         note(queued_batches=workers * getattr(loader, "prefetch_factor", 0))
     if trial != REPEATED_BATCHES or isinstance(loader, range):
         return loader

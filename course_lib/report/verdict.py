@@ -1,4 +1,4 @@
-"""Judge why a training is not faster: by trials of it, or by what a run has recorded.
+"""Judge why a training run is not faster: by trials of it, or by what a run has recorded.
 
 A trial is the same training for a few seconds, with one possible cause taken away. All ways are tried in each
 of several rounds. An effect counts if it is larger than the spread of the rounds.
@@ -28,7 +28,7 @@ Rates = Sequence[Sequence[float]]  # samples per second, by round and rank
 
 @dataclass(frozen=True)
 class Verdict:
-    """What holds a training up, and the figures that say so.
+    """What holds a training run up, and the figures that say so.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Cost:
 
 
 def verdict_on_trials(trials: Trials, skipped: Mapping[str, str]) -> Verdict:
-    """Judge the trials of a training.
+    """Judge the trials of a training function.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def hello(rank, world_size, port, program, args):
 
     total = torch.tensor(rank + 1.0, device=device)
     dist.all_reduce(total)  # the sum over all ranks, on all ranks
-    time.sleep(args.work)  # stands for a training
+    time.sleep(args.work)  # stands for the training loop
     done = time.time()
     log(**program, began=BEGAN, imported=IMPORTED, ready=ready, met=met, done=done, total=total)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What lessons use besides their subject: a killer of ranks, records, and output cut to what matters.
+"""What lessons use besides their subject: a killer of ranks, repeated runs, records, shorter output.
 
 from scripts.helpers import Killer  # in a notebook of the folder lessons
 """
@@ -179,6 +179,19 @@ def gpu_figure(name, own=None, records=GPU_RECORDS):
         return None
     what = "{device}, driver {driver}, torch {torch}".format(**found.record)
     print(f"On a GPU ({what}), recorded on {found.record['date']}:")
+    return found
+
+
+def in_turns(ways, rounds=3):
+    """What each of several functions returns, by name, in each round.
+
+    Every second round goes back, so that a machine that grows slower meanwhile is as fair to the last as to
+    the first.
+    """
+    found = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            found[name].append(ways[name]())
     return found
 
 

@@ -1,4 +1,4 @@
-"""A training as many were written in 2021. It does not run today: lesson 08 shows why, and mends it.
+"""A training program as many were written in 2021. It does not run today: lesson 08 shows why, and fixes it.
 
 python -m torch.distributed.launch --nproc_per_node=2 lessons/scripts/train_2021.py
 """

@@ -73,7 +73,7 @@ def begin(args, settings):
         state = torch.load(args.output / STATE, map_location="cpu", weights_only=True)  # runs no code of it
         source = str(args.output)
         if state["settings"] != settings:
-            raise ValueError(f"{source} is of another training, with {state['settings']}")
+            raise ValueError(f"{source} is of another training run, with {state['settings']}")
     if source is None:
         texts = paragraphs()
         tokenizer = AlbertTokenizer().train_new_from_iterator(texts, vocab_size=1000, show_progress=False)

@@ -72,7 +72,7 @@ def evaluate(model, device):
     data = digits(train=False)
     # Every digit on one rank. A DistributedSampler would repeat some to make the shards equally long.
     mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
-    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, judged
+    counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, all
     model.eval()
     with torch.no_grad():
         for images, labels in DataLoader(mine, batch_size=500):

@@ -3,7 +3,7 @@
     python train_resume.py --checkpoint run.pt
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_resume.py --checkpoint run.pt
 
-The same command starts and resumes. On a CPU the losses after a resume are those of a training that nobody
+The same command starts and resumes. On a CPU the losses after a resume are those of a run that nobody
 killed, to the last digit. Asked to end (SIGTERM, which clusters send), it saves first. (Over gloo, put
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that torch 2.15 restarts may meet at the
 store of the attempt before.) To train something of your own, change `ConvNet` and the line that calls
@@ -111,7 +111,7 @@ def restore(checkpoint, ddp, optimizer, scheduler, sample, device):
 
 
 def resume(path, settings):
-    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError when it is of another training.
+    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError when it is of another training run.
 
     If each rank looked, one might find the file and another not (on a disk of its own), and they would wait
     for each other without a word.
@@ -127,7 +127,7 @@ def resume(path, settings):
     theirs = settings if checkpoint is None else checkpoint.get("settings")
     if not isinstance(theirs, dict) or theirs.keys() != settings.keys():
         fault = f"{path} is a checkpoint, but not one of this program: give another name"
-    elif theirs != settings:  # other shards, other steps: a training that neither of the two had begun
+    elif theirs != settings:  # other shards, other steps: neither of the two runs
         name = next(name for name in settings if theirs[name] != settings[name])
         fault = f"{path} is of a training with {name} {theirs[name]}, and this one has {settings[name]}: "
         fault += "start it as it was, or begin a new one under another name"

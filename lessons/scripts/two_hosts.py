@@ -157,7 +157,7 @@ class TwoHosts:
         """Pull the cable."""
         self.run(1, ["ip", "link", "set", CARD, "down"])
 
-    def mend(self):
+    def connect(self):
         """Plug it in again."""
         self.run(1, ["ip", "link", "set", CARD, "up"])
 

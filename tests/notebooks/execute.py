@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
 import re
+import resource
 import socket
 import sys
 import sysconfig
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_PER_CELL = 900  # three times as long as nbval waits in `make test`
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+MOST_OF_OTHERS = 0.1  # of the cores: with more, the times that a lesson shows are not its own
+PR_SET_CHILD_SUBREAPER = 36
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -39,10 +47,18 @@ def find(name: str) -> Path:
     return found[0].resolve()
 
 
-def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
-    """Execute a notebook in a fresh kernel and its own folder, and save it unless a cell fails."""
+def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL, even_if_disturbed: bool = False) -> None:
+    """Execute a notebook in a fresh kernel and its own folder, and save it unless a cell fails.
+
+    Times are a lesson's evidence, so it is not saved either where other processes took much of the cores.
+    """
     notebook = read(path)
-    run(notebook, path.parent, seconds_per_cell)
+    with cores_of_others() as share:
+        run(notebook, path.parent, seconds_per_cell)
+    words = f"other processes took {share():.0%} of the cores meanwhile"
+    if share() > MOST_OF_OTHERS and not even_if_disturbed:
+        raise LessonError(f"{words}, so its times are not its own (N='06 --even-if-disturbed' saves it)")
+    print(f"  {words}")
     clean(notebook)
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     if counts != list(range(1, len(counts) + 1)):
@@ -51,6 +67,32 @@ def execute(path: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
     new = path.with_name(f".{path.name}.new")
     nbformat.write(notebook, new)
     new.replace(path)
+
+
+@contextlib.contextmanager
+def cores_of_others() -> Iterator[Callable[[], float]]:
+    """Measure the share of the cores that other processes take, or the host of a virtual machine."""
+    me, shares = psutil.Process(), []
+    before, began, children = busy_seconds() - own_seconds(), time.monotonic(), me.children()
+    yield lambda: shares[0]
+    for orphan in set(me.children()) - set(children):  # the fork server, which has just lost its kernel
+        with contextlib.suppress(psutil.Error):
+            orphan.wait(10)
+    seconds = (time.monotonic() - began) * len(me.cpu_affinity())
+    shares.append(max(0.0, busy_seconds() - own_seconds() - before) / seconds)
+
+
+def busy_seconds() -> float:
+    """Return how long the cores that this process may use have worked, for anybody."""
+    of_each = psutil.cpu_times(percpu=True)
+    mine = [of_each[number] for number in psutil.Process().cpu_affinity() if number < len(of_each)]
+    return sum(each.user + each.nice + each.system + each.irq + each.softirq + each.steal for each in mine)
+
+
+def own_seconds() -> float:
+    """Return the processor time of this process and of its descendants that have ended."""
+    of_all = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in of_all)
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -197,16 +239,23 @@ def main() -> int:
         "lessons", nargs="*", metavar="N", help="a lesson's number, as in 06, or a notebook's path"
     )
     parser.add_argument("--seconds-per-cell", type=float, default=SECONDS_PER_CELL)
+    parser.add_argument(
+        "--even-if-disturbed",
+        action="store_true",
+        help=f"save it though other processes took more than {MOST_OF_OTHERS:.0%} of the cores",
+    )
     arguments = parser.parse_args()
     if not arguments.lessons:
         print("Which lesson? As in: make lesson N=06, or N='00 02 06'.", file=sys.stderr)
         return 2
+    with contextlib.suppress(AttributeError):  # not on every system; orphans become ours
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     failed = False
     for name in arguments.lessons:
         try:
             path = find(name)
             print(f"{path.name} …", flush=True)
-            execute(path, arguments.seconds_per_cell)
+            execute(path, arguments.seconds_per_cell, arguments.even_if_disturbed)
         except LessonError as error:
             print(f"Lesson {name} was not saved: {error}", file=sys.stderr)
             failed = True

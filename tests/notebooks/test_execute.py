@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
@@ -18,7 +21,7 @@ from tests.notebooks import execute
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, execute.__file__, *map(str, arguments)]
+    command = [sys.executable, execute.__file__, "--even-if-disturbed", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
@@ -101,7 +104,7 @@ def test_a_cell_that_hangs_is_named_with_what_it_had_shown(tmp_path: Path) -> No
     before = path.read_bytes()
     where = r"cell 2 of 2.*'import threading': not done after 15 s\nrank 0 is late\n'rank 1 waits for rank 0'"
     with pytest.raises(execute.LessonError, match=where):
-        execute.execute(path, seconds_per_cell=15)
+        execute.execute(path, seconds_per_cell=15, even_if_disturbed=True)
     assert path.read_bytes() == before
 
 
@@ -119,6 +122,39 @@ def test_a_lesson_that_is_not_there_is_named(
     monkeypatch.setattr(sys, "argv", ["execute"])
     assert execute.main() == 2
     assert "make lesson N=06" in capsys.readouterr().err
+
+
+def test_a_lesson_that_the_machine_disturbed_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a process that spins; and where the cores work for nobody else, however busy the lesson is."""
+    path = notebook_of(tmp_path / "times.ipynb", "import time\nuntil = time.monotonic() + 3")
+    path.write_text(path.read_text().replace("+ 3", "+ 3\\nwhile time.monotonic() < until: pass"))
+    before, own_core = path.read_bytes(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(own_core)})
+    try:
+        with spinning(), pytest.raises(execute.LessonError, match=r"other processes took \d+% of the cores"):
+            execute.execute(path)
+        assert path.read_bytes() == before
+        monkeypatch.setattr(execute, "busy_seconds", execute.own_seconds)
+        execute.execute(path)
+    finally:
+        os.sched_setaffinity(0, own_core)
+    assert "other processes took 0% of the cores" in capsys.readouterr().out
+    assert path.read_bytes() != before
+
+
+@contextmanager
+def spinning() -> Iterator[None]:
+    """A process that is not this one's child, on the same cores."""
+    spin = "while True: pass"
+    code = "import subprocess, sys; quiet = subprocess.DEVNULL\n"
+    code += f"print(subprocess.Popen([sys.executable, '-c', {spin!r}], stdout=quiet, stderr=quiet).pid)"
+    pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_an_empty_code_cell_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,17 @@ def test_compare_tells_the_ratio() -> None:
     assert overlapping(picture.figure) == []
 
 
+def test_of_repeated_runs_the_median_counts_and_no_difference_that_a_round_denies() -> None:
+    one = [made_run(1, rate=rate) for rate in (500, 400, 900)]
+    twice = [made_run(1, rate=rate) for rate in (1000, 880, 1800)]
+    clear = compare({"one": one, "two": twice})
+    assert clear.alt.startswith("two: 2.00 × one. one: 500 (400 to 900) samples/s")
+    assert overlapping(clear.figure) == []
+    assert "two and one: no difference" in compare({"one": one, "two": [*twice[:2], one[0]]}).alt
+    with pytest.raises(ValueError, match="'none' has no throughput"):
+        compare({"one": one, "none": []})
+
+
 def test_compare_refuses_what_it_cannot_compare() -> None:
     with pytest.raises(ValueError, match="at least one run"):
         compare({})

@@ -125,7 +125,7 @@ def test_ended_in_an_epoch_it_goes_on(
     assert loss.item() == pytest.approx(losses[-1], abs=0.2), "other masks"
 
     assert train("--batch-size", 8, "--epochs", 2, "--output", pretrained).startswith(
-        f"cannot begin: ValueError: {pretrained} is of another training, with "
+        f"cannot begin: ValueError: {pretrained} is of another training run, with "
     )
 
 

@@ -89,7 +89,7 @@ def test_the_cable_is_as_slow_as_asked_counts_and_can_be_cut(hosts: Any) -> None
     assert 4_000_000 <= hosts.sent(0) - before < 1.2 * 4_000_000
     hosts.cut()
     assert " UP " not in hosts.run(1, ["ip", "-brief", "link", "show", "eth0"])
-    hosts.mend()
+    hosts.connect()
     assert "eth0" in hosts.run(1, ["ip", "-brief", "link", "show", "eth0"])
 
 
