@@ -111,7 +111,7 @@ def restore(checkpoint, ddp, optimizer, scheduler, sample, device):
 
 
 def resume(path, settings):
-    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError when it is of another training run.
+    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError when it is of another run.
 
     If each rank looked, one might find the file and another not (on a disk of its own), and they would wait
     for each other without a word.
