@@ -53,8 +53,8 @@ def progress() -> Progress:
     Returns
     -------
     Progress
-        For each question, the most points that a `check` has given, and the points available. If they are
-        shared (`share_progress`), it says so.
+        For each exercise, the points that its questions have given at best, and a mark for each of them. If
+        they are shared (`share_progress`), it says so.
     """
     from . import questions
     from .question import QUESTIONS
@@ -62,11 +62,17 @@ def progress() -> Progress:
 
     questions.load()
     best = results()
-    rows, reached, possible = [], 0.0, 0.0
+    exercises: dict[str, list[tuple[float, float, str]]] = {}  # for each question: points, of how many, mark
     for number, asked in sorted(QUESTIONS.items()):
         most = sum(asked.properties.values())
         points = min(best.get(number, (0.0, most))[0], most)
-        reached, possible = reached + points, possible + most
-        state = "✓" if points == most else "begun" if number in best else "–"
-        rows.append({"question": number, "points": f"{points:g} of {most:g}", "": state})
-    return Progress(rows, reached, possible, shared_where())
+        mark = "✓" if points == most else "begun" if number in best else "–"
+        exercises.setdefault(number.split(".")[0], []).append((points, most, mark))
+    rows = []
+    for exercise, asked_there in exercises.items():
+        points, most, marks = zip(*asked_there, strict=True)
+        rows.append(
+            {"exercise": exercise, "points": f"{sum(points):g} of {sum(most):g}", "": "  ".join(marks)}
+        )
+    every = [each for asked_there in exercises.values() for each in asked_there]
+    return Progress(rows, sum(each[0] for each in every), sum(each[1] for each in every), shared_where())
