@@ -17,26 +17,24 @@ from pathlib import Path
 
 
 def answer_requests(path: Path) -> int | None:
-    """Choose a real-time signal that nobody uses, and have this process write its stacks to a file on it.
+    """Have this process write its stacks to a file on a real-time signal, which is returned.
 
-    The processes that it forks write theirs to the same file. Return None where there is no such signal:
-    only Linux tells which ones a process uses.
+    The processes that it forks write theirs to the same file. Return None where the program uses such signals
+    already, or the system does not tell: only Linux does.
     """
-    if sys.platform == "linux":
-        for number in range(signal.SIGRTMAX, signal.SIGRTMIN - 1, -1):
-            if _is_in(os.getpid(), number, caught=False):
-                faulthandler.register(number, open(path, "w"))
-                return number
+    if sys.platform == "linux" and _answers_to(os.getpid()) == set():
+        faulthandler.register(signal.SIGRTMAX, open(path, "w"))
+        return int(signal.SIGRTMAX)
     return None
 
 
 def request(pid: int, number: int) -> bool:
-    """Ask a process by the signal that it has chosen; return False if it would not answer now.
+    """Ask a process by this signal; return False, and send none, if its program has changed something.
 
-    If its program has reset the signal, ignores it or blocks it, none is sent.
+    It has if it catches other real-time signals, too, or resets, ignores or blocks this one.
     """
     with contextlib.suppress(OSError):
-        if _is_in(pid, number, caught=True):
+        if _answers_to(pid) == {number}:
             os.kill(pid, number)
             return True
     return False
@@ -64,11 +62,14 @@ def size_of(path: Path) -> int:
     return 0
 
 
-def _is_in(pid: int, number: int, caught: bool) -> bool:
-    """Return whether a process catches a signal, or lets it have its default; False if it blocks it."""
+def _answers_to(pid: int) -> set[int] | None:
+    """Return the real-time signals that a process catches; None if it ignores or blocks one, or is gone."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        masks = {line[:6]: int(line[8:], 16) for line in lines if line.startswith("Sig") and line[3] != "Q"}
-        has = {name: bool(mask >> (number - 1) & 1) for name, mask in masks.items()}
-        return not has["SigBlk"] and not has["SigIgn"] and has["SigCgt"] == caught
-    return False
+        masks = dict(line.split(":") for line in lines if line.startswith("Sig"))
+        ignored, blocked, caught = (
+            {n for n in range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if int(masks[kind], 16) >> (n - 1) & 1}
+            for kind in ("SigIgn", "SigBlk", "SigCgt")
+        )
+        return None if ignored | blocked else caught
+    return None

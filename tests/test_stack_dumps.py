@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.stack_dumps import answer, answer_requests, request, size_of
+from course_lib.stack_dumps import answer, request, size_of
 from tests.support.processes import wait_for
 
 if sys.platform != "linux":
@@ -32,18 +33,18 @@ class Process:
 
     def __init__(self, stacks: Path, before: str = "", after: str = "") -> None:
         source = f"""
-import signal, sys
+import json, signal
 from pathlib import Path
 from course_lib.stack_dumps import answer_requests
 {textwrap.dedent(before)}
-print(answer_requests(Path({str(stacks)!r})))
+print(json.dumps(answer_requests(Path({str(stacks)!r}))))
 {textwrap.dedent(after)}
 print("holds", flush=True)
 {HOLD}
 """
         self.process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout
-        self.number = int(self.process.stdout.readline())
+        self.number = json.loads(self.process.stdout.readline())
         self.process.stdout.readline()
 
     def __enter__(self) -> Process:
@@ -77,31 +78,29 @@ def test_it_answers_from_inside_c_code_each_time(plain: Process, stacks: Path) -
         f"for n in {REAL_TIME}: signal.signal(n, signal.SIG_DFL)",
         f"for n in {REAL_TIME}: signal.signal(n, signal.SIG_IGN)",
         "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+        f"for n in {REAL_TIME}: signal.signal(n, lambda *_: print('met', flush=True))",
         "import faulthandler; faulthandler.unregister(signal.SIGRTMAX)",
     ],
 )
 def test_none_is_sent_to_a_program_that_has_taken_the_signal(taken: str, stacks: Path) -> None:
     with Process(stacks, after=taken) as process:
+        assert process.number
         assert not request(process.process.pid, process.number)
         assert process.process.poll() is None
     assert size_of(stacks) == 0
 
 
-def test_a_signal_that_the_program_uses_is_not_chosen(stacks: Path) -> None:
-    before = f"""
-        used = list({REAL_TIME})[::-1]
-        signal.signal(used[0], lambda *_: None)
-        signal.signal(used[1], signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {{used[2]}})
-        """
-    with Process(stacks, before) as process:
-        assert process.number == signal.SIGRTMAX - 3
-        assert request(process.process.pid, process.number)
-
-
-def test_without_a_free_signal_none_is_chosen(stacks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.stack_dumps._is_in", lambda *_, **__: False)
-    assert answer_requests(stacks) is None
+@pytest.mark.parametrize(
+    "used",
+    [
+        "signal.signal(signal.SIGRTMIN, lambda *_: None)",
+        "signal.signal(signal.SIGRTMAX, signal.SIG_IGN)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMAX])",
+    ],
+)
+def test_beside_a_program_that_uses_such_signals_none_is_chosen(used: str, stacks: Path) -> None:
+    with Process(stacks, before=used) as process:
+        assert process.number is None
     assert not stacks.exists()
 
 
