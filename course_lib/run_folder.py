@@ -108,8 +108,13 @@ class RankFiles:
 
     @property
     def stack(self) -> Path:
-        """Text: the Python stacks of the rank's threads, each time that it was asked for them, or crashed."""
+        """Text: Python stacks of the rank, or of processes that it forked, when a signal asked for them."""
         return self._of("stack")
+
+    @property
+    def crash(self) -> Path:
+        """Text: the Python stacks of the rank's threads when it crashed in C."""
+        return self._of("crash")
 
 
 def of_everyone(group: str) -> bool:

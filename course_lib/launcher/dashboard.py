@@ -58,6 +58,9 @@ class View:
     def update(self) -> None:
         """Refresh the view; called about 20 times a second while the ranks run (for a Slurm job, 5)."""
 
+    def tell(self, remark: str) -> None:
+        """Show a remark on the run."""
+
     def finish(self) -> None:
         """Show how it ended; called once, when all ranks are gone and the run's end is recorded."""
 
@@ -72,6 +75,9 @@ class SafeView(View):
     def update(self) -> None:
         if self._works:
             self._try(self._view.update, "the run goes on without its display")
+
+    def tell(self, remark: str) -> None:
+        self._try(lambda: self._view.tell(remark), "the run goes on without its display")
 
     def finish(self) -> None:
         """Try even after a failed `update`: the final output may need less than the live one."""
@@ -109,6 +115,9 @@ class TerminalView(View):
             if warning and not self._warned:
                 print(f"no progress:\n{warning}", flush=True)
             self._warned = bool(warning)
+
+    def tell(self, remark: str) -> None:
+        print(remark, flush=True)
 
     def finish(self) -> None:
         self._print_new(whole_lines=False)
@@ -208,6 +217,9 @@ class NotebookView(View):
         self._bars.value = bars_html(self.run)
         self._figure.update(self.run)
         self._image.value = self._figure.live_png()
+
+    def tell(self, remark: str) -> None:
+        print(remark)
 
     def finish(self) -> None:
         try:

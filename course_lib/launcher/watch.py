@@ -91,6 +91,8 @@ def _follow(
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
             all_returned_at = min(all_returned_at, time.monotonic())
             if time.monotonic() > all_returned_at + LINGER_SECONDS:
+                left = [rank for rank, code in codes.items() if code is None]
+                view.tell(waiting.what_lingers(run, left, LINGER_SECONDS))
                 return None
         view.update()
 

@@ -23,7 +23,7 @@ from ..kill import end_with, end_with_parent
 from ..private_names import WITHOUT_ZIP, leave_fork_server
 from ..run_folder import AT_WORK, ENDING, EVERYONE, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import end_now, report_exception
-from .recorder import answer_stack_requests, attach, note, send_output_to
+from .recorder import attach, note, send_output_to
 from .standstill import ONE_WAY, flight
 from .trial import never_synchronize
 
@@ -57,7 +57,6 @@ def main(rank: int, assignment: Assignment) -> None:
     send_output_to(files.log)
     failed = True
     try:
-        answer_stack_requests(files.stack)
         attach(rank)
         result = _run(assignment)
         note(phase=ENDING)

@@ -21,7 +21,7 @@ from ..kill import end_with
 from ..private_names import choose_ports_by
 from ..run_folder import AT_WORK, PROGRAM, RankFiles
 from .failure import end_now, report_exception, write_failure
-from .recorder import answer_stack_requests, attach, note
+from .recorder import attach, note
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
@@ -98,7 +98,6 @@ def run_rank(script: str, arguments: list[str]) -> None:
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(attempt - 1))
-    answer_stack_requests(files.stack)
     attach(rank)
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
     note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)

@@ -31,6 +31,12 @@ def report_exception(folder: Path, rank: int | str, error: BaseException) -> Non
     write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes)
 
 
+def described(error: BaseException) -> dict[str, Any]:
+    """Return an exception's type, message and frames in the learner's code, as in a failure's record."""
+    kind, message = _name_and_message(error)
+    return {"type": kind, "message": message, "frames": _frames(error)}
+
+
 def _cause(error: BaseException) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 

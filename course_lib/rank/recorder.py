@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -24,11 +22,14 @@ from typing import Any
 
 from ..files import write_whole
 from ..run_folder import AT_WORK, STARTING, RankFiles
+from ..stack_dumps import answer_requests
 from .arrivals import ArrivalReader
 from .counters import Counters
+from .crash import leave_stacks
 from .memory import TICK_INTERVAL, Memory
 from .series import Series
 from .standstill import Lookout
+from .threads import cpu_seconds, note_exceptions
 
 # The environment variables that a launcher sets for a rank
 TOLD = re.compile(
@@ -54,7 +55,9 @@ def attach(rank: int | None = None) -> Recorder | None:
         _recorder = Recorder(files, AT_WORK if rank is None else STARTING)
         if rank is None:  # its own program started this rank: separate its output from the others' now
             send_output_to(files.log)
-            answer_stack_requests(files.stack)
+        _recorder.answer_stack_requests()
+        leave_stacks(files.crash, note)
+        note_exceptions(note)
         _recorder.start()
         atexit.register(_recorder.close)
     return _recorder if _recorder.pid == os.getpid() else None  # a forked DataLoader worker is no rank
@@ -77,15 +80,6 @@ def send_output_to(path: Path) -> None:
     os.close(fd)
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def answer_stack_requests(path: Path) -> None:
-    """On SIGUSR1, or in a crash, write every thread's Python stack to a file, even from inside C code."""
-    file = open(path, "w")
-    print(f"main thread 0x{threading.main_thread().ident:016x}", file=file, flush=True)
-    faulthandler.enable(file)
-    if hasattr(faulthandler, "register"):  # not on Windows
-        faulthandler.register(signal.SIGUSR1, file)
 
 
 def _rank_number() -> int:
@@ -112,7 +106,9 @@ class Recorder:
         self.counters = Counters(self.series.last_tick)
         self._arrivals = ArrivalReader(launched)
         self._memory = Memory()
-        self._lookout = Lookout(files)
+        self._lookout = Lookout(files, self.stack_signal)
+        self._stack_signal: int | None = None
+        self._noting = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
         self.note()
@@ -124,9 +120,19 @@ class Recorder:
         """Write down facts about this rank (its phase, its device, its backend)."""
         if facts and facts.items() <= self._facts.items():
             return
-        self._facts |= facts
-        with contextlib.suppress(OSError):
+        with self._noting, contextlib.suppress(OSError):
+            self._facts |= facts
             write_whole(self.files.facts, json.dumps(self._facts))
+
+    def answer_stack_requests(self) -> None:
+        """Have this process write its stacks on a signal from now on."""
+        self._stack_signal = answer_requests(self.files.stack)
+        self.note(stack_signal=self._stack_signal)
+
+    def stack_signal(self) -> int | None:
+        """Return the signal on which this rank writes its stacks; None once its program has taken it over."""
+        number = self._stack_signal
+        return number if number and signal.getsignal(number) is signal.SIG_DFL else None
 
     def tick(self, exact: bool = True) -> None:
         memory, reserved, driver = self._memory.read(exact)
@@ -134,7 +140,7 @@ class Recorder:
             self.counters.read()
             | {
                 "seconds": time.time() - self._launched,
-                "cpu_seconds": _cpu_seconds(),
+                "cpu_seconds": cpu_seconds(threading.main_thread().ident),
                 "memory_bytes": memory,
                 "reserved_bytes": reserved,
                 "driver_bytes": driver,
@@ -158,16 +164,9 @@ class Recorder:
         while not self._stop.is_set():
             self.tick()
             self.series.flush()
+            self.note(stack_signal=self.stack_signal())
             self._lookout.look(self.counters.steps)
             self._stop.wait(until_the_next_tick(time.time()))
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of the main thread; NaN where the system does not tell a thread's."""
-    try:
-        return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))
-    except (AttributeError, OSError):  # macOS, Windows
-        return math.nan
 
 
 def until_the_next_tick(now: float) -> float:

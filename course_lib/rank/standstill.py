@@ -2,7 +2,8 @@
 
 The recorder's thread looks at the main thread ten times a second, for some microseconds. While the rank's
 collectives stand still, once the launcher asks (`run_folder.ASKED`), and at the end, ``RankFiles.standstill``
-holds a record, which `report.waiting` evaluates. PyTorch's flight recorders number the collectives of a
+holds a record, which `report.waiting` evaluates: of this thread, of others, and of the processes that the
+rank has forked (a DataLoader's workers). PyTorch's flight recorders number the collectives of a
 process group in the same way on every rank: NCCL has one recorder, all other backends have another.
 """
 
@@ -13,16 +14,22 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
+
 from ..files import discard, write_whole
-from ..frames import frame_of
+from ..frames import frame_of, is_learners
 from ..private_names import flight_recorder
 from ..run_folder import ASKED, OVER_NCCL, RankFiles
+from ..stack_dumps import answer, request, size_of
+from .threads import cpu_seconds, other_threads, stack_of
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
-MOST_FRAMES = 100
+POLLING_SHARE = 0.02  # of its time: who works less in a call of the learner's only polls there
+FORKED_SECONDS = 0.5  # how long the forked processes get to write their stacks; it takes milliseconds
+MOST_FORKED = 32
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
@@ -30,50 +37,65 @@ ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 class Lookout:
     """Watches this process's main thread and writes the record of a standstill."""
 
-    def __init__(self, files: RankFiles) -> None:
-        self._path = files.standstill
+    def __init__(self, files: RankFiles, stack_signal: Callable[[], int | None] = lambda: None) -> None:
+        self._path, self._stacks = files.standstill, files.stack
         self._asked_path = str(files.folder / ASKED)
+        self._stack_signal = stack_signal
         self._main = threading.main_thread().ident
         self._place: tuple[Any, ...] = ()
-        self._flights = b""
+        self._call: tuple[Any, ...] | None = None
+        self._steps, self._flights = 0, b""
         self._stands_since = self._called_since = time.time()
+        self._cpu_seconds = 0.0  # of the main thread, when it came to its place
+        self._forked: list[str] | None = None  # stacks of the forked processes, once asked
         self._written = ""
 
     def look(self, steps: int) -> None:
         """Compare with the last look, and keep the record up to date."""
-        now = time.time()
-        place = (*self._where(), steps)
+        now, worked = time.time(), cpu_seconds(self._main)
+        place, call = self._where()
         flights = status() + status(of_nccl=True)
-        if (place, flights) != (self._place, self._flights):
-            self._stands_since = now
+        polls = worked - self._cpu_seconds < POLLING_SHARE * (now - self._stands_since)
+        stands = place == self._place or (call == self._call is not None and polls)
+        if not stands or (steps, flights) != (self._steps, self._flights):
+            self._stands_since, self._cpu_seconds = now, worked
         if flights != self._flights:
             self._called_since = now
-        self._place, self._flights = place, flights
+        self._place, self._call, self._steps, self._flights = place, call, steps, flights
         asked = os.path.exists(self._asked_path)
         if asked or now - self._called_since >= STILL_SECONDS:
             record: dict[str, Any] = {"asked": asked}
             if asked or now - self._stands_since >= STILL_SECONDS:
-                record |= {"since": self._stands_since, "stack": self._stack()}
+                record |= {"since": self._stands_since, "stack": stack_of(self._main)}
+                record |= {"threads": other_threads()}
+            if asked:
+                record |= {"forked": self._ask_forked()}
             self._write(record)
         elif self._written:
             self._write(None)
 
     def close(self) -> None:
-        """Write a last record: which collectives this rank has called."""
-        self._write({"asked": True})
+        """Write a last record: which collectives this rank has called, and which threads are left."""
+        self._write({"asked": True, "threads": other_threads()})
 
-    # Hold a frame only inside these two: it keeps alive all that the learner's function refers to.
-
-    def _where(self) -> tuple[int, int]:
-        frame = frame_of(self._main)
-        return id(frame), frame.f_lasti if frame else -1
-
-    def _stack(self) -> list[tuple[str, int, str]]:
-        frame, places = frame_of(self._main), list[tuple[str, int, str]]()
-        while frame is not None and len(places) < MOST_FRAMES:
-            places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+    def _where(self) -> tuple[tuple[int, int], tuple[int, int] | None]:
+        """Return the main thread's place, and that of the learner's innermost call."""
+        frame = frame_of(self._main)  # hold it only here: it keeps alive all that it refers to
+        place = id(frame), frame.f_lasti if frame else -1
+        while frame is not None and not is_learners(frame.f_code.co_filename):
             frame = frame.f_back
-        return places
+        return place, None if frame is None else (id(frame), frame.f_lasti)
+
+    def _ask_forked(self) -> list[str]:
+        """Return the stacks of the processes that this one has forked; they are asked once."""
+        number = self._stack_signal()
+        if self._forked is None and number is not None:
+            self._forked, until = [], time.monotonic() + FORKED_SECONDS
+            for child in psutil.Process().children(recursive=True)[:MOST_FORKED]:
+                start = size_of(self._stacks)
+                if request(child.pid, number):
+                    self._forked.append(answer(self._stacks, start, until))
+        return self._forked or []
 
     def _write(self, record: dict[str, Any] | None) -> None:
         text = "" if record is None else json.dumps(record | flight())

@@ -51,6 +51,24 @@ class Position(NamedTuple):
     waits: bool  # for other ranks, in torch.distributed
 
 
+class Beside(NamedTuple):
+    """What runs beside the main thread of a rank: another thread, or a process that the rank has forked."""
+
+    position: Position | None  # None outside of the learner's code
+    thread: str = ""  # its name; empty for a process
+    daemon: bool = True  # False: the rank's process does not end before it
+    loads: bool = False  # it is a worker of a DataLoader
+
+
+class ThreadError(NamedTuple):
+    """An exception that ended a thread beside the main thread of a rank."""
+
+    thread: str  # its name
+    exception: str  # the type
+    message: str
+    frames: list[dict[str, Any]]  # the learner's own, outermost first
+
+
 @dataclass(frozen=True)
 class RankState:
     """What one rank was doing when it was last asked, or how it ended."""
@@ -65,6 +83,8 @@ class RankState:
     called: dict[str, int] | None = None  # number of collectives by group; None if unknown
     waits_in: Call | None = None
     last: Call | None = None  # the last that it called, whether over or not
+    beside: list[Beside] = field(default_factory=list)
+    thread_errors: list[ThreadError] = field(default_factory=list)
 
 
 class Mismatch(NamedTuple):

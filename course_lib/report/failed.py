@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..run_folder import PROGRAM, RankFiles
 from .facts import ExitCodes, Failure, Failures, Report, Unrecorded
-from .stacks import position_of, python_stack
+from .stacks import crash_position
 from .words import MESSAGE_LINES, error_text
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ LOST_PEER = re.compile(
     r"remote process exited|sendbytes failed|failed to recv",
     re.IGNORECASE,
 )
+CRASHES = {"SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"}  # `faulthandler` writes the stacks on these
 NO_MEMORY = re.compile(r"MemoryError\b|an(not|'t) allocate memory")
 
 
@@ -103,7 +104,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         return None
     name = {-number: number.name for number in signal.Signals}.get(exit_code, "")
     unrecorded: Unrecorded = "" if name else _unrecorded(run)
-    position = position_of(python_stack(run, rank)) if name else None
+    position = crash_position(run, rank) if name in CRASHES else None
     # a library that gives up prints why, and so do argparse and sys.exit("…") in a program
     prints = name == "SIGABRT" or (rank == PROGRAM and not name and not unrecorded)
     return Failure(

@@ -1,71 +1,81 @@
-"""Ask the ranks for their Python stacks, read them, and find the learner's line in them."""
+"""Ask silent ranks for their Python stacks, read what `faulthandler` wrote, and find the learner's line."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 import re
-import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from ..frames import Place, is_learners, with_source
+from ..run.trace import end_of
 from ..run_folder import RankFiles
-from .facts import Position
+from ..stack_dumps import answer, request, size_of
+from .facts import Beside, Position
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
 STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
-MAIN_THREAD = re.compile(r"main thread 0x([0-9a-f]+)\n")
-THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
+DUMP_BYTES = 1 << 18  # read at most: a dump has a hundred frames for each of a hundred threads
+CRASH = "Fatal Python error: "
+THREAD = re.compile(r"^(Current|Thread|Stack)\b.*\(most recent call first\):\n((?:  .*\n)*)", re.MULTILINE)
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
+MULTIPROCESSING = os.path.join("multiprocessing", "process.py")
 
 
 def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
-    """Have live ranks on this machine write their Python stacks to a file (SIGUSR1), and wait for that."""
-    if run.is_job or not hasattr(signal, "SIGUSR1"):  # another machine's pid is somebody else's here
+    """Ask ranks on this machine, none of whose threads runs, for their stacks, and wait for that."""
+    if run.is_job:  # another machine's pid is somebody else's here
         return
-    before: dict[Path, int] = {}
-    pids: dict[Path, int] = {}
+    asked: dict[Path, int] = {}
     for rank in ranks:
-        path = RankFiles(run.folder, rank).stack
-        with contextlib.suppress(OSError, KeyError):
-            size = path.stat().st_size
-            if size:  # its handler is installed; without it the signal would end the rank
-                pids[path] = run.facts(rank)["pid"]
-                os.kill(pids[path], signal.SIGUSR1)
-                before[path] = size
-    seen: dict[Path, int] = {}
+        path, facts = RankFiles(run.folder, rank).stack, run.facts(rank)
+        number, size = facts.get("stack_signal"), size_of(path)
+        if number and request(facts["pid"], number):
+            asked[path] = size
     until = time.monotonic() + STACK_SECONDS
-    while before and time.monotonic() < until:
-        time.sleep(0.01)
-        sizes = {path: path.stat().st_size if path.exists() else 0 for path in before}
-        before = {path: size for path, size in before.items() if not size < sizes[path] == seen.get(path)}
-        before = {path: size for path, size in before.items() if psutil.pid_exists(pids[path])}
-        seen = sizes
+    for path, size in asked.items():
+        answer(path, size, until)
 
 
-def python_stack(run: Run, rank: int | str) -> list[Place]:
-    """Return all frames on a rank's main thread, innermost first, when last asked or crashed."""
-    try:
-        text = RankFiles(run.folder, rank).stack.read_text(errors="replace")
-    except OSError:
-        return []
-    head = MAIN_THREAD.match(text)
-    main_thread = int(head[1], 16) if head else None
-    stacks = [match[2] for match in THREAD.finditer(text) if int(match[1], 16) == main_thread]
-    if not stacks:
-        return []
-    stack = [(file, int(line), function) for file, line, function in STACK_LINE.findall(stacks[-1])]
+def dumped(text: str) -> list[list[Place]]:
+    """Return the stacks in a dump of `faulthandler`, innermost frame first, the current thread's first."""
+    found = sorted(THREAD.findall(text), key=lambda thread: thread[0] == "Thread")
+    stacks = [
+        [(file, int(line), function) for file, line, function in STACK_LINE.findall(lines)]
+        for _, lines in found
+    ]
     started_by = ("<string>", 1, "<module>")  # multiprocessing's python -c
-    return stack[:-1] if stack[-1:] == [started_by] else stack
+    return [stack[:-1] if stack[-1:] == [started_by] else stack for stack in stacks]
+
+
+def asked_stack(run: Run, rank: int) -> list[Place]:
+    """Return the stack of the thread that a signal met, if it is in the learner's code, or another; or none.
+
+    The system lets the main thread handle a signal, unless another one is pending there.
+    """
+    stacks = dumped(_end_of(RankFiles(run.folder, rank).stack))
+    return next(filter(position_of, stacks), stacks[0] if stacks else [])
+
+
+def crash_position(run: Run, rank: int | str) -> Position | None:
+    """Return where the learner's code was when a rank crashed in C, if that was written down anywhere."""
+    trace, named = run.trace(rank), run.facts(rank).get("crash_file")
+    for path in [trace.files.crash, *([Path(named)] if named else []), *reversed(trace.log_files())]:
+        _, crashed, text = _end_of(path).rpartition(CRASH)
+        if crashed:
+            return next(filter(None, map(position_of, dumped(text))), None)
+    return None
+
+
+def _end_of(path: Path) -> str:
+    return end_of(path, DUMP_BYTES)[1]
 
 
 def position_of(stack: Sequence[Place], pending: bool = False) -> Position | None:
@@ -83,5 +93,32 @@ def position_of(stack: Sequence[Place], pending: bool = False) -> Position | Non
         return None
     inner = stack[:depth]
     function = next((name for _, _, name in reversed(inner) if name not in WRAPPERS), None)
-    waits = pending or any(DISTRIBUTED in file for file, _, _ in inner)
-    return Position(with_source(*stack[depth]), function, waits)
+    return Position(with_source(*stack[depth]), function, pending or in_distributed(inner))
+
+
+def in_distributed(stack: Sequence[Place]) -> bool:
+    return any(DISTRIBUTED in file for file, _, _ in stack)
+
+
+def has_pending(record: Mapping[str, Any]) -> bool:
+    """Return whether a rank's main thread, not another one, is in a collective that is not over."""
+    elsewhere = any(in_distributed(thread["stack"]) for thread in record.get("threads", []))
+    return bool(record.get("pending")) and not elsewhere
+
+
+def beside(record: Mapping[str, Any]) -> list[Beside]:
+    """Return the threads and the forked processes in a rank's record of where it is."""
+    threads = [
+        Beside(position_of(each["stack"]), each["name"], each["daemon"]) for each in record.get("threads", [])
+    ]
+    return threads + [each for text in record.get("forked", []) if (each := _forked(text))]
+
+
+def _forked(text: str) -> Beside | None:
+    for stack in dumped(text):
+        # what lies below multiprocessing's first frame is where the parent forked it
+        own = list(itertools.takewhile(lambda place: not place[0].endswith(MULTIPROCESSING), stack))
+        if position := position_of(own):
+            loads = any(name == "_worker_loop" for _, _, name in own)
+            return Beside(position, loads=loads)
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..run_folder import RankFiles
-from .stacks import position_of
+from .stacks import has_pending, position_of
 from .waiting import record_of
 from .words import line_of, position_text
 
@@ -58,7 +58,7 @@ def _stall(run: Run, rank: int) -> Stall:
     if RankFiles(run.folder, rank).failure.exists():
         return Stall(rank, "has failed", last_seen, until, "")
     record = record_of(run, rank)
-    position = position_of(record.get("stack", []), bool(record.get("pending")))
+    position = position_of(record.get("stack", []), has_pending(record))
     if position is None or "since" not in record:
         return Stall(rank, "is gone", last_seen, until, "")
     since = min(max(record["since"] - launched, 0.0), until)

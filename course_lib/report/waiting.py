@@ -1,7 +1,7 @@
 """Find out what the ranks are doing, during a run and at its end: who waits where, and for whom.
 
-There are two sources: each rank's record of where it is and which collectives it has called
-(`rank.standstill`), and the Python stack that it writes when asked (`stacks`), even from inside C code.
+The source is each rank's record of where it is and which collectives it has called (`rank.standstill`). Of a
+rank that none of its threads can write it for, there is the Python stack that a signal asks for (`stacks`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..run_folder import ASKED, ENDING, STARTING, RankFiles, of_everyone
-from .facts import Absence, Call, ExitCodes, Failure, Failures, Mismatch, RankState, Report
+from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles, of_everyone
+from .facts import (
+    Absence,
+    Beside,
+    Call,
+    ExitCodes,
+    Failure,
+    Failures,
+    Mismatch,
+    RankState,
+    Report,
+    ThreadError,
+)
 from .failed import failure_of, first_failure
-from .stacks import ask_stacks, position_of, python_stack
-from .words import warning_text
+from .stacks import ask_stacks, asked_stack, beside, has_pending, position_of
+from .words import lingering_text, warning_text
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -37,7 +48,8 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     explained = cause is not None and not cause.consequence
     ranks = range(run.world_size)
     living = [rank for rank in ranks if exit_codes.get(rank) is None]
-    ask_stacks(run, living if explained else _ask_for_records(run, living))
+    if not (explained and run.is_job):  # there it may take seconds
+        ask_stacks(run, _ask_for_records(run, living))
     until = time.monotonic() + TELL_SECONDS
     while any(_is_about_to_tell(run, rank) for rank in living) and time.monotonic() < until:
         time.sleep(0.02)
@@ -53,7 +65,7 @@ def _ask_for_records(run: Run, ranks: list[int]) -> list[int]:
         (run.folder / ASKED).touch()
         while silent and time.monotonic() < until:
             time.sleep(0.01)
-            silent = [rank for rank in silent if not record_of(run, rank).get("asked")]
+            silent = [rank for rank in silent if not record_of(run, rank).get("asked") and run.lives(rank)]
     return silent
 
 
@@ -81,11 +93,11 @@ def stalled(run: Run) -> str:
 def state_of(
     run: Run, rank: int, exit_code: int | None = None, failure: Failure | None = None, at_end: bool = False
 ) -> RankState:
-    """Return what a rank does, by its record and, ``at_end``, by the stack that it was asked to write."""
+    """Return what a rank does, by its record or, ``at_end``, by the stack that a signal has asked for."""
     record, facts, lives = record_of(run, rank), run.facts(rank), run.lives(rank)
     asked, recorded = record.get("asked", False), record.get("stack", [])
     seconds = max(0.0, run.clock(rank) - record["since"]) if "since" in record else None
-    stack = python_stack(run, rank) if at_end and not run.is_job else recorded
+    stack = asked_stack(run, rank) if at_end and not asked and not run.is_job else recorded
     phase = facts.get("phase", STARTING)
     if run.trace(rank).has_returned():
         phase, seconds = "returned", _lingers(run, rank)
@@ -95,8 +107,13 @@ def state_of(
         phase = "ended"  # a program ends its other ranks when one has failed
     if asked or not stack:  # on a busy machine it may have had no time to write its stack
         stack = recorded or stack
-    position = position_of(stack, bool(record.get("pending")))
-    state = RankState(rank, phase, stack, position, seconds, failure)
+    position = position_of(stack, has_pending(record))
+    errors = [
+        ThreadError(each["thread"], each["type"], each["message"], each["frames"])
+        for each in facts.get("thread_errors", [])
+    ]
+    state = RankState(rank, phase, stack, position, seconds, failure, thread_errors=errors)
+    state = replace(state, beside=_relevant(beside(record), state))
     function = position.function if position else None
     if lives and not asked and (run.folder / ASKED).exists():
         # it could not answer, and what it wrote before may be out of date
@@ -107,6 +124,27 @@ def state_of(
     waits_in = pending[0] if pending and phase != "returned" else None
     called, last_call = record.get("called"), last[0] if last else None
     return replace(state, function=function, called=called, waits_in=waits_in, last=last_call)
+
+
+def _relevant(besides: list[Beside], state: RankState) -> list[Beside]:
+    """Return what may keep a rank: threads at the learner's lines, and processes if it waits outside others.
+
+    A process that has returned waits for threads that are no daemons, whatever they do.
+    """
+    if state.phase == "returned":
+        return [each for each in besides if not each.daemon] if state.seconds is not None else []
+    if state.phase not in (STARTING, AT_WORK):
+        return []
+    position = state.position
+    called = position is not None and position.function is not None and not position.waits
+    return [each for each in besides if each.position and (called or each.thread)]
+
+
+def what_lingers(run: Run, ranks: Sequence[int | str], seconds: float) -> str:
+    """Say what keeps the processes of ranks for so many seconds after their functions have returned."""
+    states = [RankState(int(rank), "returned", beside=beside(record_of(run, int(rank)))) for rank in ranks]
+    states = [replace(state, beside=[each for each in state.beside if not each.daemon]) for state in states]
+    return lingering_text(run, states, seconds)
 
 
 def _lingers(run: Run, rank: int) -> float | None:

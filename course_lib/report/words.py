@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..frames import is_ours
 from ..notebook import shell
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
-from .facts import Absence, Call, Failure, Mismatch, Position, RankState, Report
+from .facts import Absence, Beside, Call, Failure, Mismatch, Position, RankState, Report, ThreadError
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -91,19 +91,26 @@ def error_text(run: Run, report: Report) -> str:
         return report.message
     cause, why = report.cause, mismatch_text(report.mismatch)
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
-    states = [f"{run.who(state.rank)} {state_text(run, state)}" for state in others]
+    states = [line for state in others for line in _lines(run, state)]
     if cause is None:
+        raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
+        why = why or next((f"{who}'s {thread_error_text(error)}" for who, error in raised), "")
         head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
         return "\n".join([head, "", *states])
     what = _failure_text(cause, RankFiles(run.folder, cause.rank))
-    parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *map(show, cause.frames), *states]
+    own = [line for state in report.states if state.rank == cause.rank for line in beside_lines(state)]
+    own += [""] if own else []
+    parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *own, *map(show, cause.frames), *states]
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
     return f"{text}\n\n{hint}" if (hint := advice(cause)) else text
 
 
 def warning_text(run: Run, states: Sequence[RankState], mismatch: Mismatch | Absence | None) -> str:
     """Say in the present tense which ranks make no progress, and whom they wait for."""
-    lines = [f"{run.who(state.rank)} {_warning_line(state)}" for state in states]
+    lines = [
+        "\n".join([f"{run.who(state.rank)} {_warning_line(state)}", *beside_lines(state, PRESENT)])
+        for state in states
+    ]
     more = [f"and {len(lines) - MOST_RANKS} more"] if len(lines) > MOST_RANKS else []
     return "\n".join(filter(None, [mismatch_text(mismatch, PRESENT), *lines[:MOST_RANKS], *more]))
 
@@ -114,6 +121,10 @@ def _warning_line(state: RankState) -> str:
     if state.position:
         return _at(state.position, state.seconds, PRESENT)
     return f"has not moved for {state.seconds:.1f} s"
+
+
+def _lines(run: Run, state: RankState) -> list[str]:
+    return [f"{run.who(state.rank)} {state_text(run, state)}", *beside_lines(state)]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -191,6 +202,44 @@ def advice(failure: Failure) -> str:
     texts = [failure.exception, failure.message, *failure.causes]
     known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
     return next(known, NO_MEMORY if failure.short_of_memory else "")
+
+
+# --- beside its main thread -------------------------------------------------------------------------------
+
+
+def lingering_text(run: Run, states: Sequence[RankState], seconds: float) -> str:
+    """Say which ranks `launch` has killed, though their functions had returned, and what kept them."""
+    head = f"killed {seconds:g} s after the function had returned; torchrun would still wait for them:"
+    return "\n".join([head, *(line for state in states for line in _lines(run, state))])
+
+
+def beside_lines(state: RankState, tense: Tense = PAST) -> list[str]:
+    """Say what runs beside the main thread of a rank, in lines that follow the rank's own."""
+    lines = [f"its {thread_error_text(error)}{_where(error)}" for error in state.thread_errors]
+    keeps = " (not a daemon: the process waits for it)" if state.phase == "returned" else ""
+    told = defaultdict(list)
+    for each in state.beside:
+        kind = "thread" if each.thread else "DataLoader worker" if each.loads else "forked process"
+        told[kind, _doing(each, tense)].append(f' "{each.thread}"' if each.thread else "")
+    for (kind, doing), names in told.items():
+        plural = f"{kind}{'es' if kind.endswith('s') else 's'}{','.join(filter(None, names))}"
+        who = f"its {kind}{names[0]}" if len(names) == 1 else f"each of its {len(names)} {plural}"
+        lines.append(f"{who}{keeps} {doing}")
+    return [f"    {line}" for line in lines]
+
+
+def _doing(each: Beside, tense: Tense) -> str:
+    return _at(each.position, None, tense) if each.position else f"{tense.is_} running"
+
+
+def thread_error_text(error: ThreadError) -> str:
+    """Say what ended a thread, in words that follow "its"."""
+    message = shortened(error.message.partition("\n")[0])
+    return f'thread "{error.thread}" raised {error.exception}: {message}'.rstrip(": ")
+
+
+def _where(error: ThreadError) -> str:
+    return f" ({line_of(error.frames[-1])})" if error.frames else ""
 
 
 # --- whom they wait for -----------------------------------------------------------------------------------

@@ -193,10 +193,11 @@ def test_a_rank_that_has_returned_and_does_not_end_is_named(
     Jump(monkeypatch, one_lingers)
     with pytest.raises(RankTimeout) as caught:
         quiet_torchrun(path, timeout=120)
-    head, _, first, last = str(caught.value).splitlines()
+    head, _, first, last, why = str(caught.value).splitlines()
     assert head == "not done after 120 s; the ranks were ended"
     assert first == "rank 0 had returned"
     assert re.fullmatch(r"rank 1 had returned \d+\.\d s before, and its process had not ended", last)
+    assert re.fullmatch(r' +its thread "Thread-1 .*" \(not a daemon: .*\) was running', why)
     assert_none_left(caught.value.run)
 
 

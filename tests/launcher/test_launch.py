@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -560,15 +561,25 @@ def test_launches_leave_no_files_open_and_no_threads() -> None:
 
 
 def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(watch, "LINGER_SECONDS", 0.3)
 
+    def beats() -> None:
+        time.sleep(60)
+
     def work() -> str:
-        threading.Thread(target=time.sleep, args=(60,)).start()  # not a daemon: holds the interpreter up
+        if os.environ["RANK"] == "1":
+            threading.Thread(target=beats, name="heartbeat").start()  # not a daemon: holds the process up
         return "returned"
 
-    run = quiet_launch(work)
+    run = launch(work)
+
+    head, first, told = capsys.readouterr().out.splitlines()
+    assert head == "killed 0.3 s after the function had returned; torchrun would still wait for them:"
+    assert first == "rank 1 had returned"
+    keeps = r' +its thread "heartbeat" \(not a daemon: the process waits for it\) was at .*time\.sleep\(60\)'
+    assert re.fullmatch(keeps, told)
 
     assert run.seconds < 30
     assert run.results == ["returned", "returned"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -104,6 +106,35 @@ def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.
     monkeypatch.setattr(standstill, "flight_recorder", lambda *_, **__: b"{}")
     assert not stands(standing)
     assert not standing._path.exists(), "it calls collectives: nothing needs to be known"
+
+
+def test_a_call_that_only_polls_has_not_moved(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DataLoader looks every 5 s whether its workers are alive: that is no progress."""
+    clock = {"now": 1000.0, "worked": 7.0}
+    monkeypatch.setattr(standstill.time, "time", lambda: clock["now"])
+    monkeypatch.setattr(standstill, "cpu_seconds", lambda _: clock["worked"])
+    places = itertools.count()
+    call: list[Any] = [(1, 2)]
+    monkeypatch.setattr(standing, "_where", lambda: ((next(places), 0), call[0]))
+
+    def since(worked: float) -> float:
+        """Look again and again, while it works for this share of the time; the place is another each time."""
+        for _ in range(50):
+            clock["now"] += 0.1
+            clock["worked"] += worked * 0.1
+            standing.look(0)
+        return clock["now"] - standing._stands_since
+
+    assert since(worked=0.001) == pytest.approx(4.9)
+    assert since(worked=0.001) == pytest.approx(9.9)
+    assert since(worked=0.5) == 0, "it works there"
+    assert since(worked=0) == pytest.approx(5)
+    call[0] = (1, 4)
+    assert since(worked=0) == pytest.approx(4.9), "the learner's code has moved on"
+    call[0] = None
+    assert since(worked=0) == 0, "no call of the learner's"
+    call[0] = (1, 4)
+    assert since(worked=math.nan) == 0, "the system does not say whether it works"
 
 
 @pytest.mark.parametrize("word", [b"", b"no json", b"[]", b'{"entries": [{}]}', b'{"entries": null}'])

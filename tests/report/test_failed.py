@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from course_lib.report.waiting import record_of, state_of
 from course_lib.report.words import advice, error_text
 from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles
 from tests.support.cells import cell, quiet_launch
-from tests.support.programs import Jump, all_at, timeless
+from tests.support.programs import Jump, all_at, running, timeless
 
 
 def failing(function: Any, *args: Any, **kwargs: Any) -> RankError:
@@ -198,13 +199,39 @@ def test_the_signal_that_ended_a_rank(number: signal.Signals, words: str) -> Non
     assert (failure.kind, failure.signal, failure.exit_code) == ("signal", number.name, -number)
 
 
-def test_a_crash_in_c_has_its_line() -> None:
+@pytest.mark.parametrize(
+    "before",
+    [
+        "pass",
+        "faulthandler.enable()",
+        "faulthandler.enable(open(path, 'w'))",
+        "faulthandler.enable(file=os.open(path, os.O_WRONLY | os.O_CREAT), all_threads=False)",
+        "faulthandler.disable(); faulthandler.enable()",
+        "threading.Thread(target=ctypes.string_at, args=[0]).start(); time.sleep(600)",
+    ],
+)
+def test_a_crash_in_c_has_its_line(before: str, tmp_path: Path) -> None:
+    """Wherever the program has its stacks written; it may also crash in another thread."""
     import ctypes
 
-    error = failing(cell("def work():\n    ctypes.string_at(0)\n", ctypes=ctypes).work, nprocs=1)
+    own = tmp_path / "own.log"
+    crash = cell(
+        f"""
+        import faulthandler, os, threading, time
+
+        def work(path):
+            {before}
+            ctypes.string_at(0)
+        """,
+        ctypes=ctypes,
+    )
+    error = failing(crash.work, own, nprocs=1)
 
     assert str(error).startswith("rank 0 crashed (SIGSEGV")
-    assert "---->    2     ctypes.string_at(0)" in str(error)
+    line = 4 if "Thread" in before else 5
+    assert re.search(rf"---->    {line}     ", str(error)), str(error)
+    assert "Segmentation fault" in (own.read_text() if own.exists() else "Segmentation fault")
+    assert ("Segmentation fault" in error.run.logs[0]) == before.endswith("enable()"), "where it wanted it"
 
 
 def test_the_report_stays_short_whatever_is_raised() -> None:
@@ -492,8 +519,134 @@ def test_a_stuck_collective_is_named_with_its_line(monkeypatch: pytest.MonkeyPat
     assert "line 9: time.sleep(0.05)" in str(caught.value)
 
 
+HANDLES_ALL = """
+    import json, os, signal, time, torch.distributed as dist
+    from pathlib import Path
+
+    def folder():
+        return Path(os.environ["COURSE_RUN"])
+
+    def handle_all():
+        def got(number, _):
+            (folder() / f"got-{number}").touch()
+
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+            signal.signal(number, got)
+        facts = folder() / f"rank-{os.environ['RANK']}.json"
+        while json.loads(facts.read_text())["stack_signal"] is not None:
+            time.sleep(0.01)
+"""
+
+
+def signals_met(run: Run) -> list[str]:
+    return [path.name for path in run.folder.glob("got-*")]
+
+
+def test_no_signal_reaches_a_program_that_handles_it() -> None:
+    """Slurm's --signal=USR1 has programs save, requeue themselves and exit."""
+    both = cell(
+        HANDLES_ALL
+        + """
+    def work():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            handle_all()
+            dist.barrier()
+            while True:
+                time.sleep(0.05)
+        dist.barrier()
+        raise ValueError("of rank 0")
+    """
+    )
+    error = failing(both.work)
+    assert str(error).startswith("rank 0 raised ValueError: of rank 0")
+    assert "rank 1 was at" in str(error)
+    assert signals_met(error.run) == []
+
+
+def test_what_runs_beside_the_main_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saver's collective, workers at a lock, a prefetcher that raised. Rank 3 cannot be asked."""
+    import ctypes
+
+    beside = cell(
+        HANDLES_ALL
+        + """
+    import queue, threading, torch
+
+    class Data(torch.utils.data.Dataset):
+        def __init__(self, lock):
+            self.lock = lock
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            (folder() / f"worker-{os.getpid()}").touch()
+            with self.lock:
+                return i
+
+    def saves():
+        dist.gather_object({}, [None] * 4 if dist.get_rank() == 0 else None)
+
+    def fetches():
+        open("/no/such/file")
+
+    def work():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            saver = threading.Thread(target=saves, name="saver")
+            saver.start()
+            saver.join()
+        if dist.get_rank() == 1:
+            lock = threading.Lock()
+            with lock:
+                loader = iter(torch.utils.data.DataLoader(Data(lock), num_workers=2))
+            next(loader)
+        if dist.get_rank() == 2:
+            threading.Thread(target=fetches, name="prefetch").start()
+            queue.Queue().get()
+        handle_all()
+        (folder() / "holds-3").touch()
+        while True:
+            ctypes.PyDLL(None).sleep(60)
+    """,
+        ctypes=ctypes,
+    )
+
+    def there() -> bool:
+        run = running()
+        return run is not None and (
+            bool(record_of(run, 0).get("pending"))
+            and len(list(run.folder.glob("worker-*"))) == 2
+            and "thread_errors" in run.facts(2)
+            and (run.folder / "holds-3").exists()
+        )
+
+    Jump(monkeypatch, there)
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(beside.work, nprocs=4, timeout=120)
+
+    text = timeless(str(caught.value)).replace(beside.filename.rpartition("/")[2], "CELL")
+    lines = re.sub(r"\(CELL, line \d+: |CELL, line \d+: ", "(CELL: ", text).splitlines()
+    for rank, told in enumerate(
+        [
+            ["was in join (CELL: saver.join())", 'its thread "saver" waited in gather_object (CELL: dist.'],
+            [
+                "was in __next__ (CELL: next(loader))",
+                "each of its 2 DataLoader workers was at (CELL: with s",
+            ],
+            ["was in get (CELL: queue.", 'its thread "prefetch" raised FileNotFoundError: [Errno 2] No such'],
+        ]
+    ):
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"rank {rank} "))
+        assert lines[at].startswith(f"rank {rank} {told[0]}"), text
+        assert lines[at + 1].startswith(f"    {told[1]}"), text
+    assert lines[-1].startswith("rank 3 was "), text
+    assert signals_met(caught.value.run) == []
+
+
 def test_a_rank_that_cannot_answer_does_not_hold_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the interpreter's lock in C: no thread of it runs, and SIGUSR1 is answered all the same."""
+    """It holds the interpreter's lock in C: no thread of it runs, and a signal is answered all the same."""
     import ctypes
 
     holder = cell(

@@ -1,4 +1,4 @@
-"""The ranks' Python stacks: asked for, read, shown."""
+"""The ranks' Python stacks: read, and asked for."""
 
 from __future__ import annotations
 
@@ -6,62 +6,85 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from course_lib import Run
+from course_lib.frames import OURS
 from course_lib.report import stacks
-from tests.support.cells import quiet_launch
-from tests.support.processes import wait_for
+from course_lib.run_folder import RankFiles
 
-FILE = """main thread 0x00000000000000aa
-Thread 0x00000000000000bb (most recent call first):
+FILE = """Thread 0x00000000000000bb (most recent call first):
   File "/lib/threading.py", line 5 in wait
 
-Current thread 0x00000000000000aa (most recent call first):
-  File "/old.py", line 1 in <module>
-Thread 0x00000000000000bb (most recent call first):
-  File "/lib/threading.py", line 5 in wait
 Current thread 0x00000000000000aa [pt_main_thread] (most recent call first):
   File "/my code.py", line 12 in train
   File "/my code.py", line 3 in <lambda>
   File "<string>", line 1 in <module>
 """
+CRASH = "Fatal Python error: Segmentation fault\n\n"
+TRAIN = [("/my code.py", 12, "train"), ("/my code.py", 3, "<lambda>")]
 
 
-def with_stack(text: str, **facts: int) -> Run:
+def with_stack(text: str, **facts: Any) -> Run:
     run = Run.create("train", 1)
-    (run.folder / "rank-0.stack").write_text(text)
-    (run.folder / "rank-0.json").write_text(json.dumps(facts))
+    RankFiles(run.folder, 0).stack.write_text(text)
+    RankFiles(run.folder, 0).facts.write_text(json.dumps(facts))
     return run
 
 
-def test_the_main_threads_last_stack_is_read() -> None:
-    expected = [("/my code.py", 12, "train"), ("/my code.py", 3, "<lambda>")]
-    assert stacks.python_stack(with_stack(FILE), 0) == expected
-    position = stacks.position_of(expected)
+def test_the_stack_of_the_current_thread_comes_first() -> None:
+    library = [(os.path.join(sysconfig.get_path("stdlib"), "threading.py"), 5, "wait")]
+    here = FILE.replace("/lib/threading.py", library[0][0])
+    assert stacks.dumped(here) == [TRAIN, library]
+    assert stacks.asked_stack(with_stack(here), 0) == TRAIN
+    position = stacks.position_of(TRAIN)
     assert position is not None
     assert (position.frame["function"], position.function, position.waits) == ("train", None, False)
+    met_another = here.replace("Current t", "X").replace("Thread", "Current thread").replace("X", "T")
+    assert stacks.dumped(met_another) == [library, TRAIN]
+    assert stacks.asked_stack(with_stack(met_another), 0) == TRAIN, "the learner's, of two"
 
 
-@pytest.mark.parametrize("kept", [0, 5, len("main thread 0x00000000000000aa\n"), 120])
+@pytest.mark.parametrize("kept", [0, 5, 40])
 def test_a_file_cut_short_is_no_stack(kept: int) -> None:
-    assert stacks.python_stack(with_stack(FILE[:kept]), 0) == []
-    assert stacks.python_stack(Run.create("train", 1), 0) == []
+    assert stacks.asked_stack(with_stack(FILE[:kept]), 0) == []
+    assert stacks.asked_stack(Run.create("train", 1), 0) == []
+
+
+def test_a_crash_is_found_wherever_it_was_written(tmp_path: Path) -> None:
+    """The program may say where: to its output, or to a file of its own."""
+    run = with_stack(FILE)  # it was asked once, and that was no crash
+    files = RankFiles(run.folder, 0)
+    assert stacks.crash_position(run, 0) is None
+
+    def line_after(path: Path, text: str) -> int | None:
+        path.write_text(text)
+        position = stacks.crash_position(run, 0)
+        return position and position.frame["line"]
+
+    assert line_after(files.log, f"step 1\n{CRASH}{FILE}") == 12
+    assert line_after(files.log, f"{CRASH}{FILE}{CRASH}{FILE.replace('line 12', 'line 21')}") == 21
+    files.facts.write_text(json.dumps({"crash_file": str(tmp_path / "own.log")}))
+    assert line_after(tmp_path / "own.log", CRASH + FILE.replace("line 12", "line 13")) == 13
+    assert line_after(files.crash, CRASH + FILE.replace("line 12", "line 14")) == 14
+    assert line_after(files.crash, CRASH + "Current thread 0xaa (most recent call first):\n") is None
 
 
 def test_only_who_listens_is_asked() -> None:
-    """SIGUSR1 would end a process that does not; one that is gone does not hold up the report."""
+    """A signal would end a process that does not; one that is gone does not hold up the report."""
     deaf = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     try:
         began = time.monotonic()
-        stacks.ask_stacks(with_stack("", pid=deaf.pid), [0])
-        stacks.ask_stacks(with_stack("main thread 0xaa\n", pid=gone.pid), [0])
-        stacks.ask_stacks(with_stack("main thread 0xaa\n"), [0])  # its pid is not known yet
+        for facts in ({"pid": deaf.pid, "stack_signal": 64}, {"pid": gone.pid, "stack_signal": 64}, {}):
+            stacks.ask_stacks(with_stack("", **facts), [0])
+        stacks.ask_stacks(with_stack("", pid=deaf.pid, stack_signal=None), [0])
         assert time.monotonic() - began < stacks.STACK_SECONDS
         assert deaf.poll() is None
     finally:
@@ -69,21 +92,33 @@ def test_only_who_listens_is_asked() -> None:
         deaf.wait()
 
 
-def test_a_living_rank_answers_from_inside_c_code(tmp_path: Path) -> None:
-    def work() -> list[str]:
-        run = Run.open()
-        if os.environ["RANK"] == "0":
-            wait_for((tmp_path / "go").exists)
-            return []
-        wait_for(lambda: (run.folder / "rank-0.json").exists())
+# --- beside its main thread --------------------------------------------------------------------------------
 
-        def asked() -> list[str]:
-            stacks.ask_stacks(run, [0])
-            return [function for _, _, function in stacks.python_stack(run, 0)]
+PROCESS = os.path.join(sysconfig.get_path("stdlib"), "multiprocessing", "process.py")
+WORKER = f"""Current thread 0x00000000000000aa (most recent call first):
+  File "/data.py", line 7 in __getitem__
+  File "/venv/torch/utils/data/_utils/worker.py", line 349 in _worker_loop
+  File "{PROCESS}", line 108 in run
+  File "{PROCESS}", line 314 in _bootstrap
+  File "/my code.py", line 12 in train
+"""
 
-        try:
-            return wait_for(lambda: "wait_for" in asked() and asked())
-        finally:
-            (tmp_path / "go").touch()
 
-    assert "work" in quiet_launch(work).results[1]
+def test_a_forked_process_is_told_by_what_it_does_itself() -> None:
+    """Below multiprocessing's frames its stack is that of the rank where the rank has forked it."""
+    idle = WORKER.replace("/data.py", PROCESS).replace("/venv/torch/utils", f"{OURS}")
+    other = WORKER.replace("_worker_loop", "work")
+    (loads, forked) = stacks.beside({"forked": [WORKER, idle, "", other]})
+    assert (loads.loads, loads.thread, forked.loads) == (True, "", False)
+    assert loads.position is not None
+    assert loads.position.frame["line"] == 7
+
+
+def test_a_pending_collective_is_the_main_threads_unless_another_thread_is_in_one() -> None:
+    saver = {"name": "saver", "daemon": False, "stack": [(f"/venv/{stacks.DISTRIBUTED}c10d.py", 7, "gather")]}
+    record = {"pending": [{}], "threads": [saver | {"stack": TRAIN}]}
+    assert stacks.has_pending(record)
+    assert not stacks.has_pending(record | {"threads": [saver]})
+    assert not stacks.has_pending({})
+    (told,) = stacks.beside(record)
+    assert (told.thread, told.daemon, told.position and told.position.frame["line"]) == ("saver", False, 12)

@@ -14,6 +14,7 @@ import pytest
 from course_lib import Run
 from course_lib.rank.failure import write_failure
 from course_lib.report import words
+from course_lib.report.failed import failure_of
 from course_lib.report.waiting import WARN_SECONDS, mismatch_of, report_on, stalled, state_of
 from course_lib.report.words import MOST_RANKS, PAST, PRESENT, Tense
 from course_lib.run_folder import ASKED, RankFiles
@@ -275,6 +276,69 @@ def test_ranks_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.Mon
     assert (run.folder / ASKED).exists()
 
 
+# --- beside the main thread --------------------------------------------------------------------------------
+
+
+def thread(name: str, *functions: str, daemon: bool = True) -> dict[str, Any]:
+    return {"name": name, "daemon": daemon, "stack": stack(*functions)}
+
+
+def reported(run: Run, tense: Tense = PAST) -> list[str]:
+    """What is told of rank 0, and below it."""
+    state = state_of(run, 0, at_end=True)
+    text = re.sub(r" for \d+\.\d s", "", words.state_text(run, state))
+    return [text, *(line.strip() for line in words.beside_lines(state, tense))]
+
+
+def test_threads_are_told_by_name() -> None:
+    threads = [thread("saver", "all_reduce"), thread("a"), thread("b"), thread("lib") | {"stack": []}]
+    at = "cell.py, line 12"
+    told = [f'its thread "saver" waited in all_reduce ({at})', f'each of its 2 threads "a", "b" was at {at}']
+    assert reported(run_of(elsewhere() | {"threads": threads})) == [f"was at {at}", *told]
+    # it is the saver that waits in the collective, not the main thread in its own function
+    record = waits(5) | {"stack": [("/venv/threading.py", 3, "join"), *stack()], "threads": threads[:1]}
+    assert reported(run_of(record)) == [f"was in join ({at})", told[0]]
+    assert reported(run_of(record | {"threads": []})) == [f"waited in join ({at})"]
+    now = reported(run_of(elsewhere() | {"threads": threads[:1]}), PRESENT)
+    assert now[1:] == [f'its thread "saver" waits in all_reduce ({at})']
+
+
+def dump(*functions: str) -> str:
+    """The stack of a forked process that is at a line of the learner's."""
+    start = ("/lib/multiprocessing/process.py", 9, "_bootstrap")
+    places = [("/course/data.py", 7, "get"), *(("/venv/lib.py", 8, name) for name in functions), start]
+    lines = [f'  File "{file}", line {line} in {name}\n' for file, line, name in [*places, *stack()]]
+    return "Current thread 0xaa (most recent call first):\n" + "".join(lines)
+
+
+def test_forked_processes_are_told_where_the_rank_may_wait_for_them() -> None:
+    forked = {"forked": [dump("_worker_loop"), dump("work"), dump("_worker_loop"), dump("work"), "", "no"]}
+    loads = elsewhere() | {"stack": [("/venv/dataloader.py", 3, "__next__"), *stack()]} | forked
+    assert reported(run_of(loads)) == [
+        "was in __next__ (cell.py, line 12)",
+        "each of its 2 DataLoader workers was at data.py, line 7",
+        "each of its 2 forked processes was at data.py, line 7",
+    ]
+    assert reported(run_of(waits(5) | forked)) == ["waited in all_reduce (cell.py, line 12)"]
+    assert reported(run_of(elsewhere() | forked)) == ["was at cell.py, line 12"], "it is busy itself"
+
+
+def test_what_ended_a_thread_is_told_and_where_nothing_else_explains_it_first() -> None:
+    frame = {"file": "/course/cell.py", "line": 9, "function": "fetch", "source": [[9, "open(path)"]]}
+    error = {"thread": "prefetch", "type": "OSError", "message": "gone\nfor good", "frames": [frame]}
+    run = run_of(elsewhere(), elsewhere())
+    RankFiles(run.folder, 0).facts.write_text(json.dumps({"thread_errors": [error], "phase": "at work"}))
+    raised = 'thread "prefetch" raised OSError: gone'
+    assert reported(run)[1:] == [f"its {raised} (cell.py, line 9: open(path))"]
+    lines = words.error_text(run, report_on(run, {0: None, 1: None}, {}, timeout=3)).splitlines()
+    assert lines[0] == f"not done after 3 s: rank 0's {raised}"
+
+    write_failure(run.folder, 0, "Empty", "", [], "")
+    failures = {0: failure_of(run, 0, 1)}
+    lines = words.error_text(run, report_on(run, {0: 1, 1: None}, failures)).splitlines()
+    assert lines[:3] == ["rank 0 raised Empty", "", f"    its {raised} (cell.py, line 9: open(path))"]
+
+
 # --- while it lasts ---------------------------------------------------------------------------------------
 
 
@@ -324,6 +388,13 @@ def test_a_rank_that_has_returned_and_does_not_end_is_told() -> None:
         r"had returned 1[2-9]\.\d s before, and its process had not ended", doing(run, 0, None)
     )
     assert [doing(run, rank, None) for rank in (1, 2)] == ["had returned"] * 2
+    threads = [thread("daemon"), thread("beats", daemon=False), thread("x", daemon=False) | {"stack": []}]
+    (run.folder / "rank-0.where").write_text(json.dumps(elsewhere() | {"threads": threads}))
+    keeps = "(not a daemon: the process waits for it)"
+    assert reported(run)[1:] == [
+        f'its thread "beats" {keeps} was at cell.py, line 12',
+        f'its thread "x" {keeps} was running',
+    ]
     RankFiles(run.folder, 2).result.unlink()
     (run.folder / "rank-2.where").write_text(json.dumps(elsewhere(stood=0)))
     assert stalled(run) == "", "rank 2 works on: that is progress"

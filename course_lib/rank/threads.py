@@ -1,0 +1,61 @@
+"""What the threads of a rank are doing beside its main thread, and what ended them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..frames import Place, frame_of, is_learners
+from .failure import described
+
+MOST_FRAMES = 100
+MOST_ERRORS = 8
+
+
+def stack_of(thread: int | None) -> list[Place]:
+    """Return where a thread is, innermost frame first, but no frame: that keeps alive all it refers to."""
+    frame, places = frame_of(thread), list[Place]()
+    while frame is not None and len(places) < MOST_FRAMES:
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return places
+
+
+def cpu_seconds(thread: int | None) -> float:
+    """Return the CPU time of a thread that lives; NaN where the system does not tell a thread's."""
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread or 0))
+    except (AttributeError, OSError):  # macOS, Windows
+        return math.nan
+
+
+def other_threads() -> list[dict[str, Any]]:
+    """Describe the threads that are in the learner's code, and those that the process's end waits for."""
+    told = []
+    for thread in threading.enumerate():
+        if thread is threading.main_thread():
+            continue
+        stack = stack_of(thread.ident)
+        if not thread.daemon or any(is_learners(file) for file, _, _ in stack):
+            told.append({"name": thread.name, "daemon": thread.daemon, "stack": stack})
+    return told
+
+
+def note_exceptions(note: Callable[..., None]) -> None:
+    """Have exceptions that end threads noted as a fact, before whatever else is done about them."""
+    pid, noted, before = os.getpid(), list[dict[str, Any]](), threading.excepthook
+
+    def hook(args: Any) -> None:
+        with contextlib.suppress(Exception):
+            if os.getpid() == pid and args.exc_type is not SystemExit and len(noted) < MOST_ERRORS:
+                name = args.thread.name if args.thread else "?"
+                noted.append({"thread": name} | described(args.exc_value))
+                note(thread_errors=[*noted])
+        before(args)
+
+    threading.excepthook = hook
