@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .shape import misfit, shape_of
 from .wording import shown
 
 REST = "This rests on what is above; that comes first."
@@ -23,6 +24,11 @@ REST = "This rests on what is above; that comes first."
 SO_FAR = "it held as far as your code came"
 
 GO_ON = "It counts once all was asked of it: what stopped your code stands above."
+
+MISSHAPEN = (
+    "what your code left behind is not what a check leaves there ({}). Does it change what Python, torch or "
+    "the course itself works with?"
+)
 
 Result = dict[str, Any]  # what a work reports of one call on one rank, as plain data
 Work = Callable[..., Any]  # called with the answer, then with the judge's arguments
@@ -42,6 +48,22 @@ class Ask(Protocol):
 
     def folder(self) -> contextlib.AbstractContextManager[Path]:
         """Provide an empty folder for the ranks; its path need not exist where the judge is."""
+
+
+class Asking:
+    """An `Ask` that refuses a report which is not of its work's shape (see `shape.reports`)."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
+        told = self._ask(work, *args, nprocs=nprocs)
+        if where := misfit(told, shape_of(work, args)):
+            raise Refused(MISSHAPEN.format(where))
+        return told
+
+    def folder(self) -> contextlib.AbstractContextManager[Path]:
+        return self._ask.folder()
 
 
 class Refused(Exception):
@@ -83,7 +105,7 @@ class Question:
         trouble: Exception | None = None
         try:
             with _as_in_a_fresh_process():
-                for finding in self.judge(ask, rng):
+                for finding in self.judge(Asking(ask), rng):
                     if finding.what not in judged or judged[finding.what].ok:
                         judged[finding.what] = finding
         except Exception as error:

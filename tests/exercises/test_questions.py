@@ -12,9 +12,8 @@ import json
 import os
 import random
 import re
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,13 +26,11 @@ from course_lib.exercises.judging import read
 from course_lib.exercises.question import QUESTIONS, Finding, Work
 from course_lib.report import waiting
 from tests.exercises.answers import RIGHT, WRONG
-from tests.exercises.judge import CHECK, SOLUTIONS, answer_of, code_cells
+from tests.exercises.judge import CHECK, MOST_SECONDS, SOLUTIONS, answer_of, code_cells
 from tests.support.line_process import LineProcess
 from tests.support.programs import Jump, running
 
 check_module = importlib.import_module("course_lib.exercises.check")  # not the function of its name
-JUDGE = [sys.executable, "-W", "ignore", "-m", "tests.exercises.judge"]
-MOST_SECONDS = 300.0  # for an answer; a limit that is met on no machine by one that comes to an end
 ON_RANKS = (  # or through files
     *("04.3", "05", "06", "07", "08.2", "08.3", "09.2", "10.2", "10.3"),
     *("11.1", "11.2", "12", "13", "14.3", "15", "16.1", "17.1", "17.2"),
@@ -67,13 +64,6 @@ def seed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setattr(check_module, "LIMIT_SECONDS", MOST_SECONDS)
     monkeypatch.setattr(check_module, "ALL_SECONDS", MOST_SECONDS)
     return seed
-
-
-@pytest.fixture(scope="session")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineProcess]:
-    process = LineProcess(JUDGE, str(tmp_path_factory.mktemp("judge")), MOST_SECONDS)
-    yield process
-    process.end()
 
 
 @pytest.fixture

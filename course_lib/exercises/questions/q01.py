@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from ..in_rank.work import on_each_case
 from ..inputs import LAYOUTS, seeds, tensor
 from ..judging import far
 from ..question import Ask, Finding, Refused, Result, a_module, question
+from ..shape import TENSOR, reports
 from ..wording import reason, told
 
 FAR = torch.device("meta")  # another device that every machine has
@@ -57,7 +59,7 @@ def fresh(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     whole = True
     for (given, data), made in zip(_cases(seed).items(), results, strict=True):
         yield _kept(given, data, made)
-        yield _own(given, data, made.get("shared", ""))
+        yield _own(given, data, made["shared"])
         if not given.startswith(FLIPPED):
             yield _there(given, made["to"], made["far"])
             whole = whole and "instead" not in made
@@ -167,6 +169,11 @@ def _cases(seed: int) -> dict[str, Any]:
     return cases
 
 
+ALL_SEE: Result = {"shared": str, "to": str, "far": str}
+MADE = ALL_SEE | {"dtype": str, "shape": [int, ...], "values": object}
+
+
+@reports(lambda seed: [(MADE, ALL_SEE | {"instead": str})] * len(_cases(seed)))
 def _fresh(answer: Any, seed: int) -> list[Result]:
     results = []
     again = _cases(seed)  # a second set, since the answer and `_shared` write into the first
@@ -176,7 +183,8 @@ def _fresh(answer: Any, seed: int) -> list[Result]:
         before = _values(data)
         made = _tensor_of(answer, data, here)
         as_it_was = _values(data) == before and getattr(data, "requires_grad", None) == needs
-        seen = {"instead": made} if isinstance(made, str) else _looked_at(answer, data, made, here)
+        seen = {"shared": ""}
+        seen |= {"instead": made} if isinstance(made, str) else _looked_at(answer, data, made, here)
         if not as_it_was:
             seen["shared"] = "it was changed by your call"
         seen |= {"to": repr(far_away), "far": _device(_tensor_of(answer, again[given], far_away))}
@@ -236,8 +244,8 @@ def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
     out, difference = result["out"], far(result["out"], (x - mean) / std)
     seen = out if isinstance(out, str) else f"largest difference to (x - mean) / std: {difference:.2g}"
     hint = "forward needs the mean and the std that __init__ was given, as they were given."
-    if result["shape"] not in (None, list(x.shape)):
-        seen = f"it returned a tensor of shape {result['shape']}"
+    if not isinstance(out, str) and (shape := list(torch.as_tensor(out).shape)) != list(x.shape):
+        seen = f"it returned a tensor of shape {shape}"
     elif CLOSE <= difference < 1e-5:
         hint = "The first digits are right. Which type had they on the way?"
     elif far(result["out"], result["of_another"]) < CLOSE:
@@ -252,9 +260,10 @@ def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
     else:
         seen = f"forward on {str(FAR)!r}: {result['far']}"
         hint = "On which device are the tensors that meet in forward?"
-    yield Finding(MOVES, not left and result["far"] == str(FAR), seen, hint)
+    moved = not left and bool(result["tensors"] or not result["saved"])  # what is saved is a tensor
+    yield Finding(MOVES, moved and result["far"] == str(FAR), seen, hint)
 
-    restored = far(result["restored"], out) < CLOSE < far(result["of_another"], out)
+    restored = far(result["restored"], out) < CLOSE < far(result["of_another"], out) < math.inf
     if result["trained"]:
         seen = f"after one step of an optimizer that has all of model.parameters(): {result['trained']}"
         hint = "Trained: a parameter. Not trained, but part of the model: there is a second kind."
@@ -262,7 +271,7 @@ def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
         seen = f"saved: {', '.join(result['saved']) or 'nothing'}; loaded into a new model: "
         seen += "the same" if restored else "not the same"
         hint = "What the module knows as its own, it saves as well, unless it is told not to."
-    yield Finding(SAVED, restored and not result["trained"], seen, hint)
+    yield Finding(SAVED, restored and bool(result["saved"]) and not result["trained"], seen, hint)
 
 
 def _on_the_cpu(tensors: list[list[str]]) -> list[str]:
@@ -281,6 +290,18 @@ def _columns(seed: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch
     return mean, std.abs() + 0.5, x
 
 
+OUT = (TENSOR, str)
+
+
+@reports(
+    lambda cases: (
+        [
+            {"out": OUT, "of_another": OUT, "restored": OUT, "saved": [str, ...]}
+            | {"tensors": [[str, str, str, str], ...], "far": str, "trained": str}
+        ]
+        * len(cases)
+    )
+)
 @on_each_case
 def _standardized(answer: Any, seed: int, columns: int) -> Result:
     """Observe the module as a layer of a larger model, through that model's methods instead of its own."""
@@ -291,7 +312,6 @@ def _standardized(answer: Any, seed: int, columns: int) -> Result:
 
     model, other = whole(mean, std), whole(mean - 3, std * 2)
     result = {"out": _tensor_of(model, x.clone()), "of_another": _tensor_of(other, x.clone())}
-    result["shape"] = getattr(result["out"], "shape", None)
     result["saved"] = [name.removeprefix("1.") for name in model.state_dict()]
     result["restored"] = _tensor_of(_restored, model, other, x.clone())
     moved = whole(mean, std).to(FAR)
@@ -472,6 +492,7 @@ def _things(seed: int) -> list[tuple[str, str, torch.device, Things]]:
     ]
 
 
+@reports(lambda seed: [{"got": ([str, ...], str), "as_it_was": bool}] * len(_things(seed)))
 def _left_behind(answer: Any, seed: int) -> list[Result]:
     results = []
     for _, words, device, things in _things(seed):

@@ -21,6 +21,7 @@ from ..in_rank.work import on_each_case, the_number
 from ..inputs import all_tensors, flat, network, seeds, tensor
 from ..judging import Faults, far, first_fault, nearest
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number
 
 CLOSE = 1e-5  # tolerance: an answer may compute in float32
@@ -84,6 +85,7 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(what, far(value, right) < CLOSE, seen, hint)
 
 
+@reports(lambda cases: [NUMBER] * len(cases))
 def _mean_losses(answer: Any, cases: list[tuple[list[float], list[int]]]) -> list[float]:
     asked, values = "mean_loss must return a number", []
     losses: list[float] = []
@@ -103,9 +105,9 @@ OF_BATCHES = "That is the mean of the batches' accuracies, as if all were of one
 
 
 class _Scores(nn.Module):
-    """A model with negative scores per class; it records the mode and graph of each call, its copies' too."""
+    """A model with negative scores per class; each call's mode, graph and inputs are noted, copies' too."""
 
-    calls: ClassVar[list[tuple[list[str], bool]]] = []
+    calls: ClassVar[list[tuple[list[str], bool, Any]]] = []
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -120,7 +122,7 @@ class _Scores(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output = self.body(x) * self.scale
         training = [name or "model" for name, module in self.named_modules() if module.training]
-        self.calls.append((training, output.requires_grad))
+        self.calls.append((training, output.requires_grad, x.tolist()))
         return output
 
 
@@ -132,12 +134,15 @@ def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     if not all(result["calls"] for result in all_found):
         raise Refused("evaluate never called the model")
     for case, result in zip(cases, all_found, strict=True):
-        yield _of_counts(case, result)
+        counts, images = _of_counts(case, result), _images(case)[0]
+        given = images[: case["count"]] if counts.ok else images[:0]
+        _only_what_was_drawn([inputs for _, _, inputs in result["calls"]], images, given)
+        yield counts
         value, right = result["again"], 1 - _share_of_hits(case)
         seen = f"the same model and loader, whose labels have changed: {right:.4f}; it returned {value:.4f}"
         yield Finding(COUNTS, far(value, right) < CLOSE, seen, "What is kept between two calls?")
-        training = [modules for modules, _ in result["calls"] if modules]
-        quiet, graphless = not training, not any(graph for _, graph in result["calls"])
+        training = [modules for modules, *_ in result["calls"] if modules]
+        quiet, graphless = not training, not any(graph for _, graph, _ in result["calls"])
         seen, hint = "the model was called in training mode", "Dropout is active so. What ends it?"
         if training and "model" not in training[0]:
             seen = f"the model was called, and {training[0][0]} in it was in training mode"
@@ -161,6 +166,26 @@ def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
     guesses = [(y + 2) % classes if place in wrong else y for place, y in enumerate(labels)]
     case = {"labels": labels, "guesses": guesses, "classes": classes, "size": size, "count": full + rest}
     return case | {"seed": rng.randrange(2**31)}
+
+
+def _images(case: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Draw the images, in the order of the labels, and their places in the dataset."""
+    total, classes = len(case["labels"]), case["classes"]
+    generator = torch.Generator().manual_seed(case["seed"])
+    images = -1.5 - 3 * torch.rand(total, classes, generator=generator)
+    best = (torch.tensor(case["guesses"]) - 1) % classes
+    images[torch.arange(total), best] = -0.9 + torch.rand(total, generator=generator) / 2
+    return images, torch.randperm(total, generator=generator)
+
+
+def _only_what_was_drawn(calls: list[list[list[float]]], drawn: Tensor, given: Tensor) -> None:
+    """Refuse calls of the model with samples that were not drawn, or without some that it must have met."""
+    known, needed = (set(map(tuple, samples.tolist())) for samples in (drawn, given))
+    met = {tuple(sample) for inputs in calls for sample in inputs}
+    if met - known:
+        raise Refused("the model was called with other samples than the loader gives")
+    if needed - met:
+        raise Refused(f"{len(needed - met)} samples were counted that the model was never called with")
 
 
 def _of_counts(case: dict[str, Any], result: Result) -> Finding:
@@ -219,15 +244,26 @@ def _faults_of_the_way_back(result: Result, quiet: bool) -> Faults:
         yield f"{numbers[0]} holds other numbers than before", "An evaluation measures, and changes nothing."
 
 
+@reports(
+    lambda cases: (
+        [
+            {"value": NUMBER, "calls": [[[str, ...], bool, [[float, ...], ...]], ...], "passes": int}
+            | {
+                "records": bool,
+                "again": NUMBER,
+                "modes": {str: bool},
+                "graphs": {str: bool},
+                "numbers": [str, ...],
+            }
+        ]
+        * len(cases)
+    )
+)
 @on_each_case
 def _evaluated(answer: Any, case: dict[str, Any]) -> Result:
     """Run one evaluation; return the accuracy, how it called the model and what it left changed."""
-    classes, count, total = case["classes"], case["count"], len(case["labels"])
-    generator = torch.Generator().manual_seed(case["seed"])
-    guesses, labels = (torch.tensor(case[name]) for name in ("guesses", "labels"))
-    images = -1.5 - 3 * torch.rand(total, classes, generator=generator)
-    images[torch.arange(total), (guesses - 1) % classes] = -0.9 + torch.rand(total, generator=generator) / 2
-    places = torch.randperm(total, generator=generator)  # the samples' positions in the dataset
+    classes, count, labels = case["classes"], case["count"], torch.tensor(case["labels"])
+    images, places = _images(case)
     data = TensorDataset(images[places.argsort()], labels[places.argsort()])
     orders = _Orders(places[:count].tolist())
     model = _Scores(classes).train(case["mode"])
@@ -279,8 +315,11 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         epochs.append({"seed": seed, "size": size, "count": count, "all": count + size + rng.randint(0, 4)})
     epochs.append(epochs[-1])  # a second epoch from the same loader
     results = ask(_trained, form, epochs)[0]
-    if not results[0]["modes"]:
+    if not results[0]["calls"]:
         raise Refused("train_epoch never called the model")
+    for epoch, result in zip(epochs, results, strict=True):
+        inputs = _samples(epoch)[0]
+        _only_what_was_drawn([_column(call, 0) for _, call in result["calls"]], inputs, inputs[:0])
     came = [_batches_of(*pair) for pair in zip(epochs, results, strict=True)]
     right = _weights(form, came)
     for call, (epoch, result, batches) in enumerate(zip(epochs, results, came, strict=True)):
@@ -303,7 +342,7 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(CLEARED, off < CLOSE, seen, hint)
         seen = "the model, or a module in it, was called with training == False"
         hint = "evaluate() was called before. Who says that training goes on?"
-        yield Finding(MODE, all(result["modes"]), seen, hint)
+        yield Finding(MODE, all(training for training, *_ in result["calls"]), seen, hint)
         if isinstance(result["value"], str):
             hint = "It must return the mean loss of the epoch, a number."
             for what in (WEIGHED, RELEASED):
@@ -337,23 +376,27 @@ def _batches_of(epoch: Epoch, result: Result) -> list[tuple[Tensor, Tensor]]:
     inputs, labels, order = _samples(epoch)
     place = {tuple(row): i for i, row in enumerate(inputs.tolist())}
     batches = [order[start : start + epoch["size"]] for start in range(0, len(order), epoch["size"])]
-    given: list[Any] = [[place.get(tuple(row)) for row in batch] for batch in _first_calls(result, "inputs")]
+    given: list[Any] = [[place.get(tuple(row)) for row in batch] for batch, _ in _first_calls(result)]
     seen = given[: len(batches)]
     if list(map(len, seen)) == list(map(len, batches)) and set(chain(*seen)) == set(order):
         batches = seen
     return [(inputs[batch], labels[batch]) for batch in batches]
 
 
-def _first_calls(result: Result, what: str) -> list[Any]:
-    """Return what was recorded of the model's calls; of consecutive calls with one batch, only the first."""
-    noted = zip(result["inputs"], result[what], strict=True)
-    return [next(calls)[1] for _, calls in groupby(noted, key=operator.itemgetter(0))]
+def _column(rows: list[Any], at: int) -> list[Any]:
+    return [row[at] for row in rows]
+
+
+def _first_calls(result: Result) -> list[Any]:
+    """Return inputs and outputs of the model's calls; of consecutive calls with one batch, the first's."""
+    noted = [(_column(call, 0), _column(call, 1)) for _, call in result["calls"]]
+    return [next(calls) for _, calls in groupby(noted, key=operator.itemgetter(0))]
 
 
 def _weighed(epoch: Epoch, result: Result, batches: list[tuple[Tensor, Tensor]]) -> Finding:
     """Check the mean loss against the model's own outputs, so that wrong steps are not counted twice."""
-    value, calls = result["value"], len(result["inputs"])
-    outputs = _first_calls(result, "outputs")[: len(batches)]
+    value, calls = result["value"], len(result["calls"])
+    outputs = [output for _, output in _first_calls(result)[: len(batches)]]
     labels = [y for _, y in batches]
     if [len(output) for output in outputs] != [len(y) for y in labels]:
         seen = f"it called the model {calls} times, and there are {len(labels)} batches"
@@ -387,7 +430,7 @@ class _Watched(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-        self.noted: dict[str, list[Any]] = {"modes": [], "inputs": [], "outputs": []}
+        self.noted: list[tuple[bool, list[Any]]] = []
         self.graphs: list[weakref.ref[_Token]] = []
         self.kept = 0
 
@@ -401,9 +444,8 @@ class _Watched(nn.Module):
             token = _Token()
             scores.grad_fn.metadata["token"] = token
             self.graphs.append(weakref.ref(token))
-        modes = all(module.training for module in self.modules())
-        for what, value in (("modes", modes), ("inputs", x.tolist()), ("outputs", scores.tolist())):
-            self.noted[what].append(value)
+        training = all(module.training for module in self.modules())
+        self.noted.append((training, list(zip(x.tolist(), scores.tolist(), strict=True))))
         return scores
 
 
@@ -417,6 +459,15 @@ def _training(form: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, torch.optim.SGD(groups, momentum=0.9)
 
 
+@reports(
+    lambda form, epochs: (
+        [
+            {"calls": [[bool, [[[float, ...], [NUMBER] * CLASSES], ...]], ...], "value": (NUMBER, str)}
+            | {"kept": int, "holds a graph": bool, "weights": [NUMBER] * len(_weights(form, [])[0])}
+        ]
+        * len(epochs)
+    )
+)
 def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[Result]:
     """Run the epochs of one training, the last two with the same loader."""
     net, optimizer = _training(form)
@@ -425,9 +476,9 @@ def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[Res
     loaders = [*map(_loader, epochs[:-1])]
     for loader in (*loaders, loaders[-1]):
         model.eval()  # as an evaluation may have left it
-        model.noted = {what: [] for what in model.noted}
+        model.noted = []
         value = answer(model, loader, optimizer)
-        results.append({**model.noted, "value": number(value), "kept": model.kept})
+        results.append({"calls": model.noted, "value": number(value), "kept": model.kept})
         results[-1]["weights"] = flat(net.parameters())
         results[-1]["holds a graph"] = isinstance(value, Tensor) and value.requires_grad
     return results

@@ -20,6 +20,7 @@ from ..in_rank.work import on_each_case, the_number
 from ..inputs import all_tensors, flat, network
 from ..judging import far, nearest
 from ..question import REST, Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import reason, told
 
 CLOSE = 1e-5  # tolerance: an answer may compute in float32
@@ -69,6 +70,7 @@ def _batches(rng: random.Random) -> list[tuple[str, tuple[int, int]]]:
     return cases + [(FEWER, case) for case in fewer]
 
 
+@reports(lambda cases: [[int, ...]] * len(cases))
 @on_each_case
 def _sizes(answer: Any, batch_size: int, devices: int) -> list[int]:
     value = answer(batch_size, devices)
@@ -140,6 +142,15 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
     return Finding(what, far(value, right) < CLOSE, seen, hint)
 
 
+@reports(
+    lambda cases: [
+        [
+            {"value": NUMBER, "gradient": ([NUMBER] * len(losses), None), "again": NUMBER}
+            for losses, *_ in cases
+        ],
+        str,
+    ]
+)
 def _losses(answer: Any, cases: list[tuple[list[float], int, bool]]) -> tuple[list[dict[str, Any]], str]:
     results, asked = [], "batch_loss must return one number, as a tensor"
     for losses, batch_size, short in cases:
@@ -315,7 +326,7 @@ def _of_gradient(gradient: list[float] | None, right: _Batch, right_loss: bool) 
         seen = f"{right}: after backward() the model's parameters have no gradient"
         hint = "The way back is cut. Which copy, or which plain number, does not know its origin?"
         return Finding(GRADIENTS, False, seen, hint)
-    norm = torch.tensor(gradient).norm()
+    norm = torch.tensor(gradient, dtype=torch.float64).norm()
     seen = f"{right}: a gradient of norm {norm:.5f}, and one device has {right.gradient.norm():.5f}"
     hint = "The loss is right, and part of the way back is missing. Does each replica have one?"
     return Finding(GRADIENTS, far(gradient, right.gradient) < CLOSE, seen, hint if right_loss else REST)
@@ -352,6 +363,18 @@ def _gradient(model: nn.Module) -> torch.Tensor:
     return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
 
 
+def _seen_of(batch: dict[str, int]) -> Result:
+    gradient = [NUMBER] * len(_gradient(_net(batch["kind"], batch["values"])))
+    of_calls = {"calls": [[object, ...], ...], "threads": int, "in_a_row": bool, "replicas": int}
+    return {"loss": NUMBER, "gradient": (gradient, None), **of_calls}
+
+
+@reports(
+    lambda batches: [
+        list(map(_seen_of, batches)),
+        {"mixed": {"places": [[str, str], ...], "raised": str}, "meta": str},
+    ]
+)
 def _parallel(answer: Any, batches: list[dict[str, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run the answer on each batch and return what it did.
 

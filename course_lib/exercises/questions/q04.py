@@ -18,6 +18,7 @@ from ..in_rank.work import on_each_case
 from ..inputs import machine
 from ..judging import first_wrong
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import reports
 from ..wording import told
 
 Row = tuple[int, ...]
@@ -93,6 +94,7 @@ def rank_table(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(WHERE, not wrong, f"{shown}: there is the row {row}, and it should be {right}", hint)
 
 
+@reports(lambda cases: [[[int, int, int], ...]] * len(cases))
 @on_each_case
 def _tables(answer: Any, nodes: int, ranks_per_node: int) -> list[Row]:
     table = answer(nodes, ranks_per_node)
@@ -206,6 +208,7 @@ def _of_backend(world: _World, node: int, of_one_mind: int) -> str:
     return "NCCL refuses two ranks on one GPU. What goes over gloo then?"
 
 
+@reports(lambda worlds: [[([str, str], str)] * sum(ranks) for _, ranks in worlds])
 def _places(answer: Any, worlds: list[list[list[int]]]) -> list[list[list[str] | str]]:
     gpus: list[int] = []
     ranks: list[int] = []  # the same two lists for all worlds, to expose an answer that caches by list
@@ -279,6 +282,7 @@ def _of_joining(results: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
     yield Finding(LOCAL, local == list(map(str, ranks)), seen, hint)
 
 
+@reports(lambda _: {"size": (int, None), "rank": (int, None), "local": (str, None), "sum": int})
 def _joined(answer: Any, called: list[tuple[int, int, int]]) -> Result:
     """Call the answer as mp.spawn would, in a process without the variables of a launcher."""
     process, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])

@@ -16,6 +16,7 @@ from ..in_rank.work import in_group
 from ..inputs import LAYOUTS, seeds, tensor, with_layout
 from ..judging import by_call, far, first_fault, first_wrong, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, Work, question
+from ..shape import NUMBER, of_size, reports
 from ..wording import told
 
 FIRST = (3, 5)  # the world sizes tried first: no powers of two, for which a butterfly is right, too
@@ -28,6 +29,9 @@ def _whole(seed: int, size: int, dtype: str) -> Tensor:
     if dtype == "int64":
         return tensor(seed, (size,), torch.int64)
     return torch.randint(-LIMIT, LIMIT, (size,), generator=torch.Generator().manual_seed(seed)).double()
+
+
+WATCHED: Result = {"others": [str, ...], "sent": int, "messages": int, "to": [int, ...]}
 
 
 def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Result]:
@@ -79,7 +83,10 @@ def pass_right(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     for call, (case, results) in enumerate(zip(cases, _heard(ask, _passed, cases, count), strict=True)):
         drawn = [_of_shape(case, rank).tolist() for rank in range(count)]
         gots = zip(results, drawn[-1:] + drawn[:-1], strict=True)
-        right = [result["got"] == left and result["dtype"] == case["dtype"] for result, left in gots]
+        right = [
+            result["got"] == left and (result["shape"], result["dtype"]) == (case["shape"], case["dtype"])
+            for result, left in gots
+        ]
         shown = first_wrong(right)
         result, got, left = results[shown], results[shown]["got"], drawn[shown - 1]
         seen = f"{count} ranks: rank {shown} returned {_shown(got)}; "
@@ -122,7 +129,7 @@ def _to_neighbours(what: str, results: list[Result], steps: tuple[int, ...], hin
         (
             (f"{ranks} ranks: rank {rank} sent to the ranks {', '.join(map(str, result['to']))}", hint)
             for rank, result in enumerate(results)
-            if result["to"] not in ([], *([(rank + step) % ranks] for step in steps))
+            if result["to"] not in ([[]] * (not result["sent"]) + [[(rank + step) % ranks] for step in steps])
         ),
     )
 
@@ -131,6 +138,12 @@ def _of_shape(case: Case, rank: int) -> Tensor:
     return _whole(case["seeds"][rank], math.prod(case["shape"]), case["dtype"]).view(case["shape"])
 
 
+@reports(
+    lambda cases: (
+        [WATCHED | {"got": object, "early": object, "own": object, "shape": ([int, ...], None), "dtype": str}]
+        * len(cases)
+    )
+)
 @in_group
 def _passed(answer: Any, cases: list[Case]) -> list[Result]:
     results, kept = [], []
@@ -186,6 +199,10 @@ def _pieces(case: Case, rank: int) -> Tensor:
     return _whole(case["seeds"][rank], count * size, case["dtype"]).view(count, *case["shape"])
 
 
+def _of_pieces(case: Case) -> Any:
+    return of_size(int if case["dtype"] == "int64" else NUMBER, len(case["seeds"]), *case["shape"])
+
+
 def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
     """Check rank r's piece r; ``pieces`` and ``drawn`` are after and before the call, by rank and piece."""
     count, total = len(pieces), drawn.sum(0)
@@ -211,6 +228,7 @@ def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
     return Finding(COMPLETE, all(right), seen, hint)
 
 
+@reports(lambda cases: [WATCHED | {"pieces": _of_pieces(case)} for case in cases])
 @in_group
 def _scattered(answer: Any, cases: list[Case]) -> list[Result]:
     results: list[Result] = []
@@ -324,6 +342,7 @@ def _summed(sums: list[list[float]], case: Case, again: bool) -> Finding:
     return Finding(SUM, False, seen, hint)
 
 
+@reports(lambda cases: [WATCHED | {"numbers": [NUMBER, ...]}] * len(cases))
 @in_group
 def _reduced(answer: Any, cases: list[Case]) -> list[Result]:
     results: list[Result] = []

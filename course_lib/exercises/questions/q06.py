@@ -16,6 +16,7 @@ from ..in_rank.work import in_group
 from ..inputs import all_tensors, network, seeds, tensor, trainable
 from ..judging import by_call, far, in_digits, nearest, place_of_furthest, with_two_world_sizes
 from ..question import REST, Ask, Finding, Refused, Result, a_module, question
+from ..shape import TENSOR, reports
 
 CLOSE = 1e-9  # the tensors are float64
 ROUNDING = 1e-5
@@ -124,6 +125,7 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
     yield Finding(MEAN, _all_hold(now, mean), seen, hint)
 
 
+@reports(lambda cases: [{"gradients": [(TENSOR, None), ...], "frozen": bool}] * len(cases))
 @in_group
 def _averaged(answer: Any, cases: list[dict[str, Any]]) -> list[Result]:
     rank, results = dist.get_rank(), []
@@ -186,6 +188,7 @@ def _of_start(what: str, now: Tensor, had: Tensor, shapes: Shapes, names: list[s
     return Finding(what, all(arrived), seen, hint)
 
 
+@reports(lambda cases: [[TENSOR, ...]] * len(cases))
 @in_group
 def _started(answer: Any, cases: list[dict[str, Any]]) -> list[list[Tensor]]:
     results, model = [], nn.Module()
@@ -274,6 +277,12 @@ def _of_hooks(now: Tensor, mean: Tensor, own: Tensor, shapes: Shapes) -> str:
     return "All ranks agree, but on another number than the mean. Is it divided once, after the sum?"
 
 
+TENSORS = [TENSOR, ...]
+
+
+@reports(
+    lambda cases: [{"start": TENSORS, "gradients": TENSORS, "end": TENSORS, "by_ddp": bool}] * len(cases)
+)
 @in_group
 def _wrapped(answer: Any, cases: list[dict[str, Any]]) -> list[Result]:
     rank, count = dist.get_rank(), dist.get_world_size()

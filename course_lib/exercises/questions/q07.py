@@ -19,6 +19,7 @@ from ..in_rank.work import in_group
 from ..inputs import fresh_copies, own_randomness
 from ..judging import Faults, by_call, far, first_fault, first_wrong, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number, told
 
 CLOSE = 1e-6  # tolerance: an answer may compute in float32
@@ -59,11 +60,11 @@ def shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     calls += [(count, other, epochs[2], seeds[1], 0) for count in (uneven[1], even[1])]
     calls += [(uneven[1], 1, epochs[1], seeds[1], 0), (*main[:4], 1)]  # a single rank; `main` elsewhere
     calls += [(uneven[0], one, epoch, seed, 0) for epoch in epochs for seed in seeds]
+    calls = list(dict.fromkeys(calls))
     processes = ask(_shards, calls, rng.randrange(2**31), nprocs=PROCESSES)
     shards = {}
     for call, of_call in zip(calls, by_call(processes), strict=True):
-        ranks = map(str, range(call[1]))
-        shards[call] = [process[rank] for rank in ranks for process in of_call if rank in process]
+        shards[call] = [of_call[_player(rank, call)][str(rank)] for rank in range(call[1])]
     for call, came in shards.items():
         yield _of_lengths(call, came)
         yield _drawn_once(call[0], came)
@@ -143,12 +144,24 @@ def _follow(one: list[int], other: list[int]) -> bool:
     return 2 * len(pairs & set(itertools.pairwise(other))) > len(pairs)
 
 
+def _player(rank: int, call: Call) -> int:
+    """Return the process that plays this rank in a call."""
+    return (rank + call[-1]) % PROCESSES
+
+
+def _played(process: int, call: Call) -> list[int]:
+    return [rank for rank in range(call[1]) if _player(rank, call) == process]
+
+
+@reports(
+    lambda calls, _: lambda process: [{str(r): [int, ...] for r in _played(process, call)} for call in calls]
+)
 def _shards(answer: Any, calls: list[Call], seed: int) -> list[dict[int, list[int]]]:
     """Return, for each call, the shards of the ranks that this process plays."""
     process, results = int(os.environ["RANK"]), []
     with own_randomness(seed + process):  # the processes share only what they are given
-        for count, ranks, epoch, own_seed, first in calls:
-            mine = [rank for rank in range(ranks) if (rank + first) % PROCESSES == process]
+        for call in calls:
+            (count, ranks, epoch, own_seed, _), mine = call, _played(process, call)
             results.append({rank: _shard(answer, count, rank, ranks, epoch, own_seed) for rank in mine})
     return results
 
@@ -188,7 +201,9 @@ def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     for rank, of_rank in enumerate(results):
         if isinstance(of_rank, str):
             raise Refused(f"with {ranks} ranks, on rank {rank} {of_rank}")
-    whole, rest, *others, _ = ([dict(rank[call]["drawn"]) for rank in results] for call in range(len(calls)))
+    whole, rest, *others = (
+        [_by_epoch(rank[call]["drawn"]) for rank in results] for call in range(len(calls))
+    )
     came = [list(of_rank) for of_rank in whole]
     if came != [list(range(EPOCHS))] * ranks:
         raise Refused(f"epochs was range({EPOCHS}); your batches came with the epochs {came}, by rank")
@@ -202,12 +217,13 @@ def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before?"
             shared = shared and read <= 1.5 * kept
             yield Finding(ALL, read <= 1.5 * kept, seen, hint)
-    for values, drawn in zip(data[1:], others, strict=True):
-        two_epochs = [{epoch: of_rank.get(epoch, []) for epoch in (0, 1)} for of_rank in drawn]
-        yield _of_epochs(two_epochs, values, size)
+    for (values, first, end), drawn in zip(calls[2:], others, strict=True):
+        all_epochs = [{epoch: of_rank.get(epoch, []) for epoch in range(first, end)} for of_rank in drawn]
+        yield _of_epochs(all_epochs, values, size)
 
     orders = whole[0]  # rank 0 has no padding
-    places = [[data[0].index(value) for value in order] for order in orders.values()]
+    place = {value: i for i, value in enumerate(data[0])}
+    places = [[place.get(value, -1) for value in order] for order in orders.values()]
     plain = all(order == sorted(order) or _regular(order) for order in places)
     alike = [(a, b) for a, b in itertools.combinations(orders, 2) if orders[a] == orders[b]]
     own = not plain and not alike
@@ -243,6 +259,13 @@ def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         seen = f"the training begins with epoch {stop}: rank {rank} reads {read} samples, and gets {kept}"
         hint = "The epochs before are over. What tells an epoch's order without reading those before it?"
         yield Finding(RESUMED, not shared or read < kept + len(whole[rank][0]) / 2, seen, hint)
+
+
+def _by_epoch(drawn: list[Any]) -> dict[int, list[int]]:
+    epochs = dict(drawn)
+    if len(epochs) < len(drawn):
+        raise Refused("an epoch came twice")
+    return epochs
 
 
 def _of_epochs(drawn: list[dict[int, list[int]]], values: list[int], size: int) -> Finding:
@@ -290,6 +313,7 @@ class _Noting(TensorDataset):
         return sample
 
 
+@reports(lambda calls, *_: ([{"drawn": [[int, [NUMBER, ...]], ...], "read": int}] * len(calls), str))
 @in_group
 def _batches(answer: Any, calls: list[tuple[list[int], int, int]], batch_size: int, seed: int) -> Any:
     """Return, for each call, what is drawn by epoch and how much is read; or, in words, what is no batch."""
@@ -349,6 +373,8 @@ def accuracy(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     few = rng.sample([0, 1, *rng.choices([0, 1], k=ranks - 3)], ranks - 1)
     (results,) = _asked(ask, rng, [few], ranks)
     yield _returned(FEW, results, few, "A rank may have nothing to judge. What does it add to the sums then?")
+    _, missing, seen = _shared_out(len(few), [result["judged"] for result in results], "judged")
+    yield Finding(FEW, not missing, seen, "Every sample belongs to the set, however few there are.")
 
 
 @with_two_world_sizes()
@@ -477,6 +503,7 @@ class _Judge(nn.Module):
         return self.drop(x[:, 1:]) * self.scale
 
 
+@reports(lambda calls: [{"value": (NUMBER, str), "judged": [int, ...], "training": bool}] * len(calls))
 @in_group
 def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
     results, model, data = [], _Judge(), _Samples()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..in_rank.work import in_group
 from ..inputs import flat, machine, network, seeds, tensor, trainable
-from ..judging import far, with_two_world_sizes
+from ..judging import far, first_wrong, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import reason, told
 from .starts08 import NEVER, Notes, epochs_of, killed_often, started_again, undisturbed
 
@@ -101,6 +103,7 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
     return Finding(what, False, seen, hint)
 
 
+@reports(lambda cases, _: [(dict.fromkeys(NAMES, (int, str)), str)] * len(cases))
 def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: int) -> list[Any]:
     results: list[dict[str, Any] | str] = []
     same: dict[str, list[str]] = {}
@@ -151,8 +154,8 @@ def wrap(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     elif not wrong:
         hint = "Is it the given model that is wrapped, as it is?"
     yield Finding(MEAN, off < CLOSE, f"{ranks} ranks: {seen}", hint)
-    for place, gpu in enumerate(gpus):
-        yield _of_a_gpu(gpu, results[0]["asked"][place])
+    for result in results:
+        yield from map(_of_a_gpu, gpus, result["asked"])
 
 
 def _of_a_gpu(gpu: int, asked: dict[str, Any]) -> Finding:
@@ -184,6 +187,15 @@ def _gradients(model: nn.Module) -> list[float]:
     return flat(parameter.grad for parameter in trained).tolist()
 
 
+INDEX = (int, str, None)
+ASKED: Result = {"trouble": str, "device_ids": ([INDEX, ...], None), "output_device": INDEX}
+
+
+@reports(
+    lambda kind, values, gpus: (
+        {"kind": str, "trouble": str, "gradient": ([NUMBER, ...], None)} | {"asked": [ASKED] * len(gpus)}
+    )
+)
 @in_group
 def _wrapped(answer: Any, kind: int, values: list[int], gpus: list[int]) -> Result:
     seed = values[dist.get_rank()]
@@ -291,7 +303,9 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     goes_on = _goes_on(first, second, killed, epochs)
     yield goes_on
     right = undisturbed(plan)
-    off = max(far(result["second"][-1]["state"], right) for result in second)
+    begun = [note for result in first for note in result["first"] if note["epoch"] in range(epochs)]
+    off = max(far(note["state"], right[note["epoch"]]) for note in begun) if begun else math.inf
+    off = max(off, *(far(result["second"][-1]["state"], right[-1]) for result in second))
     hint = "The weights have come back. What else remembers the steps before? (It has a momentum, say.)"
     if goes_on.ok and far(second[0]["second"][0]["state"], first[0]["first"][-1]["state"]) > CLOSE:
         hint = UNLIKE
@@ -314,7 +328,8 @@ def _last_notes(first: Result, second: Result) -> Notes:
 
 
 def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
-    done, again = epochs_of(first[0]["first"]), epochs_of(second[0]["second"])
+    begun, again = [epochs_of(result["first"]) for result in first], epochs_of(second[0]["second"])
+    done = begun[first_wrong(epochs == list(range(killed + 1)) for epochs in begun)]
     in_order = done == list(range(killed + 1))
     ok = in_order and all(epochs_of(result["second"]) == list(range(killed, epochs)) for result in second)
     seen = f"killed in epoch {killed}; the second start ran the epochs {again}"
@@ -370,7 +385,9 @@ def _of_a_broken_write(first: Result, broken: int, stays: bool) -> Finding:
 
 def _of_a_moment(first: Result) -> str:
     """Describe the first moment of a save at which a kill costs more than that epoch; empty if none does."""
-    states = {note["epoch"]: note["state"] for note in first["first"]}
+    states = {note["epoch"]: note["state"] for note in first["first"] if note["epoch"] is not None}
+    if not states or not first["moments"]:
+        return "no step of a save was seen"
     last = max(states) - 2  # the epoch with the save that was looked at
 
     def others(moment: dict[str, Any]) -> bool:
@@ -378,7 +395,7 @@ def _of_a_moment(first: Result) -> str:
         return any(far(note["state"], states[note["epoch"]]) > CLOSE for note in known)
 
     moments = first["moments"]
-    lacks = bool(moments) and others(moments[0])  # even a whole checkpoint lacks something: SAME says so
+    lacks = others(moments[0])  # even a whole checkpoint lacks something: SAME says so
     for moment in moments:
         epochs = epochs_of(moment["notes"])
         seen = f"killed while it saved after epoch {last}, before this step: {moment['step']}. "

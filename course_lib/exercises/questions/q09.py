@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import BackendConfig
 from ..in_rank.work import in_group, on_each_case
 from ..judging import by_call, far, nearest, place_of_furthest
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number, told
 
 # --- 09.1 -------------------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ def _of_reason(why: str, because: str | None) -> str:
     return "The backend is right. Would it be so with another network, or with other tensors?"
 
 
+@reports(lambda clusters: [[(str, None), (str, None)]] * len(clusters))
 @on_each_case
 def _chosen(answer: Any, cluster: Cluster) -> list[str | None]:
     value = answer(*cluster.values())
@@ -169,10 +171,27 @@ def seconds_of(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         for size, slow, seconds in zip(sizes, slowest, took, strict=True)
     ]
     for plan, results in zip(plans, by_call(ask(_measured, plans, nprocs=ranks)), strict=True):
-        yield from _of_a_size(plan["size"], results)
+        yield from _of_a_size(plan, results)
 
 
-def _of_a_size(size: int, ranks: list[Result]) -> Iterator[Finding]:
+def _duration(plan: dict[str, Any], rank: int, place: int) -> float:
+    """Return how long a rank's call takes at least."""
+    seconds = plan["seconds"] * (1 if rank == plan["slowest"] else FASTER)
+    if place == 0:
+        return FIRST * seconds
+    if place == plan["stray"] or (place > MOST and place % 10 == 0):
+        return STRAY * seconds
+    return LUCKY * seconds if place % 9 == 4 else seconds
+
+
+def _of_a_size(plan: dict[str, Any], ranks: list[Result]) -> Iterator[Finding]:
+    size = plan["size"]
+    for rank, result in enumerate(ranks):
+        for place, (_, took) in enumerate(result["calls"]):
+            if 0 < took < 0.99 * _duration(plan, rank, place):
+                raise Refused(
+                    f"rank {rank}'s call {place} is said to have been shorter than it can have been"
+                )
     if not any(result["calls"] for result in ranks):
         raise Refused("there was no all_reduce to be seen; call dist.all_reduce(...)")
     values = [result["value"] for result in ranks]
@@ -234,21 +253,15 @@ def _of_a_size(size: int, ranks: list[Result]) -> Iterator[Finding]:
     yield Finding(SAME, not apart and values[0] > LEAST * top, seen, hint)
 
 
+@reports(lambda plans: [{"value": (NUMBER, str), "calls": [[int, float], ...], "met": int}] * len(plans))
 @in_group
 @on_each_case
 def _measured(answer: Any, plan: dict[str, Any]) -> Result:
     """Run the answer with all_reduce calls of known duration; return its value, its calls and meetings."""
-    seconds = plan["seconds"] * (1 if dist.get_rank() == plan["slowest"] else FASTER)
+    duration = partial(_duration, plan, dist.get_rank())
     calls: list[list[float]] = []
     met: set[int] = set()  # meetings, by the number of calls before them
     pending: dict[int, tuple[Any, float, float, list[float]]] = {}
-
-    def wanted(place: int) -> float:
-        if place == 0:
-            return FIRST * seconds
-        if place == plan["stray"] or (place > MOST and place % 10 == 0):
-            return STRAY * seconds
-        return LUCKY * seconds if place % 9 == 4 else seconds
 
     def start(real: Callable[..., Any], self: Any, given: Any, *args: Any, **named: Any) -> Any:
         begun, work = perf_counter(), real(self, given, *args, **named)
@@ -258,7 +271,7 @@ def _measured(answer: Any, plan: dict[str, Any]) -> Result:
             met.add(len(calls))
         else:
             calls.append([size, 0.0])
-            pending[id(work)] = work, begun, begun + wanted(len(calls) - 1), calls[-1]
+            pending[id(work)] = work, begun, begun + duration(len(calls) - 1), calls[-1]
             if work is None:  # torch has waited already
                 finish(work)
         return work
@@ -372,6 +385,7 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield Finding(BUS, far(ratios, ONES) < NEAR, seen, hint)
 
 
+@reports(lambda tasks: [[NUMBER, NUMBER]] * len(tasks))
 def _lines(answer: Any, tasks: list[tuple[list[int], list[float], int]]) -> list[list[float]]:
     results = []
     sizes: list[int] = []

@@ -24,6 +24,7 @@ from ..in_rank.work import in_group
 from ..inputs import network, seeds, tensor
 from ..judging import Faults, first_fault
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number, reason, told
 
 SLOW_SECONDS = 0.4  # that rank 0's disk takes for each step
@@ -81,6 +82,7 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(what, after == right, seen, OF_NAMES[what])
 
 
+@reports(lambda given: [{str: (NUMBER, str)}] * len(given))
 def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, float | str]]:
     results = []
     weights: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -115,12 +117,15 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         neighbour, path, other = (str(place / name) for name in ("notes.txt", "checkpoint.pt", "other.pt"))
         results = ask(_saved, old, new, [next_, last], path, other, neighbour, nprocs=ranks)
         ((left, another, stays),) = ask(_left, [path, other], neighbour)
+    in_time = not any(result["second"]["late"] for result in results)
+    if in_time and not all(result["third"] for result in results):
+        raise Refused("the ranks were in time, and not all of them made the calls that follow")
     yield first_fault(ONE, _of_a_save([result["first"] for result in results], new, shown))
-    if results[0]["third"]:
+    if in_time:
         for turn, right in enumerate((next_, last)):
             yield first_fault(ONE, _of_a_save([result["third"][turn] for result in results], right, shown))
     gone = Finding(ONE, False, "what lay beside it is gone or has changed", "It was not yours.")
-    is_right = another == last or not results[0]["third"]
+    is_right = another == last or not in_time
     wrong = Finding(ONE, is_right, f"the last file holds {shown(another)}", "Whose is it?")
     yield wrong if stays else gone
     hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
@@ -129,9 +134,13 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     seen = f"the file of before {over}, and then the new one came: a kill in between leaves no whole file"
     yield Finding(FULL, not over, seen, "Is there a way to swap in one step?")
     yield first_fault(HEARD, _of_the_error("the disk is full", [result["second"] for result in results]))
-    if results[0]["fourth"] and results[0]["fourth"]["met"]:
-        why = "the disk gave the file no new name"
-        yield first_fault(HEARD, _of_the_error(why, [result["fourth"] for result in results]))
+    heard = in_time and all(result["second"]["error"] for result in results)
+    if heard and all(result["first"]["found"] == new for result in results):
+        fourth = [result["fourth"] for result in results]
+        if None in fourth:
+            raise Refused("all was right so far, and not all ranks made the call that follows")
+        if fourth[0]["met"]:
+            yield first_fault(HEARD, _of_the_error("the disk gave the file no new name", fourth))
 
 
 def _of_a_save(ranks: list[Result], right: int, shown: Any) -> Faults:
@@ -166,6 +175,7 @@ def _of_the_error(why: str, ranks: list[Result]) -> Faults:
             yield seen, hint + "What must it do on its way out, whatever it meets?"
 
 
+@reports(lambda paths, _: [*[(int, None)] * len(paths), bool])
 def _left(_: Any, paths: list[str], neighbour: str) -> list[Any]:
     """Return the numbers in files, read in a rank of its own: the kernel loads nothing that an answer saved.
 
@@ -182,6 +192,16 @@ def _number_in(path: str | Path) -> int | None:
     return None
 
 
+SAVE: Result = {"wrote": bool, "found": (int, None), "error": str, "over": str}
+IN_VAIN: Result = {"error": str, "late": bool}
+
+
+@reports(
+    lambda *_: (
+        {"first": SAVE, "second": IN_VAIN, "third": ([SAVE, SAVE], None)}
+        | {"fourth": (IN_VAIN | {"met": bool}, None)}
+    )
+)
 @in_group
 def _saved(
     answer: Any, old: int, new: int, others: list[int], path: str, other: str, neighbour: str
@@ -348,6 +368,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
+@reports(lambda *_: None)
 def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict[str, str], ran: str) -> None:
     """Write the files, in a rank of its own, since all that it saves from then on is tagged with a GPU."""
     states = {what: _Net(kind, seed).state_dict() for what, seed in numbers.items()}
@@ -369,11 +390,18 @@ def _written(_: Any, kind: int, other: int, numbers: dict[str, int], paths: dict
     torch.save({"model": states[ELSEWHERE]}, paths[ELSEWHERE])
 
 
+@reports(
+    lambda kind, values, paths, ran: [
+        {what: {"error": str} | ({"state": object} if what in OF_LOADS else {}) for what in paths},
+        bool,
+    ]
+)
 def _loaded(
     answer: Any, kind: int, values: int, paths: dict[str, str], ran: str
 ) -> tuple[dict[str, Any], bool]:
     """Load every file; return what came of each load, and whether code of a file ran."""
-    results, model = {}, _Net(kind, values)  # one model for all loads
+    results: dict[str, Any] = {}
+    model = _Net(kind, values)  # one model for all loads
     here = Path(f"{paths[BARE]}.now")
     shutil.copy(paths[TRAINING], here)
     with contextlib.suppress(Exception):
@@ -385,5 +413,7 @@ def _loaded(
             answer(here if path is here else Path(path), model)
         except Exception as raised:
             error = reason(raised)
-        results[what] = {"state": _state(model), "error": error}
+        results[what] = {"error": error}
+        if what in (BARE, TRAINING, ELSEWHERE):
+            results[what]["state"] = _state(model)
     return results, os.path.exists(ran)

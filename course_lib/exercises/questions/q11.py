@@ -20,6 +20,7 @@ from ..in_rank.work import in_group, on_each_case, the_number
 from ..inputs import flat, gradients_of, tensor, trainable
 from ..judging import by_call, far, furthest, nearest, place_of_furthest, with_two_world_sizes
 from ..question import Ask, Finding, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number
 
 CLOSE = 1e-9  # the tensors are float64
@@ -182,6 +183,15 @@ def _of_gradients(
     return Finding(GRADIENT, gap < NEAR, seen, hint)
 
 
+@reports(
+    lambda weights, calls: (
+        [
+            {"gradient": ([NUMBER] * NUMBERS, None), "sent": int, "gathered": bool, "trains": bool}
+            | {"at_once": int, "open": int, "as_it_was": bool}
+        ]
+        * len(calls)
+    )
+)
 @in_group
 def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int]]]]) -> list[Result]:
     model = _network(weights)
@@ -303,6 +313,13 @@ def step_together(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]
             if any(math.isnan(value) for result in results for value in result[call]["weights"]):
                 hint = "It went into the weights. Which number tells every rank of it, before the step?"
         yield Finding(ALL, gap < CLOSE, seen, hint)
+        if a_kind is None:
+            norm = _mean(calls[call], ranks).norm().item()
+            values = [result[call]["returned"] for result in results]
+            wrong = [value for value in values if far(value, norm) > NEAR * norm]
+            seen = f"in the step that follows, the mean's norm is {norm:.4f}"
+            seen += f", and a rank returned {_words(wrong[0])}" if wrong else ""
+            yield Finding(ALL, not wrong, seen, "What is left behind by a step that was not made?")
 
 
 def _words(value: float | str) -> str:
@@ -393,6 +410,7 @@ def _points_alike(one: Tensor, other: Tensor) -> bool:
     return torch.cosine_similarity(one, other, dim=0).item() > 1 - 1e-9
 
 
+@reports(lambda calls, _: [{"returned": (NUMBER, str), "weights": [NUMBER] * NUMBERS}] * len(calls))
 @in_group
 def _stepped(answer: Any, calls: list[dict[str, Any]], broken: int) -> list[Result]:
     rank, results = dist.get_rank(), []
@@ -482,6 +500,7 @@ def _of_warm_up(arguments: tuple[int, ...], got: float) -> str:
     )
 
 
+@reports(lambda cases: [NUMBER] * len(cases))
 @on_each_case
 def _rates(answer: Any, *arguments: int) -> float:
     return the_number(answer(*arguments), "learning_rate(…) returns a number")

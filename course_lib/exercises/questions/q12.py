@@ -25,6 +25,7 @@ from ..judging import (
     with_two_world_sizes,
 )
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, TENSOR, of_size, reports
 from ..wording import reason, told
 
 CLOSE = 1e-9  # the tensors are float64
@@ -159,6 +160,12 @@ def _traces(results: list[Result]) -> Faults:
             yield seen, "What does a backward pass do with the graph? It is needed."
 
 
+@reports(
+    lambda plans: (
+        [{"names": ([str, ...], str), "frozen": [str, ...], "kept": bool, "hooks": bool, "error": str}]
+        * len(plans)
+    )
+)
 @in_group
 def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[Result]:
     rank, results = dist.get_rank(), []
@@ -318,6 +325,12 @@ def _of_gradient(
     return Finding(BACKWARD, gap < CLOSE, seen, hint)
 
 
+def _normed_on(call: dict[str, Any], rank: int) -> Result:
+    gradient = of_size(NUMBER, call["sizes"][rank], call["channels"])
+    return {"output": TENSOR, "gradient": (gradient, None), "error": str, "numbers": int, "changed": bool}
+
+
+@reports(lambda calls: lambda rank: [_normed_on(call, rank) for call in calls])
 @in_group
 def _normed(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
     rank, results, x, eps = dist.get_rank(), [], torch.empty(0), 0.0
@@ -482,6 +495,13 @@ def _norms(model: nn.Module) -> list[Any]:
     return [norm for norm in norms if norm.running_mean is not None]
 
 
+@reports(
+    lambda calls: [
+        dict.fromkeys(("means", "variances"), [NUMBER] * sum(call["channels"]))
+        | {"meetings": int, "changed": [str, ...]}
+        for call in calls
+    ]
+)
 @in_group
 def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
     rank, results = dist.get_rank(), []

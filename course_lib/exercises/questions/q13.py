@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from ..in_rank.work import in_group, refuse_unless
 from ..judging import Faults, by_call, far, first_fault, furthest, nearest
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number, told
 
 CLOSE = 1e-11  # relative; the numbers are float64
@@ -62,8 +63,8 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     empty, few = (_losses(rng, range(others), 2) for _ in range(2))
     empty[rng.randrange(others)] = []
     results = ask(_mean_losses, [empty, few], nprocs=others)
-    for losses, of_turn in zip([empty, few], by_call(results), strict=False):
-        yield _of_means(NOTHING, [value for value, _ in of_turn], losses)
+    for turn, (losses, of_turn) in enumerate(zip([empty, few] * 2, by_call(results), strict=True)):
+        yield _of_means(NOTHING, [value for value, _ in of_turn], losses, again=turn > 1)
 
 
 def _losses(rng: random.Random, order: Sequence[int], least: int) -> list[list[float]]:
@@ -101,6 +102,7 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
     return Finding(what, _is(values[rank], right), seen, hint)
 
 
+@reports(lambda cases: [[(NUMBER, str), int]] * (len(cases) + 2))
 @in_group
 def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int]]:
     results, mine = [], [losses[dist.get_rank()] for losses in cases]
@@ -230,6 +232,12 @@ def _of_stops(results: list[Result], counts: Counts, stop: str, best_: str) -> I
     yield Finding(best_, right and _is(values[rank], best), seen, hint)
 
 
+@reports(
+    lambda cases: (
+        [{"trained": int, "epochs": (NUMBER, str), "best": (NUMBER, str), "validated": [NUMBER, ...]}]
+        * len(cases)
+    )
+)
 @in_group
 def _trained(answer: Any, cases: list[Counts]) -> list[Result]:
     rank = dist.get_rank()
@@ -276,11 +284,14 @@ def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield first_fault(ORDER, _of_sums(of_turn, metrics, again=turn > 1))
     cases = [_metrics(rng, others, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
     results = by_call(ask(_summed, cases, nprocs=others))
-    missing = [first_fault(MISSING, _of_sums(*both)) for both in zip(results, cases, strict=False)]
+    missing = [
+        first_fault(MISSING, _of_sums(of_turn, metrics, again=turn > 1))
+        for turn, (metrics, of_turn) in enumerate(zip(cases * 2, results, strict=True))
+    ]
     if all(finding.ok for finding in missing):  # otherwise it may hang here, and tell less
         cases[0][rng.randrange(others)] = []  # a rank without any name
         results = by_call(ask(_summed, cases[:1], nprocs=others))
-        missing.append(first_fault(MISSING, _of_sums(results[0], cases[0])))
+        missing += [first_fault(MISSING, _of_sums(of_turn, cases[0])) for of_turn in results]
     yield from missing
 
 
@@ -326,6 +337,7 @@ def _of_sums(results: list[Result], metrics: list[list[tuple[str, float]]], agai
             yield f"the sum of {name!r} is {value:.6f}; rank {rank} returned {shown}", hint
 
 
+@reports(lambda cases: [{"sums": {str: (NUMBER, str)}, "stays": bool}] * (len(cases) + 2))
 @in_group
 def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[Result]:
     results, mine = [], [dict(metrics[dist.get_rank()]) for metrics in cases]
@@ -405,6 +417,7 @@ def _of_works(what: str, results: list[Result], values: list[float | None]) -> F
         yield f"the work went well everywhere, with the sum {right:.9f}; rank {rank} returned {shown}", hint
 
 
+@reports(lambda cases: [{"value": (NUMBER, str, None), "calls": int}] * len(cases))
 @in_group
 def _worked(answer: Any, cases: list[list[float | None]]) -> list[Result]:
     results: list[Result] = []

@@ -17,6 +17,7 @@ from ..in_rank.traffic import STARTS, STORES
 from ..in_rank.work import in_group, the_number
 from ..judging import by_call, far, first_wrong, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import told
 
 Stretch = tuple[float, float]
@@ -179,6 +180,7 @@ def _of_queues(case: Case, got: float) -> str:
 HINTS = {MESSAGES: _of_messages, BEHIND: _of_hiding, QUEUE: _of_queues}
 
 
+@reports(lambda cases: [[[NUMBER] * (2 + ("then" in case)), bool] for case in cases])
 def _steps(answer: Any, cases: list[Case]) -> list[tuple[list[float], bool]]:
     """Run `_often` for each case; the arguments are positional, since an answer may name them freely."""
     what, at = "step_seconds(…) returns a number of seconds", ARGUMENTS.index("buckets")
@@ -286,6 +288,7 @@ OVERLAPS = {
 }
 
 
+@reports(lambda _, others: [[[NUMBER] * (2 + bool(other)), bool] for other in others])
 def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list[float], bool]]:
     """Run `_often` for each case; ``others`` are the new items of its lists."""
     what = "hidden(…) returns a number, a share"
@@ -360,6 +363,9 @@ def _later(came: Times, late: int) -> list[float]:
 def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Finding]:
     parts = ("rank", "seconds", "came", "worked")
     names, seconds, came, worked = ([result[part] for result in calls] for part in parts)
+    for rank, (took, drawn) in enumerate(zip(worked, times, strict=True)):
+        if any(seconds < 0.99 * least for seconds, least in zip(took, drawn, strict=True)):
+            raise Refused(f"rank {rank} is said to have worked for less time than it can have")
     wrong = first_wrong(name == late for name in names)
     steps = len(times[late])
     seen = f"rank {late} worked longer than the others in {steps - 2} of {steps} steps;"
@@ -389,6 +395,13 @@ def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Findi
     yield Finding(BY, off < NOISE, seen, hint)
 
 
+@reports(
+    lambda cases, begins: [
+        {"rank": NUMBER, "seconds": NUMBER, "during": int}
+        | dict.fromkeys(("came", "worked"), [float] * len(times[0]))
+        for times in cases
+    ]
+)
 @in_group
 def _watched_steps(answer: Any, cases: list[Times], begins: Times) -> list[Result]:
     called = _calls()

@@ -22,6 +22,7 @@ from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, on_each_case, refuse_unless
 from ..judging import by_call, far, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, reports
 from ..wording import number, reason, told
 
 # --- 15.1 -------------------------------------------------------------------------------------------------
@@ -61,7 +62,8 @@ def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             hint = "A file may be larger than the memory. What hands a sample on as soon as it is there?"
             if read < taken:
                 hint = "A file may be larger than the memory. Where do these come from?"
-            yield Finding(LAZY, taken == read, seen, hint)
+            some = taken > 0 or len(sizes) < ranks  # a rank may have none of a few files
+            yield Finding(LAZY, taken == read and some, seen, hint)
             seen = f"when {taken} samples had come, {kept} of them were still there"
             seen += ", in the second epoch" * epoch
             hint = "A file may be larger than the memory. Who still holds what was handed on?"
@@ -121,6 +123,11 @@ def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list
     return Finding(OPENED, not shared and not useless and not uneven, seen, hint)
 
 
+@reports(
+    lambda cases: [
+        {"epochs": [[[[int] * 4, ...]] * ranks] * 2, "out_of_step": [[int] * 3] * 2} for ranks, *_ in cases
+    ]
+)
 @on_each_case
 def _streamed(answer: Any, ranks: int, workers: int, sizes: list[int]) -> Result:
     """Return what the ranks' loaders give in two epochs; one rank runs after the other."""
@@ -321,6 +328,7 @@ class _Batches:
         return self.waiting.pop(0)
 
 
+@reports(lambda cases: [{"shares": {str: (NUMBER, str)}, "sent": int}] * len(cases))
 @in_group
 def _judged(answer: Any, cases: list[Case]) -> list[Result]:
     rank, ranks, results = dist.get_rank(), dist.get_world_size(), []
@@ -346,6 +354,7 @@ AHEAD = "while a batch is used the next ones are made, `ahead` of them and not m
 STOPS = "when nobody takes batches any more, no more are made"
 PATIENCE = 2.0  # seconds to wait for what is bound to happen
 SETTLED = 0.2  # seconds to wait for what must not happen: a maker that may go on has done so by then
+TAKES = 7  # batches that a taker takes beside the first `ahead`, if all goes well
 SLOW, LINES = 0.02, 40  # seconds added to each line that closes a generator, and to how many lines
 FAILURES = (ValueError, OSError, KeyError, ArithmeticError, UnicodeError, AssertionError)
 ODD = (None, (), 0, ValueError("no error, but a batch"))  # batches, too, reported as -1.0, -2.0, …
@@ -362,7 +371,7 @@ def prefetch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for case, result in zip(cases, results, strict=True):
         yield _of_batches(case, result)
         if "taken" in result:
-            yield from _of_the_maker(result)
+            yield from _of_the_maker(case["ahead"], result)
 
 
 def _source(rng: random.Random, ahead: int, count: int) -> Case:
@@ -392,8 +401,8 @@ def _of_batches(case: Case, result: Result) -> Finding:
     return Finding(ORDER, got == right and result["same"], seen, hint)
 
 
-def _of_the_maker(result: Result) -> Iterator[Finding]:
-    ahead, taken, made, begun = (result[name] for name in ("ahead", "taken", "made", "begun"))
+def _of_the_maker(ahead: int, result: Result) -> Iterator[Finding]:
+    taken, made, begun = (result[name] for name in ("taken", "made", "begun"))
     seen = f"ahead = {ahead}: when {taken} batches had been taken, {made} were made and {begun} begun"
     hint = "It is ahead, but not by as many as it may be."
     if begun > taken + ahead + 1:
@@ -403,7 +412,7 @@ def _of_the_maker(result: Result) -> Iterator[Finding]:
     elif result["held_up"]:
         seen += "; the taker asked for one that was made, and waited until the next was made, too"
         hint = "It is ahead, but the taker waits for the maker. When may it have what is there?"
-    fine = not (result["by_the_taker"] or result["held_up"])
+    fine = taken == ahead + TAKES and not (result["by_the_taker"] or result["held_up"])
     yield Finding(AHEAD, fine and taken + ahead <= made and begun <= taken + ahead + 1, seen, hint)
     seen = f"{PATIENCE:g} s after the taker had gone, {result['threads']} of your threads were still there,"
     seen += f" and {result['after']} batches had been begun in the meantime"
@@ -453,9 +462,15 @@ class _Source:
             return self.changed.wait_for(lambda: getattr(self, which) >= count, PATIENCE)
 
 
+OF_ALL: Result = {"whole": [(NUMBER, str), ...], "error": str, "same": bool}
+OF_A_TAKER: Result = dict.fromkeys(("taken", "made", "begun", "threads", "after", "more"), int)
+OF_A_TAKER |= {"by_the_taker": bool, "held_up": bool, "closing": float}
+
+
+@reports(lambda cases: [OF_ALL | (OF_A_TAKER if case["count"] > 20 else {}) for case in cases])
 @on_each_case
 def _taken(answer: Any, case: Case) -> Result:
-    result = {"ahead": case["ahead"]} | _of_all_batches(answer, case)
+    result = _of_all_batches(answer, case)
     return result | (_of_a_taker(answer, {**case, "fails": None, "odd": []}) if case["count"] > 20 else {})
 
 
@@ -505,7 +520,7 @@ def _of_a_taker(answer: Any, case: Case) -> Result:
     source = _Source(case, waits_at=ahead + 1)
     batches = iter(answer(iter(source), ahead))
     result: Result = {}
-    for taken in range(1, ahead + 8):  # fewer than there are
+    for taken in range(1, ahead + TAKES + 1):  # fewer than there are
         next(batches, None)
         if 1 < taken <= ahead:  # made before the held one
             source.reaches(ahead + 2, "begun")
@@ -513,7 +528,7 @@ def _of_a_taker(answer: Any, case: Case) -> Result:
         if taken == ahead + 1:
             source.go.set()
         enough = source.reaches(taken + ahead)
-        if taken in (1, ahead + 7):
+        if taken in (1, ahead + TAKES):
             time.sleep(SETTLED)
         result = {"taken": taken, "made": source.made, "begun": source.begun}
         if not enough or source.begun > taken + ahead + 1:

@@ -31,6 +31,7 @@ from ..judging import (
     with_two_world_sizes,
 )
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, TENSOR, reports
 from ..wording import number, told
 
 NEAR = 1e-7  # tolerance: a gradient's share of the tokens may be computed in float32
@@ -272,6 +273,15 @@ def _as_lists(pieces: list[tuple[Tensor, Tensor]]) -> list[list[Any]]:
     return [[tensor.tolist() for tensor in piece] for piece in pieces]
 
 
+@reports(
+    lambda weights, calls: (
+        [
+            {"gradient": ([NUMBER] * NUMBERS, None), "returned": (NUMBER, str), "sent": int, "gathered": bool}
+            | {"changed": [str, ...], "places": int}
+        ]
+        * len(calls)
+    )
+)
 @in_group
 def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[Piece]]]]) -> list[Result]:
     model = _network(weights)
@@ -354,10 +364,12 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield _of_all_masks(ids, masks[: len(places)])
     when = f"with {base} once more, and other words in the very same tensor, "
     yield first_fault(HIDDEN, _of_one_mask(when, other, results[-1], masks[-1]))
+    fresh = torch.tensor(once_more[0]["labels"]) != IGNORED
+    yield first_fault(HIDDEN, _of_one_mask(f"with {base} in a fresh process ", ids, once_more[0], fresh))
     hint = "What do your dice depend on besides the four numbers?"
     for hidden, when in (
         (masks[-2], "later in the same process"),
-        (torch.tensor(once_more[0]["labels"]) != IGNORED, "in a fresh process"),
+        (fresh, "in a fresh process"),
         (masks[-1], "with other words in the same places"),
     ):
         seen = f"{base} once more, {when}: other tokens are hidden"
@@ -424,6 +436,11 @@ def _of_one_mask(seen: str, ids: Tensor, result: Result, hidden: Tensor) -> Faul
         yield seen, "Labels hold what stood there before, and -100 where nothing is asked."
 
 
+@reports(
+    lambda texts, calls, _: (
+        [{"inputs": TENSOR, "labels": TENSOR, "ids_left": bool, "dice_left": bool}] * len(calls)
+    )
+)
 def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[Result]:
     results = []
     tensors: dict[int, Tensor] = {}  # by length: the same object for each text of that length
@@ -481,6 +498,12 @@ def _model(width: int, turned: bool) -> nn.ModuleDict:
     return nn.ModuleDict(parts)
 
 
+def _with_another_end(model: nn.ModuleDict, width: int) -> nn.ModuleDict:
+    """Give a model a last layer of its own, as for another task."""
+    model["out"] = nn.Linear(width, 5)
+    return model
+
+
 @question("16.3", "prepare(model, lr, epochs, samples, batch_size, ranks)", {DECAY: 1, RATES: 1})
 def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     calls: list[tuple[Any, ...]] = []
@@ -498,9 +521,9 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         form = width, turned != in_tens
         calls.append((form, (lr, epochs, samples, batch_size, ranks), a_rank, rng.randrange(1, a_rank - 2)))
     (all_found,) = ask(_prepared, calls)
-    for result, (_, arguments, a_rank, _) in zip(all_found, calls, strict=True):
-        yield _of_decay(result)
-        yield _of_decay(result | result["again"], f"{ONCE_MORE}, ")
+    for result, (form, arguments, a_rank, _) in zip(all_found, calls, strict=True):
+        yield _of_decay(result, _model(*form))
+        yield _of_decay(result | result["again"], _with_another_end(_model(*form), form[0]), f"{ONCE_MORE}, ")
         lr, epochs, samples, batch_size, ranks = arguments
         right = [_rate(lr, step, a_rank) for step in range(a_rank)]
         for name, rates in (("", result["rates"]), ("resumed: ", result["resumed"])):
@@ -528,13 +551,14 @@ def _line(lr: float, step: int, steps: int, rising: int) -> float:
     return lr * min((step + 1) / rising, (steps - step) / (steps - rising + 1))
 
 
-def _of_decay(result: Result, when: str = "") -> Finding:
+def _of_decay(result: Result, model: nn.Module, when: str = "") -> Finding:
+    parameters = [(name, parameter.ndim) for name, parameter in model.named_parameters()]
     if result["kind"] != PYTORCHS:
         seen = f"the optimizer is {result['kind']}"
         return Finding(DECAY, False, seen, "torch.optim has the one that is asked for.")
     wrong = [
         (name, ndim, decay)
-        for name, ndim, decay in result["decays"]
+        for (name, ndim), decay in zip(parameters, result["decays"], strict=True)
         if decay is None or abs(decay - (0.01 if ndim > 1 else 0.0)) > 1e-9
     ]
     name, ndim, decay = (wrong or [("", 0, 0.0)])[0]
@@ -543,7 +567,7 @@ def _of_decay(result: Result, when: str = "") -> Finding:
     hint = "Neither its name nor the kind of its module decides, only its shape."
     if decay is None:
         hint = "Every parameter belongs into one of the groups, or it is never trained."
-    elif len({own for _, _, own in result["decays"]}) == 1:
+    elif len(set(result["decays"])) == 1:
         hint = "All parameters have the same. "
         hint += "An optimizer takes groups of parameters, each with its own decay."
     return Finding(DECAY, not wrong, seen, hint)
@@ -574,6 +598,16 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     )
 
 
+def _seen_of(form: tuple[int, bool], steps: int) -> Result:
+    models = _model(*form), _with_another_end(_model(*form), form[0])
+    decays, others = ([(float, None) for _ in model.parameters()] for model in models)
+    rates = [float, float, ...]  # of a group at least
+    again = {"decays": others, "rates": rates}
+    seen = {"kind": str, "decays": decays, "again": again, "same_order": bool}
+    return seen | dict.fromkeys(("rates", "resumed"), [rates] * steps)
+
+
+@reports(lambda calls: [_seen_of(form, steps) for form, _, steps, _ in calls])
 @on_each_case
 def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: int, stop: int) -> Result:
     orders = []
@@ -599,16 +633,15 @@ def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: 
             schedule.step()
         return rates
 
-    def decays(model: nn.Module, optimizer: Any) -> list[tuple[str, int, float | None]]:
+    def decays(model: nn.Module, optimizer: Any) -> list[float | None]:
         of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-        return [(name, p.ndim, of.get(id(p))) for name, p in model.named_parameters()]
+        return [of.get(id(p)) for p in model.parameters()]
 
     model, optimizer, schedule = begin()
     kind = PYTORCHS if isinstance(optimizer, torch.optim.AdamW) else type(optimizer).__name__
     seen: Result = {"kind": kind, "decays": decays(model, optimizer)}
     seen["rates"] = go_on(optimizer, schedule, steps)
-    model["out"] = nn.Linear(form[0], 5)
-    _, optimizer, schedule = begin(model)
+    _, optimizer, schedule = begin(_with_another_end(model, form[0]))
     orders.pop()  # of another model
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     seen["again"] = {"decays": decays(model, optimizer), "rates": rates}

@@ -17,6 +17,7 @@ from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, refuse_unless
 from ..judging import Faults, by_call, far, first_fault, furthest
 from ..question import Ask, Finding, Refused, Result, question
+from ..shape import NUMBER, of_size, reports
 from ..wording import number
 from .cluster17 import LEFT, NO_DIRECTIVE, directives, gpus_of_a_node, minutes, names_a_shell, run_body
 
@@ -249,6 +250,15 @@ def _torchrun(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, rest
 
 
+NOTE: Result = {"words": [str, ...], "told": {str: str}, "what": ("torchrun", "python", "in vain")}
+
+
+@reports(
+    lambda cases, at: {
+        "text": str,
+        "runs": [{"notes": [NOTE | {"node": tuple(cases[at]["names"])}, ...], "said": str, "lost": str}] * 2,
+    }
+)
 def _submitted(answer: Any, cases: list[Case], at: int) -> Result:
     """Return the text of job file ``at`` and what its body did, run once for each job number."""
     for case in cases[: at + 1]:  # what an answer kept of one must not serve the next
@@ -319,6 +329,7 @@ def _numbers(seed: int, rank: int, shape: list[int]) -> torch.Tensor:
     return torch.randint(-(2**40), 2**40, shape, generator=generator).double()
 
 
+@reports(lambda calls: [{"sum": of_size(NUMBER, *shape), "sent": float} for *_, shape in calls])
 @in_group
 def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Result]:
     cable = _watch_the_cable()
@@ -497,6 +508,7 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
     return (hit or ["Rank by rank: who is next in the ring, and does that one sit on the same node?"])[0]
 
 
+@reports(lambda _, others: [[{str: NUMBER}] * (2 + bool(other)) for other in others])
 def _sent_over(answer: Any, cases: list[Any], others: list[Any]) -> list[list[Result]]:
     """Call twice for each case, and again with the nodes in ``others`` in the same list, if there are any."""
     results = []

@@ -22,6 +22,7 @@ from torch import nn
 from ..in_rank.file_audit import audit_files
 from ..in_rank.work import in_group, on_a_node_of_its_own
 from ..inputs import flat, network, tensor, trainable
+from ..shape import NUMBER, reports
 from ..wording import reason
 
 NEVER = -2
@@ -58,12 +59,14 @@ def _state(model: nn.Module) -> list[float]:
     return flat(numbers.double() for numbers in model.state_dict().values()).tolist()
 
 
-def undisturbed(plan: dict[str, Any]) -> list[float]:
-    """Return the final state of a training that is never killed."""
+def undisturbed(plan: dict[str, Any]) -> list[list[float]]:
+    """Return the states of a training that is never killed, as each epoch begins and at the end."""
     model, optimizer = _begun(plan["kind"], plan["values"][0])
+    states = [_state(model)]
     for epoch in range(plan["epochs"]):
         _epoch(model, optimizer, plan["data"] + 10 * epoch)
-    return _state(model)
+        states.append(_state(model))
+    return states
 
 
 def _start(
@@ -134,6 +137,19 @@ def _print_of(path: str) -> list[int] | None:
         return None
 
 
+def _note(plan: dict[str, Any]) -> dict[str, Any]:
+    state = [NUMBER] * len(_state(_begun(plan["kind"], 0)[0]))
+    return {"epoch": (int, None), "state": state, "file": ([int, int], None), "wrote": int}
+
+
+def _of_starts(rank: int, note: dict[str, Any]) -> dict[str, Any]:
+    notes = [note, ...]
+    of_each = {"first": notes, "end": str, "other": notes, "other end": str}
+    moments = [{"step": str, "notes": notes, "end": str}, ...]
+    return of_each | ({} if rank else {"again": notes, "again's end": str, "moments": moments})
+
+
+@reports(lambda plan, *_: partial(_of_starts, note=_note(plan)))
 def killed_often(
     answer: Any, plan: dict[str, Any], kill_in: int, break_after: int, look_after: int
 ) -> dict[str, Any]:
@@ -170,6 +186,7 @@ def _from_moments(answer: Any, plan: dict[str, Any]) -> list[dict[str, Any]]:
     return results
 
 
+@reports(lambda plan: {"second": [_note(plan), _note(plan), ...], "third": str, "stays": bool})
 @in_group
 def started_again(answer: Any, plan: dict[str, Any]) -> dict[str, Any]:
     """Start again after the first start, which was killed, and once more when the training is complete."""

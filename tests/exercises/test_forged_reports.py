@@ -1,0 +1,130 @@
+"""No forged report gains a point: neither a right one that lacks a part, nor a wrong one that is changed.
+
+What the ranks of an answer report is recorded once, then changed and judged many times, without any rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lib.exercises.question import QUESTIONS, Refused
+from course_lib.exercises.shape import SHAPES, misfit, shape_of
+from tests.exercises.forgeries import Report, constants, of_a_whole, of_one_place
+from tests.exercises.test_questions import the_first_to_end
+from tests.support.line_process import LineProcess
+
+# What a rank alone can see, as whether a mode was changed, it can deny: that is the report of another answer.
+LIES = ("bools: True", "bools: False", "text: ''")
+# What another rank found may be right here, too.
+MOVED = ("all say what rank 0 says", "each says what the one before it says")
+# What no verdict rests on, or what an answer may do once more or less, by question; words of the forgery
+MAY_LACK = {
+    "02.2": ("with one item more",),
+    "05.1": ("'early'",),
+    "09.2": ("without the last", "with one item more", "gone"),
+    "15.1": ("depth 2: of the first item again and again",),
+}
+# Points for the report of an earlier draw: for what a rank alone can see, and for what is alike in both draws
+FOR_EARLIER = {
+    "01.1": 2,
+    "01.2": 2,
+    "01.3": 1,
+    "04.2": 1,
+    "04.3": 3,
+    "07.1": 2,
+    "08.2": 1,
+    "08.3": 1,
+    "15.3": 2,
+}
+
+
+class Left:
+    """An `Ask` whose ranks have left a report, whatever they are asked; it keeps the shape of the first."""
+
+    def __init__(self, report: Report) -> None:
+        self._left = iter(report)
+        self.shape: Any = None
+
+    def __call__(self, work: Any, *args: Any, nprocs: int = 1) -> list[Any]:
+        assert work in SHAPES, "each work says the shape of its report"
+        if self.shape is None:
+            self.shape = shape_of(work, args)
+        for told in self._left:
+            return told
+        raise Refused("they left no more")
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        yield Path("/nowhere")
+
+
+class Forger:
+    """Has reports of a question judged, always for the same draw."""
+
+    def __init__(self, number: str, process: LineProcess) -> None:
+        self.number, self._process = number, process
+        self.right = self.report("solution", "drawn")
+        points, left = self._judged(self.right)
+        assert points == sum(QUESTIONS[number].properties.values())
+        self.most, self._shape = points, left.shape
+
+    def report(self, kind: str, seed: str) -> Report:
+        """What the ranks report of an answer; empty if one of them fails."""
+        index = the_first_to_end(self.number) if kind == "wrong" else 0
+        asked = {"number": self.number, "kind": kind, "index": index, "seed": seed, "report": True}
+        told = self._process.ask(asked)
+        assert told is not None
+        return [] if told["failed"] else told["report"]
+
+    def points(self, report: Report) -> float:
+        """The points for a report. Whatever it holds, the judge does not fail."""
+        if report and misfit(report[0], self._shape):  # as `question.Asking` finds, once all is drawn again
+            return 0
+        return self._judged(report)[0]
+
+    def _judged(self, report: Report) -> tuple[float, Left]:
+        points: dict[str, float] = {}
+        left = Left(report)
+        with contextlib.suppress(Refused):
+            for found in QUESTIONS[self.number].findings(left, random.Random("drawn")):
+                points[found.what] = found.points * found.ok
+        return sum(points.values()), left
+
+
+@pytest.fixture
+def forger(number: str, process: LineProcess) -> Forger:
+    return Forger(number, process)
+
+
+@pytest.mark.parametrize("number", QUESTIONS)
+def test_a_forged_report_gains_nothing(number: str, forger: Forger) -> None:
+    right, wrong = forger.right, forger.report("wrong", "drawn")
+    unforged = forger.points(wrong)
+    lies = (*LIES, *MOVED)
+    may_lack = MAY_LACK.get(number, ())
+    gained = [words for words, forged in constants(right) if forger.points(forged) > 0]
+    gained += [
+        words
+        for words, forged in (*of_a_whole(right), *of_one_place(right))
+        if words not in lies and not any(part in words for part in may_lack)
+        if forger.points(forged) == forger.most
+    ]
+    gained += [
+        f"a wrong one, {words}"
+        for words, forged in of_a_whole(wrong)
+        if words not in lies and forger.points(forged) > unforged
+    ]
+    assert gained == []
+
+
+@pytest.mark.parametrize("number", QUESTIONS)
+def test_the_report_of_an_earlier_draw_has_points_for_nothing_that_was_drawn(
+    number: str, forger: Forger
+) -> None:
+    assert forger.points(forger.report("solution", "drawn earlier")) <= FOR_EARLIER.get(number, 0)
