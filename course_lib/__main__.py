@@ -117,7 +117,10 @@ def board(asked: argparse.Namespace) -> int:
 
 
 def grade(asked: argparse.Namespace) -> int:
-    """Grade a class; interrupted (exit status 130), it continues when it is started again."""
+    """Grade a class; interrupted (exit status 130), it continues when it is started again.
+
+    The exit status is 1 if somebody has no grade.
+    """
     from .exercises.grading import tables
     from .exercises.grading.batch import grade_class
     from .exercises.grading.submissions import NoSubmissions
@@ -135,7 +138,11 @@ def grade(asked: argparse.Namespace) -> int:
     tables.write_csv(asked.csv, everyone, exercises)
     tables.write_report(asked.html, everyone, exercises)
     print(f"{len(everyone)} learners: {asked.csv}, {asked.html / 'index.html'}")
-    return 0
+    if without := [learner.name for learner in everyone if learner.has_no_grade]:
+        names = ", ".join(map(ascii, without[:10])) + ", …" * (len(without) > 10)
+        again = "the same command grades them, best while this machine has nothing else to do"
+        print(f"course grade: {len(without)} of them have no grade yet ({names}): {again}", file=sys.stderr)
+    return int(bool(without))
 
 
 def exercises(check: bool) -> int:

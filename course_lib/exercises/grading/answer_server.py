@@ -5,11 +5,12 @@ Requests and replies are JSON, one per line.
 
 A request is one of these, with an ``"id"`` that its replies repeat:
 
-- ``{"do": "run", "steps": […], "seconds": …}``: run a notebook. A step is ``{"cell": name, "source": …}`` or,
-  where an answer should be, ``{"question": number, "name": …}``. Replies: ``{"at": place}`` before each step;
+- ``{"do": "run", "files": {path: base64}, "steps": […], "seconds": …}``: run a notebook. A step is
+  ``{"cell": name, "source": …}``, with ``"definitions": true`` if nothing else of it is to run, or, where an
+  answer should be, ``{"question": number, "name": …}``. Replies: ``{"at": place}`` before each step;
   ``{"answer": number, "pickled": base64}`` or ``{"answer": number, "refused": words}``; ``{"done": true}``.
-- ``{"do": "keep", "pickled": base64, "cells": {name: source}}``: keep the answer for the next requests.
-  Reply: ``{"done": true}``, once ranks can start at once.
+- ``{"do": "keep", "files": {path: base64}, "pickled": base64, "cells": {name: source}}``: keep the answer for
+  the next requests. Reply: ``{"done": true}``, once ranks can start at once.
 - ``{"do": "folder"}``: make an empty folder. Reply: ``{"folder": path}``.
 - ``{"do": "ask", "work": base64, "args": […], "nprocs": …, "seconds": …}``: run the grader's work on ranks.
   Reply: ``{"texts": […]}`` by rank, ``{"refused": words}`` or ``{"trouble": words}``.
@@ -17,8 +18,10 @@ A request is one of these, with an ``"id"`` that its replies repeat:
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
+import importlib
 import itertools
 import json
 import linecache
@@ -31,12 +34,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from ...launcher.forkserver import wait_until_loaded, warm_up
 
 Message = dict[str, Any]
+DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 spawn = multiprocessing.util.spawnv_passfds  # starts multiprocessing's own programs
 
 
@@ -71,21 +76,45 @@ def close_all_but(*kept: int) -> None:
         os.closerange(last + 1, following)
 
 
+def _put(files: dict[str, str]) -> None:
+    """Write the files that lie beside the notebook to this folder."""
+    for path, content in files.items():
+        with contextlib.suppress(OSError):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(base64.b64decode(content))
+    importlib.invalidate_caches()
+
+
 # --- a notebook -------------------------------------------------------------------------------------------
 
 
 def run(request: Message) -> Iterator[Message]:
     """Run all cells in order, even after one has failed, and pickle the answers."""
+    _put(request["files"])
     shell, answered = _shell(), set()
     for place, step in enumerate(request["steps"]):
         yield {"at": place}
         if "cell" in step:
+            shell.ast_transformers = [_Definitions()] * bool(step.get("definitions"))
             _run_cell(shell, step["cell"], step["source"], request["seconds"])
         elif step["question"] not in answered:
             answer = _pickled_answer(shell, step["name"], request["seconds"])
             answered |= {step["question"]} if "pickled" in answer else set()
             yield {"answer": step["question"], **answer}
     yield {"done": True}
+
+
+class _Definitions(ast.NodeTransformer):
+    """Leaves of a cell what imports, or defines something without a call."""
+
+    def visit_Module(self, cell: ast.Module) -> ast.Module:
+        cell.body = [part for part in cell.body if isinstance(part, DEFINES) or _is_plain(part)]
+        return cell
+
+
+def _is_plain(part: ast.stmt) -> bool:
+    calls = any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(part))
+    return isinstance(part, ast.Assign | ast.AnnAssign) and not calls
 
 
 def _shell() -> Any:
@@ -141,6 +170,7 @@ _answer = b""  # pickled
 def keep(request: Message) -> Iterator[Message]:
     """Keep an answer for the requests that follow, and get ready to start ranks."""
     global _answer
+    _put(request["files"])
     _answer = base64.b64decode(request["pickled"])
     for name, source in request["cells"].items():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)

@@ -1,7 +1,9 @@
 """`course grade`: score a class's submissions in parallel, in worker processes.
 
-A score is kept as soon as it is known, under a hash of the notebook, the seed, the limit, the code of the
-exercises and PyTorch's version. So an interrupted batch goes on where it stopped.
+Each learner's submissions have walls, and cores, of their own. One that may have lost points because others
+had its cores is judged again, alone. A score is kept as soon as it is known, under a hash of the notebook and
+what lies beside it, the seed, the limit, the code of the exercises and PyTorch's version. So an interrupted
+batch goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -12,26 +14,31 @@ import hashlib
 import multiprocessing.connection
 import os
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+from unittest import mock
 
 import psutil
 import torch
 
+from ... import hardware
 from ...files import write_whole
 from ...kill import kill_families
 from ...launcher.forkserver import METHOD, wait_until_loaded, warm_up, without_main
 from ...launcher.guard import protect, release
 from . import score, submissions
 from .score import Score
+from .session import CannotJudge
 from .submissions import Submission, Unreadable
 from .walls import END_SECONDS, HOUSE, Walls, unprotected
 
 MOST_SECONDS = 1800.0  # for one submission, whatever it does
+PATIENCE = 4.0  # how many times the limits, by the clock, for one that is judged again, alone
 KEPT = "submissions"  # the folder of scores, one JSON file each
 
 
@@ -43,6 +50,25 @@ class Graded:
     score: Score
 
 
+@dataclass
+class Task:
+    """A submission to score, and the file for its score."""
+
+    submission: Submission
+    path: Path
+
+
+@dataclass
+class Place:
+    """Where one worker at a time is: the cores for what is in its walls, and how long to wait for these."""
+
+    cores: list[int]
+    patience: float = 1.0
+
+
+ALONE = Place([], PATIENCE)
+
+
 def grade_class(
     folders: Sequence[Path],
     report: Path,
@@ -51,8 +77,9 @@ def grade_class(
     seed: str = "",
     out: TextIO = sys.stderr,
 ) -> list[Graded]:
-    """Score all notebooks in the folders, ``jobs`` at a time, but for those whose score is in ``report``.
+    """Score all notebooks in the folders, but for those whose score is in ``report``.
 
+    ``jobs`` learners are graded at a time, each on an equal share of the cores; no more than there are cores.
     A notebook's cells together may take ``seconds``, and each question as many, up to `check.ALL_SECONDS`.
     Another seed draws other inputs. `NoSubmissions` is raised if there is nothing to grade.
     """
@@ -61,43 +88,38 @@ def grade_class(
         print(f"course grade: {warning}", file=out)
     (report / KEPT).mkdir(parents=True, exist_ok=True)
     score.answer_names()  # loads the judges, before workers do
-    paths = {notebook: report / KEPT / f"{_key(notebook, seed, seconds)}.json" for notebook in submitted}
+    paths = {each: report / KEPT / f"{_key(each, seed, seconds)}.json" for each in submitted}
     scores = {path: kept for path in paths.values() if (kept := _kept(path))}
-    left = {path: submission for submission, path in reversed(paths.items()) if path not in scores}
-    count = len({*paths.values()})
     if scores:
-        print(f"{len(scores)} of {count} submissions were graded before", file=out)
-    workers: list[Worker] = []
-    try:
-        while left or workers:
-            while left and len(workers) < jobs:
-                workers.append(Worker(seed, seconds))
-                workers[-1].take(*left.popitem())
-            multiprocessing.connection.wait([way for worker in workers for way in worker.ways], 1.0)
-            for worker in [worker for worker in workers if not worker.is_busy()]:
-                kept = _kept(worker.path)
-                # A failure is not kept: another time it may succeed
-                scores[worker.path] = kept or Score(trouble=[f"{worker.failure()}: look at it yourself"])
-                _show(len(scores), count, worker.submission.learner, out)
-                if left and kept:
-                    worker.take(*left.popitem())
-                else:
-                    worker.end()
-                    workers.remove(worker)
-    finally:
-        for worker in workers:
-            worker.end()
-        print(end="\n" * out.isatty(), file=out)
+        print(f"{len(scores)} of {len({*paths.values()})} submissions were graded before", file=out)
+    left = {path: submission for submission, path in reversed(paths.items()) if path not in scores}
+    by_learner: dict[str, list[Task]] = {}
+    for path, submission in reversed(left.items()):
+        by_learner.setdefault(submission.learner, []).append(Task(submission, path))
+    again: list[list[Task]] = []
+    with _nothing_left_in_the_temporary_folder():
+        try:
+            for groups, places in (([*by_learner.values()], _places(jobs)), (again, [ALONE])):
+                with contextlib.closing(_scored(groups, places, seed, seconds)) as found_out:
+                    for task, found in found_out:
+                        if found.crowded and groups is not again:
+                            again.append([task])
+                            continue
+                        scores[task.path] = found
+                        _show(len(scores), len({*paths.values()}), task.submission.learner, out)
+        finally:
+            print(end="\n" * out.isatty(), file=out)
     return [Graded(submission, scores[path]) for submission, path in paths.items()]
 
 
 def _key(submission: Submission, seed: str, seconds: float) -> str:
-    """Return a hash of the notebook, its name, the seed, the limit and the judges, to name a score's file."""
+    """Return a hash of the notebook, its name, what lies beside it, the seed, the limit and the judges."""
     try:
         text = submissions.content(submission.path)
     except Unreadable as why:
         text = str(why).encode()
-    about = text, submission.path.name, seed, seconds, _hash_of_the_judges()
+    beside = submissions.helpers(submission)
+    about = text, submission.path.name, beside, seed, seconds, _hash_of_the_judges()
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 
@@ -116,60 +138,108 @@ def _kept(path: Path) -> Score | None:
     return None
 
 
-class Worker:
-    """A process that scores one submission after the other, all in the same sandbox."""
+@contextlib.contextmanager
+def _nothing_left_in_the_temporary_folder() -> Iterator[None]:
+    """Have PyTorch's cache in a folder that is removed, and load no torchvision, which no judge needs."""
+    with (
+        tempfile.TemporaryDirectory(prefix="course-grade-", ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder, COURSE_LEAN="1"),
+    ):
+        yield
 
-    def __init__(self, seed: str, seconds: float) -> None:
+
+def _places(jobs: int) -> list[Place]:
+    """Share out the cores (Linux): without some of its own, a submission could be starved by another one."""
+    jobs = min(jobs, hardware.cores())
+    if jobs == 1 or not hasattr(os, "sched_setaffinity"):
+        return [Place([])] * jobs
+    cores, each = sorted(os.sched_getaffinity(0)), hardware.cores() // jobs
+    return [Place(cores[first : first + each]) for first in range(0, jobs * each, each)]
+
+
+def _scored(
+    groups: list[list[Task]], places: list[Place], seed: str, seconds: float
+) -> Generator[tuple[Task, Score]]:
+    """Score groups of submissions, each behind walls of its own, one group in each place at a time."""
+    workers: list[Worker] = []
+    try:
+        while groups or workers:
+            while groups and places:
+                workers.append(Worker(groups.pop(0), places.pop(0), seed, seconds))
+            multiprocessing.connection.wait([way for worker in workers for way in worker.ways], 1.0)
+            for worker in [*workers]:
+                yield from worker.scored()
+                if worker.is_over():
+                    worker.end()
+                    workers.remove(worker)
+                    places.append(worker.place)
+                    groups += [worker.tasks] if worker.tasks else []  # those after the one that it failed at
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class Worker:
+    """A process that scores some submissions, one after the other, behind walls of their own."""
+
+    def __init__(self, tasks: list[Task], place: Place, seed: str, seconds: float) -> None:
         warm_up()
         wait_until_loaded(threading.Event())
+        self.tasks, self.place = tasks, place  # tasks: those without a score
         context: Any = multiprocessing.get_context(METHOD)
-        self._way, its = context.Pipe()
-        self._process: Any = context.Process(target=_work, args=(its, seed, seconds))
+        self._way, its = context.Pipe(duplex=False)
+        self._process: Any = context.Process(target=_work, args=(its, tasks, place, seed, seconds))
         with without_main():
             self._process.start()
         its.close()
         protect([self._process.pid])
         self.ways = (self._way, self._process.sentinel)
-
-    def take(self, path: Path, submission: Submission) -> None:
-        """Give the worker its next submission; the score goes to the file at ``path``."""
-        self.path, self.submission = path, submission
         self._until = time.monotonic() + MOST_SECONDS
-        with contextlib.suppress(OSError, EOFError):  # the worker has ended: `is_busy` sees it
-            if self._way.poll():
-                self._way.recv()  # the "done" of the one before
-            self._way.send((submission.path, path))
 
-    def is_busy(self) -> bool:
-        """Return whether it is still at work on its submission, and in time."""
-        return self._process.exitcode is None and not self._way.poll() and time.monotonic() < self._until
+    def scored(self) -> Iterator[tuple[Task, Score]]:
+        """Yield the submissions that have a score by now, and the one that it failed at, if it did."""
+        has_ended = self._process.exitcode is not None
+        with contextlib.suppress(OSError, EOFError):
+            while self.tasks and self._way.poll():
+                found = self._way.recv()
+                self._until = time.monotonic() + MOST_SECONDS
+                yield self.tasks.pop(0), found
+        if self.tasks and has_ended:
+            why = f"grading it failed (exit code {self._process.exitcode})"
+            yield self.tasks.pop(0), Score(ungraded=why, crowded=True)
+        elif self.tasks and time.monotonic() > self._until:
+            yield self.tasks.pop(0), Score(ungraded=f"it was not done after {MOST_SECONDS / 60:.0f} minutes")
+            self._until = 0.0
 
-    def failure(self) -> str:
-        """Say why there is no score."""
-        self._process.join(END_SECONDS if self._way.poll() else 0)  # it may be ending
-        code = self._process.exitcode
-        return "it was not done in time" if code is None else f"grading it failed (exit code {code})"
+    def is_over(self) -> bool:
+        """Return whether it has ended, or is to be ended."""
+        return not self.tasks or self._process.exitcode is not None or not self._until
 
     def end(self) -> None:
-        """End the worker and everything in its sandbox."""
-        is_idle = self._process.exitcode is None and self._way.poll()
-        self._way.close()
-        self._process.join(END_SECONDS if is_idle else 0)  # an idle one tidies up
+        """End the worker and everything behind its walls."""
+        self._process.join(
+            END_SECONDS if self._until and not self.tasks else 0
+        )  # one that has scored all tidies up
         if self._process.exitcode is None:
             with contextlib.suppress(psutil.Error):
                 kill_families([psutil.Process(self._process.pid)])
             self._process.join(END_SECONDS)
+        self._way.close()
         release([self._process.pid])
 
 
-def _work(way: Any, seed: str, seconds: float) -> None:
+def _work(way: Any, tasks: list[Task], place: Place, seed: str, seconds: float) -> None:
     os.setsid()  # Ctrl-C is for the batch, which ends this
     torch.set_num_threads(1)
-    with Walls() as walls, contextlib.suppress(EOFError):
-        while True:
-            path, kept = way.recv()
-            write_whole(kept, score.score_file(path, seed, seconds, walls).to_json())
-            way.send("done")
+    with Walls(place.cores) as walls:
+        for task in tasks:
+            try:
+                found = score.score_submission(task.submission, seed, seconds, walls, place.patience)
+                if not found.crowded or place.patience > 1:
+                    write_whole(task.path, found.to_json())
+            except CannotJudge as why:
+                found = Score(ungraded=f"it could not be judged: {why}", crowded=True)
+            way.send(found)
 
 
 def _show(done: int, count: int, learner: str, out: TextIO) -> None:

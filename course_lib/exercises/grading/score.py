@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,16 +19,20 @@ import torch
 from ...by_value import dumps
 from .. import questions
 from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
+from ..in_rank.work import MOST_NUMBERS
 from ..judging import read
 from ..question import QUESTIONS, Finding, Question, Refused, Work
 from . import submissions
-from .submissions import Exercise, Unreadable
-from .walls import START_SECONDS, Session, SessionEnded, Walls
+from .session import Session, SessionEnded
+from .submissions import Exercise, Submission, Unreadable
+from .walls import START_SECONDS, Walls
 
 GRACE_SECONDS = 30.0  # beyond a limit that the sandbox itself keeps, for reports and the end of ranks
 CELL_SECONDS = 60.0  # for one cell
-MOST_STARTS = 4  # of a notebook, when its cells end the process that runs them
+MOST_STARTS = 6  # of a notebook, when its cells end the process that runs them
+AGAIN = 0.25  # of the first start's time, for each further one
 MOST_ANSWER = 24 << 20  # characters of a pickled answer, in base64
+MOST_PARTS = 2 * MOST_NUMBERS  # commas and brackets in what a rank reports
 MOST_PATH = 200  # characters
 MOST_LETTERS = 4000  # characters of what is said about a ✗, or went wrong
 
@@ -43,6 +46,8 @@ class Score:
     exercise: str | None = None  # "06"; None where the file could not be read
     trouble: list[str] = field(default_factory=list)
     feedback: dict[str, Feedback] = field(default_factory=dict)  # by question
+    ungraded: str = ""  # why there is no grade, if that is not the learner's fault
+    crowded: bool = field(default=False, compare=False)  # points were lost while others had its cores
 
     @property
     def points(self) -> float:
@@ -72,29 +77,56 @@ def answer_names() -> dict[str, str]:
     return {number: asked.form.partition("(")[0] for number, asked in QUESTIONS.items()}
 
 
-def score_file(path: Path, seed: str, seconds: float, walls: Walls) -> Score:
-    """Score the notebook in a file, as `score_notebook` does."""
+def score_submission(
+    submitted: Submission, seed: str, seconds: float, walls: Walls, patience: float = 1.0
+) -> Score:
+    """Score a submission, as `score_notebook` does."""
     try:
-        return score_notebook(submissions.content(path), path.name, seed, seconds, walls)
+        text = submissions.content(submitted.path)
+        files, notes = submissions.helpers(submitted)
+        score = score_notebook(text, submitted.path.name, seed, seconds, walls, files, patience)
     except Unreadable as why:
         return Score(trouble=[str(why)])
+    score.trouble += notes
+    return score
 
 
-def score_notebook(text: bytes, name: str, seed: str, seconds: float, walls: Walls) -> Score:
+def score_notebook(
+    text: bytes,
+    name: str,
+    seed: str,
+    seconds: float,
+    walls: Walls,
+    files: dict[str, bytes] | None = None,
+    patience: float = 1.0,
+) -> Score:
     """Run the notebook with these bytes and this file name in the sandbox, and return its score.
 
-    Seed and bytes determine what is drawn. All cells together may take ``seconds``, and each question as
-    many, but at most `ALL_SECONDS`. `Unreadable` is raised if it is no notebook of an exercise.
+    Seed and bytes determine what is drawn. `Unreadable` is raised if it is no notebook of an exercise, and
+    `CannotJudge` if a limit of time struck while others had the cores.
+
+    Parameters
+    ----------
+    seconds
+        All cells together may take as many, and so may each question, but at most `ALL_SECONDS`.
+    files
+        What lies beside the notebook, by path.
+    patience
+        How many times these limits it may take by the clock, on a machine that is busy with something else.
     """
     exercise = submissions.read(text, name, answer_names())
     names = {number: of for number, of in answer_names().items() if number.startswith(exercise.number)}
-    answers, notes = answers_of(exercise, names, seconds, walls)
+    beside = {path: base64.b64encode(content).decode() for path, content in (files or {}).items()}
+    walls.was_crowded = False
+    answers, notes = answers_of(exercise, names, seconds, walls, beside, patience)
     score = Score(exercise.number, exercise.notes + notes)
     hashed = hashlib.sha256(text).hexdigest()
-    cells = {cell.name: cell.source for cell in exercise.cells}
+    sources = {cell.name: cell.source for cell in exercise.cells}
     for number in names:
+        kept = {"do": "keep", "cells": sources, "files": beside} | answers.get(number, {})
         drawn = f"{seed} {hashed} {number}"
-        score.feedback[number] = _feedback(number, answers.get(number, {}), cells, drawn, seconds, walls)
+        score.feedback[number] = _feedback(number, kept, drawn, seconds, walls, patience)
+    score.crowded = walls.was_crowded and score.points < score.most
     return score
 
 
@@ -102,11 +134,17 @@ def score_notebook(text: bytes, name: str, seed: str, seconds: float, walls: Wal
 
 
 def answers_of(
-    exercise: Exercise, names: dict[str, str], seconds: float, walls: Walls
+    exercise: Exercise,
+    names: dict[str, str],
+    seconds: float,
+    walls: Walls,
+    files: dict[str, str],
+    patience: float,
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     """Run a notebook; return its answer to each question, pickled and never opened, or why there is none.
 
-    A cell that ends the process, or never comes to an end, is left out, and the notebook is run again.
+    When a cell ends the process, or never comes to an end, the notebook is run again with only what this cell
+    defines, and then without it. The last time, only what is defined is run, of all cells.
     """
     steps: list[Message] = [{"cell": cell.name, "source": cell.source} for cell in exercise.cells]
     asked = {number: {"question": number, "name": name} for number, name in names.items()}
@@ -114,29 +152,41 @@ def answers_of(
     steps += asked.values()  # at the end, those without an answer at their check
     notes: list[str] = []
     answers: dict[str, dict[str, str]] = {}
-    until = time.monotonic() + START_SECONDS + seconds
+    left = START_SECONDS + seconds
     a_cell = min(CELL_SECONDS, seconds)
-    for _ in range(MOST_STARTS):
+    request = {"do": "run", "seconds": a_cell * patience, "files": files}
+    for start in range(1, MOST_STARTS + 1):
         at = -1
+        if start == MOST_STARTS:
+            steps = [step | {"definitions": True} for step in steps]
         try:
             with walls.session() as session:
-                session.until = until
-                for reply in session.ask({"do": "run", "steps": steps, "seconds": a_cell}):
+                until = session.now() + left * patience
+                session.limit(left * patience)
+                for reply in session.ask(request | {"steps": steps}):
                     place, number = reply.get("at"), reply.get("answer")
                     if isinstance(place, int) and at < place < len(steps):
-                        at, session.until = place, min(until, time.monotonic() + a_cell + GRACE_SECONDS)
+                        if at >= 0:
+                            session.check_share(a_cell, patience)
+                        at = place
+                        session.limit(min(until - session.now(), a_cell * patience + GRACE_SECONDS))
                     if isinstance(number, str) and number in names:
-                        answers[number] = _answer(reply)
+                        found = _answer(reply)
+                        if "pickled" in found or "pickled" not in answers.get(number, {}):
+                            answers[number] = found
                     if reply.get("done"):
                         return answers, notes
         except SessionEnded as why:
             step = steps[at] if at >= 0 else {"cell": "what is around the cells"}
-            steps = [other for other in steps if other is not step]
             if "question" in step:
                 answers[step["question"]] = {"refused": f"your answer cannot be sent to the ranks: {why}"}
             else:
-                notes.append(f"{step['cell']} was left out: {why}")
-            until = time.monotonic() + START_SECONDS / MOST_STARTS + seconds / MOST_STARTS
+                but = "" if "definitions" in step else ", but for what it defines"
+                notes.append(f"{step['cell']} was left out{but}: {why}")
+            without = [{**step, "definitions": True}] if step.keys() == {"cell", "source"} else []
+            place = max(at, 0)
+            steps = steps[:place] + without + steps[place + (at >= 0) :]
+            left = AGAIN * (START_SECONDS + seconds)
     notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
     return answers, notes
 
@@ -154,7 +204,7 @@ def _answer(reply: Message) -> dict[str, str]:
 
 
 def _feedback(
-    number: str, answer: dict[str, str], cells: dict[str, str], seed: str, seconds: float, walls: Walls
+    number: str, kept: Message, seed: str, seconds: float, walls: Walls, patience: float
 ) -> Feedback:
     """Return the feedback on a question; the same seed draws the same inputs.
 
@@ -164,12 +214,12 @@ def _feedback(
     shared = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     for seeds in (random.seed, np.random.seed, torch.manual_seed):
         seeds(shared)
-    if "pickled" not in answer:
-        why = answer.get("refused", "the notebook did not come as far as this question")
+    if "pickled" not in kept:
+        why = kept.get("refused", "the notebook did not come as far as this question")
         feedback = judged(number, NoAnswer(why), random.Random(seed))
     else:
         with walls.session() as session:
-            ask = SandboxAsk(session, QUESTIONS[number], answer["pickled"], cells, seconds)
+            ask = SandboxAsk(session, QUESTIONS[number], kept, seconds, patience)
             feedback = judged(number, ask, random.Random(seed))
     feedback.trouble = feedback.trouble[:MOST_LETTERS]
     for finding in feedback.findings:
@@ -197,22 +247,24 @@ class SandboxAsk:
     """
 
     def __init__(
-        self, session: Session, asked: Question, pickled: str, cells: dict[str, str], seconds: float
+        self, session: Session, asked: Question, kept: Message, seconds: float, patience: float
     ) -> None:
-        self._session, self._asked = session, asked
-        self._answer: Message | None = {"do": "keep", "pickled": pickled, "cells": cells}  # until it is sent
+        self._session, self._asked, self._patience = session, asked, patience
+        self._kept: Message | None = kept  # the request to keep the answer, until it is sent
         self._left = min(ALL_SECONDS, seconds)
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-        if self._answer:
-            self._reply(self._answer, START_SECONDS)
-            self._answer = None
-        limit, began = seconds_for(self._left), time.monotonic()
+        if self._kept:
+            self._reply(self._kept, START_SECONDS)
+            self._kept = None
+        limit, began = seconds_for(self._left), self._session.now()
         request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
+        request |= {"nprocs": nprocs, "seconds": limit * self._patience}
         try:
-            reply = self._reply(request | {"nprocs": nprocs, "seconds": limit}, limit + GRACE_SECONDS)
+            reply = self._reply(request, limit * self._patience + GRACE_SECONDS)
         finally:
-            self._left -= time.monotonic() - began
+            self._session.check_share(limit, self._patience)
+            self._left -= self._session.now() - began
         return _seen(reply, nprocs)
 
     @contextlib.contextmanager
@@ -222,7 +274,7 @@ class SandboxAsk:
 
     def _reply(self, request: Message, seconds: float) -> Message:
         """Send a request and return the first reply."""
-        self._session.until = time.monotonic() + seconds
+        self._session.limit(seconds)
         try:
             return next(self._session.ask(request))
         except SessionEnded as why:
@@ -233,6 +285,8 @@ def _seen(reply: Message, nprocs: int) -> list[Any]:
     """Return what the works saw, by rank, from a reply that may be anything."""
     texts = reply.get("texts")
     if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(text, str) for text in texts):
+        if any(sum(map(text.count, ",[{")) > MOST_PARTS for text in texts):
+            raise Refused(f"your code gave back more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
         return [read(text) for text in texts]
     for kind, error in (("refused", Refused), ("trouble", Troubled)):
         if isinstance(words := reply.get(kind), str):

@@ -1,7 +1,8 @@
 """Deny system calls that nothing in the sandbox needs, by a seccomp filter for bubblewrap.
 
 Keyrings pass through all other walls. A new user namespace gives every capability inside it, and so exposes
-more of the kernel to attack. What is in a file without a name (memfd) counts towards no limit.
+more of the kernel to attack. What is in a file without a name (memfd) counts towards no limit. Each sandbox
+has cores of its own, and keeps to them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ LOAD, EQUALS, HAS_BITS, AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 CLONE_NEWUSER = 0x10000000
 X32 = 0x40000000  # set in the call numbers of the x32 ABI
-# The architecture; add_key, request_key, keyctl, memfd_create, bpf, userfaultfd and setns; clone and unshare,
-# which are needed, but not for user namespaces
+# The architecture; add_key, request_key, keyctl, memfd_create, bpf, userfaultfd, setns and sched_setaffinity;
+# clone and unshare, which are needed, but not for user namespaces
 MACHINES = {
-    "x86_64": (0xC000003E, (248, 249, 250, 319, 321, 323, 308), (56, 272)),
-    "aarch64": (0xC00000B7, (217, 218, 219, 279, 280, 282, 268), (220, 97)),
+    "x86_64": (0xC000003E, (248, 249, 250, 319, 321, 323, 308, 203), (56, 272)),
+    "aarch64": (0xC00000B7, (217, 218, 219, 279, 280, 282, 268, 122), (220, 97)),
 }
 EVERYWHERE = (425, 435, 438)  # io_uring_setup; clone3, for which libc falls back to clone; pidfd_getfd
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,8 +16,12 @@ from typing import Any
 
 MOST_BYTES = 20 << 20  # of a notebook, with the pictures in it
 MOST_CELLS = 2000
+MOST_FILES = 100  # beside a notebook
+MOST_BESIDE = 16 << 20  # bytes of them together
+SAVE_IT = "open it in JupyterLab, save it there and hand it in again"
 OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_.])")  # "06_ddp_with_spawn", and cells "e06-1-check"
 A_CHECK = re.compile(r"""check\(\s*["'](\d\d\.\d)["']\s*,""")
+OF_TOOLS = re.compile(r"\.(git|ipynb_checkpoints|Trash.*|venv|cache|vscode)|__MACOSX|__pycache__")  # folders
 
 
 class Unreadable(Exception):
@@ -29,6 +34,7 @@ class Submission:
 
     learner: str
     path: Path
+    is_alone: bool = False  # in a folder of the learner's own
 
     @property
     def name(self) -> str:
@@ -63,25 +69,83 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
 
     A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
     exercise is, to the one that the folder's name gives. A notebook further down belongs to the learner that
-    the subfolder's name gives. Links to folders are not followed. `NoSubmissions` is raised if a folder does
-    not exist, or if there is no notebook in any.
+    the subfolder's name gives. Links to folders are not followed. A subfolder without a notebook is in the
+    list, too, to be refused, unless it lies beside notebooks. `NoSubmissions` is raised if a folder does not
+    exist, or if there is no notebook in any.
     """
     submitted: dict[tuple[str, str], Submission] = {}
     for folder in folders:
         if not folder.is_dir():
             raise NoSubmissions(f"there is no folder {str(folder)!r}")
-        for path in folder.rglob("*.ipynb"):
-            parts = path.relative_to(folder).parts
-            if path.is_dir() or any(part.startswith(".") for part in parts):
+        entries = sorted(folder.iterdir())
+        directly = list(filter(_is_notebook, entries))
+        of_one = bool(directly) and all(OF_AN_EXERCISE.match(path.name) for path in directly)
+        for path in directly:
+            learner = folder.resolve().name if OF_AN_EXERCISE.match(path.name) else path.stem
+            submitted[learner, str(path)] = Submission(_in_letters(learner), path, of_one)
+        for path in entries:
+            if OF_TOOLS.fullmatch(path.name) or not path.is_dir():
                 continue
-            learner = parts[0]
-            if len(parts) == 1:
-                learner = folder.resolve().name if OF_AN_EXERCISE.match(path.name) else path.stem
-            submitted[learner, str(path)] = Submission(_in_letters(learner), path)
-    if not submitted:
+            notebooks = [] if path.is_symlink() else list(_notebooks_in(path))
+            for notebook in notebooks or [path] * (not directly):
+                submitted[path.name, str(notebook)] = Submission(_in_letters(path.name), notebook, True)
+    if not any(map(_is_notebook, (each.path for each in submitted.values()))):
         where = ", ".join(map(str, folders))
         raise NoSubmissions(f"there is no notebook (.ipynb) in {where}: name the folder with the submissions")
     return [submitted[key] for key in sorted(submitted)]
+
+
+def _is_notebook(path: Path) -> bool:
+    return path.suffix.lower() == ".ipynb" and not path.name.startswith(".") and not path.is_dir()
+
+
+def _notebooks_in(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if _is_notebook(path) and not any(map(_is_hidden, path.relative_to(folder).parts)):
+            yield path
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or bool(OF_TOOLS.fullmatch(name))
+
+
+def helpers(submission: Submission) -> tuple[dict[str, bytes], list[str]]:
+    """Return the files beside a notebook in the learner's own folder, and what was left out of them.
+
+    Neither notebooks nor hidden files are among them, nothing is that a link leads to, and no folder with
+    notebooks, which may be another learner's.
+    """
+    files: dict[str, bytes] = {}
+    left_out: list[str] = []
+    size = 0
+    folder = submission.path.parent
+    for path in _beside(folder) if submission.is_alone and _is_notebook(submission.path) else ():
+        with contextlib.suppress(OSError, Unreadable):
+            if len(files) == MOST_FILES or size + path.stat().st_size > MOST_BESIDE:
+                left_out.append(_in_letters(path.name))
+                continue
+            files[str(path.relative_to(folder))] = found = content(path)
+            size += len(found)
+    if not left_out:
+        return files, []
+    most = f"{MOST_FILES} files of {MOST_BESIDE >> 20} MiB together"
+    names = ", ".join(left_out[:3]) + ", …" * (len(left_out) > 3)
+    return files, [f"of the files beside the notebook {names} could not come along: {most} are the most"]
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder, and then those below it; a bounded number of them."""
+    seen = 0
+    for place, names, found in os.walk(folder):
+        below = [Path(place, name) for name in sorted(names) if not _is_hidden(name)]
+        names[:] = [each.name for each in below if not each.is_symlink() and not any(_notebooks_in(each))]
+        for name in sorted(found):
+            path = Path(place, name)
+            if not name.startswith(".") and not _is_notebook(path) and not path.is_symlink():
+                seen += 1
+                yield path
+            if seen > 10 * MOST_FILES:
+                return
 
 
 def _in_letters(name: str) -> str:
@@ -96,10 +160,14 @@ def content(path: Path) -> bytes:
     except OSError as error:
         why = f"it cannot be opened: {error.strerror}"
         if error.errno == errno.ELOOP:
-            why = "it is a link to another file, which is not followed: hand in the file"
+            why = "it is a link to another file, which is not followed: hand in the file itself"
         raise Unreadable(why) from None
     with open(file, "rb") as opened:
         about = os.fstat(file)
+        if stat.S_ISDIR(about.st_mode):
+            raise Unreadable(
+                "there is no notebook (.ipynb) in the folder: hand in the one that you worked in"
+            )
         if not stat.S_ISREG(about.st_mode):
             raise Unreadable("it is no file, but a folder, a pipe or a device")
         if about.st_size > MOST_BYTES:
@@ -115,29 +183,36 @@ def read(text: bytes, name: str, questions: Collection[str]) -> Exercise:
     `Unreadable` is raised if it is not a notebook, or not one of an exercise of this course.
     """
     notes = []
+    encoding = json.detect_encoding(text)
     try:
-        words = text.decode("utf-8-sig")
+        words = text.decode(encoding)
+        if not encoding.startswith("utf-8"):
+            notes.append(f"it is in {encoding.upper()}, and was read as that: {SAVE_IT}")
     except UnicodeDecodeError as error:
-        notes.append(f"it is not in UTF-8 (byte {text[error.start]:#x}), and was read as Latin-1")
+        notes.append(f"it is not in UTF-8 (byte {text[error.start]:#x}), and was read as Latin-1: {SAVE_IT}")
         words = text.decode("latin-1")
     try:
         whole = json.loads(words)
         cells = whole["cells"]
-        if not isinstance(cells, list) or whole["nbformat"] != 4:
+        if not isinstance(cells, list) or whole.get("nbformat", 4) != 4:
             raise TypeError
+        if "nbformat" not in whole:
+            notes.append(f"it does not say its nbformat, and was read as version 4: {SAVE_IT}")
     except RecursionError:
         raise Unreadable("its JSON is nested too deep") from None
     except ValueError as error:
-        raise Unreadable(f"it is not JSON, as notebooks are ({error!s:.100})") from None
-    except (KeyError, TypeError):
-        raise Unreadable("it is JSON, but no notebook of version 4: open and save it in JupyterLab") from None
+        raise Unreadable(f"it is not JSON, as notebooks are ({error!s:.100}): {SAVE_IT}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise Unreadable(f"it is JSON, but no notebook of version 4: {SAVE_IT}") from None
     if len(cells) > MOST_CELLS:
         raise Unreadable(f"it has {len(cells)} cells, and {MOST_CELLS} are the most")
     if (language := _language(whole)) != "python":
         notes.append(f"its kernel is for {language:.30}, and its cells were run as Python")
     code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
     number = _exercise(code, name, {question[:2] for question in questions})
-    return Exercise(number, list(_cells(code, number, questions)), notes)
+    found = list(_cells(code, number, questions))
+    notes += filter(None, map(_more_than_a_check, found))
+    return Exercise(number, found, notes)
 
 
 def _language(whole: dict[str, Any]) -> str:
@@ -186,6 +261,16 @@ def _cells(code: list[dict[str, Any]], number: str, questions: Collection[str]) 
         shown = count if isinstance(count, int) and 0 < count < 10**6 else place
         checked = _checked(cell, source, number)
         yield Cell(f"Cell In[{shown}]", source, checked if checked in questions else None)
+
+
+def _more_than_a_check(cell: Cell) -> str:
+    """Say so if a cell that checks a question has more in it, which is not run."""
+    if cell.number is None:
+        return ""
+    lines = [line.strip() for line in cell.source.splitlines()]
+    more = next((line for line in lines if line and line[0] != "#" and not A_CHECK.match(line)), "")
+    where = f"{cell.name}, which checks {cell.number}, has more in it than its check ({more:.40})"
+    return more and f"{where}: cells with checks are not run, so put your answer into the cell above it"
 
 
 def _checked(cell: dict[str, Any], source: str, number: str) -> str | None:

@@ -17,6 +17,7 @@ from ...figures.tables import html_table
 from ...files import write_whole
 from ..question import QUESTIONS
 from .batch import Graded
+from .score import Score
 
 # nbgrader's export has these columns first; those that are not known here stay empty.
 OF_NBGRADER = (
@@ -53,12 +54,25 @@ class LearnerGrades:
         exercise = self.best.get(number[:2])
         return exercise.score.feedback[number].points if exercise else None
 
-    def total(self, exercises: Sequence[str]) -> float:
+    def total(self, exercises: Sequence[str]) -> float | None:
+        """Return the points; None if a submission could not be graded, for no fault of the learner's."""
+        if self.has_no_grade:
+            return None
         return sum(entry.score.points for number, entry in self.best.items() if number in exercises)
 
     @property
+    def has_no_grade(self) -> bool:
+        return any(entry.score.ungraded for entry in self.graded)
+
+    @property
     def trouble(self) -> list[str]:
-        return [f"{entry.submission.name}: {words}" for entry in self.graded for words in entry.score.trouble]
+        return [f"{entry.submission.name}: {words}" for entry in self.graded for words in notes(entry.score)]
+
+
+def notes(score: Score) -> list[str]:
+    """Return what is said beside the points of a submission."""
+    again = f"it has no grade yet: {score.ungraded}. The same command grades it again"
+    return [*score.trouble, *[again] * bool(score.ungraded)]
 
 
 def learners(graded: Iterable[Graded]) -> list[LearnerGrades]:
@@ -82,7 +96,10 @@ def _most(number: str) -> float:
 
 
 def write_csv(path: Path, everyone: Sequence[LearnerGrades], exercises: Sequence[str]) -> None:
-    """Write one row per learner; a question of an exercise not submitted is empty, and counts as 0."""
+    """Write one row per learner; a question of an exercise not submitted is empty, and counts as 0.
+
+    Where a submission could not be graded, the score is empty.
+    """
     questions = _questions(exercises)
     most = sum(map(_most, questions))
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -102,8 +119,13 @@ def _number(points: float | None) -> str:
 
 
 def _text(words: str) -> str:
-    """Escape words so that a spreadsheet shows them and does not run them as a formula."""
-    words = "".join(letter if letter.isprintable() else " " for letter in words)
+    """Escape words so that each reader finds the same columns, and no spreadsheet runs them as a formula.
+
+    Two names that differ still do so afterwards. A quotation mark becomes a typographic one, since not all
+    readers know that a doubled one is one.
+    """
+    words = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in words)
+    words = words.replace('"', "\u201d")
     return f"'{words}" if words.lstrip().startswith(A_FORMULA) else words
 
 
@@ -120,8 +142,8 @@ def write_report(folder: Path, everyone: Sequence[LearnerGrades], exercises: Seq
         points = {number: learner.points(number) for number in questions}
         cells = "".join(f"<td>{_number(value) or '–'}</td>" for value in points.values())
         link = f'<a href="{page}">{html.escape(name)}</a>'
-        notes = html.escape("; ".join(trouble)[:300])
-        rows.append(f"<tr><td>{link}</td><td>{score:g}</td>{cells}<td>{notes}</td></tr>")
+        said = html.escape("; ".join(trouble)[:300])
+        rows.append(f"<tr><td>{link}</td><td>{_number(score) or '–'}</td>{cells}<td>{said}</td></tr>")
         summary.append({"learner": name, "score": score, "points": points, "trouble": trouble})
     most = sum(map(_most, questions))
     whole = {"exercises": list(exercises), "max_score": most, "learners": summary}
@@ -175,10 +197,9 @@ def _page_of(learner: LearnerGrades, exercises: Sequence[str]) -> str:
     for entry in learner.graded:
         score = entry.score
         counts = learner.best.get(score.exercise or "") is entry and score.exercise in exercises
-        parts.append(
-            f"<h2>{html.escape(entry.submission.name)}: {score.points:g} of {score.most:g} points</h2>"
-        )
-        parts += [] if counts else ["<p>It does not count.</p>"]
-        parts += [f"<p>Note: {html.escape(words)}</p>" for words in score.trouble]
+        points = "no grade" if score.ungraded else f"{score.points:g} of {score.most:g} points"
+        parts.append(f"<h2>{html.escape(entry.submission.name)}: {points}</h2>")
+        parts += [] if counts or score.ungraded else ["<p>It does not count.</p>"]
+        parts += [f"<p>Note: {html.escape(words)}</p>" for words in notes(score)]
         parts += [feedback._repr_html_() for feedback in score.feedback.values()]
     return "\n".join(parts)

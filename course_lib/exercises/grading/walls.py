@@ -3,19 +3,15 @@
 With bubblewrap it sees no network, no processes but its own, and of files only `SYSTEM`, `OF_ETC`, Python,
 its packages, and this library without the judges. Without it, only the limits apply (see `unprotected`).
 
-A `Session` runs a submission's code, in Linux namespaces of its own, which the `supervisor` in the sandbox
-makes and ends. Where it cannot, each session has a sandbox of its own.
+A `session.Session` runs a submission's code, in Linux namespaces of its own, which the `supervisor` in the
+sandbox makes and ends. Where it cannot, each session has a sandbox of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import json
-import math
 import os
-import re
-import secrets
 import shutil
 import site
 import socket
@@ -23,28 +19,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from ... import hardware
 from .seccomp import seccomp_filter
+from .session import CannotJudge, Session, SessionEnded
+from .usage import Waiting, own_bytes, proportional_bytes, tasks_of_this_user
 
 HOUSE = Path(__file__).parents[2]  # course_lib
 QUESTIONS = HOUSE / "exercises" / "questions"
 MOST_PROCESSES = 768  # threads count, too: five ranks on a large machine have a few hundred
 MOST_FILE_BYTES = 256 << 20
 MOST_DISK_BYTES = 512 << 20  # in each of /tmp and /dev/shm, which are in memory
-MOST_MEMORY_BYTES = min(8 << 30, psutil.virtual_memory().total // 2)  # of all processes together
+MOST_MEMORY_BYTES = min(8 << 30, hardware.memory()[0] // 2)  # of all processes together
 MOST_DATA_BYTES = 6 << 30  # of one process; Python with PyTorch starts with 1 GiB or less
-MOST_REPLY_BYTES = 96 << 20  # of one line: five ranks' answers, encoded as JSON once more
-LOOK_SECONDS = 0.25  # between two looks at memory and processes
 START_SECONDS = 180.0  # for Python and PyTorch in the sandbox, on a busy machine
 END_SECONDS = 20.0  # for the processes in the sandbox to be gone
 LEAST_FREE = 0.05  # of the machine's memory, whoever uses the rest
-OWN = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)  # in /proc/N/status, in KiB
 PR_SET_CHILD_SUBREAPER = 36
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 OF_ETC = ["ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nsswitch.conf"]
@@ -54,14 +49,6 @@ WITHOUT = (
     "the solutions and other submissions among them), and your other processes. Install it (apt-get install "
     "bubblewrap), or grade on a machine that you can afford to lose."
 )
-
-
-class SessionEnded(Exception):
-    """The session is over before its time; the message tells the learner why."""
-
-
-class CannotJudge(BaseException):
-    """This machine cannot judge now; not an Exception, so that no judge takes it for an answer's fault."""
 
 
 @functools.cache
@@ -147,9 +134,17 @@ class Walls(AbstractContextManager["Walls"]):
     """A sandboxed process and all that it starts; a context manager that leaves nothing of them.
 
     The calling process adopts their orphans, and kills them: it must start nothing else meanwhile.
+
+    Parameters
+    ----------
+    cores
+        The only ones that they may use; by default all that the calling process may. With bubblewrap, they
+        cannot change that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cores: Collection[int] = ()) -> None:
+        self._cores = cores
+        self.was_crowded = False  # any of the sessions
         self._bubblewrap = not unprotected()
         hidden = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # by a session's own
         self._namespaces = self._bubblewrap and not hidden  # until a start fails
@@ -174,7 +169,11 @@ class Walls(AbstractContextManager["Walls"]):
                     if not self._supervisor_does(theirs):
                         raise CannotJudge("the process behind the walls did not start")
             try:
-                yield Session(ours, self._check_limits)
+                waiting = Waiting(len(self._cores) or hardware.cores())
+                check = functools.partial(self._check_limits, waiting)
+                session = Session(ours, check, lambda: waiting.seconds)
+                yield session
+                self.was_crowded |= session.is_crowded
             finally:
                 if not (self._namespaces and self._supervisor_does()):
                     self._end()
@@ -191,7 +190,7 @@ class Walls(AbstractContextManager["Walls"]):
         if self._process is not None:
             return
         user = _a_user() if self._bubblewrap else 0
-        processes = MOST_PROCESSES + (0 if user else _tasks_of_this_user())
+        processes = MOST_PROCESSES + (0 if user else tasks_of_this_user())
         limits = processes, MOST_FILE_BYTES, MOST_DATA_BYTES, MOST_DISK_BYTES * self._namespaces
         program = f"from {__package__}.supervisor import main; main({user}, *{limits})"
         command = [sys.executable, "-c", program]
@@ -206,16 +205,17 @@ class Walls(AbstractContextManager["Walls"]):
             file.seek(0)
             if self._bubblewrap:
                 command = _bubblewrap(user, self._namespaces, file.fileno() if calls else None) + command
-            self._process = subprocess.Popen(
-                command,
-                stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=_environment(folder),
-                cwd=folder,
-                start_new_session=True,
-                pass_fds=[file.fileno()],
-            )
+            with _on(self._cores):
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=its.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_environment(folder),
+                    cwd=folder,
+                    start_new_session=True,
+                    pass_fds=[file.fileno()],
+                )
 
     def _end(self) -> None:
         if self._process is None:
@@ -240,105 +240,37 @@ class Walls(AbstractContextManager["Walls"]):
         """Return the sandbox's processes: all descendants of this process that it did not have before."""
         return set(psutil.Process().children(recursive=True)) - self._others
 
-    def _check_limits(self) -> None:
+    def _check_limits(self, waiting: Waiting) -> None:
         """Raise SessionEnded if all processes in the sandbox together exceed a limit.
 
         If the machine has hardly any memory left, nobody knows whose fault that is: raise CannotJudge.
         """
         family = self._family()
+        waiting.look(family)
         if len(family) > MOST_PROCESSES:
             raise SessionEnded(f"your code started more than {MOST_PROCESSES} processes")
-        if sum(map(_own_bytes, family)) > MOST_MEMORY_BYTES < sum(map(_proportional_bytes, family)):
+        if sum(map(own_bytes, family)) > MOST_MEMORY_BYTES < sum(map(proportional_bytes, family)):
             raise SessionEnded(f"your code took more than {MOST_MEMORY_BYTES / 2**30:.1f} GiB of memory")
-        memory = psutil.virtual_memory()
-        if memory.available < LEAST_FREE * memory.total:
-            raise CannotJudge(f"{memory.available / 2**20:.0f} MiB of this machine's memory are left")
+        total, available = hardware.memory()
+        if available < LEAST_FREE * total:
+            raise CannotJudge(f"{available / 2**20:.0f} MiB of this machine's memory are left")
 
 
-class Session:
-    """A connection to a sandboxed process: messages there and back, until a deadline that can be moved."""
-
-    def __init__(self, connection: socket.socket, check_limits: Callable[[], None]) -> None:
-        connection.settimeout(LOOK_SECONDS)
-        self._connection, self._check_limits = connection, check_limits
-        self._rest = bytearray()  # of a message that has come in part
-        self._checked = 0.0
-        self.until = math.inf  # the deadline, by time.monotonic()
-
-    def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send a request and yield the replies to it, and to no other; what they contain is untrusted.
-
-        `SessionEnded` is raised if the process does not read or reply any more, or not in time, if a reply is
-        too long, or if the sandbox exceeds its limits.
-        """
-        mark = secrets.token_hex(8)
-        unsent = memoryview(json.dumps(request | {"id": mark}).encode() + b"\n")
-        while unsent:
-            unsent = unsent[self._in_time(self._connection.send, unsent[: 1 << 16]) :]
-        for reply in self._messages():
-            if reply.get("id") == mark:
-                yield reply
-
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        while data := self._in_time(self._connection.recv, 1 << 20):
-            *lines, rest = data.split(b"\n")
-            if lines:
-                lines[0] = bytes(self._rest) + lines[0]
-                self._rest.clear()
-            self._rest += rest
-            if len(self._rest) > MOST_REPLY_BYTES:
-                raise SessionEnded(f"more than {MOST_REPLY_BYTES >> 20} MiB came back from your code")
-            for line in lines:
-                with suppress(ValueError, RecursionError):
-                    if isinstance(message := json.loads(line), dict):
-                        yield message
-        raise SessionEnded("your code ended the process that runs it")
-
-    def _in_time(self, call: Callable[[Any], Any], argument: Any) -> Any:
-        """Return what a method of the connection returns; check the deadline and the limits meanwhile."""
-        while time.monotonic() < self.until:
-            if time.monotonic() - self._checked > LOOK_SECONDS:
-                self._check_limits()
-                self._checked = time.monotonic()
-            try:
-                return call(argument)
-            except TimeoutError:
-                continue
-            except OSError:
-                raise SessionEnded("your code ended the process that runs it") from None
-        raise SessionEnded("your code was not done in time")
-
-
-def _own_bytes(process: psutil.Process) -> int:
-    """Return a process's memory without files' pages: quick, but pages that forks share count in each."""
-    with suppress(OSError):
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        return 1024 * sum(map(int, OWN.findall(status)))
-    with suppress(psutil.Error):  # not Linux
-        return process.memory_info().rss
-    return 0
-
-
-def _proportional_bytes(process: psutil.Process) -> int:
-    """Return memory, with shared pages divided among their users (PSS) where that is known; slow."""
+@contextmanager
+def _on(cores: Collection[int]) -> Iterator[None]:
+    """Let what is started inside the block run on these cores only, if there are any (Linux)."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
     try:
-        return process.memory_full_info().pss
-    except (psutil.AccessDenied, AttributeError):
-        return _own_bytes(process)
-    except psutil.NoSuchProcess:
-        return 0
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _inherit(orphans: bool) -> None:
     """Set whether this process adopts those of its descendants that lose their parent (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans))
-
-
-def _tasks_of_this_user() -> int:
-    """Count this user's processes and threads, which the system counts together."""
-    count, own = 0, os.geteuid()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            count += process.num_threads() if process.uids().real == own else 0
-    return count

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,17 @@ def results(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (folder.parent / "report").glob("submissions/*.json")}
 
 
-def test_a_class_is_graded_and_goes_on_where_it_was_stopped(folder: Path) -> None:
+def test_a_class_is_graded_and_goes_on_where_it_was_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # short: there are sockets in it
+        monkeypatch.setenv("TMPDIR", temporary)
+        monkeypatch.delenv("COURSE_LEAN", raising=False)
+        _graded_and_stopped(folder)
+        assert os.listdir(temporary) == []
+
+
+def _graded_and_stopped(folder: Path) -> None:
     first = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(lambda: results(folder), what="the first result")
     family = psutil.Process(first.pid).children(recursive=True)
@@ -58,11 +69,13 @@ def test_a_class_is_graded_and_goes_on_where_it_was_stopped(folder: Path) -> Non
     said = first.communicate(timeout=120)[1]
     assert first.returncode == 130, said
     assert "the same command goes on from here" in said
+    assert "Traceback" not in said
     wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1], what="the end of all that it started")
     before = results(folder)
 
     done = subprocess.run(command(folder, "--jobs", "2"), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
     assert f"{len(before)} of 5 submissions were graded before" in done.stderr
     assert before.items() <= results(folder).items()
     assert {name: (row["score"], row["max_score"]) for name, row in rows(folder).items()} == {
@@ -110,7 +123,7 @@ def test_a_grader_that_is_killed_leaves_nothing_at_work(folder: Path) -> None:
     wait_for(lambda: not psutil.wait_procs(left, timeout=0)[1], what="the end of all that it started")
 
 
-def test_a_worker_that_dies_costs_no_other_submission(folder: Path) -> None:
+def test_a_worker_that_dies_twice_leaves_an_empty_field_and_costs_no_other_submission(folder: Path) -> None:
     (folder / "bert" / "03_data_parallel.ipynb").unlink()
     (folder / "anna" / "03_data_parallel.ipynb").write_bytes(notebook("import time\ntime.sleep(600)"))
     grader = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -121,12 +134,51 @@ def test_a_worker_that_dies_costs_no_other_submission(folder: Path) -> None:
         parents = [unless_gone(process.parent, None) for process in sandboxes]
         return [each for each in parents if each and each != me and alive(each) and not is_sandbox(each)]
 
-    wait_for(workers, what="a worker")[0].kill()
+    for _ in range(2):  # the second time it is judged alone
+        worker = wait_for(workers, what="a worker")[0]
+        worker.kill()
+        wait_for(lambda worker=worker: worker not in workers(), what="its end")
     said = grader.communicate(timeout=600)[1]
-    assert grader.returncode == 0, said
-    assert "exit code -9" in rows(folder)["anna"]["trouble"], rows(folder)["anna"]
+    assert grader.returncode == 1, said
+    assert "1 of them have no grade yet ('anna')" in said
+    anna = rows(folder)["anna"]
+    assert (anna["score"], anna["raw_score"]) == ("", "")
+    assert "exit code -9" in anna["trouble"]
     assert "link to another file" in rows(folder)["dora"]["trouble"]
-    assert len(results(folder)) == 3, "what failed on this side is tried again another time"
+    assert "no notebook (.ipynb) in the folder" in rows(folder)["bert"]["trouble"]
+    assert len(results(folder)) == 4, "what failed on this side is tried again another time"
+
+
+SPINS = """
+import os
+for _ in range(600):
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                pass
+    except OSError:
+        break
+while True:
+    pass
+"""
+
+
+def test_a_submission_that_spins_costs_its_neighbour_nothing(tmp_path: Path) -> None:
+    if reason := walls.unprotected():
+        missing(reason)
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("with one core, one submission is judged at a time")
+    folder = tmp_path / "class"
+    for learner, text in {"anna": notebook(SPINS, SPINS), "bert": SOLUTION}.items():
+        (folder / learner).mkdir(parents=True)
+        (folder / learner / "03_data_parallel.ipynb").write_bytes(text)
+    done = subprocess.run(
+        command(folder, "--jobs", "2", "--timeout", "30"), capture_output=True, text=True, timeout=1200
+    )
+    bert = rows(folder)["bert"]
+    assert (bert["score"], bert["trouble"]) == ("10", ""), done.stderr
+    assert rows(folder)["anna"]["score"] in ("0", "")
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import course_lib
-from course_lib.exercises.grading import score, walls
+from course_lib.exercises.grading import score, session, usage, walls
 from course_lib.exercises.grading.score import Score
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.needs import missing
@@ -39,6 +39,7 @@ WALLS: list[walls.Walls] = []
 def _walled(questions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(score, "GRACE_SECONDS", 20.0)
     monkeypatch.setattr(walls, "END_SECONDS", 120.0)  # on a busy machine a hundred processes take long to end
+    monkeypatch.setattr(usage.Waiting, "look", lambda *_: None)  # a limit that strikes is one, busy or not
     yield
     # bubblewrap, its first process, and the supervisor
     wait_for(lambda: len(WALLS[0]._family()) <= 3, what="the end of all that the sessions started")
@@ -135,8 +136,30 @@ ENDS = {
 def test_what_ends_its_process_costs_itself_alone(name: str) -> None:
     result = harmed(ENDS[name])
     if name != "SIGKILL to all":  # which spares the one that sends it
-        assert "Cell In[2] was left out: your code ended the process that runs it" in result.trouble
+        assert (
+            "Cell In[2] was left out, but for what it defines: your code ended the process that runs it"
+            in result.trouble
+        )
     assert result.feedback["99.1"].trouble
+
+
+def test_cells_that_end_their_process_cost_no_other_question() -> None:
+    """Neither the answers in them nor those below, however many they are."""
+    ends = "import os\nos._exit(0)"
+    text = notebook(f"{HONEST_FIRST}\n{ends}", check(1), *[ends] * 8, HONEST_SECOND, *[ends] * 8, check(2))
+    assert points(score_of(text)) == [2, 3]
+
+
+def test_what_lies_beside_the_notebook_is_there_in_its_cells_and_on_ranks() -> None:
+    first = (
+        "import helper\ndef first(numbers):\n    return helper.total(numbers, open('data/zero.txt').read())\n"
+    )
+    second = HONEST_SECOND.replace("import torch\n", "import torch, helper\n")
+    files = {"helper.py": b"def total(numbers, more):\n    return sum(numbers) + int(more)\n"}
+    files["data/zero.txt"] = b"0"
+    text = notebook(first, "assert open('data/zero.txt').read() == '0'", check(1), second, check(2))
+    assert points(score.score_notebook(text, "99_toys.ipynb", "", 60.0, WALLS[0], files)) == [2, 3]
+    assert points(score_of(text)) == [0, 0], "the next one has nothing of it"
 
 
 def test_100_mb_of_output_are_not_kept() -> None:
@@ -487,7 +510,7 @@ def mischief():
             found.append(name)
     if (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) != ("1", "2"):
         found.append("new privileges")
-    calls = {"keyctl": 250, "add_key": 248, "memfd_create": 319, "pidfd_getfd": 438}
+    calls = {"keyctl": 250, "add_key": 248, "memfd_create": 319, "pidfd_getfd": 438, "sched_setaffinity": 203}
     if os.uname().machine == "x86_64":
         for name, number in calls.items():
             if libc.syscall(number, 0, 0, 0, 0) != -1 or ctypes.get_errno() != errno.ENOSYS:
@@ -527,7 +550,7 @@ def test_a_machine_without_memory_makes_no_grade(when: str, monkeypatch: pytest.
     if when == "in its cells":
         monkeypatch.setattr(walls, "LEAST_FREE", 2.0)
     monkeypatch.setattr(score, "answers_of", then)
-    with pytest.raises(walls.CannotJudge, match="of this machine's memory are left"):
+    with pytest.raises(session.CannotJudge, match="of this machine's memory are left"):
         score_of(notebook(HONEST_FIRST, check(1)))
 
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course_lib.exercises.grading import submissions as module
 from course_lib.exercises.grading.score import answer_names
 from course_lib.exercises.grading.submissions import (
     MOST_BYTES,
     NoSubmissions,
+    Submission,
     Unreadable,
     content,
+    helpers,
     read,
     submissions,
 )
@@ -121,8 +124,70 @@ def test_latin_1_is_read_all_the_same() -> None:
     text = json.dumps({"cells": [cell("# é")], "metadata": {}, "nbformat": 4}, ensure_ascii=False)
     found = read(text.encode("latin-1"), "99_toys.ipynb", QUESTIONS)
     assert found.cells[0].source == "# é"
-    assert "not in UTF-8 (byte 0xe9)" in found.notes[0]
+    assert "not in UTF-8 (byte 0xe9), and was read as Latin-1: open it in JupyterLab" in found.notes[0]
     assert read(b"\xef\xbb\xbf" + text.encode(), "99_toys.ipynb", QUESTIONS).notes == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_read_and_said(encoding: str) -> None:
+    text = json.dumps({"cells": [cell("# é")], "metadata": {}, "nbformat": 4}, ensure_ascii=False)
+    found = read(text.encode(encoding), "99_toys.ipynb", QUESTIONS)
+    assert found.cells[0].source == "# é"
+    (note,) = found.notes
+    assert note.startswith(f"it is in {encoding.upper()}")
+    assert "save it there" in note
+
+
+def test_without_nbformat_it_is_read_and_said() -> None:
+    found = read(json.dumps({"cells": [cell("x")]}).encode(), "99_toys.ipynb", QUESTIONS)
+    assert [each.source for each in found.cells] == ["x"]
+    assert "does not say its nbformat" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ('check("99.1", first)', ""),
+        ('# my answer\n\ncheck("99.1", first)\n', ""),
+        ("def first(numbers):\n    return 3\ncheck('99.1', first)", "def first(numbers):"),
+        ("first = sum", "first = sum"),
+        ("", ""),
+    ],
+)
+def test_an_answer_in_the_cell_of_the_check_is_said(source: str, more: str) -> None:
+    notes = read(notebook(cell(source, "e99-1-check")), "99_toys.ipynb", QUESTIONS).notes
+    assert len(notes) == bool(more)
+    assert not more or f"({more})" in notes[0]
+    assert not more or "put your answer into the cell above" in notes[0]
+
+
+def test_what_lies_beside_a_notebook_comes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the solution")
+    place = tmp_path / "class"
+    names = ["anna/helper.py", "anna/data/a.csv", "anna/.hidden", "anna/__pycache__/helper.pyc", "bert/b.py"]
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(name)
+    for name in ("anna/99_toys.ipynb", "anna/old/98.ipynb", "bert/99_toys.ipynb", "cleo.ipynb"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(notebook())
+    (place / "anna" / "old" / "another.py").write_text("of another notebook")
+    (place / "anna" / "link").symlink_to(secret)
+    (place / "anna" / "all").symlink_to("/")
+    (place / "beside-cleo.py").write_text("of whom?")
+    os.mkfifo(place / "anna" / "pipe")
+    found = {str(each.path.relative_to(place)): helpers(each) for each in submissions([place])}
+    assert found["anna/99_toys.ipynb"] == (
+        {"helper.py": b"anna/helper.py", "data/a.csv": b"anna/data/a.csv"},
+        [],
+    )
+    assert found["bert/99_toys.ipynb"] == ({"b.py": b"bert/b.py"}, [])
+    assert found["cleo.ipynb"] == ({}, [])
+    monkeypatch.setattr(module, "MOST_BESIDE", 20)
+    files, notes = helpers(Submission("anna", place / "anna" / "99_toys.ipynb", True))
+    assert list(files) == ["helper.py"]
+    assert "a.csv could not come along: 100 files of 0 MiB together are the most" in notes[0]
 
 
 def test_another_kernel_is_noted() -> None:

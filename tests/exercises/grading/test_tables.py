@@ -140,3 +140,47 @@ def test_of_a_notebook_that_was_handed_in_twice_one_counts(tmp_path: Path) -> No
     tables.write_report(tmp_path, [learner], ["06"])
     (page,) = tmp_path.glob("learner-*.html")
     assert (learner.total(["06"]), page.read_text().count("It does not count.")) == (5, 1)
+
+
+NAMES = ["a\uff0fb", "a\u2215b", "a\\b", "a\nb", "a\tb", "a\u2028b", "a b", 'a"b', 'a","b', "=1+1", "..."]
+NAMES += ["caf\udce9", "\u202ea", " a", "x" * 255, "a;b", "'a", "Müller, Anna", "-rf"]
+
+
+def test_every_folder_has_a_row_whatever_its_name_is_and_has_in_it(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "06_ddp.ipynb").write_text("{}")
+    for name in ("empty", "another ending", "hidden"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "another ending" / "06_ddp.py").write_text("")
+    (tmp_path / "hidden" / ".06_ddp.ipynb").write_text("{}")
+    (tmp_path / "a link").symlink_to("/")
+    for name in (".git", "__MACOSX", ".ipynb_checkpoints"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "06_ddp.ipynb").write_text("{}")
+    found = [Graded(each, Score()) for each in submissions([tmp_path])]
+    tables.write_csv(tmp_path / "grades.csv", tables.learners(found), ["06"])
+    text = (tmp_path / "grades.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert len({row["student_id"] for row in rows}) == len(rows) == len(NAMES) + 4
+    assert {row["max_score"] for row in rows} == {"10"}
+    assert {"a\uff0fb", "a\\nb", "a\u201db", "'=1+1", "...", "empty", "a link"} <= {
+        row["student_id"] for row in rows
+    }
+    # Readers that know nothing of doubled quotation marks
+    assert {line.count('","') for line in text.splitlines()} == {len(rows[0]) - 1}
+
+
+def test_who_has_no_grade_has_an_empty_field_and_not_0(tmp_path: Path) -> None:
+    found = [graded("anna", 5.0), graded("bert", 5.0)]
+    found.append(Graded(Submission("bert", Path("07.ipynb")), Score(ungraded="too little memory")))
+    everyone = tables.learners(found)
+    assert [learner.has_no_grade for learner in everyone] == [False, True]
+    tables.write_csv(tmp_path / "grades.csv", everyone, ["06"])
+    anna, bert = csv.DictReader((tmp_path / "grades.csv").read_text().splitlines())
+    assert (anna["score"], bert["score"], bert["raw_score"]) == ("5", "", "")
+    assert "07.ipynb: it has no grade yet: too little memory. The same command" in bert["trouble"]
+    tables.write_report(tmp_path, everyone, ["06"])
+    assert json.loads((tmp_path / "grades.json").read_text())["learners"][1]["score"] is None
+    (page,) = tmp_path.glob("learner-bert-*.html")
+    assert "07.ipynb: no grade" in page.read_text()

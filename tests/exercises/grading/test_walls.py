@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from course_lib.exercises.check import judged
-from course_lib.exercises.grading import score, walls
+from course_lib.exercises.grading import score, session, walls
 from course_lib.exercises.grading.batch import grade_class
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.needs import missing
@@ -119,7 +119,7 @@ def _sockets(process: psutil.Process) -> set[str]:
 
 
 @contextmanager
-def says(program: str) -> Iterator[walls.Session]:
+def says(program: str) -> Iterator[session.Session]:
     """A program of a test's own on the other side of the way."""
     ours, theirs = socket.socketpair()
     with (
@@ -128,22 +128,22 @@ def says(program: str) -> Iterator[walls.Session]:
         subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs) as there,
     ):
         theirs.close()
-        session = walls.Session(ours, lambda: None)
-        session.until = time.monotonic() + 60
+        told = session.Session(ours, lambda: None)
+        told.limit(60)
         try:
-            yield session
+            yield told
         finally:
             there.kill()
 
 
 def replies(program: str, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 16) -> tuple[list[Any], str]:
-    monkeypatch.setattr(walls, "MOST_REPLY_BYTES", most)
+    monkeypatch.setattr(session, "MOST_REPLY_BYTES", most)
     found = []
     with says(program) as there:
         try:
             for each in there._messages():
                 found.append(each)
-        except walls.SessionEnded as why:
+        except session.SessionEnded as why:
             return found, str(why)
     raise AssertionError("it has no end")
 
@@ -154,6 +154,9 @@ def replies(program: str, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 16) 
         ("print('{\"a\": 1}')", [{"a": 1}], "ended the process"),
         ("print('nonsense\\n[1]\\n3\\n{\"a\"\\n{}')", [{}], "ended the process"),
         ("print('[' * 50000)", [], "ended the process"),
+        ("print('{\"a\": [' + '[],' * 500 + '[]]}')", [], "ended the process"),
+        ("print('{' + '\"a\": \"\",' * 500 + '\"b\": 3}')", [], "ended the process"),
+        ("print('{\"a\": \"' + '[],\\\\\"' * 5000 + '\"}')", [{"a": '[],"' * 5000}], "ended the process"),
         ("while True: print('x' * 1000, end='')", [], "more than 0 MiB came back"),
         (
             "import sys; sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n{}\\n')",
@@ -172,8 +175,8 @@ def test_what_comes_is_data_or_nothing(
 
 def test_who_does_not_read_is_given_up() -> None:
     with says("import time; time.sleep(600)") as there:
-        there.until = time.monotonic() + 1
-        with pytest.raises(walls.SessionEnded, match="not done in time"):
+        there.limit(1)
+        with pytest.raises(session.SessionEnded, match="not done in time"):
             next(there.ask({"long": "x" * (1 << 20)}))
 
 
@@ -187,6 +190,54 @@ def test_who_does_not_read_is_given_up() -> None:
 def test_a_reply_that_is_none_is_refused(reply: dict[str, Any]) -> None:
     with pytest.raises(score.Refused, match="cannot be read"):
         score._seen(reply, 2)
+
+
+def test_of_a_list_without_end_nothing_is_read() -> None:
+    """In memory, a list takes twenty times the room of its text."""
+    told = '{"seen": [' + "[]," * (score.MOST_PARTS // 2) + "[]]}"
+    with pytest.raises(score.Refused, match="more than 400,000 numbers"):
+        score._seen({"texts": [told]}, 1)
+
+
+@pytest.mark.usefixtures("questions", "nothing_left")
+def test_a_submission_has_cores_of_its_own() -> None:
+    if reason := walls.unprotected():
+        missing(reason)
+    program = """
+import os
+def first(numbers):
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count()))
+        changed = "changed"
+    except OSError:
+        changed = "unchanged"
+    return f"{sorted(os.sched_getaffinity(0))} {changed}"
+"""
+    own = max(os.sched_getaffinity(0))
+    with walls.Walls([own]) as there:
+        feedback = score.score_notebook(
+            notebook(program, check(1)), "99_toys.ipynb", "", 60.0, there
+        ).feedback
+    assert f"[{own}] unchanged" in feedback["99.1"].findings[0].seen
+    assert len(os.sched_getaffinity(0)) > 1 or os.cpu_count() == 1
+
+
+def test_who_has_no_cores_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock stands still; after so many times the limit nobody can say who was too slow."""
+    monkeypatch.setattr(session, "MOST_WAITING", 1.5)
+    began = time.monotonic()
+    with says("import time; time.sleep(600)") as there:
+        there._waited = lambda: time.monotonic() - began
+        there.limit(1)
+        with pytest.raises(session.CannotJudge, match="others had the cores of this machine"):
+            next(there.ask({}))
+        assert there.is_crowded
+        with pytest.raises(session.CannotJudge, match="had the cores of this machine for 0 s"):
+            there.check_share(1, 1.0)
+        there._waited = lambda: 0.0
+        there.limit(1)
+        there.check_share(1, 1.0)
+        assert not there.is_crowded
 
 
 @pytest.mark.parametrize("number", score.answer_names())

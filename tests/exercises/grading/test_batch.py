@@ -1,0 +1,84 @@
+"""Who is judged when, where, and again: with workers that only say what they are told to."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from course_lib.exercises.grading import batch
+from course_lib.exercises.grading.batch import Place, Task, grade_class
+from course_lib.exercises.grading.score import Score
+
+
+class Worker:
+    """Scores by a learner's name: what it says at the first and at the second time."""
+
+    SAYS: ClassVar[dict[str, list[Score]]] = {}
+    begun: ClassVar[list[tuple[list[str], Place, int]]] = []
+    at_work: ClassVar[int] = 0
+
+    def __init__(self, tasks: list[Task], place: Place, *_: Any) -> None:
+        Worker.at_work += 1
+        Worker.begun.append(([task.submission.learner for task in tasks], place, Worker.at_work))
+        self.tasks, self.place = tasks, place
+        self._ways = socket.socketpair()
+        self._ways[1].send(b"!")
+        self.ways = self._ways[:1]
+
+    def scored(self) -> Iterator[tuple[Task, Score]]:
+        found = Worker.SAYS[self.tasks[0].submission.learner].pop(0)
+        yield self.tasks.pop(0), found
+
+    def is_over(self) -> bool:
+        return True  # as one that has failed, if there are tasks left
+
+    def end(self) -> None:
+        Worker.at_work -= 1
+        for way in self._ways:
+            way.close()
+
+
+@pytest.fixture
+def _workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "Worker", Worker)
+    monkeypatch.setattr(batch, "unprotected", lambda: "")
+    monkeypatch.setattr(batch.hardware, "cores", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
+    Worker.begun.clear()
+
+
+@pytest.mark.usefixtures("_workers")
+def test_who_lost_points_on_a_crowded_machine_is_judged_again_alone(tmp_path: Path) -> None:
+    good, bad, crowded = Score("06"), Score("06", ["wrong"]), Score("06", ["wrong"], crowded=True)
+    failed, late = Score(ungraded="it failed", crowded=True), Score(ungraded="it was not done")
+    Worker.SAYS = {"anna": [good, bad], "bert": [crowded, good], "cleo": [crowded, crowded]}
+    Worker.SAYS |= {"dora": [failed, failed], "emil": [late]}
+    for learner in Worker.SAYS:
+        (tmp_path / "class" / learner).mkdir(parents=True)
+        for number in range(2 if learner == "anna" else 1):
+            (tmp_path / "class" / learner / f"06_{number}.ipynb").write_text(f"{learner} {number}")
+    graded = grade_class([tmp_path / "class"], tmp_path / "report", jobs=2, out=io.StringIO())
+    assert [entry.score for entry in graded] == [good, bad, good, crowded, failed, late]
+    assert not any(Worker.SAYS.values())
+    learners = [["anna", "anna"], ["bert"], ["cleo"], ["dora"], ["emil"]]
+    assert [found for found, *_ in Worker.begun[:5]] == learners
+    first, again = Worker.begun[:6], Worker.begun[6:]
+    assert {tuple(place.cores) for _, place, _ in first} == {(1, 3), (5, 7)}, "equal shares"
+    assert {place.patience for _, place, _ in first} == {1.0}
+    assert [(found, place.cores, place.patience, at_work) for found, place, at_work in again] == [
+        ([name], [], batch.PATIENCE, 1) for name in ("bert", "cleo", "dora")
+    ]
+
+
+@pytest.mark.usefixtures("_workers")
+@pytest.mark.parametrize(("jobs", "cores"), [(1, [[]]), (2, [[1, 3], [5, 7]]), (3, [[1], [3], [5]])])
+def test_the_cores_are_shared_out(jobs: int, cores: list[list[int]]) -> None:
+    assert [place.cores for place in batch._places(jobs)] == cores
+    assert len(batch._places(99)) == 4, "no more at a time than there are cores"
