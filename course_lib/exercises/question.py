@@ -2,7 +2,8 @@
 
 A judge reaches an answer only through `Ask`: ``ask(work, *args, nprocs=3)`` runs ``work(answer, *args)`` on
 fresh ranks (`in_rank`) and returns what it returned there, by rank, as plain data. So a judge neither has the
-answer nor runs its code, a work contains no expected value, and only JSON crosses between them.
+answer nor runs its code, a work contains no expected value, and only JSON crosses between them. A judge reads
+no report that is not of the shape written next to its work (`shape`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ LIES = ("bools: True", "bools: False", "text: ''")
 MOVED = ("all say what rank 0 says", "each says what the one before it says")
 # What no verdict rests on, or what an answer may do once more or less, by question; words of the forgery
 MAY_LACK = {
+    "01.2": ("'saved', ", "'tensors', "),
     "02.2": ("with one item more",),
     "05.1": ("'early'",),
     "09.2": ("without the last", "with one item more", "gone"),

@@ -45,8 +45,8 @@ def answer_in_a_rank(asked: Any, work: Work, answer: bytes, args: Any) -> None:
 
     That file can be forged: the answer runs in this process, and may write the file itself and end the
     process. No secret helps, since the process would have to know it. So a judge sends no expected value
-    here, and checks relations that forged numbers are unlikely to satisfy, such as between what all ranks
-    sent and received; a grader reads the answers.
+    here; every report must be of the shape that its work gives it (`shape.reports`), and a judge compares it
+    with what follows from the draw.
     """
     path = answer_file(Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"]))
     with limited():

@@ -64,7 +64,8 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     empty[rng.randrange(others)] = []
     results = ask(_mean_losses, [empty, few], nprocs=others)
     for turn, (losses, of_turn) in enumerate(zip([empty, few] * 2, by_call(results), strict=True)):
-        yield _of_means(NOTHING, [value for value, _ in of_turn], losses, again=turn > 1)
+        what = UNEVEN if turn > 1 else NOTHING  # the same lists again
+        yield _of_means(what, [value for value, _ in of_turn], losses, again=turn > 1)
 
 
 def _losses(rng: random.Random, order: Sequence[int], least: int) -> list[list[float]]:
@@ -285,13 +286,14 @@ def sum_metrics(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [_metrics(rng, others, rng.sample(NAMES, count), lacking=2) for count in (6, 4)]
     results = by_call(ask(_summed, cases, nprocs=others))
     missing = [
-        first_fault(MISSING, _of_sums(of_turn, metrics, again=turn > 1))
+        first_fault(ORDER if turn > 1 else MISSING, _of_sums(of_turn, metrics, again=turn > 1))
         for turn, (metrics, of_turn) in enumerate(zip(cases * 2, results, strict=True))
     ]
     if all(finding.ok for finding in missing):  # otherwise it may hang here, and tell less
         cases[0][rng.randrange(others)] = []  # a rank without any name
         results = by_call(ask(_summed, cases[:1], nprocs=others))
-        missing += [first_fault(MISSING, _of_sums(of_turn, cases[0])) for of_turn in results]
+        missing.append(first_fault(MISSING, _of_sums(results[0], cases[0])))
+        missing += [first_fault(ORDER, _of_sums(of_turn, cases[0], again=True)) for of_turn in results[1:]]
     yield from missing
 
 
