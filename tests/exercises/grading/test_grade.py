@@ -170,11 +170,11 @@ def test_a_submission_that_spins_costs_its_neighbour_nothing(tmp_path: Path) -> 
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("with one core, one submission is judged at a time")
     folder = tmp_path / "class"
-    for learner, text in {"anna": notebook(SPINS, SPINS), "bert": SOLUTION}.items():
+    for learner, text in {"anna": notebook(SPINS), "bert": SOLUTION}.items():
         (folder / learner).mkdir(parents=True)
         (folder / learner / "03_data_parallel.ipynb").write_bytes(text)
     done = subprocess.run(
-        command(folder, "--jobs", "2", "--timeout", "30"), capture_output=True, text=True, timeout=1200
+        command(folder, "--jobs", "2", "--timeout", "15"), capture_output=True, text=True, timeout=1200
     )
     bert = rows(folder)["bert"]
     assert (bert["score"], bert["trouble"]) == ("10", ""), done.stderr
