@@ -21,7 +21,7 @@ from course_lib.run_folder import ASKED, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 
-NOTHING = {"called": {}, "pending": [], "last": []}
+NOTHING = {"called": {}, "pending": [], "recent": []}
 
 
 def record(path: Path) -> dict[str, Any]:
