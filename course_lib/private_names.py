@@ -19,6 +19,9 @@ CachedFunction = functools._lru_cache_wrapper
 WITHOUT_ZIP = {"_use_new_zipfile_serialization": False}
 
 
+HANDLERS: list[Any] = []  # C++ may call them until the process ends: see `on_cpp_terminate`
+
+
 def fork_server_pid() -> int | None:
     """Return the process id of this process's fork server; None if it has none (Python 3.11 to 3.13)."""
     return getattr(_fork_server(), "_forkserver_pid", None)
@@ -97,6 +100,7 @@ def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
             handler(before)()
 
     ours = handler(give_up)
+    HANDLERS.append(ours)
     before = set_terminate(ctypes.cast(ours, ctypes.c_void_p))
 
     def undo() -> None:

@@ -97,12 +97,15 @@ class Lookout:
 def flight() -> dict[str, Any]:
     """Return how many collectives each process group has called, those not over yet, and the latest."""
     called: dict[str, int] = {}
-    calls, pending = [], []
+    calls: list[dict[str, Any]] = []
+    pending = []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         entries = [(entry, "") for entry in collectives()]
         entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
         for entry, over in sorted(entries, key=lambda pair: pair[0].get("time_created_ns", 0)):
             group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
+            if number < called.get(group, 0):  # the group was destroyed and made again
+                calls = [call for call in calls if call["group"] != group]
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})

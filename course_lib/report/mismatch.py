@@ -55,7 +55,8 @@ def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups |
     for rank, its in enumerate(groups):
         for name, ranks in its.items():
             made.setdefault(name, {})[rank] = ranks
-    differ = [name for name, ranks in made.items() if len({tuple(each) for each in ranks.values()}) > 1]
+    differ = [name for name, its in made.items() if len({*map(tuple, its.values())}) > 1]
+    differ = [name for name in differ if max(map(len, made[name].values())) > 1]  # alone, none meets another
     return OtherGroups(differ[0], made[differ[0]]) if differ else None
 
 

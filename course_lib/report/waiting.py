@@ -41,7 +41,7 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     living = [rank for rank in ranks if exit_codes.get(rank) is None]
     unanswered = living if explained else _ask_for_records(run, living)
     # now: the signal may interrupt what kept its threads
-    silent = {} if explained else {rank: _silent(run, rank) for rank in unanswered}
+    silent = {} if explained else {rank: silence_of(run, rank) for rank in unanswered}
     ask_stacks(run, unanswered)
     until = time.monotonic() + TELL_SECONDS
     while any(_is_about_to_tell(run, rank) for rank in living) and time.monotonic() < until:
@@ -78,7 +78,7 @@ def stalled(run: Run) -> str:
     ranks = range(run.world_size)
     working = [rank for rank in ranks if not run.trace(rank).has_returned()]
     since = {rank: record_of(run, rank).get("since", math.inf) for rank in working}
-    silent = {rank: _silent(run, rank) for rank in working}
+    silent = {rank: silence_of(run, rank) for rank in working}
     stood = {rank: silent[rank] or run.clock(rank) - since[rank] for rank in working}
     stuck = [rank for rank, seconds in stood.items() if seconds >= WARN_SECONDS]
     states = [state_of(run, rank, silent=silent.get(rank)) for rank in ranks] if stuck or not working else []
@@ -143,7 +143,7 @@ def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
     return same[-1]._replace(root=meets["root"]) if same and "root" in meets else Call(**meets)
 
 
-def _silent(run: Run, rank: int) -> float | None:
+def silence_of(run: Run, rank: int) -> float | None:
     """Return for how long none of the threads of a rank at work has run; None if they do, as far as known.
 
     Its main thread is in C code that does not release Python's interpreter lock, or its process is stopped.

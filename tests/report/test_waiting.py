@@ -138,7 +138,7 @@ CASES = {
     "a group of some": (
         [ELSEWHERE, ELSEWHERE, waits(2, group="7"), elsewhere({"0": 4, "7": 1})],
         (),
-        "rank 3 never called all_reduce (collective 2), in which rank 2 waited",
+        "rank 3 never called all_reduce of group [2, 3] (collective 2), in which rank 2 waited",
     ),
     "over NCCL, which counts for itself": (
         [waits(5, group="0 over nccl"), elsewhere({"0": 4, "0 over nccl": 4})],
