@@ -64,15 +64,14 @@ def progress() -> Progress:
     best = results()
     exercises: dict[str, list[tuple[float, float, str]]] = {}  # for each question: points, of how many, mark
     for number, asked in sorted(QUESTIONS.items()):
-        most = sum(asked.properties.values())
+        most = float(sum(asked.properties.values()))
         points = min(best.get(number, (0.0, most))[0], most)
         mark = "✓" if points == most else "begun" if number in best else "–"
         exercises.setdefault(number.split(".")[0], []).append((points, most, mark))
     rows = []
-    for exercise, asked_there in exercises.items():
-        points, most, marks = zip(*asked_there, strict=True)
-        rows.append(
-            {"exercise": exercise, "points": f"{sum(points):g} of {sum(most):g}", "": "  ".join(marks)}
-        )
-    every = [each for asked_there in exercises.values() for each in asked_there]
+    for exercise, of_it in exercises.items():
+        points, most = (sum(each[i] for each in of_it) for i in (0, 1))
+        marks = "  ".join(mark for _, _, mark in of_it)
+        rows.append({"exercise": exercise, "points": f"{points:g} of {most:g}", "": marks})
+    every = [each for of_it in exercises.values() for each in of_it]
     return Progress(rows, sum(each[0] for each in every), sum(each[1] for each in every), shared_where())

@@ -20,16 +20,18 @@ from typing import Any
 import psutil
 
 from ..files import discard, write_whole
-from ..frames import frame_of, is_learners
-from ..private_names import flight_recorder
+from ..frames import Place, frame_of, is_learners
+from ..private_names import flight_recorder, process_groups, traced_collectives
 from ..run_folder import ASKED, OVER_NCCL, RankFiles
 from ..stack_dumps import answer, request, size_of
+from .own_wait import own_wait
 from .threads import cpu_seconds, other_threads, stack_of
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
 POLLING_SHARE = 0.02  # of its time: who works less in a call of the learner's only polls there
 FORKED_SECONDS = 0.5  # how long the forked processes get to write their stacks; it takes milliseconds
 MOST_FORKED = 32
+RECENT = 16  # collectives to record: a rank may have got through some that others have called differently
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
@@ -49,10 +51,14 @@ class Lookout:
         self._cpu_seconds = 0.0  # of the main thread, when it came to its place
         self._forked: list[str] | None = None  # stacks of the forked processes, once asked
         self._written = ""
+        self._groups: dict[str, list[int]] = {}  # also those that have been destroyed
+        self._places: dict[tuple[str, int], Place | None] = {}
+        self._closed = False
 
     def look(self, steps: int) -> None:
         """Compare with the last look, and keep the record up to date."""
         now, worked = time.time(), cpu_seconds(self._main)
+        self._groups |= process_groups()[0]
         place, call = self._where()
         flights = status() + status(of_nccl=True)
         polls = worked - self._cpu_seconds < POLLING_SHARE * (now - self._stands_since)
@@ -67,7 +73,7 @@ class Lookout:
             record: dict[str, Any] = {"asked": asked}
             if asked or now - self._stands_since >= STILL_SECONDS:
                 record |= {"since": self._stands_since, "stack": stack_of(self._main)}
-                record |= {"threads": other_threads()}
+                record |= {"threads": other_threads(), **own_wait(self._main)}
             if asked:
                 record |= {"forked": self._ask_forked()}
             self._write(record)
@@ -76,7 +82,9 @@ class Lookout:
 
     def close(self) -> None:
         """Write a last record: which collectives this rank has called, and which threads are left."""
+        self._groups |= process_groups()[0]
         self._write({"asked": True, "threads": other_threads()})
+        self._closed = True  # while C++ code gives up in another thread, the recorder's may be in `look`
 
     def _where(self) -> tuple[tuple[int, int], tuple[int, int] | None]:
         """Return the main thread's place, and that of the learner's innermost call."""
@@ -98,8 +106,8 @@ class Lookout:
         return self._forked or []
 
     def _write(self, record: dict[str, Any] | None) -> None:
-        text = "" if record is None else json.dumps(record | flight())
-        if text == self._written:
+        text = "" if record is None else json.dumps(record | self._flight() | {"groups": self._groups})
+        if text == self._written or self._closed:
             return
         self._written = text
         if text:
@@ -108,22 +116,46 @@ class Lookout:
         else:
             discard(self._path)
 
+    def _flight(self) -> dict[str, Any]:
+        """Return `flight`, with the learner's line that called each collective: reading it takes longer."""
+        told = flight()
+        if any((call["group"], call["number"]) not in self._places for call in told["recent"]):
+            over_nccl = any(call["group"].endswith(OVER_NCCL) for call in told["recent"])
+            self._places = called_at() | (called_at(of_nccl=True) if over_nccl else {})
+        for call in told["recent"]:
+            call["place"] = self._places.get((call["group"], call["number"]))
+        return told
+
+
+def called_at(of_nccl: bool = False) -> dict[tuple[str, int], Place | None]:
+    """Return the learner's innermost line in the calls of the latest collectives, by group and number."""
+    found: dict[tuple[str, int], Place | None] = {}
+    for entry in traced_collectives(of_nccl):
+        key = entry["process_group"][0] + (OVER_NCCL if of_nccl else ""), entry["collective_seq_id"]
+        frames = ((each["filename"], each["line"], each["name"]) for each in entry.get("frames", []))
+        found[key] = next((place for place in frames if is_learners(place[0])), None)
+    return found
+
 
 def flight() -> dict[str, Any]:
-    """Return how many collectives each process group has called, those not over yet, and the last one."""
+    """Return how many collectives each process group has called, those not over yet, and the latest."""
     called: dict[str, int] = {}
-    calls, pending = [], []
+    calls: list[dict[str, Any]] = []
+    pending = []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         entries = [(entry, "") for entry in collectives()]
         entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
         for entry, over in sorted(entries, key=lambda pair: pair[0].get("time_created_ns", 0)):
             group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
+            if number < called.get(group, 0):  # the group was destroyed and made again
+                calls = [call for call in calls if call["group"] != group]
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
+            calls[-1]["dtypes"] = entry.get("input_dtypes", [])
             if not is_over(entry):
                 pending.append(calls[-1])
-    return {"called": called, "pending": pending, "last": calls[-1:]}
+    return {"called": called, "pending": pending, "recent": calls[-RECENT:]}
 
 
 def collectives(of_nccl: bool = False) -> Iterator[dict[str, Any]]:

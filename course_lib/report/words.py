@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..frames import is_ours
+from ..frames import is_ours, with_source
 from ..notebook import shell
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
-from .facts import Absence, Beside, Call, Failure, Mismatch, Position, RankState, Report, ThreadError
+from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
+from .facts import Beside, Cause, Failure, Mismatch, Position, RankState, Report, ThreadError
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
 MESSAGE_LINES = 12
 LINE_LENGTH = 400
-MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
 SIGNALS = {
     "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
     "SIGSEGV": "crashed (SIGSEGV: it touched memory that is not its own)",
@@ -70,18 +70,6 @@ NO_MEMORY = (
 )
 
 
-class Tense(NamedTuple):
-    is_: str
-    waits: str
-    wait: str
-    one_never: str
-    they_never: str
-
-
-PAST = Tense("was", "waited", "waited", "never called", "never called")
-PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may just be slow
-
-
 # --- whole texts ------------------------------------------------------------------------------------------
 
 
@@ -89,12 +77,14 @@ def error_text(run: Run, report: Report) -> str:
     """Return the text of a `RankError`."""
     if report.message:
         return report.message
-    cause, why = report.cause, mismatch_text(report.mismatch)
+    cause = report.cause
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
-    states = [line for state in others for line in _lines(run, state)]
+    states = [line for state in others for line in _lines(run, state, report.mismatch)]
+    why = cause_text(report.mismatch, report.states if cause is None else ())
     if cause is None:
-        raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
-        why = why or next((f"{who}'s {thread_error_text(error)}" for who, error in raised), "")
+        if report.mismatch is None:  # an error explains more than what a rank waited for
+            raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
+            why = next((f"{who}'s {thread_error_text(error)}" for who, error in raised), why)
         head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
         return "\n".join([head, "", *states])
     what = _failure_text(cause, RankFiles(run.folder, cause.rank))
@@ -105,14 +95,14 @@ def error_text(run: Run, report: Report) -> str:
     return f"{text}\n\n{hint}" if (hint := advice(cause)) else text
 
 
-def warning_text(run: Run, states: Sequence[RankState], mismatch: Mismatch | Absence | None) -> str:
-    """Say in the present tense which ranks make no progress, and whom they wait for."""
+def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
+    """Say in the present tense which ranks make no progress, and why."""
     lines = [
         "\n".join([f"{run.who(state.rank)} {_warning_line(state)}", *beside_lines(state, PRESENT)])
         for state in states
     ]
     more = [f"and {len(lines) - MOST_RANKS} more"] if len(lines) > MOST_RANKS else []
-    return "\n".join(filter(None, [mismatch_text(mismatch, PRESENT), *lines[:MOST_RANKS], *more]))
+    return "\n".join(filter(None, [why, *lines[:MOST_RANKS], *more]))
 
 
 def _warning_line(state: RankState) -> str:
@@ -123,8 +113,13 @@ def _warning_line(state: RankState) -> str:
     return f"has not moved for {state.seconds:.1f} s"
 
 
-def _lines(run: Run, state: RankState) -> list[str]:
-    return [f"{run.who(state.rank)} {state_text(run, state)}", *beside_lines(state)]
+def _lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
+    """Say what a rank was doing and, of a call that does not match, where it was: it may be further since."""
+    text = f"{run.who(state.rank)} {state_text(run, state)}"
+    call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
+    line = line_of(with_source(*call.place)) if call and call.place else ""
+    told = text if not call or line in text else f"{text}; its {call.name} was at {line}"
+    return [told, *beside_lines(state)]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -240,48 +235,6 @@ def thread_error_text(error: ThreadError) -> str:
 
 def _where(error: ThreadError) -> str:
     return f" ({line_of(error.frames[-1])})" if error.frames else ""
-
-
-# --- whom they wait for -----------------------------------------------------------------------------------
-
-
-def mismatch_text(mismatch: Mismatch | Absence | None, tense: Tense = PAST) -> str:
-    """Say in one line whom the waiting ranks wait for; empty if that is not known."""
-    if isinstance(mismatch, Mismatch):
-        calls = {rank: call.name for rank, call in mismatch.calls.items()}
-        if len(set(calls.values())) == 1:
-            calls = {rank: _with_sizes(call) for rank, call in mismatch.calls.items()}
-        return f"the ranks do not match: collective {mismatch.number} is {_by_call(calls)}"
-    if mismatch is None:
-        return ""
-    one = len(mismatch.absent) == 1
-    never = tense.one_never if one else tense.they_never
-    number = "" if mismatch.number is None else f" (collective {mismatch.number})"
-    wait = tense.waits if len(mismatch.waiting) == 1 else tense.wait
-    returned = ("; it has returned" if one else "; they have returned") if mismatch.returned else ""
-    absent, waiting = _ranks(mismatch.absent), _ranks(mismatch.waiting)
-    return f"{absent} {never} {mismatch.function}{number}, in which {waiting} {wait}{returned}"
-
-
-def _with_sizes(call: Call) -> str:
-    if not call.sizes:
-        return f"{call.name} of no tensor"
-    return f"{call.name} of shape{'s' * (len(call.sizes) > 1)} {', '.join(map(str, call.sizes))}"
-
-
-def _by_call(calls: Mapping[int, str]) -> str:
-    ranks = defaultdict(list)
-    for rank, call in calls.items():
-        ranks[call].append(rank)
-    return " and ".join(f"{call} on {_ranks(numbers)}" for call, numbers in ranks.items())
-
-
-def _ranks(numbers: Iterable[int]) -> str:
-    numbers = list(numbers)
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    shown = ", ".join(map(str, numbers[:MOST_RANKS]))
-    return f"ranks {shown}" + (f" and {len(numbers) - MOST_RANKS} more" if len(numbers) > MOST_RANKS else "")
 
 
 # --- lines of code ----------------------------------------------------------------------------------------
