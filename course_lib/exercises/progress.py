@@ -70,7 +70,7 @@ def progress() -> Progress:
         exercises.setdefault(number.split(".")[0], []).append((points, most, mark))
     rows = []
     for exercise, of_it in exercises.items():
-        points, most = (sum(each[i] for each in of_it) for i in (0, 1))
+        points, most = sum(each[0] for each in of_it), sum(each[1] for each in of_it)
         marks = "  ".join(mark for _, _, mark in of_it)
         rows.append({"exercise": exercise, "points": f"{points:g} of {most:g}", "": marks})
     every = [each for of_it in exercises.values() for each in of_it]
