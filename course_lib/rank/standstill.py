@@ -29,7 +29,8 @@ from .threads import cpu_seconds, other_threads, stack_of
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
 POLLING_SHARE = 0.02  # of its time: who works less in a call of the learner's only polls there
-FORKED_SECONDS = 0.5  # how long the forked processes get to write their stacks; it takes milliseconds
+THREADS_SECONDS = 2.0  # between two looks at the other threads, unless asked: they may move all the time
+FORKED_SECONDS = 2.0  # how long the forked processes get to write their stacks; it takes milliseconds
 MOST_FORKED = 32
 RECENT = 16  # collectives to record: a rank may have got through some that others have called differently
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
@@ -49,6 +50,8 @@ class Lookout:
         self._steps, self._flights = 0, b""
         self._stands_since = self._called_since = time.time()
         self._cpu_seconds = 0.0  # of the main thread, when it came to its place
+        self._threads: list[dict[str, Any]] = []
+        self._threads_at = 0.0
         self._forked: list[str] | None = None  # stacks of the forked processes, once asked
         self._written = ""
         self._groups: dict[str, list[int]] = {}  # also those that have been destroyed
@@ -73,17 +76,20 @@ class Lookout:
             record: dict[str, Any] = {"asked": asked}
             if asked or now - self._stands_since >= STILL_SECONDS:
                 record |= {"since": self._stands_since, "stack": stack_of(self._main)}
-                record |= {"threads": other_threads(), **own_wait(self._main)}
-            if asked:
-                record |= {"forked": self._ask_forked()}
-            self._write(record)
+                if asked or now - self._threads_at >= THREADS_SECONDS:
+                    self._threads, self._threads_at = other_threads(), now
+                record |= {"threads": self._threads, **own_wait(self._main)}
+            if asked and self._forked is None:
+                self._write(record)  # the rest may take longer
+                self._forked = self._ask_forked()
+            self._write(record | ({"forked": self._forked} if asked else {}))
         elif self._written:
             self._write(None)
 
     def close(self) -> None:
         """Write a last record: which collectives this rank has called, and which threads are left."""
         self._groups |= process_groups()[0]
-        self._write({"asked": True, "threads": other_threads()})
+        self._write({"asked": True, "threads": other_threads(), "forked": []})
         self._closed = True  # while C++ code gives up in another thread, the recorder's may be in `look`
 
     def _where(self) -> tuple[tuple[int, int], tuple[int, int] | None]:
@@ -95,15 +101,13 @@ class Lookout:
         return place, None if frame is None else (id(frame), frame.f_lasti)
 
     def _ask_forked(self) -> list[str]:
-        """Return the stacks of the processes that this one has forked; they are asked once."""
-        number = self._stack_signal()
-        if self._forked is None and number is not None:
-            self._forked, until = [], time.monotonic() + FORKED_SECONDS
-            for child in psutil.Process().children(recursive=True)[:MOST_FORKED]:
-                start = size_of(self._stacks)
-                if request(child.pid, number):
-                    self._forked.append(answer(self._stacks, start, until))
-        return self._forked or []
+        """Return the stacks of the processes that this one has forked; they write them to one file."""
+        number, stacks, until = self._stack_signal(), list[str](), time.monotonic() + FORKED_SECONDS
+        for child in psutil.Process().children(recursive=True)[:MOST_FORKED] if number else []:
+            start = size_of(self._stacks)
+            if number and request(child.pid, number):
+                stacks.append(answer(self._stacks, start, until))
+        return stacks
 
     def _write(self, record: dict[str, Any] | None) -> None:
         text = "" if record is None else json.dumps(record | self._flight() | {"groups": self._groups})

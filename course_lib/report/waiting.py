@@ -56,14 +56,14 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
 
 def _ask_for_records(run: Run, ranks: list[int]) -> list[int]:
     """Ask ranks to record where they are, and return those that do not: none of their threads runs."""
-    silent = [rank for rank in ranks if run.lives(rank)]
+    asked = silent = [rank for rank in ranks if run.lives(rank)]
     until = time.monotonic() + (ASK_SECONDS_FAR if run.is_job else ASK_SECONDS)
     with contextlib.suppress(OSError):  # the folder may have been removed
         (run.folder / ASKED).touch()
         while silent and time.monotonic() < until:
             time.sleep(0.01)
-            silent = [rank for rank in silent if not record_of(run, rank).get("asked") and run.lives(rank)]
-    return silent
+            silent = [rank for rank in silent if "forked" not in record_of(run, rank) and run.lives(rank)]
+    return [rank for rank in asked if not record_of(run, rank).get("asked")]
 
 
 def _is_about_to_tell(run: Run, rank: int) -> bool:
