@@ -6,6 +6,7 @@ each on the installed version, and says which library, in which version, has cha
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -16,6 +17,9 @@ from typing import Any
 CachedFunction = functools._lru_cache_wrapper
 # torch 2.14: torch.save without its zip archive, which takes a tenth of a warm launch's own time
 WITHOUT_ZIP = {"_use_new_zipfile_serialization": False}
+
+
+HANDLERS: list[Any] = []  # C++ may call them until the process ends: see `on_cpp_terminate`
 
 
 def fork_server_pid() -> int | None:
@@ -59,6 +63,52 @@ def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
         return getattr(_distributed_c10d, dump)(**options)
     except Exception:  # the stacks still show where a rank is
         return b""
+
+
+def process_groups() -> tuple[dict[str, list[int]], int]:
+    """Return the ranks of each process group by name, and how many groups this process made (torch 2.14).
+
+    `new_group` counts where this rank is no member, too, unless ``use_local_synchronization``; a group is
+    named by that count, from the group of all ranks, ``"0"``, on.
+    """
+    try:
+        world = sys.modules["torch.distributed.distributed_c10d"]._world
+        names, ranks = dict(world.pg_names), dict(world.pg_group_ranks)
+        return {str(name): list(ranks[group]) for group, name in names.items() if group in ranks}, int(
+            world.group_count
+        )
+    except Exception:  # without the groups, all ranks are compared
+        return {}, 0
+
+
+def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called when C++ code gives up (std::terminate), before the process aborts.
+
+    Gloo does so in a thread of its own if tensors do not match. Return what undoes this (GNU's libstdc++).
+    """
+    try:
+        set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+    except (OSError, AttributeError):  # another system
+        return lambda: None
+    handler = ctypes.CFUNCTYPE(None)
+    set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def give_up() -> None:
+        try:
+            call()
+        finally:
+            handler(before)()
+
+    ours = handler(give_up)
+    HANDLERS.append(ours)
+    before = set_terminate(ctypes.cast(ours, ctypes.c_void_p))
+
+    def undo() -> None:
+        now = set_terminate(before)
+        if now != ctypes.cast(ours, ctypes.c_void_p).value:  # the program's own
+            set_terminate(now)
+
+    return undo
 
 
 def choose_ports_by(free_port: Callable[[], int]) -> None:

@@ -10,7 +10,10 @@ import linecache
 import multiprocessing.forkserver
 import os
 import platform
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from course_lib import by_value, launch, private_names
+from course_lib import RankError, by_value, launch, private_names
 
 
 def version_of(library: str) -> str:
@@ -92,8 +95,43 @@ def the_flight_recorder_counts_collectives() -> None:
     assert [entry["profiling_name"] for entry in calls] == ["gloo:all_reduce", "gloo:barrier"]
     assert [entry["collective_seq_id"] for entry in calls] == [1, 2]
     assert calls[0]["input_sizes"] == [[3]]
-    used = {"is_p2p", "retired", "state", "process_group", "time_created_ns"}
+    used = {"is_p2p", "retired", "state", "process_group", "time_created_ns", "input_dtypes"}
     assert used <= set(calls[0])
+
+
+def each_process_group_has_its_ranks() -> None:
+    def made() -> Any:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        groups = dist.new_group([1, 0]), dist.new_group([0])
+        local = dist.new_group([0, 1], use_local_synchronization=True)
+        return private_names.process_groups(), local.group_name, len(groups)
+
+    first, second = launch(made, nprocs=2, device="cpu", dashboard=False).results
+    local = first[1]
+    assert first[0] == ({"0": [0, 1], "1": [0, 1], "2": [0], local: [0, 1]}, 4)
+    assert second[0] == ({"0": [0, 1], "1": [0, 1], local: [0, 1]}, 4)
+    assert not local.isdigit()
+
+
+def cpp_calls_us_before_it_gives_up() -> None:
+    """In a thread of gloo's: one rank sends more than the other has room for."""
+
+    def gives_up(path: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        private_names.on_cpp_terminate(Path(path, "forgotten").touch)()
+        private_names.on_cpp_terminate(Path(path, os.environ["RANK"]).touch)
+        dist.init_process_group("gloo")
+        dist.broadcast(torch.ones(5 - dist.get_rank()), 0)
+
+    with tempfile.TemporaryDirectory() as path:
+        with pytest.raises(RankError, match="SIGABRT"):
+            launch(gives_up, path, nprocs=2, device="cpu", dashboard=False)
+        if sys.platform == "linux":
+            assert [each.name for each in Path(path).iterdir()] == ["1"]
 
 
 def torchrun_asks_us_for_a_port() -> None:
@@ -147,6 +185,8 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
     "ipykernel": [a_click_can_be_let_in],
     "torch": [
         the_flight_recorder_counts_collectives,
+        each_process_group_has_its_ranks,
+        cpp_calls_us_before_it_gives_up,
         torch_save_takes_our_pickler,
         torchrun_asks_us_for_a_port,
         ddp_reads_its_switch,

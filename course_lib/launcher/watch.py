@@ -52,6 +52,8 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         view.finish()
     if error is not None:
         raise error from None
+    if doubts := waiting.doubts(run):
+        print(f"course_lib: {doubts}", file=sys.stderr)
 
 
 def _load_results(run: Run) -> failed.RankError | None:

@@ -124,7 +124,7 @@ def _let_the_others_join(folder: Path) -> None:
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is None or not torch_distributed.is_initialized():
         return
-    if any(call["group"] == EVERYONE and call["name"] not in ONE_WAY for call in flight()["last"]):
+    if any(call["group"] == EVERYONE and call["name"] not in ONE_WAY for call in flight()["recent"][-1:]):
         return
     until = time.monotonic() + JOIN_SECONDS
     waiting = list(range(int(os.environ["WORLD_SIZE"])))

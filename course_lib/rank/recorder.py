@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
+from ..private_names import on_cpp_terminate
 from ..run_folder import AT_WORK, STARTING, RankFiles
 from .arrivals import ArrivalReader
 from .counters import Counters
@@ -114,11 +115,13 @@ class Recorder:
         self._memory = Memory()
         self._lookout = Lookout(files)
         self._stop = threading.Event()
+        self._forget_terminate = lambda: None
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
         self.note()
 
     def start(self) -> None:
         self._thread.start()
+        self._forget_terminate = on_cpp_terminate(self._give_up)
 
     def note(self, **facts: Any) -> None:
         """Write down facts about this rank (its phase, its device, its backend)."""
@@ -147,11 +150,18 @@ class Recorder:
         if self._stop.is_set() or self.pid != os.getpid():
             return
         self._stop.set()
+        self._forget_terminate()
         self._thread.join(2)
         self._lookout.close()
         self.tick(exact=False)  # an exact reading would delay the end of every short run
         self.series.flush()
         self.series.close()
+
+    def _give_up(self) -> None:
+        """Write down the collectives: the process is about to abort, perhaps because they do not match."""
+        if self.pid == os.getpid():
+            self._stop.set()
+            self._lookout.close()
 
     def _run(self) -> None:
         self._stop.wait(FIRST_TICK)

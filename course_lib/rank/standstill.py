@@ -18,11 +18,13 @@ from typing import Any
 
 from ..files import discard, write_whole
 from ..frames import frame_of
-from ..private_names import flight_recorder
+from ..private_names import flight_recorder, process_groups
 from ..run_folder import ASKED, OVER_NCCL, RankFiles
+from .own_wait import own_wait
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
 MOST_FRAMES = 100
+RECENT = 32  # collectives to record: a rank may have got through some that others have called differently
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
@@ -38,10 +40,13 @@ class Lookout:
         self._flights = b""
         self._stands_since = self._called_since = time.time()
         self._written = ""
+        self._groups: dict[str, list[int]] = {}  # also those that have been destroyed
+        self._closed = False
 
     def look(self, steps: int) -> None:
         """Compare with the last look, and keep the record up to date."""
         now = time.time()
+        self._groups |= process_groups()[0]
         place = (*self._where(), steps)
         flights = status() + status(of_nccl=True)
         if (place, flights) != (self._place, self._flights):
@@ -53,14 +58,16 @@ class Lookout:
         if asked or now - self._called_since >= STILL_SECONDS:
             record: dict[str, Any] = {"asked": asked}
             if asked or now - self._stands_since >= STILL_SECONDS:
-                record |= {"since": self._stands_since, "stack": self._stack()}
+                record |= {"since": self._stands_since, "stack": self._stack(), **own_wait(self._main)}
             self._write(record)
         elif self._written:
             self._write(None)
 
     def close(self) -> None:
         """Write a last record: which collectives this rank has called."""
+        self._groups |= process_groups()[0]
         self._write({"asked": True})
+        self._closed = True  # while C++ code gives up in another thread, the recorder's may be in `look`
 
     # Hold a frame only inside these two: it keeps alive all that the learner's function refers to.
 
@@ -76,8 +83,8 @@ class Lookout:
         return places
 
     def _write(self, record: dict[str, Any] | None) -> None:
-        text = "" if record is None else json.dumps(record | flight())
-        if text == self._written:
+        text = "" if record is None else json.dumps(record | flight() | {"groups": self._groups})
+        if text == self._written or self._closed:
             return
         self._written = text
         if text:
@@ -88,20 +95,24 @@ class Lookout:
 
 
 def flight() -> dict[str, Any]:
-    """Return how many collectives each process group has called, those not over yet, and the last one."""
+    """Return how many collectives each process group has called, those not over yet, and the latest."""
     called: dict[str, int] = {}
-    calls, pending = [], []
+    calls: list[dict[str, Any]] = []
+    pending = []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         entries = [(entry, "") for entry in collectives()]
         entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
         for entry, over in sorted(entries, key=lambda pair: pair[0].get("time_created_ns", 0)):
             group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
+            if number < called.get(group, 0):  # the group was destroyed and made again
+                calls = [call for call in calls if call["group"] != group]
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
+            calls[-1]["dtypes"] = entry.get("input_dtypes", [])
             if not is_over(entry):
                 pending.append(calls[-1])
-    return {"called": called, "pending": pending, "last": calls[-1:]}
+    return {"called": called, "pending": pending, "recent": calls[-RECENT:]}
 
 
 def collectives(of_nccl: bool = False) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +27,7 @@ class Failure:
     last_lines: list[str] = field(default_factory=list)  # of its output, where they say why
     unrecorded: Unrecorded = ""  # why it may have recorded no exception
     consequence: bool = False  # another rank was gone: something else came first
+    timed_out: bool = False  # it gave up waiting for another rank
     short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
 
 
@@ -35,12 +36,15 @@ Failures = Mapping[int | str, Failure]  # by rank
 
 
 class Call(NamedTuple):
-    """A call of a collective, as PyTorch's flight recorder has it."""
+    """A call in which ranks meet: a collective, as PyTorch's flight recorder has it, or another one."""
 
-    group: str
-    number: int  # the same on every rank: each counts the collectives of a group
     name: str
-    sizes: list[list[int]]
+    group: str = ""  # torch's name; empty for another call than a collective
+    number: int | None = None  # of a collective or a new group, counted on each rank; of a message, its tag
+    sizes: Sequence[Sequence[int]] = ()
+    dtypes: Sequence[str] = ()
+    ranks: Sequence[int] = ()  # who meets: the group, the new one, or whom a message is from or to
+    root: int | None = None  # of a broadcast, reduce, gather or scatter, if known
 
 
 class Position(NamedTuple):
@@ -64,14 +68,20 @@ class RankState:
     function: str | None = None  # as in its position, unless that may be out of date
     called: dict[str, int] | None = None  # number of collectives by group; None if unknown
     waits_in: Call | None = None
-    last: Call | None = None  # the last that it called, whether over or not
+    recent: list[Call] = field(default_factory=list)  # the latest collectives, whether over or not
+    groups: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each that it is in
+    own_call: str = (
+        ""  # the source of the call of the learner's that has not ended, if the rank is idle in it
+    )
+    silent: float | None = None  # seconds for which none of its threads ran, though its process lives
 
 
 class Mismatch(NamedTuple):
-    """Different collectives, or sizes of tensors, that ranks have called under one number."""
+    """Different collectives, sizes, types or roots, that ranks have called under one number."""
 
     number: int
     calls: dict[int, Call]  # by rank
+    group: Sequence[int] = ()  # its ranks; empty for the default group
 
 
 class Absence(NamedTuple):
@@ -80,8 +90,27 @@ class Absence(NamedTuple):
     absent: list[int]
     waiting: list[int]
     function: str
-    number: int | None  # of the collective; None for init_process_group
+    number: int | None  # of the collective; None for all else
     returned: bool  # all that are absent have returned
+    group: Sequence[int] = ()  # its ranks, those of a new group; empty for the default group
+    further: Sequence[Absence] = ()  # other waits, which this one explains
+
+
+class Circle(NamedTuple):
+    """Ranks that wait for each other, each in another call."""
+
+    calls: dict[int, Call]  # by rank
+    waits_for: dict[int, int]
+
+
+class OtherGroups(NamedTuple):
+    """Groups of different ranks that bear the same name."""
+
+    name: str
+    ranks: dict[int, Sequence[int]]  # the group's, by the rank that made it
+
+
+Cause = Mismatch | Absence | Circle | OtherGroups  # why ranks wait
 
 
 @dataclass(frozen=True)
@@ -90,7 +119,7 @@ class Report:
 
     cause: Failure | None = None  # the first failure; None if no rank failed
     states: list[RankState] = field(default_factory=list)  # by rank
-    mismatch: Mismatch | Absence | None = None  # whom the ranks waited for, if that led to it and is known
+    mismatch: Cause | None = None  # whom the ranks waited for, if that led to it and is known
     timeout: float | None = None  # seconds after which the ranks were not done
     message: str = ""  # the launcher's, on anything else
 

@@ -25,6 +25,7 @@ LOST_PEER = re.compile(
     r"remote process exited|sendbytes failed|failed to recv",
     re.IGNORECASE,
 )
+TIMED_OUT = re.compile(r"timed out waiting|wait timeout|failed to pass monitoredbarrier", re.IGNORECASE)
 NO_MEMORY = re.compile(r"MemoryError\b|an(not|'t) allocate memory")
 
 
@@ -133,6 +134,7 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         frames=record["frames"],
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
         consequence=any(map(LOST_PEER.search, texts)),
+        timed_out=any(map(TIMED_OUT.search, texts)),
         short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])),
     )
 

@@ -10,13 +10,14 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..run_folder import ASKED, ENDING, STARTING, RankFiles, of_everyone
-from .facts import Absence, Call, ExitCodes, Failure, Failures, Mismatch, RankState, Report
+from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
+from .cause_words import PRESENT, cause_text, mismatch_text
+from .facts import Absence, Call, Circle, ExitCodes, Failure, Failures, RankState, Report
 from .failed import failure_of, first_failure
+from .mismatch import mismatch_of, other_groups
 from .stacks import ask_stacks, position_of, python_stack
 from .words import warning_text
 
@@ -27,22 +28,30 @@ WARN_SECONDS = 10.0  # without progress for this long, the dashboard says who wa
 ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
 ASK_SECONDS_FAR = 3.0  # on other machines: a new file on a shared disk shows up later
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
-UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
-JOIN = "init_process_group"
+SILENT_SECONDS = 3.0  # a rank's recorder writes ten times a second, unless something keeps all threads
+BUSY = 0.2  # with a larger share of CPU time in one place, a rank does not wait there
 
 
 def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: float | None = None) -> Report:
     """Ask live ranks what they are doing, and report on the end of a run: after failures, or at a timeout."""
     cause = first_failure(failures) if failures else None
-    explained = cause is not None and not cause.consequence
+    aborted = cause is not None and cause.signal == "SIGABRT"  # perhaps since the calls did not match
+    explained = not (cause is None or cause.consequence or cause.timed_out or aborted)
     ranks = range(run.world_size)
     living = [rank for rank in ranks if exit_codes.get(rank) is None]
-    ask_stacks(run, living if explained else _ask_for_records(run, living))
+    unanswered = living if explained else _ask_for_records(run, living)
+    # now: the signal may interrupt what kept its threads
+    silent = {} if explained else {rank: silence_of(run, rank) for rank in unanswered}
+    ask_stacks(run, unanswered)
     until = time.monotonic() + TELL_SECONDS
     while any(_is_about_to_tell(run, rank) for rank in living) and time.monotonic() < until:
         time.sleep(0.02)
-    states = [state_of(run, rank, exit_codes.get(rank), failures.get(rank), at_end=True) for rank in ranks]
-    return Report(cause, states, None if explained else mismatch_of(states), timeout)
+    states = [
+        state_of(run, rank, exit_codes.get(rank), failures.get(rank), silent.get(rank), at_end=True)
+        for rank in ranks
+    ]
+    why = None if explained else mismatch_of(states)
+    return Report(cause, states, None if aborted and isinstance(why, Absence | Circle) else why, timeout)
 
 
 def _ask_for_records(run: Run, ranks: list[int]) -> list[int]:
@@ -69,17 +78,31 @@ def stalled(run: Run) -> str:
     ranks = range(run.world_size)
     working = [rank for rank in ranks if not run.trace(rank).has_returned()]
     since = {rank: record_of(run, rank).get("since", math.inf) for rank in working}
-    stuck = [rank for rank in working if run.clock(rank) - since[rank] >= WARN_SECONDS]
-    states = [state_of(run, rank) for rank in ranks] if stuck or not working else []
+    silent = {rank: silence_of(run, rank) for rank in working}
+    stood = {rank: silent[rank] or run.clock(rank) - since[rank] for rank in working}
+    stuck = [rank for rank, seconds in stood.items() if seconds >= WARN_SECONDS]
+    states = [state_of(run, rank, silent=silent.get(rank)) for rank in ranks] if stuck or not working else []
     shown = [state for state in states if state.seconds is not None and (state.rank in stuck or not working)]
-    return warning_text(run, shown, mismatch_of(states)) if shown else ""
+    return warning_text(run, shown, cause_text(mismatch_of(states), states, PRESENT)) if shown else ""
+
+
+def doubts(run: Run) -> str:
+    """Say why the results of a run may be wrong, though no rank failed; empty if nothing is known."""
+    groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
+    cause = other_groups(groups)
+    return f"the run is done, but {mismatch_text(cause)}" if cause else ""
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
 
 
 def state_of(
-    run: Run, rank: int, exit_code: int | None = None, failure: Failure | None = None, at_end: bool = False
+    run: Run,
+    rank: int,
+    exit_code: int | None = None,
+    failure: Failure | None = None,
+    silent: float | None = None,
+    at_end: bool = False,
 ) -> RankState:
     """Return what a rank does, by its record and, ``at_end``, by the stack that it was asked to write."""
     record, facts, lives = record_of(run, rank), run.facts(rank), run.lives(rank)
@@ -96,17 +119,42 @@ def state_of(
     if asked or not stack:  # on a busy machine it may have had no time to write its stack
         stack = recorded or stack
     position = position_of(stack, bool(record.get("pending")))
-    state = RankState(rank, phase, stack, position, seconds, failure)
+    state = RankState(rank, phase, stack, position, silent or seconds, failure, silent=silent)
     function = position.function if position else None
     if lives and not asked and (run.folder / ASKED).exists():
         # it could not answer, and what it wrote before may be out of date
         return state if stack is recorded else replace(state, function=function)
-    pending, last = ([Call(**call) for call in record.get(which, [])[:1]] for which in ("pending", "last"))
+    recent, pending = ([Call(**call) for call in record.get(which, [])] for which in ("recent", "pending"))
     if failure and failure.kind == "raised":
-        pending = pending or last  # its last call has ended with the failure
-    waits_in = pending[0] if pending and phase != "returned" else None
-    called, last_call = record.get("called"), last[0] if last else None
-    return replace(state, function=function, called=called, waits_in=waits_in, last=last_call)
+        pending = pending or recent[-1:]  # its last call has ended with the failure
+    waits_in = _waits_in(pending, record.get("meets")) if phase != "returned" else None
+    idle = phase == AT_WORK and seconds and not run.trace(rank).cpu_share(seconds) > BUSY
+    own_call = record.get("call", "") if idle else ""
+    called, groups = record.get("called"), record.get("groups", {})
+    told = replace(state, function=function, called=called, groups=groups, own_call=own_call)
+    return replace(told, waits_in=waits_in, recent=recent)
+
+
+def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
+    """Return the call in which a rank waits: the main thread's, if it tells, rather than one of before."""
+    if meets is None:
+        return pending[0] if pending else None
+    same = [call for call in pending if call.name == meets["name"]]
+    return same[-1]._replace(root=meets["root"]) if same and "root" in meets else Call(**meets)
+
+
+def silence_of(run: Run, rank: int) -> float | None:
+    """Return for how long none of the threads of a rank at work has run; None if they do, as far as known.
+
+    Its main thread is in C code that does not release Python's interpreter lock, or its process is stopped.
+    """
+    if run.is_job or run.facts(rank).get("phase") != AT_WORK or run.trace(rank).has_returned():
+        return None
+    files = RankFiles(run.folder, rank)
+    with contextlib.suppress(OSError):
+        seconds = time.time() - max(path.stat().st_mtime for path in (files.ticks, files.facts))
+        return seconds if seconds >= SILENT_SECONDS and run.lives(rank) else None
+    return None
 
 
 def _lingers(run: Run, rank: int) -> float | None:
@@ -128,54 +176,3 @@ def record_of(run: Run, rank: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(RankFiles(run.folder, rank).standstill.read_text())
     return {}
-
-
-# --- whom they wait for -----------------------------------------------------------------------------------
-
-
-def mismatch_of(states: Sequence[RankState]) -> Mismatch | Absence | None:
-    """Return whom the waiting ranks wait for; None if that cannot be told.
-
-    Ranks in ``init_process_group`` wait for those that are not. Otherwise look at the first collective of a
-    group in which a rank waits: all ranks number them alike, so another rank of the group has called
-    something else under that number, or has not got that far.
-    """
-    joining = [state.rank for state in states if state.phase != "returned" and state.function == JOIN]
-    absent = [state for state in states if state.rank not in joining and not state.called]
-    if joining and absent:
-        return _absence(absent, joining, JOIN, None)
-    waited_in = [state.waits_in for state in states if state.waits_in]
-    for group in dict.fromkeys(call.group for call in waited_in):
-        number = min(call.number for call in waited_in if call.group == group)
-        if mismatch := _other_calls(states, group, number) or _not_yet_called(states, group, number):
-            return mismatch
-    return None
-
-
-def _other_calls(states: Sequence[RankState], group: str, number: int) -> Mismatch | None:
-    """Return which ranks disagree on a collective: they called different ones, or with other tensor sizes."""
-    # a rank that got through it all the same counts, too
-    calls = [(state.rank, call) for state in states for call in (state.last, state.waits_in) if call]
-    alike = {rank: call for rank, call in calls if (call.group, call.number) == (group, number)}
-    names = {call.name for call in alike.values()}
-    sizes = {str(call.sizes) for call in alike.values()}
-    differ = len(names) > 1 or (len(sizes) > 1 and not UNEVEN & names)
-    return Mismatch(number, alike) if differ else None
-
-
-def _not_yet_called(states: Sequence[RankState], group: str, number: int) -> Absence | None:
-    """Return which ranks of a group have not yet reached a collective in which others wait."""
-    calls = {state.rank: state.waits_in for state in states if state.waits_in}
-    waiting = [rank for rank, call in calls.items() if (call.group, call.number) == (group, number)]
-    name = calls[waiting[0]].name
-    # a rank that could not answer, but is in that function according to its stack, waits as well
-    waiting += [state.rank for state in states if state.called is None and state.function == name]
-    known = [(state, state.called) for state in states if state.called is not None]
-    members = [(state, called) for state, called in known if of_everyone(group) or group in called]
-    absent = [state for state, called in members if called.get(group, 0) < number]
-    return _absence(absent, sorted(waiting), name, number) if absent else None
-
-
-def _absence(absent: list[RankState], waiting: list[int], function: str, number: int | None) -> Absence:
-    returned = all(state.phase == "returned" for state in absent)
-    return Absence([state.rank for state in absent], waiting, function, number, returned)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..frames import is_ours
 from ..notebook import shell
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
-from .facts import Absence, Call, Failure, Mismatch, Position, RankState, Report
+from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
+from .facts import Failure, Position, RankState, Report
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
 MESSAGE_LINES = 12
 LINE_LENGTH = 400
-MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
 SIGNALS = {
     "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
     "SIGSEGV": "crashed (SIGSEGV: it touched memory that is not its own)",
@@ -70,18 +69,6 @@ NO_MEMORY = (
 )
 
 
-class Tense(NamedTuple):
-    is_: str
-    waits: str
-    wait: str
-    one_never: str
-    they_never: str
-
-
-PAST = Tense("was", "waited", "waited", "never called", "never called")
-PRESENT = Tense("is", "waits", "wait", "has not called", "have not called")  # they may just be slow
-
-
 # --- whole texts ------------------------------------------------------------------------------------------
 
 
@@ -89,7 +76,7 @@ def error_text(run: Run, report: Report) -> str:
     """Return the text of a `RankError`."""
     if report.message:
         return report.message
-    cause, why = report.cause, mismatch_text(report.mismatch)
+    cause, why = report.cause, cause_text(report.mismatch, report.states if report.cause is None else ())
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
     states = [f"{run.who(state.rank)} {state_text(run, state)}" for state in others]
     if cause is None:
@@ -101,11 +88,11 @@ def error_text(run: Run, report: Report) -> str:
     return f"{text}\n\n{hint}" if (hint := advice(cause)) else text
 
 
-def warning_text(run: Run, states: Sequence[RankState], mismatch: Mismatch | Absence | None) -> str:
-    """Say in the present tense which ranks make no progress, and whom they wait for."""
+def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
+    """Say in the present tense which ranks make no progress, and why."""
     lines = [f"{run.who(state.rank)} {_warning_line(state)}" for state in states]
     more = [f"and {len(lines) - MOST_RANKS} more"] if len(lines) > MOST_RANKS else []
-    return "\n".join(filter(None, [mismatch_text(mismatch, PRESENT), *lines[:MOST_RANKS], *more]))
+    return "\n".join(filter(None, [why, *lines[:MOST_RANKS], *more]))
 
 
 def _warning_line(state: RankState) -> str:
@@ -191,48 +178,6 @@ def advice(failure: Failure) -> str:
     texts = [failure.exception, failure.message, *failure.causes]
     known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
     return next(known, NO_MEMORY if failure.short_of_memory else "")
-
-
-# --- whom they wait for -----------------------------------------------------------------------------------
-
-
-def mismatch_text(mismatch: Mismatch | Absence | None, tense: Tense = PAST) -> str:
-    """Say in one line whom the waiting ranks wait for; empty if that is not known."""
-    if isinstance(mismatch, Mismatch):
-        calls = {rank: call.name for rank, call in mismatch.calls.items()}
-        if len(set(calls.values())) == 1:
-            calls = {rank: _with_sizes(call) for rank, call in mismatch.calls.items()}
-        return f"the ranks do not match: collective {mismatch.number} is {_by_call(calls)}"
-    if mismatch is None:
-        return ""
-    one = len(mismatch.absent) == 1
-    never = tense.one_never if one else tense.they_never
-    number = "" if mismatch.number is None else f" (collective {mismatch.number})"
-    wait = tense.waits if len(mismatch.waiting) == 1 else tense.wait
-    returned = ("; it has returned" if one else "; they have returned") if mismatch.returned else ""
-    absent, waiting = _ranks(mismatch.absent), _ranks(mismatch.waiting)
-    return f"{absent} {never} {mismatch.function}{number}, in which {waiting} {wait}{returned}"
-
-
-def _with_sizes(call: Call) -> str:
-    if not call.sizes:
-        return f"{call.name} of no tensor"
-    return f"{call.name} of shape{'s' * (len(call.sizes) > 1)} {', '.join(map(str, call.sizes))}"
-
-
-def _by_call(calls: Mapping[int, str]) -> str:
-    ranks = defaultdict(list)
-    for rank, call in calls.items():
-        ranks[call].append(rank)
-    return " and ".join(f"{call} on {_ranks(numbers)}" for call, numbers in ranks.items())
-
-
-def _ranks(numbers: Iterable[int]) -> str:
-    numbers = list(numbers)
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    shown = ", ".join(map(str, numbers[:MOST_RANKS]))
-    return f"ranks {shown}" + (f" and {len(numbers) - MOST_RANKS} more" if len(numbers) > MOST_RANKS else "")
 
 
 # --- lines of code ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..run_folder import AGENT_LOGS, ARRIVAL, POINT, PROGRAM, TICK, RankFiles
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
+TICKS_OF_A_MINUTE = 600
 MOST_ARRIVALS = 4096  # read for each rank, the latest ones
 LATEST_POINTS = 512
 Item = TypeVar("Item")
@@ -82,6 +84,13 @@ class Trace:
         """Return the time of the last tick, in seconds since the launch, without reading the others."""
         seconds = rows_of(self.files.ticks, TICK, last=1)["seconds"]
         return float(seconds[-1]) if len(seconds) else None
+
+    def cpu_share(self, seconds: float) -> float:
+        """Return the main thread's CPU time per second of the last ones, a minute at most; NaN if unknown."""
+        rows = rows_of(self.files.ticks, TICK, last=TICKS_OF_A_MINUTE)
+        late = rows["seconds"] >= rows["seconds"].max(initial=0) - seconds
+        since, used = (np.ptp(rows[name][late]) if late.any() else 0.0 for name in ("seconds", "cpu_seconds"))
+        return float(used / since) if since else math.nan
 
     def arrivals(self) -> dict[str, np.ndarray]:
         """Return the columns of `run_folder.ARRIVAL`: when it called its latest collectives, by number."""

@@ -42,12 +42,103 @@ def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPat
     defined = cell(source)
     jump = Jump(monkeypatch, lambda: all_at(*lines_of(doing)))
     with pytest.raises(RankTimeout) as caught:
-        quiet_launch(defined.work, timeout=120)
+        quiet_launch(defined.work, nprocs=len(doing), timeout=120)
     took = time.monotonic() - jump.at
 
     print(f"timeout to RankTimeout: {took:.2f} s")
     assert took < ENOUGH
     assert_timed_out(caught.value, why, doing, Path(defined.filename).name)
+
+
+DO_NOT_FIT = {
+    "predictions of another number of samples": (
+        "dist.all_gather([torch.ones(5 - r, 5) for _ in range(2)], torch.ones(5 - r, 5))",
+        "collective 1 is all_gather of shape [5, 5] on rank 0 and all_gather of shape [4, 5] on rank 1",
+    ),
+    "a metric that one rank lacks": (
+        "for value in ([1, 10, 1] if r == 0 else [1, 1]): dist.all_reduce(torch.ones(value))",
+        "collective 2 is all_reduce of shape [10] on rank 0 and all_reduce of shape [1] on rank 1",
+    ),
+    "another type, in a group": (
+        "dist.all_reduce(torch.ones(3).to([torch.float64, torch.float32][r]), group=dist.new_group([1, 0]))",
+        "collective 1 of group [0, 1] is all_reduce of shape [3] of float64 on rank 0 "
+        "and all_reduce of shape [3] of float32 on rank 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DO_NOT_FIT)
+def test_where_gloo_aborts_the_calls_are_told(how: str) -> None:
+    line, differ = DO_NOT_FIT[how]
+    source = f"""
+    import torch, torch.distributed as dist
+
+    def work():
+        dist.init_process_group("gloo")
+        r = dist.get_rank()
+        {line}
+        dist.barrier()
+    """
+    with pytest.raises(RankError) as caught:
+        quiet_launch(cell(source).work)
+    head, _, rest = str(caught.value).partition("\n\n")
+    assert head == f"the ranks do not match: {differ}"
+    assert "aborted (SIGABRT)" in rest
+    assert line in rest
+
+
+def test_a_collective_that_times_out_by_itself_tells_who_is_missing() -> None:
+    source = """
+    import datetime, time, torch, torch.distributed as dist
+
+    def work():
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(2))  # here
+        while True:
+            time.sleep(0.05)
+    """
+    with pytest.raises(RankError) as caught:
+        quiet_launch(cell(source).work)
+    head = str(caught.value).partition("\n\n")[0]
+    assert head == "rank 1 never called all_reduce (collective 1), in which rank 0 waited"
+    assert "rank 0 raised RuntimeError" in str(caught.value)
+    assert_marked(str(caught.value), source)
+
+
+def test_a_rank_alone_holds_the_interpreters_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+    import ctypes, os
+    from pathlib import Path
+
+    def work():
+        (Path(os.environ["COURSE_RUN"]) / "holds-0").touch()
+        while True:
+            ctypes.PyDLL(None).sleep(60)
+    """
+    Jump(monkeypatch, lambda: all_at(None))
+    with pytest.raises(RankTimeout, match="s: rank 0 held Python's interpreter lock for"):
+        quiet_launch(cell(source).work, nprocs=1, timeout=120)
+
+
+def test_a_run_of_groups_that_differ_is_doubted(capfd: pytest.CaptureFixture[str]) -> None:
+    source = """
+    import torch.distributed as dist
+
+    def work():
+        dist.init_process_group("gloo")
+        if dist.get_rank() < 2:
+            dist.new_group([0, 1])
+        dist.barrier()
+        if dist.get_rank() == 2:
+            dist.new_group([2])
+        dist.barrier()
+    """
+    assert quiet_launch(cell(source).work, nprocs=3).state == "done"
+    assert (
+        "the run is done, but the ranks made different groups: "
+        "new_group 1 is [0, 1] on ranks 0, 1 and [2] on rank 2"
+    ) in capfd.readouterr().err
 
 
 def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> None:

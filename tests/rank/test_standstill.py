@@ -21,7 +21,7 @@ from course_lib.run_folder import ASKED, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 
-NOTHING = {"called": {}, "pending": [], "last": []}
+NOTHING = {"called": {}, "pending": [], "recent": []}
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def stands(own: Lookout) -> bool:
 def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(lambda: stands(standing))
     standing.look(1)
-    assert record(standing._path) == NOTHING | {"asked": False}, "its loop goes on"
+    assert record(standing._path) == NOTHING | {"asked": False, "groups": {}}, "its loop goes on"
 
     wait_for(lambda: stands(standing))
     monkeypatch.setattr(standstill, "flight_recorder", lambda *_, **__: b"{}")
@@ -122,8 +122,8 @@ def test_messages_between_two_ranks_are_no_collectives(monkeypatch: pytest.Monke
         word | {"is_p2p": True, "collective_seq_id": 9, "profiling_name": "gloo:send 0->1"},
     ]
     records(monkeypatch, gloo=entries, nccl=[])
-    call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]]}
-    assert standstill.flight() == {"called": {"0": 3}, "pending": [call], "last": [call]}
+    call = {"group": "0", "number": 3, "name": "all_reduce", "sizes": [[1]], "dtypes": []}
+    assert standstill.flight() == {"called": {"0": 3}, "pending": [call], "recent": [call]}
 
 
 def records(monkeypatch: pytest.MonkeyPatch, **entries: list[dict[str, Any]]) -> None:
@@ -144,7 +144,7 @@ def test_nccl_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         told = standstill.flight()
         assert told["called"] == {"0": 5, "0 over nccl": 2}
         assert [(each["group"], each["name"]) for each in told["pending"]] == [("0 over nccl", "broadcast")]
-        assert [each["name"] for each in told["last"]] == [last], "the one that was called last"
+        assert [each["name"] for each in told["recent"][-1:]] == [last], "the one that was called last"
 
 
 def test_nccls_recorder_is_asked_where_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +204,27 @@ def test_the_last_word_counts_the_collectives_of_each_group() -> None:
     for rank in range(2):
         word = last_word(run, rank)
         assert word["called"] == {"0": 3, name: 2}
-        assert word["last"] == [{"group": name, "number": 2, "name": "all_reduce", "sizes": [[7]]}]
+        assert word["groups"] == {"0": [0, 1, 2], name: [0, 1]}
+        assert last_call(word) == (name, 2, "all_reduce", [[7]], ["Float"])
     assert last_word(run, 2)["called"] == {"0": 3}
-    assert last_word(run, 2)["last"] == [{"group": "0", "number": 3, "name": "all_reduce", "sizes": [[2, 5]]}]
+    assert last_call(last_word(run, 2)) == ("0", 3, "all_reduce", [[2, 5]], ["Float"])
+    assert [call["number"] for call in last_word(run, 2)["recent"]] == [1, 2, 3]
+
+
+def last_call(word: dict[str, Any]) -> tuple[Any, ...]:
+    call = word["recent"][-1]
+    return call["group"], call["number"], call["name"], call["sizes"], call["dtypes"]
+
+
+def test_a_group_that_was_made_again_has_no_earlier_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = {"process_group": ["0", "default_pg"], "input_sizes": [], "is_p2p": False, "retired": True}
+    names = [(1, "gloo:all_reduce"), (2, "gloo:barrier"), (1, "gloo:broadcast")]
+    entries = [
+        common | {"collective_seq_id": number, "profiling_name": name, "time_created_ns": at}
+        for at, (number, name) in enumerate(names)
+    ]
+    records(monkeypatch, gloo=entries, nccl=[])
+    assert [(call["number"], call["name"]) for call in standstill.flight()["recent"]] == [(1, "broadcast")]
 
 
 def test_who_waits_in_a_collective_says_so() -> None:

@@ -14,8 +14,9 @@ import pytest
 from course_lib import Run
 from course_lib.rank.failure import write_failure
 from course_lib.report import words
-from course_lib.report.waiting import WARN_SECONDS, mismatch_of, report_on, stalled, state_of
-from course_lib.report.words import MOST_RANKS, PAST, PRESENT, Tense
+from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
+from course_lib.report.mismatch import mismatch_of
+from course_lib.report.waiting import WARN_SECONDS, report_on, stalled, state_of
 from course_lib.run_folder import ASKED, RankFiles
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
@@ -42,13 +43,19 @@ def waits(number: int, *args: Any, stood: float = LONG, **kwargs: Any) -> dict[s
     called = {"0": number} | {pending["group"]: number}
     places = stack("wrapper", pending["name"])
     now = time.time()
-    return {"since": now - stood, "stack": places, "called": called, "pending": [pending], "last": [pending]}
+    return {
+        "since": now - stood,
+        "stack": places,
+        "called": called,
+        "pending": [pending],
+        "recent": [pending],
+    }
 
 
 def elsewhere(called: dict[str, int] | None = None, stood: float = LONG) -> dict[str, Any]:
     """The record of a rank that is at a line of its own."""
     since = time.time() - stood
-    return {"since": since, "stack": stack(), "called": called or {}, "pending": [], "last": []}
+    return {"since": since, "stack": stack(), "called": called or {}, "pending": [], "recent": []}
 
 
 def joins() -> dict[str, Any]:
@@ -57,7 +64,7 @@ def joins() -> dict[str, Any]:
 
 def explanation(run: Run, tense: Tense = PAST) -> str:
     states = [state_of(run, rank, at_end=True) for rank in range(run.world_size)]
-    return words.mismatch_text(mismatch_of(states), tense)
+    return cause_text(mismatch_of(states), states, tense)
 
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
@@ -82,7 +89,7 @@ CASES = {
         "rank 1 never called all_reduce (collective 5), in which rank 0 waited",
     ),
     "one that has returned": (
-        [waits(5), waits(5), {"called": {"0": 4}, "pending": [], "last": []}],
+        [waits(5), waits(5), {"called": {"0": 4}, "pending": [], "recent": []}],
         (2,),
         "rank 2 never called all_reduce (collective 5), in which ranks 0, 1 waited; it has returned",
     ),
@@ -131,7 +138,7 @@ CASES = {
     "a group of some": (
         [ELSEWHERE, ELSEWHERE, waits(2, group="7"), elsewhere({"0": 4, "7": 1})],
         (),
-        "rank 3 never called all_reduce (collective 2), in which rank 2 waited",
+        "rank 3 never called all_reduce of group [2, 3] (collective 2), in which rank 2 waited",
     ),
     "over NCCL, which counts for itself": (
         [waits(5, group="0 over nccl"), elsewhere({"0": 4, "0 over nccl": 4})],
@@ -203,7 +210,7 @@ def lives(run: Run, rank: int, *functions: str) -> None:
 
 def test_a_record_of_before_the_question_is_not_believed() -> None:
     """The rank has left init_process_group since, and had no time yet to say so."""
-    run = run_of(joins(), {"called": {}, "pending": [], "last": []}, returned=(1,))
+    run = run_of(joins(), {"called": {}, "pending": [], "recent": []}, returned=(1,))
     assert (
         explanation(run) == "rank 1 never called init_process_group, in which rank 0 waited; it has returned"
     )
@@ -308,7 +315,7 @@ def test_a_rank_that_was_asked_to_end_stood_where_its_record_says() -> None:
 def test_only_a_long_standstill_is_told_and_only_of_who_is_still_there() -> None:
     assert stalled(run_of(waits(5, stood=WARN_SECONDS - 5), elsewhere({"0": 4}, stood=0))) == ""
     assert stalled(run_of(elsewhere({"0": 4}), returned=(0,))) == ""
-    assert stalled(run_of({"called": {"0": 3}, "pending": [], "last": []}, None)) == ""
+    assert stalled(run_of({"called": {"0": 3}, "pending": [], "recent": []}, None)) == ""
     assert len(stalled(run_of(waits(5), elsewhere({"0": 4}, stood=0))).splitlines()) == 2
 
 

@@ -178,6 +178,27 @@ HANGS = {
         r"the ranks do not match: collective 1 is .* of .*\[10\].* on rank 0 and .*\[0\].* on rank 1$",
         ["waited in all_reduce (FILE, line 5: dist.all_reduce(", "was at FILE, line 7: "],
     ),
+    "a rank is late in a group of some": (
+        """
+        import time, torch, torch.distributed as dist
+
+        def work():
+            dist.init_process_group("gloo")
+            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            while dist.get_rank() == 1:
+                time.sleep(0.05)
+            dist.all_reduce(torch.ones(1), group=pairs[dist.get_rank() // 2])
+            dist.all_reduce(torch.ones(1))
+        """,
+        r"rank 1 never called all_reduce of group \[0, 1\] \(collective 1\), in which rank 0 waited; "
+        r"ranks 2, 3 waited for ranks 0, 1 in all_reduce \(collective 1\)$",
+        [
+            "waited in all_reduce (FILE, line 8: ",
+            "was at FILE, line 7: time.sleep(0.05)",
+            "waited in all_reduce (FILE, line 9: dist.all_reduce(torch.ones(1)))",
+            "waited in all_reduce (FILE, line 9: ",
+        ],
+    ),
     "a rank does not join": (
         """
         import os, time, torch.distributed as dist
@@ -204,7 +225,8 @@ HANGS = {
             while True:
                 ctypes.PyDLL(None).sleep(60)
         """,
-        "(the ranks were ended|rank 1 never called all_reduce)",  # none of rank 1's threads can report it
+        r"rank 1 never called all_reduce \(collective 1\), in which rank 0 waited; "
+        r"rank 1 held Python's interpreter lock for \d+ s, so that no other thread could run$",
         ["waited in all_reduce (FILE, line 7: ", "was at FILE, line 10: ctypes.PyDLL(None).sleep(60)"],
     ),
     "a rank has returned": (
@@ -268,7 +290,7 @@ def all_at(*lines: int | None) -> bool:
 
 def is_at(run: Run, rank: int, line: int | None) -> bool:
     if (run.folder / f"holds-{rank}").exists():  # it can report nothing more
-        return True
+        return waiting.silence_of(run, rank) is not None
     if line is None:
         return run.trace(rank).has_returned()
     stack = waiting.record_of(run, rank).get("stack", [])

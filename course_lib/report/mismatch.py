@@ -1,0 +1,176 @@
+"""Find out why ranks wait: whom they wait for, and in what their calls differ.
+
+All ranks of a process group number its collectives alike. So a rank that waits in one waits for those of the
+group that have not got that far, or that have called something else under that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..run_folder import of_everyone
+from .facts import Absence, Call, Cause, Circle, Mismatch, OtherGroups, RankState
+
+UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
+JOIN, NEW_GROUP = "init_process_group", "new_group"
+PARTNER = {"recv": "send", "send": "recv"}
+
+
+def mismatch_of(states: Sequence[RankState]) -> Cause | None:
+    """Return why the waiting ranks wait; None if that cannot be told.
+
+    Ranks in ``init_process_group`` wait for those that are not. Otherwise the groups that they made may
+    differ, or their calls of one group. If not, some ranks are missing where others wait; those that wait
+    elsewhere themselves are no cause, unless they wait in a circle.
+    """
+    joining = [state.rank for state in states if state.phase != "returned" and state.function == JOIN]
+    absent = [state for state in states if state.rank not in joining and not state.called]
+    if joining and absent:
+        return _absence(absent, joining, Call(JOIN))
+    waits = {state.rank: _with_ranks(state.waits_in, states) for state in states if state.waits_in}
+    if cause := other_groups([state.groups for state in states]) or _other_calls(states, waits):
+        return cause
+    missing = {rank: _missing(rank, call, states, waits) for rank, call in waits.items()}
+    return _circle(states, waits, missing) or _first_absence(states, waits, missing)
+
+
+def _with_ranks(call: Call, states: Sequence[RankState]) -> Call:
+    """Add the ranks of its group, as any rank has told them; all that have called one of it, otherwise."""
+    if call.ranks:
+        return call
+    if of_everyone(call.group):
+        return call._replace(ranks=[state.rank for state in states])
+    name = call.group.partition(" ")[0]
+    told = [state.groups[name] for state in states if name in state.groups]
+    called = [state.rank for state in states if call.group in (state.called or {})]
+    return call._replace(ranks=told[0] if told else called)
+
+
+# --- calls that differ ------------------------------------------------------------------------------------
+
+
+def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups | None:
+    """Return the first group that is not the same on all ranks that made one of its name; given by rank."""
+    made: dict[str, dict[int, Sequence[int]]] = {}
+    for rank, its in enumerate(groups):
+        for name, ranks in its.items():
+            made.setdefault(name, {})[rank] = ranks
+    differ = [name for name, its in made.items() if len({*map(tuple, its.values())}) > 1]
+    differ = [name for name in differ if max(map(len, made[name].values())) > 1]  # alone, none meets another
+    return OtherGroups(differ[0], made[differ[0]]) if differ else None
+
+
+def _other_calls(states: Sequence[RankState], waits: Mapping[int, Call]) -> Mismatch | None:
+    """Return the first collective, of a group in which a rank waits, on which ranks disagree."""
+    calls = [(state.rank, call) for state in states for call in state.recent]  # over on some, perhaps
+    calls += waits.items()
+    for group in dict.fromkeys(call.group for call in waits.values() if call.group):
+        numbers = {call.number or 0 for call in waits.values() if call.group == group}
+        for number in sorted({call.number or 0 for _, call in calls if call.group == group}):
+            alike = {rank: call for rank, call in calls if (call.group, call.number) == (group, number)}
+            if number <= max(numbers) and _differ(alike.values()):
+                its = next(iter(alike.values()))
+                return Mismatch(number, alike, _shown(_with_ranks(its, states)).ranks)
+    return None
+
+
+def _differ(calls: Collection[Call]) -> bool:
+    names = {call.name for call in calls}
+    tensors = {(str(call.sizes), str(call.dtypes)) for call in calls}
+    roots = {call.root for call in calls} - {None}
+    return len(names) > 1 or len(roots) > 1 or (len(tensors) > 1 and not UNEVEN & names)
+
+
+# --- ranks that are missing -------------------------------------------------------------------------------
+
+
+def _missing(rank: int, call: Call, states: Sequence[RankState], waits: Mapping[int, Call]) -> list[int]:
+    """Return the ranks for which a rank waits in a call: those that are known not to have called it."""
+    others = [state for state in states if state.rank in call.ranks and state.rank != rank]
+    if call.group:
+        return [state.rank for state in others if _is_before(state, call)]
+    there = {other: waits[other] for other in call.ranks if other in waits}
+    if call.name in PARTNER:  # they meet, if the message is on its way
+        meets = Call(PARTNER[call.name], number=call.number)
+        answered = {
+            other for other, its in there.items() if rank in its.ranks and its._replace(ranks=()) == meets
+        }
+    else:
+        answered = {other for other, its in there.items() if its == call}
+        if call.name == NEW_GROUP:
+            answered |= {state.rank for state in others if _has_made(state, call)}
+    return [state.rank for state in others if state.rank not in answered]
+
+
+def _has_made(state: RankState, call: Call) -> bool:
+    """Return whether a rank has made a new group; a locally synchronized one is not named by a number."""
+    alike = [name for name, ranks in state.groups.items() if ranks == list(call.ranks)]
+    return any(name == str(call.number) or not name.isdigit() for name in alike)
+
+
+def _is_before(state: RankState, call: Call) -> bool:
+    """Return whether a rank has not called a collective; if it could not tell, its stack or silence does."""
+    if state.called is None:
+        return state.silent is not None and state.function != call.name
+    return state.called.get(call.group, 0) < (call.number or 0)
+
+
+def _circle(
+    states: Sequence[RankState], waits: Mapping[int, Call], missing: Mapping[int, list[int]]
+) -> Circle | None:
+    """Return ranks that stand still, each of which waits for the next, and the last for the first."""
+    stands = {state.rank for state in states if state.seconds is not None}
+    path, seen = list[int](), set[int]()
+    follows = {rank: [other for other in others if other in stands] for rank, others in missing.items()}
+
+    def walk(rank: int) -> list[int]:
+        if rank in path:
+            return path[path.index(rank) :]
+        if rank in seen:
+            return []
+        seen.add(rank)
+        path.append(rank)
+        found = next(filter(None, (walk(other) for other in follows.get(rank, []))), [])
+        if not found:
+            path.pop()
+        return found
+
+    for rank in sorted(stands & follows.keys()):
+        if around := walk(rank):
+            following = dict(zip(around, [*around[1:], around[0]], strict=True))
+            return Circle({each: _shown(waits[each]) for each in around}, following)
+    return None
+
+
+def _first_absence(
+    states: Sequence[RankState], waits: Mapping[int, Call], missing: Mapping[int, list[int]]
+) -> Absence | None:
+    """Return the absence that explains the others: of ranks that do not wait for any rank themselves."""
+    by_call: dict[tuple[str, int | None, str, tuple[int, ...]], list[int]] = {}
+    for rank, call in waits.items():
+        if missing[rank]:
+            by_call.setdefault((call.name, call.number, call.group, tuple(call.ranks)), []).append(rank)
+    found = []
+    for (name, _, group, _), waiting in by_call.items():
+        call = waits[waiting[0]]
+        absent = [state for state in states if state.rank in missing[waiting[0]]]
+        # a rank that could not answer, but is in that function according to its stack, waits as well
+        alike = [state.rank for state in states if group and state.called is None and state.function == name]
+        found.append(_absence(absent, sorted({*waiting, *alike}), _shown(call)))
+    found.sort(key=lambda absence: sum(rank in waits and bool(missing[rank]) for rank in absence.absent))
+    if not found:
+        return None
+    first, *others = found
+    further = [other for other in others if other.group != first.group or other.number is None]
+    stuck = {*first.waiting, *first.absent}
+    return first._replace(further=[other for other in further if stuck & {*other.absent}])
+
+
+def _absence(absent: list[RankState], waiting: list[int], call: Call) -> Absence:
+    returned = all(state.phase == "returned" for state in absent)
+    return Absence([state.rank for state in absent], waiting, call.name, call.number, returned, call.ranks)
+
+
+def _shown(call: Call) -> Call:
+    """Leave the ranks of the default group away."""
+    return call._replace(ranks=()) if of_everyone(call.group) else call
