@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,17 @@ def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
         return getattr(_distributed_c10d, dump)(**options)
     except Exception:  # the stacks still show where a rank is
         return b""
+
+
+def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
+    """Return a flight recorder's entries with the Python ``frames`` of each call (torch 2.14)."""
+    try:
+        from torch._C import _distributed_c10d
+
+        dump = "_dump_nccl_trace" if of_nccl else "_dump_fr_trace"
+        return pickle.loads(getattr(_distributed_c10d, dump)())["entries"]
+    except Exception:  # the report then lacks the lines of calls that are over
+        return []
 
 
 def process_groups() -> tuple[dict[str, list[int]], int]:

@@ -88,15 +88,18 @@ def the_flight_recorder_counts_collectives() -> None:
         dist.all_reduce(torch.ones(3))
         dist.barrier()
         cheap = private_names.flight_recorder(includeCollectives=False)
-        return json.loads(private_names.flight_recorder())["entries"], len(cheap)
+        entries = json.loads(private_names.flight_recorder())["entries"]
+        return entries, private_names.traced_collectives(), len(cheap)
 
-    (calls, length) = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
+    calls, traced, length = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
     assert length > 0, "the cheap form"
     assert [entry["profiling_name"] for entry in calls] == ["gloo:all_reduce", "gloo:barrier"]
     assert [entry["collective_seq_id"] for entry in calls] == [1, 2]
     assert calls[0]["input_sizes"] == [[3]]
     used = {"is_p2p", "retired", "state", "process_group", "time_created_ns", "input_dtypes"}
     assert used <= set(calls[0])
+    assert [frame["name"] for frame in traced[0]["frames"]][-1:] == ["<module>"]
+    assert ("entries", __file__) in [(frame["name"], frame["filename"]) for frame in traced[1]["frames"]]
 
 
 def each_process_group_has_its_ranks() -> None:

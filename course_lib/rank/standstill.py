@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..files import discard, write_whole
-from ..frames import frame_of
-from ..private_names import flight_recorder, process_groups
+from ..frames import Place, frame_of, is_learners
+from ..private_names import flight_recorder, process_groups, traced_collectives
 from ..run_folder import ASKED, OVER_NCCL, RankFiles
 from .own_wait import own_wait
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
 MOST_FRAMES = 100
-RECENT = 32  # collectives to record: a rank may have got through some that others have called differently
+RECENT = 16  # collectives to record: a rank may have got through some that others have called differently
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
@@ -41,6 +41,7 @@ class Lookout:
         self._stands_since = self._called_since = time.time()
         self._written = ""
         self._groups: dict[str, list[int]] = {}  # also those that have been destroyed
+        self._places: dict[tuple[str, int], Place | None] = {}
         self._closed = False
 
     def look(self, steps: int) -> None:
@@ -83,7 +84,7 @@ class Lookout:
         return places
 
     def _write(self, record: dict[str, Any] | None) -> None:
-        text = "" if record is None else json.dumps(record | flight() | {"groups": self._groups})
+        text = "" if record is None else json.dumps(record | self._flight() | {"groups": self._groups})
         if text == self._written or self._closed:
             return
         self._written = text
@@ -92,6 +93,26 @@ class Lookout:
                 write_whole(self._path, text)
         else:
             discard(self._path)
+
+    def _flight(self) -> dict[str, Any]:
+        """Return `flight`, with the learner's line that called each collective: reading it takes longer."""
+        told = flight()
+        if any((call["group"], call["number"]) not in self._places for call in told["recent"]):
+            over_nccl = any(call["group"].endswith(OVER_NCCL) for call in told["recent"])
+            self._places = called_at() | (called_at(of_nccl=True) if over_nccl else {})
+        for call in told["recent"]:
+            call["place"] = self._places.get((call["group"], call["number"]))
+        return told
+
+
+def called_at(of_nccl: bool = False) -> dict[tuple[str, int], Place | None]:
+    """Return the learner's innermost line in the calls of the latest collectives, by group and number."""
+    found: dict[tuple[str, int], Place | None] = {}
+    for entry in traced_collectives(of_nccl):
+        key = entry["process_group"][0] + (OVER_NCCL if of_nccl else ""), entry["collective_seq_id"]
+        frames = ((each["filename"], each["line"], each["name"]) for each in entry.get("frames", []))
+        found[key] = next((place for place in frames if is_learners(place[0])), None)
+    return found
 
 
 def flight() -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Call(NamedTuple):
     dtypes: Sequence[str] = ()
     ranks: Sequence[int] = ()  # who meets: the group, the new one, or whom a message is from or to
     root: int | None = None  # of a broadcast, reduce, gather or scatter, if known
+    place: Place | None = None  # the learner's line, if known
 
 
 class Position(NamedTuple):

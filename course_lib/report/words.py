@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..frames import is_ours
+from ..frames import is_ours, with_source
 from ..notebook import shell
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
 from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
-from .facts import Failure, Position, RankState, Report
+from .facts import Cause, Failure, Mismatch, Position, RankState, Report
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -78,7 +78,7 @@ def error_text(run: Run, report: Report) -> str:
         return report.message
     cause, why = report.cause, cause_text(report.mismatch, report.states if report.cause is None else ())
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
-    states = [f"{run.who(state.rank)} {state_text(run, state)}" for state in others]
+    states = [_doing(run, state, report.mismatch) for state in others]
     if cause is None:
         head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
         return "\n".join([head, "", *states])
@@ -86,6 +86,14 @@ def error_text(run: Run, report: Report) -> str:
     parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *map(show, cause.frames), *states]
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
     return f"{text}\n\n{hint}" if (hint := advice(cause)) else text
+
+
+def _doing(run: Run, state: RankState, why: Cause | None) -> str:
+    """Say what a rank was doing and, of a call that does not match, where it was: it may be further since."""
+    text = f"{run.who(state.rank)} {state_text(run, state)}"
+    call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
+    line = line_of(with_source(*call.place)) if call and call.place else ""
+    return text if not call or line in text else f"{text}; its {call.name} was at {line}"
 
 
 def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
