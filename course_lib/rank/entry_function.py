@@ -23,7 +23,7 @@ from ..kill import end_with, end_with_parent
 from ..private_names import WITHOUT_ZIP, leave_fork_server
 from ..run_folder import AT_WORK, ENDING, EVERYONE, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import end_now, report_exception
-from .recorder import answer_stack_requests, attach, note, send_output_to
+from .recorder import answer_stack_requests, attach, note, send_output_to, tell_collectives
 from .standstill import ONE_WAY, flight
 from .trial import never_synchronize
 
@@ -66,6 +66,7 @@ def main(rank: int, assignment: Assignment) -> None:
         _let_the_others_join(assignment.folder)
     except BaseException as error:
         note(phase=ENDING)
+        tell_collectives()
         report_exception(assignment.folder, rank, error)
     if recorder := attach():
         recorder.close()

@@ -21,7 +21,7 @@ from ..kill import end_with
 from ..private_names import choose_ports_by
 from ..run_folder import AT_WORK, PROGRAM, RankFiles
 from .failure import end_now, report_exception, write_failure
-from .recorder import answer_stack_requests, attach, note
+from .recorder import answer_stack_requests, attach, note, tell_collectives
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
@@ -112,6 +112,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
         report_exception(folder, rank, error)
         _end(error.code if isinstance(error.code, int) else 1)
     except BaseException as error:
+        tell_collectives()  # the agent ends all ranks once one has failed
         report_exception(folder, rank, error)
         trace = error.__traceback__  # from the script on, as without this module
         while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):

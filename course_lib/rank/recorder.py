@@ -67,6 +67,12 @@ def note(**facts: Any) -> None:
         recorder.note(**facts)
 
 
+def tell_collectives() -> None:
+    """Write down which collectives this rank has called: it has failed, and may be ended at any moment."""
+    if recorder := attach():
+        recorder.tell_collectives()
+
+
 def send_output_to(path: Path) -> None:
     """Append everything that this process prints, from Python or from C, to a file."""
     with contextlib.suppress(Exception):
@@ -161,7 +167,10 @@ class Recorder:
         """Write down the collectives: the process is about to abort, perhaps because they do not match."""
         if self.pid == os.getpid():
             self._stop.set()
-            self._lookout.close()
+            self.tell_collectives()
+
+    def tell_collectives(self) -> None:
+        self._lookout.close()
 
     def _run(self) -> None:
         self._stop.wait(FIRST_TICK)

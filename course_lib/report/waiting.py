@@ -11,6 +11,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
@@ -28,7 +29,7 @@ WARN_SECONDS = 10.0  # without progress for this long, the dashboard says who wa
 ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
 ASK_SECONDS_FAR = 3.0  # on other machines: a new file on a shared disk shows up later
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
-SILENT_SECONDS = 3.0  # a rank's recorder writes ten times a second, unless something keeps all threads
+SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless something keeps all threads
 BUSY = 0.2  # with a larger share of CPU time in one place, a rank does not wait there
 
 
@@ -153,8 +154,21 @@ def silence_of(run: Run, rank: int) -> float | None:
     files = RankFiles(run.folder, rank)
     with contextlib.suppress(OSError):
         seconds = time.time() - max(path.stat().st_mtime for path in (files.ticks, files.facts))
-        return seconds if seconds >= SILENT_SECONDS and run.lives(rank) else None
+        if seconds >= SILENT_SECONDS and _waits_for_no_cpu(run.facts(rank)["pid"]):
+            return seconds
     return None
+
+
+def _waits_for_no_cpu(pid: int) -> bool:
+    """Return whether no thread of a process waits for a CPU: the machine is not just busy (Linux)."""
+    for _ in range(10):
+        # of each thread but the main one, which may compute: R for running or runnable, D for a disk
+        stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        states = {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
+        if states and not states & set("RDZX"):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _lingers(run: Run, rank: int) -> float | None:
