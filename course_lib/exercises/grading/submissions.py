@@ -70,8 +70,8 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
     A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
     exercise is, to the one that the folder's name gives. A notebook further down belongs to the learner that
     the subfolder's name gives. Links to folders are not followed. A subfolder without a notebook is in the
-    list, too, to be refused, unless it lies beside notebooks. `NoSubmissions` is raised if a folder does not
-    exist, or if there is no notebook in any.
+    list, too, to be refused, unless the folder is one learner's. `NoSubmissions` is raised if a folder does
+    not exist, or if there is no notebook in any.
     """
     submitted: dict[tuple[str, str], Submission] = {}
     for folder in folders:
@@ -87,7 +87,7 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
             if OF_TOOLS.fullmatch(path.name) or not path.is_dir():
                 continue
             notebooks = [] if path.is_symlink() else list(_notebooks_in(path))
-            for notebook in notebooks or [path] * (not directly):
+            for notebook in notebooks or [path] * (not of_one):
                 submitted[path.name, str(notebook)] = Submission(_in_letters(path.name), notebook, True)
     if not any(map(_is_notebook, (each.path for each in submitted.values()))):
         where = ", ".join(map(str, folders))
