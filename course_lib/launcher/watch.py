@@ -86,12 +86,13 @@ def _follow(
             return None
         if why := ranks.overdue():
             return failed.RankTimeout(run, Report(message=why))
-        if time.monotonic() > deadline:
-            return failed.RankTimeout(run, waiting.report_on(run, ranks.exit_codes(), {}, timeout))
+        now = time.monotonic()  # before the look: what is there then came in time
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
-            all_returned_at = min(all_returned_at, time.monotonic())
-            if time.monotonic() > all_returned_at + LINGER_SECONDS:
-                return None
+            all_returned_at = min(all_returned_at, now)
+            if now > min(all_returned_at + LINGER_SECONDS, deadline):
+                return None  # its processes may take long to end, on a busy machine
+        elif now > deadline:
+            return failed.RankTimeout(run, waiting.report_on(run, ranks.exit_codes(), {}, timeout))
         view.update()
 
 
