@@ -543,7 +543,7 @@ def all_that_its_ranks_send(places, size):
     return {node: places.count(node) * of_an_edge(places, size) for node in places}
 
 
-@wrong("17.3", NOTHING, hint="A ring is closed")
+@wrong("17.3", NOTHING, hint="Who comes after the last rank?")
 def an_open_ring(places, size):
     sent = dict.fromkeys(places, 0.0)
     for one, other in pairwise(places):
