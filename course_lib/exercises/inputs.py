@@ -161,6 +161,19 @@ def all_tensors(model: nn.Module) -> OrderedDict[str, Tensor]:
     return OrderedDict(itertools.chain(model.named_parameters(), model.named_buffers()))
 
 
+def settings(model: nn.Module) -> dict[str, bool]:
+    """Return, by name, the mode of each module, and whether each parameter is trained."""
+    modes = {f"{name or 'the model'}.training": module.training for name, module in model.named_modules()}
+    trained = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
+    return modes | trained
+
+
+def leave_one_in_evaluation(model: nn.Module) -> None:
+    """Put a model into training mode, but for its last layer, as somebody may have done on purpose."""
+    model.train()
+    [*model.modules()][-1].eval()
+
+
 # --- the machine ------------------------------------------------------------------------------------------
 
 

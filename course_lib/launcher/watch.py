@@ -88,14 +88,17 @@ def _follow(
             return None
         if why := ranks.overdue():
             return failed.RankTimeout(run, Report(message=why))
-        if time.monotonic() > deadline:
-            return failed.RankTimeout(run, waiting.report_on(run, ranks.exit_codes(), {}, timeout))
+        now = time.monotonic()  # before the look: what is there then came in time
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
-            all_returned_at = min(all_returned_at, time.monotonic())
-            if time.monotonic() > all_returned_at + LINGER_SECONDS:
+            all_returned_at = min(all_returned_at, now)
+            if now > all_returned_at + LINGER_SECONDS:
                 left = [rank for rank, code in codes.items() if code is None]
                 view.tell(waiting.what_lingers(run, left, LINGER_SECONDS))
                 return None
+            if now > deadline:
+                return None  # its processes may take long to end, on a busy machine
+        elif now > deadline:
+            return failed.RankTimeout(run, waiting.report_on(run, ranks.exit_codes(), {}, timeout))
         view.update()
 
 

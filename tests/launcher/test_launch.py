@@ -34,6 +34,7 @@ from course_lib.launcher.dashboard import TerminalView
 from course_lib.launcher.processes import Ranks
 from tests.support.cells import cell, quiet_launch
 from tests.support.processes import alive, wait_for
+from tests.support.programs import Jump, all_at
 
 
 def gone(run: Run) -> bool:
@@ -560,6 +561,11 @@ def test_launches_leave_no_files_open_and_no_threads() -> None:
     wait_for(lambda: me.num_threads() <= before[2], what="the store's threads to end")
 
 
+def lingers() -> str:
+    threading.Thread(target=time.sleep, args=(60,)).start()  # not a daemon: holds the interpreter up
+    return "returned"
+
+
 def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -582,6 +588,20 @@ def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
     assert re.fullmatch(keeps, told)
 
     assert run.seconds < 30
+    assert run.results == ["returned", "returned"]
+    assert run.state == "done"
+    assert gone(run)
+
+
+def test_ranks_that_have_returned_and_not_ended_are_done_at_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine the end of a process takes seconds; the timeout is for the function."""
+    jump = Jump(monkeypatch, lambda: all_at(None, None))
+
+    run = quiet_launch(lingers, timeout=120)
+
+    assert jump.at
     assert run.results == ["returned", "returned"]
     assert run.state == "done"
     assert gone(run)

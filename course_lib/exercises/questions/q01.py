@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import random
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from ..in_rank.work import on_each_case
-from ..inputs import LAYOUTS, seeds, tensor
+from ..inputs import LAYOUTS, seeds, settings, tensor
 from ..judging import far
 from ..question import Ask, Finding, Refused, Result, a_module, question
 from ..shape import TENSOR, reports
@@ -180,7 +181,7 @@ def _fresh(answer: Any, seed: int) -> list[Result]:
     for place, (given, data) in enumerate(_cases(seed).items()):
         here, far_away = (torch.device("cpu"), FAR) if place % 2 else ("cpu", str(FAR))
         needs = getattr(data, "requires_grad", None)
-        before = _values(data)
+        before = copy.deepcopy(_values(data))
         made = _tensor_of(answer, data, here)
         as_it_was = _values(data) == before and getattr(data, "requires_grad", None) == needs
         seen = {"shared": ""}
@@ -406,7 +407,9 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         seen = f"{given}, and the device is {device}: it returned {got}, and should return {right}"
         yield Finding(what, got == right, seen, hint)
         hint = "A search only reads. Which dict of a module did you write into?"
-        seen = f"{given}: after your call the model has other parameters, buffers or attributes"
+        seen = (
+            f"{given}: after your call the model has other parameters, buffers or attributes, or frozen ones"
+        )
         yield Finding(what, result["as_it_was"], seen, hint)
 
 
@@ -506,11 +509,11 @@ def _left_behind(answer: Any, seed: int) -> list[Result]:
 
 
 def _held(things: Things) -> list[Any]:
-    """Return the names and ids of the attributes, parameters and buffers of all modules."""
+    """Return names and ids of the attributes, parameters and buffers of all modules, and `settings`."""
     models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
     modules = [module for model in models for module in model.modules()]
     kept = [part for module in modules for part in (vars(module), module._parameters, module._buffers)]
-    return [[(name, id(value)) for name, value in part.items()] for part in kept]
+    return [[(name, id(value)) for name, value in part.items()] for part in kept] + [*map(settings, models)]
 
 
 def _names(answer: Any, device: torch.device, things: Things) -> list[str] | str:

@@ -129,6 +129,8 @@ class _Scores(nn.Module):
 @question("02.2", "evaluate(model, loader)", {COUNTS: 1, QUIET: 1, GRAPHLESS: 1, BACK: 1})
 def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [_an_evaluation(rng, classes) for classes in rng.sample(range(4, 8), 2)]
+    while all(_share_of_hits(case) * 100 % 1 < 0.01 for case in cases):  # a rounded share must be wrong
+        cases[0] = _an_evaluation(rng, cases[0]["classes"])
     cases[0]["mode"], cases[1]["mode"] = True, False
     all_found = ask(_evaluated, cases)[0]
     if not all(result["calls"] for result in all_found):

@@ -242,8 +242,9 @@ def _scattered(answer: Any, cases: list[Case]) -> list[Result]:
             pieces = list(whole) if case["views"] else [piece.clone() for piece in whole]
             given = list(pieces)
         given[:] = pieces
+        held = [piece.view_as(piece) for piece in pieces]  # as somebody else holds the same memory
         _, seen = _watched(answer, given)
-        results.append(seen | {"pieces": torch.stack(pieces)})
+        results.append(seen | {"pieces": torch.stack(held)})
     return results
 
 
@@ -359,6 +360,7 @@ def _reduced(answer: Any, cases: list[Case]) -> list[Result]:
                 for part, shape, layout in zip(numbers, case["shapes"], case["layouts"], strict=False)
             ]
             given = list(tensors)
+        held = [tensor.view_as(tensor) for tensor in tensors]  # as somebody else holds the same memory
         _, seen = _watched(answer, given)
-        results.append(seen | {"numbers": [x for tensor in tensors for x in tensor.flatten().tolist()]})
+        results.append(seen | {"numbers": [x for tensor in held for x in tensor.flatten().tolist()]})
     return results

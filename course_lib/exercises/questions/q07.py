@@ -59,6 +59,9 @@ def shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     calls: list[Call] = [main, (even[0], *main[1:])]
     calls += [(count, other, epochs[2], seeds[1], 0) for count in (uneven[1], even[1])]
     calls += [(uneven[1], 1, epochs[1], seeds[1], 0), (*main[:4], 1)]  # a single rank; `main` elsewhere
+    calls.append(
+        (rng.randint(1, max(one, other) - 1), max(one, other), epochs[1], seeds[1], 0)
+    )  # none for all
     calls += [(uneven[0], one, epoch, seed, 0) for epoch in epochs for seed in seeds]
     calls = list(dict.fromkeys(calls))
     processes = ask(_shards, calls, rng.randrange(2**31), nprocs=PROCESSES)
@@ -77,7 +80,7 @@ def _of_lengths(call: Call, shards: list[list[int]]) -> Finding:
     hint = "One sample too many on one rank, and it makes a step alone. To which length can the order be cut?"
     if not any(lengths):
         hint = "Nothing comes back: what must the function return?"
-    return Finding(EQUAL, len(set(lengths)) == 1 and lengths[0] > 0, seen, hint)
+    return Finding(EQUAL, len(set(lengths)) == 1 and (lengths[0] > 0 or call[0] < call[1]), seen, hint)
 
 
 def _faults_of_order(
@@ -94,6 +97,8 @@ def _faults_of_order(
         seen += f" process, {_some(again[rank])}"
         yield seen, "The random numbers differ each time. How do they start from a state that you choose?"
     for call, came in shards.items():
+        if call[0] < call[1]:
+            continue
         if any(shard == sorted(shard) for shard in came):
             yield f"a rank draws {_some(came[0])}", "They come in the order of the data set. Who shuffles?"
         if any(map(_regular, came)):

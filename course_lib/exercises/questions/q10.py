@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..in_rank.file_audit import NAMES, audit_files
-from ..in_rank.work import in_group
+from ..in_rank.work import in_group, on_all
 from ..inputs import network, seeds, tensor
 from ..judging import Faults, first_fault
 from ..question import Ask, Finding, Refused, Result, question
@@ -218,14 +218,14 @@ def _saved(
     with _a_full_disk():
         result["second"] = _in_vain(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
     late, heard = result["second"]["late"], result["second"]["error"]
-    if not _on_all("in time", not late):  # a collective that timed out leaves the group broken
+    if not on_all("in time", not late):  # a collective that timed out leaves the group broken
         return result
     again = Path(other)  # the same state and path, twice
     result["third"] = []
     for saved in others:
         result["third"].append(_one_save(answer, state, saved, again))
-        _on_all(f"read {saved}", True)
-    if _on_all("right so far", bool(heard) and result["first"]["found"] == new):  # otherwise it may hang
+        on_all(f"read {saved}", True)
+    if on_all("right so far", bool(heard) and result["first"]["found"] == new):  # otherwise it may hang
         result["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
     return result
 
@@ -248,14 +248,6 @@ def _without_a_new_name(answer: Any, state: dict[str, Any], path: str) -> Result
 
     with audit_files(Path(path).parent, fails):
         return _in_vain(answer, state, path) | {"met": bool(met)}
-
-
-def _on_all(what: str, here: bool) -> bool:
-    """Whether ``here`` is true on every rank; ask over the store, which works without an intact group."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"course/{what}/{dist.get_rank()}", str(here))
-    words = [store.get(f"course/{what}/{rank}") for rank in range(dist.get_world_size())]
-    return b"False" not in words
 
 
 def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> Result:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from operator import truediv
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..in_rank.retention import watch_retention
 from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, on_each_case, the_number
-from ..inputs import flat, gradients_of, tensor, trainable
+from ..inputs import flat, gradients_of, leave_one_in_evaluation, settings, tensor, trainable
 from ..judging import by_call, far, furthest, nearest, place_of_furthest, with_two_world_sizes
 from ..question import Ask, Finding, Result, question
 from ..shape import NUMBER, reports
@@ -41,6 +42,7 @@ def _network(seed: int, frozen: int | None = None) -> nn.Sequential:
     return model
 
 
+MODES: tuple[Callable[[Any], Any], ...] = (nn.Module.train, nn.Module.eval, leave_one_in_evaluation)
 NUMBERS = sum(parameter.numel() for parameter in _network(0).parameters())
 MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts of samples
 
@@ -87,8 +89,9 @@ def accumulate(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         hint += "What has to be known of the others?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
-    seen = "after your call ddp is in eval mode, or its plain backward passes do not average any more"
-    hint = "What is switched for a while has to be switched back in the end."
+    seen = "after your call a module of ddp is in another mode, a parameter is frozen or not any more, the "
+    seen += "pieces are others, or ddp's plain backward passes do not average any more"
+    hint = "What is switched for a while has to be switched back in the end, and what is given is only read."
     yield Finding(ONCE, all(result["as_it_was"] for result in results), seen, hint)
     for (_, lengths), of_call in zip(calls, by_calls, strict=True):
         for rank, result in enumerate(of_call):
@@ -200,13 +203,15 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 
     def forward_begins(_: nn.Module, inputs: Any) -> None:
         noted["at_once"] = max(noted["at_once"], len(inputs[0]))
-        noted["trains"] = noted["trains"] and model.training
+        noted["trains"] = noted["trains"] and (model.training or not before["the model.training"])
 
     model.register_forward_pre_hook(forward_begins)
     kept = watch_retention(model, lambda output: 1)
     ddp, results = DistributedDataParallel(model), []
-    for seed, lengths in calls:
+    for (seed, lengths), set_mode in zip(calls, MODES, strict=True):
         pieces = drawn.setdefault(seed, _drawn(seed, lengths)[dist.get_rank()])
+        set_mode(ddp)
+        before = settings(ddp)
         noted.update(at_once=0, trains=True)
         kept.clear()
         with record_traffic() as travelled:
@@ -214,7 +219,10 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
         gathered = any("gather" in name and count >= NUMBERS / 9 for name, count in travelled.calls)
         results.append({"gradient": gradients_of(model), "sent": travelled.received(), **noted})
         results[-1] |= {"gathered": gathered, "open": max(kept, default=0)}
-        results[-1]["as_it_was"] = ddp.training and ddp.require_backward_grad_sync
+        known = _drawn(seed, lengths)[dist.get_rank()]
+        same = len(known) == len(pieces) and all(map(torch.equal, chain(*known), chain(*pieces)))
+        same = same and not any(x.requires_grad for x, _ in pieces)
+        results[-1]["as_it_was"] = same and settings(ddp) == before and ddp.require_backward_grad_sync
     return results
 
 
@@ -286,11 +294,11 @@ def step_together(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]
         a_kind = {"nan": "a nan", "inf": "an inf"}.get(calls[call]["kind"])
         if a_kind:
             values = [result[call]["returned"] for result in results]
-            finite = [value for value in values if isinstance(value, str) or math.isfinite(value)]
-            if finite:
-                seen = f"the mean holds {a_kind}, rank {values.index(finite[0])} returned {_words(finite[0])}"
+            wrong = [value for value in values if isinstance(value, str) or str(value) != calls[call]["kind"]]
+            if wrong:
+                seen = f"the mean holds {a_kind}, rank {values.index(wrong[0])} returned {_words(wrong[0])}"
             hint = "What is the norm of such a gradient? It is asked for then, too."
-            yield Finding(NORM, not finite, seen, hint)
+            yield Finding(NORM, not wrong, seen, hint)
             moves = (far(result[call]["weights"], result[call - 1]["weights"]) for result in results)
             if max(moves) == 0 < gap:
                 continue  # no rank stepped; what is off was off before

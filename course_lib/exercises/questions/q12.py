@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...frames import is_learners
 from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, refuse_unless
-from ..inputs import tensor
+from ..inputs import settings, tensor
 from ..judging import (
     Faults,
     by_call,
@@ -83,7 +86,8 @@ def freeze_unused(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
         by_rank = [[name for name in names if not _is_used(name, plan, used)] for used in plan["used"]]
         before = [name for name in names if _of(plan["frozen"], name)]
         right = [name for name in names if all(name in unused for unused in by_rank) and name not in before]
-        yield _of_frozen(results, right, before, by_rank)
+        closed = [name for name in names if _of(plan["closed"], name)]
+        yield _of_frozen(results, right, before, by_rank, closed)
         names_are_right = [result["names"] == right for result in results]
         rank = first_wrong(names_are_right)
         returned = results[rank]["names"]
@@ -125,7 +129,7 @@ def _some(names: list[str]) -> str:
 
 
 def _of_frozen(
-    results: list[Result], right: list[str], before: list[str], by_rank: list[list[str]]
+    results: list[Result], right: list[str], before: list[str], by_rank: list[list[str]], closed: list[str]
 ) -> Finding:
     wanted = {*right, *before}
     frozen = [set(result["frozen"]) for result in results]
@@ -139,6 +143,8 @@ def _of_frozen(
         hint = "Nothing was frozen. What stops a parameter from asking for a gradient?"
     elif before and not now.issuperset(before):
         hint = "What was frozen before has thawed. It is not yours to change."
+    elif now - wanted and now - wanted <= {*closed}:
+        hint = "Their gradient is 0 on every rank, and a loss depends on them. What did you look at?"
     elif now == {*by_rank[rank], *before}:
         hint = "That is what this rank does not use. Another rank may: how do they agree?"
     elif now >= {*by_rank[rank], *before}:
@@ -152,8 +158,11 @@ def _traces(results: list[Result]) -> Faults:
         if not result["kept"]:
             seen = f"on rank {rank} a gradient is not what it was"
             yield seen, "To look at a graph, nobody has to send gradients into the model."
+        if not result["as_it_was"]:
+            seen = f"on rank {rank} a module of the model is in another mode after your call"
+            yield seen, "Who trains it, goes on in the mode that it had."
         if result["hooks"]:
-            seen = f"on rank {rank} a parameter still has a hook of yours"
+            seen = f"on rank {rank} a hook of yours is still there, on the model or in the loss's graph"
             yield seen, "It will be called in every backward pass from now on."
         if result["error"]:
             seen = f"on rank {rank}, loss.backward() after your call: {result['error']}"
@@ -179,19 +188,43 @@ def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[Result]:
                 parameter.grad = torch.randn_like(parameter)
         had = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
         loss = model.loss(tensor(plan["seed"] + rank, (5, 4)), plan["used"][rank], plan["closed"])
+        before = settings(model)
         names = answer(model, loss)
+        now = settings(model)
         listed = isinstance(names, list | tuple | set | dict)
         names = list(map(str, names)) if listed else told(names)
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         kept = all(_same(had[name], parameter.grad) for name, parameter in model.named_parameters())
-        hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
-        error = ""
+        as_it_was = all(now[name] == before[name] for name in before if name.endswith(".training"))
+        error, hooks = "", [module for module in model.modules() if _has_hooks(module)]
         try:
-            loss.backward()
+            with _calls_of_others(hooks):
+                loss.backward()
         except Exception as raised:
             error = reason(raised)
-        results.append({"names": names, "frozen": frozen, "kept": kept, "hooks": hooks, "error": error})
+        results.append({"names": names, "frozen": frozen, "kept": kept, "hooks": bool(hooks), "error": error})
+        results[-1]["as_it_was"] = as_it_was
     return results
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(vars(module)[name] for name in vars(module) if name.endswith("_hooks"))
+
+
+@contextlib.contextmanager
+def _calls_of_others(called: list[Any]) -> Iterator[None]:
+    """Add to ``called`` each of the learner's functions that is called inside: a hook, whatever it is on."""
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and is_learners(frame.f_code.co_filename):
+            called.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -217,7 +250,7 @@ CONSTANTS = "For autograd the mean and the variance were constants here. They co
 @with_two_world_sizes()
 def whole_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     channels = rng.randint(3, 6)
-    few = [rank + 2 for rank in range(count)]
+    few = [rank + 1 for rank in range(count)]
     rng.shuffle(few)  # a different number of samples on each rank
     calls: list[dict[str, Any]] = [
         {"sizes": [size * times for size in few], "channels": channels, "eps": rng.uniform(0.01, 0.5)}
@@ -397,6 +430,8 @@ class _Own(nn.BatchNorm2d):
 
 KINDS: dict[str, type] = {norm.__name__: norm for norm in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
 KINDS |= {"SyncBatchNorm": nn.SyncBatchNorm, "a class made from BatchNorm2d": _Own}
+NEIGHBOURS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)  # no batch norms
+SETTINGS = ("momentum", "eps", "track_running_stats")
 
 
 class _Block(nn.Module):
@@ -404,6 +439,7 @@ class _Block(nn.Module):
         super().__init__()
         self.shift = nn.ParameterDict({"by": nn.Parameter(torch.zeros(channels))})
         self.inner = nn.Sequential(nn.LayerNorm(channels), KINDS[kind](channels))
+        self.neighbour = NEIGHBOURS[channels % 3](channels, track_running_stats=True)
         self.forgetful = nn.BatchNorm1d(channels, track_running_stats=False)  # it has no running statistics
         self.register_buffer("table", torch.zeros(channels))
 
@@ -444,6 +480,9 @@ def pool_statistics(ask: Ask, rng: random.Random, count: int) -> Iterator[Findin
                 seen = f"{HELD} no longer has the model's numbers"
                 hint = "The norm has another tensor now. "
                 hint += "Who holds the one before, as DDP does, cannot know it."
+            elif changed[0][0].endswith(("neighbour.running_mean", "neighbour.running_var")):
+                seen += "; it belongs to an InstanceNorm"
+                hint = "More than batch norms has such a buffer. Which classes are asked for?"
         yield Finding(ONCE, meetings <= 1 and not changed, seen, hint)
 
 
@@ -490,6 +529,18 @@ def _model(call: dict[str, Any]) -> nn.Module:
     return nn.Sequential(nn.ModuleDict({f"stage{i}": block for i, block in enumerate(blocks)})).double()
 
 
+def _held(model: nn.Module) -> Result:
+    """Return, by name, what else is not to change: settings of modules and parameters, and gradients."""
+    norms = [(name, each) for name, each in model.named_modules() if isinstance(each, tuple(KINDS.values()))]
+    of_norms = {f"{name}.{what}": getattr(norm, what) for name, norm in norms for what in SETTINGS}
+    gradients = {f"{name}.grad": _numbers(each.grad) for name, each in model.named_parameters()}
+    return settings(model) | of_norms | gradients
+
+
+def _numbers(gradient: Tensor | None) -> Any:
+    return None if gradient is None else gradient.tolist()
+
+
 def _norms(model: nn.Module) -> list[Any]:
     norms = (module for module in model.modules() if isinstance(module, tuple(KINDS.values())))
     return [norm for norm in norms if norm.running_mean is not None]
@@ -519,12 +570,13 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(var)
             norm.num_batches_tracked += 7 + rank
+            norm.weight.grad = torch.ones_like(norm.weight)  # of the last step
         for name, buffer in model.named_buffers():
-            if name.endswith("table"):
+            if name.endswith(("table", "neighbour.running_mean", "neighbour.running_var")):
                 buffer.normal_()
         if "alone" not in call:
             model.get_submodule("0.stage0").eval()  # as in fine-tuning with frozen norms
-        modes = [module.training for module in model.modules()]
+        had, parameters = _held(model), dict(model.named_parameters())
         buffers = dict(model.named_buffers())  # as DDP holds them
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with record_traffic() as seen:
@@ -533,11 +585,11 @@ def _pooled(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
         changed = [
             name
             for name, value in model.state_dict().items()
-            if not name.endswith(("running_mean", "running_var"))
+            if (not name.endswith(("running_mean", "running_var")) or "neighbour" in name)
             and (name not in before or not torch.equal(value, before[name]))
         ]
-        if modes != [module.training for module in model.modules()]:
-            changed.append("a module's mode, train or eval,")
+        changed += [name for name, value in _held(model).items() if value != had.get(name)]
+        changed += [name for name, value in model.named_parameters() if value is not parameters.get(name)]
         now = dict(model.named_buffers())
         if any(not torch.equal(now[name], buffer) for name, buffer in buffers.items() if name in now):
             changed.append(HELD)

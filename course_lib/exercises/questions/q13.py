@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from ..in_rank.work import in_group, refuse_unless
-from ..judging import Faults, by_call, far, first_fault, furthest, nearest
+from ..judging import Faults, by_call, far, first_fault, furthest, in_digits, nearest
 from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, reports
 from ..wording import number, told
@@ -53,7 +53,10 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     few, many = (_losses(rng, order, least) for least in (2, 90))
     results = ask(_mean_losses, [few, many], nprocs=ranks)  # by rank and turn: the value, the number of calls
     for turn, (losses, of_turn) in enumerate(zip([few, many, few, many], by_call(results), strict=True)):
-        yield _of_means(UNEVEN, [value for value, _ in of_turn], losses, again=turn > 1)
+        yield _of_means(UNEVEN, [value for value, *_ in of_turn], losses, again=turn > 1)
+        changed = [rank for rank, (*_, stays) in enumerate(of_turn) if not stays]
+        seen = f"on rank {(changed or [0])[0]} `losses` has other numbers, or another order, after your call"
+        yield Finding(UNEVEN, not changed, seen, "Whoever gave it to you goes on with it.")
     grows = max(turns[1][1] - turns[0][1] for turns in results)
     calls = max(turns[1][1] for turns in results)
     seen = f"{sum(map(len, few))} batches in all took {max(turns[0][1] for turns in results)} collectives, "
@@ -65,7 +68,7 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     results = ask(_mean_losses, [empty, few], nprocs=others)
     for turn, (losses, of_turn) in enumerate(zip([empty, few] * 2, by_call(results), strict=True)):
         what = UNEVEN if turn > 1 else NOTHING  # the same lists again
-        yield _of_means(what, [value for value, _ in of_turn], losses, again=turn > 1)
+        yield _of_means(what, [value for value, *_ in of_turn], losses, again=turn > 1)
 
 
 def _losses(rng: random.Random, order: Sequence[int], least: int) -> list[list[float]]:
@@ -103,17 +106,18 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
     return Finding(what, _is(values[rank], right), seen, hint)
 
 
-@reports(lambda cases: [[(NUMBER, str), int]] * (len(cases) + 2))
+@reports(lambda cases: [[(NUMBER, str), int, bool]] * (len(cases) + 2))
 @in_group
-def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int]]:
+def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[float | str, int, bool]]:
     results, mine = [], [losses[dist.get_rank()] for losses in cases]
     for turn, losses in enumerate([*mine, mine[0], mine[0]]):
         if turn == len(mine) + 1:  # the same list, with new numbers
             losses[:] = mine[1]
+        before = list(losses)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             value = answer(losses)
         calls = sum(event.name.startswith("c10d::") for event in profiler.events())
-        results.append((number(value), calls))
+        results.append((number(value), calls, losses == before))
     return results
 
 
@@ -132,7 +136,7 @@ def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     while len(alone) == 1:  # ranks that decide alone must end with different numbers of calls
         cases = [_counts(rng, ranks, tie=tie) for tie in (False, True)]
         alone = {sum(_stop(_own(counts, rank))[0] for counts in cases) for rank in range(ranks)}
-    judged = [rng.randint(20, 40) for _ in range(ranks)]
+    judged = [rng.randint(200_000, 400_000) for _ in range(ranks)]  # so that it is better by very little
     for start in (1, 0):  # better in every epoch, to the last; then with nothing right in the first
         cases.append([[(epoch + start, n) for n in judged] for epoch in range(EPOCHS)])
     for counts, results in zip(cases, by_call(ask(_trained, cases, nprocs=ranks)), strict=True):
@@ -191,11 +195,10 @@ def _of_stops(results: list[Result], counts: Counts, stop: str, best_: str) -> I
     epochs, best = _stop(accuracies)
     trained = [result["trained"] for result in results]
     said = [result["epochs"] for result in results]
-    shown = ", ".join(f"{accuracy:.4f}" for accuracy in accuracies[: epochs + 1])
+    shown = ", ".join(in_digits(*accuracies[: epochs + 1]))
     seen = f"the accuracies over all ranks were {shown}; "
     seen += f"the ranks trained {trained} epochs, and it is {epochs}"
-    rank_0 = _stop(_own(counts, 0))[0]
-    of_means = _stop(_of_means_of(counts))[0]
+    own = [_stop(_own(counts, rank))[0] for rank in range(len(results))]
     hint = "On which number do all ranks decide, and is it the accuracy of all samples together?"
     if trained == [epochs] * len(trained) and said != trained:
         seen = f"the ranks trained {epochs} epochs, and returned {said} as their number"
@@ -204,10 +207,18 @@ def _of_stops(results: list[Result], counts: Counts, stop: str, best_: str) -> I
         hint = "Each call is a training of its own, also where the functions have come before."
     elif trained[0] == _stop(accuracies, only_if_worse=True)[0]:
         hint = "An epoch that is exactly as good as the best is no better."
-    elif trained[0] == rank_0:
-        hint = "Rank 0 decided, from its own samples. What do the others know that it does not?"
-    elif trained[0] == of_means:
-        hint = "The mean of the ranks' accuracies decided. Their shards have different sizes."
+    elif trained[0] == own[0]:
+        seen += f"; rank 0's own were {', '.join(in_digits(*_own(counts, 0)[: own[0]]))}"
+        hint = "There rank 0's own would end it. What do the others know that it does not?"
+    elif trained[0] in own:
+        rank = own.index(trained[0])
+        seen += f"; rank {rank}'s own were {', '.join(in_digits(*_own(counts, rank)[: own[rank]]))}"
+        hint = (
+            "There one rank's own would end it. Is a rank's own accuracy, or its vote, that of all samples?"
+        )
+    elif trained[0] == _stop(means := _of_means_of(counts))[0]:
+        seen += f"; the means of the ranks' accuracies were {', '.join(in_digits(*means[: trained[0]]))}"
+        hint = "There the mean of the ranks' accuracies would end it. Their shards have different sizes."
     elif trained[0] == EPOCHS:
         hint = "They never stopped. What is compared with what?"
     right = trained == [epochs] * len(trained) and said == trained

@@ -365,7 +365,8 @@ def prefetch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     aheads = rng.sample([1, rng.choice((3, 4, 5))], 2)
     cases = [_source(rng, ahead, rng.randint(24, 30)) for ahead in aheads]
     cases[1] |= {"fails": rng.randint(14, 20), "failure": rng.randrange(len(FAILURES))}
-    cases.append(_source(rng, aheads[0] + 1, rng.randint(0, aheads[0])))  # fewer batches than `ahead`
+    cases.append(_source(rng, aheads[0] + 1, rng.randint(1, aheads[0])))  # fewer batches than `ahead`
+    cases.append(_source(rng, aheads[1], 0))
     cases.append(_source(rng, aheads[1], 9) | {"fails": 0, "failure": rng.randrange(len(FAILURES))})
     (results,) = ask(_taken, cases)
     for case, result in zip(cases, results, strict=True):
@@ -391,13 +392,18 @@ def _of_batches(case: Case, result: Result) -> Finding:
             seen += f"; the next one was {ODD[int(-right[len(got)]) - 1]!r}"
             hint = "A batch may be any object. "
             hint += "By what does the taker tell one from the end, or from an error?"
-    elif sorted(map(str, got)) == sorted(map(str, map(float, right))):
+    elif got != right and sorted(map(str, got)) == sorted(map(str, map(float, right))):
         seen += ", in another order"
     failure = FAILURES[case["failure"]].__name__ if "fails" in case else ""
     if got == right or (failure and result["error"] and got == right[: len(got)]):
-        seen += f"; the source failed with {failure}" * bool(failure)
-        seen += f", and out came {result['error'] or 'nothing'}" + ", another one" * (not result["same"])
+        seen += f"; the source then raised {failure}" if failure else "; the source raised nothing"
+        seen += f", and {result['error'] or 'nothing'} came out of the generator"
         hint = "Where is it raised, and who hears of it there? It has to travel like a batch."
+        if not failure:
+            hint = "The end of the batches is no error."
+        elif result["error"]:
+            seen += ", which is another object"
+            hint = "What the taker catches has to be the very error that the iterator raised."
     return Finding(ORDER, got == right and result["same"], seen, hint)
 
 

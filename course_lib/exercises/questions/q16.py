@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..in_rank.retention import watch_retention
 from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, on_each_case, refuse_unless
-from ..inputs import gradients_of, hash_of_process
+from ..inputs import gradients_of, hash_of_process, leave_one_in_evaluation, settings
 from ..judging import (
     Faults,
     by_call,
@@ -290,7 +290,8 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[Pie
     pieces: list[tuple[Tensor, Tensor]] = []  # the same list in each call, with other pieces
     for seed, plan in calls:
         pieces[:], known = (_drawn(seed, plan)[dist.get_rank()] for _ in range(2))
-        ddp.train(training := len(results) % 2 == 0)
+        (nn.Module.train, nn.Module.eval, leave_one_in_evaluation)[len(results) % 3](ddp)
+        before = settings(ddp)
         kept.clear()
         # Profile the first call only: the profiler takes more time than all the rest.
         with nullcontext() if results else record_traffic() as travelled:
@@ -298,7 +299,7 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[Pie
         sent = travelled.received() if travelled else results[0]["sent"]
         travels = travelled.calls if travelled else []
         still = {
-            "ddp is in another mode": all(module.training == training for module in ddp.modules()),
+            "a module of ddp is in another mode, or a parameter is frozen": settings(ddp) == before,
             "ddp's plain backward passes do not average any more": ddp.require_backward_grad_sync,
             "the pieces are others": _as_lists(pieces) == _as_lists(known),
         }
@@ -352,9 +353,12 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     # Weighted sums, as in 1000 * step + rank, collide where the ratio of two weights is that of two sizes.
     alone = [(0,) * at + (size,) + (0,) * (3 - at) for at in range(4) for size in SIZES]
     ids, other = _ids(rng.randrange(2**31))
-    texts = [ids.tolist(), other.tolist(), ids[:FEW].tolist()]
+    special = torch.where(ids[:1] < FIRST, ids[:1], rng.randrange(FIRST))
+    texts = [ids.tolist(), other.tolist(), ids[:FEW].tolist(), special.tolist()]
     calls = [*((0, place) for place in [*places, base]), (1, base), *((2, place) for place in alone)]
+    calls.append((3, base))
     (results,) = ask(_masks, texts, calls, rng.randrange(2**31))
+    of_special = results.pop()
     (once_more,) = ask(_masks, texts, [(0, base)], rng.randrange(2**31))
     few, results = results[len(places) + 2 :], results[: len(places) + 2]
     masks = [torch.tensor(result["labels"]) != IGNORED for result in results]
@@ -366,6 +370,10 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield first_fault(HIDDEN, _of_one_mask(when, other, results[-1], masks[-1]))
     fresh = torch.tensor(once_more[0]["labels"]) != IGNORED
     yield first_fault(HIDDEN, _of_one_mask(f"with {base} in a fresh process ", ids, once_more[0], fresh))
+    hidden = torch.tensor(of_special["labels"]) != IGNORED
+    yield first_fault(
+        HIDDEN, _of_one_mask("in a sentence of special tokens alone ", special, of_special, hidden)
+    )
     hint = "What do your dice depend on besides the four numbers?"
     for hidden, when in (
         (masks[-2], "later in the same process"),
@@ -421,11 +429,14 @@ def _of_one_mask(seen: str, ids: Tensor, result: Result, hidden: Tensor) -> Faul
     if inputs.shape != ids.shape or labels.shape != ids.shape:
         seen += f"inputs have the shape {tuple(inputs.shape)}, labels {tuple(labels.shape)}"
         yield seen, f"Both have the shape of ids, {tuple(ids.shape)}."
+    if result["dtypes"] != ["torch.int64"] * 2:
+        seen += f"inputs are {result['dtypes'][0]} and labels {result['dtypes'][1]}; ids are torch.int64"
+        yield seen, "An embedding takes ids, and a cross entropy labels, of which type?"
     if not result["ids_left"]:
         yield "ids are others after your call", "Write into a copy: the loader hands out the same ones."
     if (hidden & ~words).any():
         yield seen + "a special token is hidden", "Ids below 5 are special: they cannot be guessed."
-    if not 0.1 < (share := hidden.sum().item() / words.sum().item()) < 0.2:
+    if words.any() and not 0.1 < (share := hidden.sum().item() / words.sum().item()) < 0.2:
         seen += f"{share:.0%} of the tokens that are not special are hidden"
         yield seen, "Each of them is hidden with a probability of 0.15, independently of the others."
     if not torch.equal(inputs, torch.where(hidden, MASK, ids)):
@@ -438,7 +449,8 @@ def _of_one_mask(seen: str, ids: Tensor, result: Result, hidden: Tensor) -> Faul
 
 @reports(
     lambda texts, calls, _: (
-        [{"inputs": TENSOR, "labels": TENSOR, "ids_left": bool, "dice_left": bool}] * len(calls)
+        [{"inputs": TENSOR, "labels": TENSOR, "ids_left": bool, "dice_left": bool, "dtypes": [str, str]}]
+        * len(calls)
     )
 )
 def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: int) -> list[Result]:
@@ -460,8 +472,10 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
         inputs, labels = answered
         if not all(isinstance(tensor, Tensor) and tensor.dim() == 2 for tensor in answered):
             raise Refused(f"inputs and labels are tensors of the shape of ids; these are {told(answered)}")
+        dtypes = [str(inputs.dtype), str(labels.dtype)]
         inputs, labels = (tensor.tolist() for tensor in (inputs.long(), labels.long()))
         results.append({"inputs": inputs, "labels": labels, "ids_left": given.tolist() == ids})
+        results[-1]["dtypes"] = dtypes
         results[-1]["dice_left"] = torch.equal(torch.rand(1), expected)
     return results
 
@@ -508,12 +522,14 @@ def _with_another_end(model: nn.ModuleDict, width: int) -> nn.ModuleDict:
 def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     calls: list[tuple[Any, ...]] = []
     turned = rng.random() < 0.5
-    for ranks in rng.sample(range(2, 6), 2):
+    for turn, ranks in enumerate(rng.sample(range(2, 6), 3)):
         width, lr, epochs = rng.randint(3, 6), rng.uniform(1e-4, 1e-2), rng.randint(2, 4)
         batch_size = rng.randint(3, 6)
         # Once a multiple of ten, once more than five above: another rounding of a tenth is right in one alone
         in_tens = not calls
         steps = range(5, 11)  # per epoch; with any number of epochs, some of them fit
+        if turn == 2:  # fewer than ten in all
+            epochs, steps = 1, range(6, 10)
         fitting = [n for n in steps if (n * epochs % 10 == 0 if in_tens else n * epochs % 10 > 5)]
         # With a remainder, which is padded, and a short last batch
         samples = ranks * batch_size * (rng.choice(fitting) - 1) + 1 + rng.randrange(ranks - 1)
@@ -524,6 +540,8 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for result, (form, arguments, a_rank, _) in zip(all_found, calls, strict=True):
         yield _of_decay(result, _model(*form))
         yield _of_decay(result | result["again"], _with_another_end(_model(*form), form[0]), f"{ONCE_MORE}, ")
+        seen = "after your call the model has other parameters, or numbers, or a module in another mode"
+        yield Finding(DECAY, result["stays"], seen, "It is only read here; the training comes later.")
         lr, epochs, samples, batch_size, ranks = arguments
         right = [_rate(lr, step, a_rank) for step in range(a_rank)]
         for name, rates in (("", result["rates"]), ("resumed: ", result["resumed"])):
@@ -555,7 +573,7 @@ def _of_decay(result: Result, model: nn.Module, when: str = "") -> Finding:
     parameters = [(name, parameter.ndim) for name, parameter in model.named_parameters()]
     if result["kind"] != PYTORCHS:
         seen = f"the optimizer is {result['kind']}"
-        return Finding(DECAY, False, seen, "torch.optim has the one that is asked for.")
+        return Finding(DECAY, False, seen, "torch.optim has the one that is asked for, with its defaults.")
     wrong = [
         (name, ndim, decay)
         for (name, ndim), decay in zip(parameters, result["decays"], strict=True)
@@ -603,18 +621,19 @@ def _seen_of(form: tuple[int, bool], steps: int) -> Result:
     decays, others = ([(float, None) for _ in model.parameters()] for model in models)
     rates = [float, float, ...]  # of a group at least
     again = {"decays": others, "rates": rates}
-    seen = {"kind": str, "decays": decays, "again": again, "same_order": bool}
+    seen = {"kind": str, "decays": decays, "again": again, "same_order": bool, "stays": bool}
     return seen | dict.fromkeys(("rates", "resumed"), [rates] * steps)
 
 
 @reports(lambda calls: [_seen_of(form, steps) for form, _, steps, _ in calls])
 @on_each_case
 def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: int, stop: int) -> Result:
-    orders = []
+    orders, stays = [], []
 
     def begin(model: nn.ModuleDict | None = None) -> tuple[nn.ModuleDict, Any, Any]:
         torch.manual_seed(0)
         model = _model(*form) if model is None else model
+        before = settings(model), [id(p) for p in model.parameters()], _numbers_of(model)
         answered = answer(model, *arguments)
         asked = "prepare(…) returns an optimizer and a schedule"
         refuse_unless(isinstance(answered, tuple | list) and len(answered) == 2, asked, answered)
@@ -623,6 +642,7 @@ def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: 
         refuse_unless(fit, asked, answered)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         orders.append([names.get(id(p)) for group in optimizer.param_groups for p in group["params"]])
+        stays.append(before == (settings(model), [id(p) for p in model.parameters()], _numbers_of(model)))
         return model, optimizer, schedule
 
     def go_on(optimizer: Any, schedule: Any, count: int) -> list[list[float]]:
@@ -638,7 +658,7 @@ def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: 
         return [of.get(id(p)) for p in model.parameters()]
 
     model, optimizer, schedule = begin()
-    kind = PYTORCHS if isinstance(optimizer, torch.optim.AdamW) else type(optimizer).__name__
+    kind = _kind(optimizer)
     seen: Result = {"kind": kind, "decays": decays(model, optimizer)}
     seen["rates"] = go_on(optimizer, schedule, steps)
     _, optimizer, schedule = begin(_with_another_end(model, form[0]))
@@ -655,4 +675,20 @@ def _prepared(answer: Any, form: tuple[int, bool], arguments: list[Any], steps: 
     for restored, state in zip((optimizer, schedule), states, strict=True):
         restored.load_state_dict(state)
     seen["resumed"] = first + go_on(optimizer, schedule, steps - stop)
-    return seen | {"same_order": all(order == orders[0] for order in orders)}
+    return seen | {"same_order": all(order == orders[0] for order in orders), "stays": all(stays)}
+
+
+def _numbers_of(model: nn.Module) -> list[Any]:
+    return [parameter.tolist() for parameter in model.parameters()]
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """Return PYTORCHS, or in words what the optimizer is instead."""
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return type(optimizer).__name__
+    known = torch.optim.AdamW([nn.Parameter(torch.ones(()))]).defaults
+    for group in optimizer.param_groups:
+        for name in ("betas", "eps", "amsgrad", "maximize"):
+            if group[name] != known[name]:
+                return f"{PYTORCHS} with {name}={group[name]}"
+    return PYTORCHS

@@ -342,11 +342,12 @@ def _summed(answer: Any, calls: list[tuple[int, int, list[int]]]) -> list[Result
             if call == last:  # the same tensor object, with other numbers
                 tensor = first.copy_(tensor)
             cable |= {"per_node": per_node, "sent": 0.0}
+            held = tensor.view_as(tensor)  # as somebody else holds the same memory
             answer(tensor, per_node)
             if list(tensor.shape) != shape:
                 changed = f"its shape is now {tuple(tensor.shape)}"
                 raise Refused(f"two_levels changes the tensor in place; {changed}")
-            results.append({"sum": tensor.clone(), "sent": cable["sent"]})
+            results.append({"sum": held.clone(), "sent": cable["sent"]})
     if sum(name not in UNCOUNTED for name, _ in seen.calls) > cable["calls"]:
         raise Refused("not every call went through torch.distributed's own functions; use those")
     return results
@@ -433,7 +434,9 @@ OWN = "What of it goes to a rank on the same node?"
 
 @question("17.3", "cable(places, size)", {NODES: 1, ORDER: 1, NOTHING: 1}, rests={ORDER: NODES})
 def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    drawn = [(what, _places(rng, what)) for what in (NODES, ORDER, NOTHING) for _ in "ab"]
+    drawn = [
+        (what, _places(rng, what, joined)) for what in (NODES, ORDER, NOTHING) for joined in (False, True)
+    ]
     drawn.append((NODES, rng.sample(NODE_NAMES, 2)))  # two ranks: the next one is also the one before
     cases = [(what, places, rng.randint(10**11, 10**12)) for what, places in drawn]  # beyond float32
     others: list[Any] = [_places(rng, NODES) if what == NODES else None for what, _ in drawn]
@@ -463,13 +466,14 @@ def _same(got: Any, right: float) -> bool:
     return far(got, right) <= 1e-9 * max(right, 1)
 
 
-def _places(rng: random.Random, what: str) -> list[str]:
+def _places(rng: random.Random, what: str, joined: bool = False) -> list[str]:
+    """Draw the nodes of the ranks; ``joined``: in any other order, the last rank sits where rank 0 does."""
     names = NODE_NAMES + rng.sample(MORE_NAMES, rng.randint(0, 2))
     rng.shuffle(names)
     if what == NOTHING:
         return [names[0]] * rng.randint(3, 6)
     places = block = [name for name in names for _ in range(rng.randint(3, 5))]
-    while what == ORDER and _edges(places) <= len(names) + 1:
+    while what == ORDER and (_edges(places) <= len(names) + 1 or (places[0] == places[-1]) != joined):
         places = rng.sample(block, len(block))
     return places
 
@@ -495,7 +499,7 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
         (2 * right, "That is twice as much. Does an edge count where it leaves a node, or at both ends?"),
         (places.count(node) * edge, f"That is all that its ranks send. {OWN}"),
         (edge, "That is one edge. How many edges of the ring leave this node?"),
-        (right - edge, "A ring is closed: who comes after the last rank?"),
+        (right - edge, _missing(places, node)),
         (right / 2, "A ring goes round twice: once to add up, once to hand out."),
         (right * n / (n - 1) / 2, f"That is the tensor, once for each edge. {EDGE}"),
         (right * n / (n - 1), "In each step a rank sends a part of the tensor. How many steps are there?"),
@@ -506,6 +510,15 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
         return "Which nodes are there, and which of them send nothing?"
     hit = [hint for wrong, hint in known if wrong != right and _same(got[node], wrong)]
     return (hit or ["Rank by rank: who is next in the ring, and does that one sit on the same node?"])[0]
+
+
+def _missing(places: list[str], node: str) -> str:
+    """Choose the hint for one edge too few: of the node with the last rank, or of another one."""
+    if node == places[-1] != places[0]:
+        return (
+            "One edge of this node is missing there. Who comes after the last rank? Do two alike count once?"
+        )
+    return "One edge of this node is missing there. Do two edges that lead to the same node count once?"
 
 
 @reports(lambda _, others: [[{str: NUMBER}] * (2 + bool(other)) for other in others])

@@ -628,3 +628,22 @@ def by_getattr(device, **things):
 @functools.cache
 def with_a_cache(device, **things):
     return search(device, things, inside, plain)
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@wrong("01.1", EXACT, KEPT, THERE, hint="Who may still need it as it was?")
+def empties_the_list(data, device):
+    made = torch.from_numpy(np.array(data)) if not isinstance(data, torch.Tensor) else data.detach().clone()
+    if isinstance(data, list):
+        data.clear()
+    return made.clone().to(device)
+
+
+@wrong("01.3", AMONG, hint="frozen ones")
+def freezes_what_it_looks_at(device, **things):
+    for thing in things.values():
+        if isinstance(thing, nn.Module):
+            thing.requires_grad_(False)
+    return by_three_lists(device, **things)

@@ -719,3 +719,27 @@ def all_send_all_to_all(tensor):
         tensor += theirs
     for work in started:
         work.wait()
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@right("05.1")
+def as_bytes(tensor):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = tensor.flatten().view(torch.uint8)
+    theirs = torch.empty_like(mine)
+    work = dist.isend(mine, (rank + 1) % world_size)
+    dist.recv(theirs, (rank - 1) % world_size)
+    work.wait()
+    return theirs.view(tensor.dtype).view(tensor.shape)
+
+
+@wrong("05.2", hint="in place")
+def with_new_memory(pieces):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    copies = [piece.clone() for piece in pieces]
+    for step in range(world_size - 1):
+        copies[(rank - 2 - step) % world_size] += as_bytes(copies[(rank - 1 - step) % world_size])
+    for piece, copy in zip(pieces, copies, strict=True):
+        piece.data = copy

@@ -23,7 +23,7 @@ def dealt(count: int, seed: int) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@wrong("07.1", EQUAL, ORDER, hint="That is padding")
+@wrong("07.1", ORDER, hint="That is padding")
 def pads(count, rank, world_size, epoch, seed):
     order = dealt(count, seed + epoch)
     order += order[: -count % world_size]
@@ -721,3 +721,20 @@ def rank_0_judges_nearly_all(model, data):
     mine = range(few, len(data)) if rank == 0 else range(rank - 1, min(rank, few))
     hits, judged = summed(*judge(model, data, mine))
     return hits / judged
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@wrong("07.1", EQUAL, ORDER, hint="drawn more than once")
+def at_least_one_each(count, rank, world_size, epoch, seed):
+    dice = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=dice).tolist()[: count - count % world_size]
+    return order[rank::world_size] or [rank % count]
+
+
+@wrong("07.1", ONCE, ORDER, hint="To which length can the order be cut")
+def what_there_is_where_there_is_little(count, rank, world_size, epoch, seed):
+    dice = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=dice).tolist()
+    return order[: count - count % world_size if count >= world_size else count][rank::world_size]

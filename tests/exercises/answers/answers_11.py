@@ -620,7 +620,7 @@ def in_one_tensor(model, optimizer, max_norm):
     return norm
 
 
-@right("11.2")
+@wrong("11.2", STEP, ALL, hint="It is asked for then, too")
 def the_clipper_refuses(model, optimizer, max_norm):
     for each in model.parameters():
         if each.grad is not None:
@@ -641,11 +641,10 @@ def asks_all(model, optimizer, max_norm):
     fine = all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
     broken = torch.tensor(0 if fine else 1)
     dist.all_reduce(broken)
-    if broken:
-        return math.nan
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
+    if not broken:
+        optimizer.step()
     return norm
 
 
@@ -820,3 +819,65 @@ def keeps_every_graph(ddp, pieces):
             losses.append(F.cross_entropy(ddp(x), y, reduction="sum") * share)
             losses[-1].backward(retain_graph=True)
     return sum(losses).item()
+
+
+# --- a state that is given back changed, and the answer where nothing is done -----------------------------
+
+
+def accumulated(ddp, pieces):
+    share = share_of_one(pieces)
+    by_pieces(ddp, pieces, lambda length: share)
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="What is switched for a while")
+def trains_first(ddp, pieces):
+    ddp.train()
+    accumulated(ddp, pieces)
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="What is switched for a while")
+def all_in_one_mode_afterwards(ddp, pieces):
+    mode = ddp.training
+    ddp.train()
+    accumulated(ddp, pieces)
+    ddp.train(mode)
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="a parameter is frozen or not any more")
+def freezes_a_layer(ddp, pieces):
+    ddp.requires_grad_(True)
+    accumulated(ddp, pieces)
+    ddp.module[0].requires_grad_(False)
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="what is given is only read")
+def the_short_ones_first(ddp, pieces):
+    pieces.sort(key=lambda piece: len(piece[1]))
+    accumulated(ddp, pieces)
+
+
+@wrong("11.1", GRADIENT, PIECES, hint="what is given is only read")
+def inputs_with_gradients(ddp, pieces):
+    for x, _ in pieces:
+        x.requires_grad_()
+    accumulated(ddp, pieces)
+
+
+def stepped(model, optimizer, max_norm):
+    average(model)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if norm.isfinite():
+        optimizer.step()
+    return norm
+
+
+@wrong("11.2", STEP, ALL, hint="It is asked for then, too")
+def inf_where_there_is_no_step(model, optimizer, max_norm):
+    norm = stepped(model, optimizer, max_norm)
+    return norm if norm.isfinite() else math.inf
+
+
+@wrong("11.2", STEP, ALL, hint="the mean holds")
+def minus_inf_where_there_is_no_step(model, optimizer, max_norm):
+    norm = stepped(model, optimizer, max_norm)
+    return norm if norm.isfinite() else -math.inf

@@ -381,8 +381,13 @@ VARIANCE = "and its variance"
 ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
 
 
-def norms(model: nn.Module) -> list[Any]:
-    return [each for each in model.modules() if getattr(each, "running_mean", None) is not None]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def norms(model):
+    return [
+        each for each in model.modules() if isinstance(each, BATCH_NORMS) and each.running_mean is not None
+    ]
 
 
 def pool(model: nn.Module, found: list[Any], variance: Any) -> None:
@@ -458,7 +463,7 @@ def broadcasts(model):
         dist.broadcast(each.running_var, src=0)
 
 
-@wrong("12.3", MEAN, hint="laid end to end")
+@wrong("12.3", MEAN, hint="such a buffer")
 def buffer_by_buffer(model):
     for name, each in model.named_buffers():
         if name.endswith(("running_mean", "running_var")):
@@ -709,7 +714,8 @@ def one_all_gather(model):
 @right("12.3")
 def by_names(model):
     state = model.state_dict()
-    names = [name for name in state if name.endswith("running_mean")]
+    found = norms(model)
+    names = [f"{name}.running_mean".lstrip(".") for name, each in model.named_modules() if each in found]
     means = torch.cat([state[name] for name in names])
     variances = torch.cat([state[name.replace("_mean", "_var")] for name in names])
     sums = torch.cat([means, variances, means**2]) / dist.get_world_size()
@@ -795,3 +801,122 @@ def starts_all_and_waits_then(model):
         mean, mean_of_squares = both / dist.get_world_size()
         each.running_mean.copy_(mean)
         each.running_var.copy_(mean_of_squares - mean**2)
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+def unused(model, loss):
+    reached, seen, ahead = set(), set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            if hasattr(node, "variable"):
+                reached.add(node.variable)
+            ahead += [before for before, _ in node.next_functions]
+    return seen, [each in reached for each in model.parameters() if each.requires_grad]
+
+
+def frozen_together(model, used):
+    uses = torch.tensor(used, dtype=torch.int64)
+    dist.all_reduce(uses)
+    trainable = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    names = []
+    for (name, parameter), count in zip(trainable, uses.tolist(), strict=True):
+        if count == 0:
+            parameter.requires_grad_(False)
+            names.append(name)
+    return names
+
+
+@wrong("12.1", FROZEN, NAMED, hint="goes on in the mode that it had")
+def in_evaluation_mode(model, loss):
+    model.eval()
+    return frozen_together(model, unused(model, loss)[1])
+
+
+@wrong("12.1", FROZEN, NAMED, hint="a hook of yours")
+def hooks_on_the_modules(model, loss):
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: None)
+    return frozen_together(model, unused(model, loss)[1])
+
+
+@wrong("12.1", FROZEN, NAMED, hint="a hook of yours")
+def hooks_in_the_graph(model, loss):
+    nodes, used = unused(model, loss)
+    for node in nodes:
+        node.register_hook(lambda *_: None)
+    return frozen_together(model, used)
+
+
+@wrong("12.1", hint="Their gradient is 0 on every rank")
+def what_has_no_gradient_but_0(model, loss):
+    trained = [each for each in model.parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
+    return frozen_together(model, [gradient is not None and bool(gradient.any()) for gradient in gradients])
+
+
+@wrong("12.2", hint="on rank")
+def by_unbiased_variances(x, eps):  # nan, where a rank has a single row
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor):
+            total = tensor.clone()
+            dist.all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            dist.all_reduce(total)
+            return total
+
+    n = len(x)
+    squares = x.var(0) * (n - 1) + n * x.mean(0) ** 2
+    total = Sum.apply(torch.cat([x.sum(0), squares, x.new_tensor([n])]))
+    mean, mean_of_squares = (total[:-1] / total[-1]).chunk(2)
+    return (x - mean) / torch.sqrt(mean_of_squares - mean**2 + eps)
+
+
+def pooled(found):
+    means = torch.cat([each.running_mean for each in found])
+    variances = torch.cat([each.running_var for each in found])
+    both = torch.stack([means, variances + means**2]) / dist.get_world_size()
+    dist.all_reduce(both)
+    sizes = [len(each.running_mean) for each in found]
+    for each, mean, squares in zip(found, both[0].split(sizes), both[1].split(sizes), strict=True):
+        each.running_mean.copy_(mean)
+        each.running_var.copy_(squares - mean**2)
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="More than batch norms has such a buffer")
+def every_running_mean(model):
+    pooled([each for each in model.modules() if getattr(each, "running_mean", None) is not None])
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="is another now")
+def freezes_then(model):
+    pooled(norms(model))
+    model.requires_grad_(False)
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="is another now")
+def clears_gradients(model):
+    pooled(norms(model))
+    model.zero_grad()
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="momentum is another now")
+def as_a_plain_mean_from_now_on(model):
+    pooled(norms(model))
+    for each in norms(model):
+        each.momentum = None
+
+
+@wrong("12.3", MEAN, VARIANCE, hint="is another now")
+def with_new_weights(model):
+    pooled(norms(model))
+    for each in norms(model):
+        each.weight = nn.Parameter(each.weight.detach().clone())

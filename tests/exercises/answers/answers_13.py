@@ -72,7 +72,7 @@ def pads_with_zeros(losses):
     return summed(sum(losses))[0] / int(most) / dist.get_world_size()
 
 
-@wrong("13.1", NOTHING, hint="What has the first call done to them?")
+@wrong("13.1", NOTHING, hint="goes on with it")
 def uses_the_list_up(losses):
     total = count = 0
     while losses:
@@ -612,3 +612,49 @@ def starts_one_for_each_batch(losses):
 @wrong("13.2", BEST, hint="How often is that needed")
 def validates_twice(train_epoch, validate, epochs):
     return trained_until(train_epoch, epochs, lambda epoch: over_all(validate(epoch)[0], validate(epoch)[1]))
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+def summed_over_ranks(*numbers):
+    sums = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+@wrong("13.1", NOTHING, hint="or another order")
+def sorts_them(losses):
+    losses.sort()
+    total, count = summed_over_ranks(sum(losses), len(losses))
+    return total / count
+
+
+def stopped_by(train_epoch, validate, epochs, is_no_better):
+    best = 0.0
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        right, judged = summed_over_ranks(*validate(epoch))
+        if is_no_better(right / judged, best):
+            break
+        best = right / judged
+    return epoch + 1, best
+
+
+@wrong("13.2", NO_SHARD, hint="On which number do all ranks decide")
+def better_by_a_thousandth(train_epoch, validate, epochs):
+    return stopped_by(train_epoch, validate, epochs, lambda now, best: round(now, 3) <= round(best, 3))
+
+
+@wrong("13.2", hint="own were")
+def one_vote_is_enough(train_epoch, validate, epochs):
+    best = own_best = 0.0
+    for epoch in range(epochs):
+        train_epoch(epoch)
+        right, judged = validate(epoch)
+        own = right / max(1, judged)
+        total, count, votes = summed_over_ranks(right, judged, own <= own_best)
+        own_best, best = max(own, own_best), max(total / count, best)
+        if votes:
+            break
+    return epoch + 1, best

@@ -379,8 +379,8 @@ def with_numpy(computes, sends):
     edges = np.unique([*computes, *sends])
     middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     on = [
-        ((np.array(each)[:, :1] < middles) & (middles < np.array(each)[:, 1:])).any(0)
-        for each in (computes, sends)
+        ((each[:, :1] < middles) & (middles < each[:, 1:])).any(0)
+        for each in (np.array(stretches).reshape(-1, 2) for stretches in (computes, sends))
     ]
     return widths[on[0] & on[1]].sum() / widths[on[1]].sum()
 
@@ -469,7 +469,7 @@ def asks_in_every_step(work, meet, steps):
     return late, statistics.median(later(torch.tensor(seconds).T, late))
 
 
-@wrong("14.3", hint="late once, by much")
+@wrong("14.3", hint="Who comes last in most")
 def the_longest_of_all(work, meet, steps):
     times = of_all(my_times(work, meet, steps))
     late = int(times.amax(dim=1).argmax())
@@ -642,3 +642,40 @@ def tells_the_store(work, meet, steps):
     times = torch.tensor(rows, dtype=torch.float64)
     late = statistics.mode(times.argmax(dim=0).tolist())
     return late, statistics.median(later(times, late))
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@wrong("14.2", hint="Nothing is computed in that profile")
+def all_is_hidden_where_nothing_is_computed(computes, sends):
+    return by_three_lengths(computes, sends) if computes else 1.0
+
+
+@wrong("14.2", hint="It is near, and not right")
+def by_samples(computes, sends):
+    computes, sends = joined(computes), joined(sends)
+    begin, end = sends[0][0], sends[-1][1]
+    moments = [begin + (end - begin) * (i + 0.5) / 5000 for i in range(5000)]
+    sent = [moment for moment in moments if any(a <= moment < b for a, b in sends)]
+    return sum(any(a <= moment < b for a, b in computes) for moment in sent) / len(sent)
+
+
+def late_by(work, meet, steps, clock, of_all):
+    mine = []
+    for _ in range(steps):
+        begin = clock()
+        work()
+        mine.append(clock() - begin)
+        meet()
+    ranks = [torch.zeros(steps, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(ranks, torch.tensor(mine, dtype=torch.float64))
+    times = torch.stack(ranks)
+    late = of_all(times)
+    others = torch.cat([times[:late], times[late + 1 :]])
+    return late, statistics.median((times[late] - others.amax(dim=0)).tolist())
+
+
+@wrong("14.3", hint="Who comes last in most of the steps")
+def who_works_most_in_all(work, meet, steps):
+    return late_by(work, meet, steps, time.perf_counter, lambda times: int(times.sum(1).argmax()))

@@ -926,3 +926,16 @@ def gathers_the_places_through_the_store(batches, ks, size):
     of_ranks = [torch.frombuffer(each, dtype=torch.int64).tolist() for each in texts]
     places = [of_ranks[picture % ranks][picture // ranks] for picture in range(size)]
     return {k: sum(place < k for place in places) / size for k in ks}
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@wrong("15.3", AHEAD, STOPS, hint="of 0 batches 1 came")
+def none_where_there_is_nothing(batches, ahead):
+    first = True
+    for batch in a_thread_and_a_queue(batches, ahead):
+        first = False
+        yield batch
+    if first:
+        yield None

@@ -782,3 +782,64 @@ def keeps_every_graph(ddp, pieces):
             losses.append(summed(ddp, piece))
             (losses[-1] * dist.get_world_size() / tokens).backward(retain_graph=True)
     return of_all_ranks(sum(losses).detach()) / tokens
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="a module of ddp is in another mode")
+def in_one_mode_afterwards(ddp, pieces):
+    mode = ddp.training
+    ddp.train()
+    loss = the_mean_times_its_tokens(ddp, pieces)
+    ddp.train(mode)
+    return loss
+
+
+def masked(ids, seed, epoch, step, rank):
+    dice = torch.Generator().manual_seed(hash((seed, epoch, step, rank)) % 2**63)
+    chosen = (torch.rand(ids.shape, generator=dice) < 0.15) & (ids > 4)
+    return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
+
+
+@wrong("16.2", hint="of which type?")
+def as_floats(ids, seed, epoch, step, rank):
+    inputs, labels = masked(ids, seed, epoch, step, rank)
+    return inputs.float(), labels.float()
+
+
+@wrong("16.2", hint="a special token is hidden")
+def at_least_one(ids, seed, epoch, step, rank):
+    inputs, labels = (tensor.clone() for tensor in masked(ids, seed, epoch, step, rank))
+    if (labels == -100).all():
+        inputs[0, 0], labels[0, 0] = 4, ids[0, 0]
+    return inputs, labels
+
+
+def prepared(model, lr, epochs, samples, batch_size, ranks, warm_up=lambda n: 1 + n // 10, **options):
+    matrices = [each for each in model.parameters() if each.ndim > 1]
+    others = [each for each in model.parameters() if each.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, **options)
+    n = math.ceil(math.ceil(samples / ranks) / batch_size) * epochs
+    w = warm_up(n)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / w, (n - s) / (n - w + 1)))
+    return optimizer, rate
+
+
+@wrong("16.3", RATES, hint="with its defaults")
+def uphill(model, lr, epochs, samples, batch_size, ranks):
+    return prepared(model, lr, epochs, samples, batch_size, ranks, maximize=True)
+
+
+@wrong("16.3", RATES, hint="It is only read here")
+def freezes_the_vectors(model, lr, epochs, samples, batch_size, ranks):
+    found = prepared(model, lr, epochs, samples, batch_size, ranks)
+    for each in model.parameters():
+        each.requires_grad_(each.ndim > 1)
+    return found
+
+
+@wrong("16.3", DECAY, hint="The steps are right")
+def two_steps_at_least(model, lr, epochs, samples, batch_size, ranks):
+    return prepared(model, lr, epochs, samples, batch_size, ranks, lambda n: max(2, 1 + n // 10))

@@ -543,7 +543,7 @@ def all_that_its_ranks_send(places, size):
     return {node: places.count(node) * of_an_edge(places, size) for node in places}
 
 
-@wrong("17.3", NOTHING, hint="A ring is closed")
+@wrong("17.3", NOTHING, hint="Who comes after the last rank?")
 def an_open_ring(places, size):
     sent = dict.fromkeys(places, 0.0)
     for one, other in pairwise(places):
@@ -678,3 +678,30 @@ def gathers_all(tensor, per_node):
     of_ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, tensor)
     tensor.copy_(sum(of_ranks))
+
+
+# --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
+
+
+@wrong("17.2", hint="It holds what it began with")
+def in_other_memory(tensor, per_node):
+    copy = tensor.clone()
+    dist.all_reduce(copy)
+    tensor.data = copy
+
+
+def over_edges(places, size, leaving):
+    edge = 2 * (len(places) - 1) / len(places) * size
+    return {node: leaving.count(node) * edge for node in places}
+
+
+@wrong("17.3", NODES, NOTHING, hint="ranks on the nodes")
+def blocks_that_are_not_joined(places, size):
+    blocks = [node for i, node in enumerate(places) if i == 0 or places[i - 1] != node]
+    return over_edges(places, size, blocks if len(blocks) > 1 else [])
+
+
+@wrong("17.3", NODES, NOTHING, hint="this node")
+def each_pair_of_nodes_once(places, size):
+    pairs = {(one, other) for one, other in zip(places, places[1:] + places[:1], strict=True) if one != other}
+    return over_edges(places, size, [one for one, _ in pairs])
