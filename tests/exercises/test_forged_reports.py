@@ -31,6 +31,7 @@ MAY_LACK = {
     "05.3": ("'to'",),
     "09.2": ("without the last", "with one item more", "gone"),
     "15.1": ("depth 2: of the first item again and again",),
+    "16.3": ("gone",),
     "17.1": ("with one item more",),
 }
 # Points for the report of an earlier draw: for what a rank alone can see, and for what is alike in both draws
@@ -39,7 +40,6 @@ FOR_EARLIER = {
     "01.2": 2,
     "01.3": 1,
     "04.2": 1,
-    "04.3": 3,
     "07.1": 2,
     "08.2": 1,
     "08.3": 1,
