@@ -55,6 +55,7 @@ DICTS: Changes = {
     "lists": lambda value: list(value.values()),
     "with one key more": lambda value: value | {"more": 1},
 }
+ENDS = 6  # items at each end of a list
 KINDS = (
     ("numbers", int | float, NUMBERS),
     ("bools", bool, OTHERS),
@@ -102,9 +103,15 @@ def _without(key: str, value: Any) -> Any:
 
 
 def _changed(value: Any, change: Callable[[Any], Any], at: int | None = None, depth: int = 0) -> Any:
-    """Return a report with all parts of what ranks say changed, inner ones first, or those at a depth."""
+    """Return a report with all parts of what ranks say changed, inner ones first, or those at a depth.
+
+    In the middle of a long list nothing is changed, which would take long.
+    """
     if isinstance(value, list):
-        value = [_changed(item, change, at, depth + 1) for item in value]
+        ends = [*range(len(value))[:ENDS], *range(len(value))[-ENDS:]]
+        value = value[:]
+        for i in dict.fromkeys(ends):
+            value[i] = _changed(value[i], change, at, depth + 1)
     elif isinstance(value, dict):
         value = {key: _changed(item, change, at, depth + 1) for key, item in value.items()}
     return change(value) if depth > 1 and at in (None, depth) else value
