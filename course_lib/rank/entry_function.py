@@ -106,6 +106,7 @@ def _run(assignment: Assignment) -> Any:
         sys.modules["numpy"].random.seed()
     if assignment.environment.get(TRIAL) == NO_GRADIENT_SYNC:
         never_synchronize(was_made=lambda: note(ddp=True))
+    by_value.serve_multiprocessing()
     function, args, kwargs = by_value.loads(assignment.call)
     note(phase=AT_WORK)
     try:

@@ -411,6 +411,17 @@ def test_a_known_error_comes_with_advice(kind: str) -> None:
     assert not failure.consequence
 
 
+@pytest.mark.parametrize("asks", [breakpoint, input])
+def test_a_rank_has_no_keyboard(asks: Any) -> None:
+    def work() -> None:
+        asks()
+        print("goes on")
+
+    error = failing(work, nprocs=1)
+    assert re.match(r"rank 0 raised (bdb\.BdbQuit|EOFError: EOF when reading a line)\n", str(error))
+    assert str(error).splitlines()[-1].startswith("A rank has no keyboard: ")
+
+
 def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
     def work() -> None:
         try:
