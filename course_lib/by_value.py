@@ -16,6 +16,7 @@ import pickle
 import sys
 import types
 import weakref
+from multiprocessing.reduction import ForkingPickler
 from typing import IO, Any
 
 import cloudpickle
@@ -55,6 +56,28 @@ def _has_a_name(obj: Any) -> bool:
         return operator.attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
     except (AttributeError, KeyError):  # defined in a function
         return False
+
+
+def serve_multiprocessing() -> None:
+    """Have `multiprocessing`, too, send by value what a cell defines: to and from a DataLoader's workers.
+
+    Python pickles functions and classes by name. A worker that was not forked (by spawn, or by forkserver,
+    Python 3.14's default) finds none of a cell there, nor does its rank in what even a forked worker returns.
+    """
+    pickler: Any = ForkingPickler
+    pickler.reducer_override = _reduced
+
+
+def _reduced(pickler: ForkingPickler, obj: Any) -> Any:
+    if isinstance(obj, type | types.FunctionType | CachedFunction) and not _has_a_name(obj):
+        return _received, (dumps(obj),)
+    return NotImplemented
+
+
+def _received(data: bytes) -> Any:
+    """Restore what another process sent by value, and answer in the same way."""
+    serve_multiprocessing()
+    return loads(data)
 
 
 def dump(value: Any, file: IO[bytes], protocol: int | None = None) -> None:

@@ -7,6 +7,7 @@ kernel. So it must not need the rest of the package.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -40,6 +42,17 @@ def kill_group(pid: int) -> None:
     if hasattr(os, "killpg"):  # not on Windows
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
+
+
+def kill_group_of(facts: Path) -> None:
+    """Kill the process group of a rank by its facts, unless its pid has been given to a later process."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        pid, seen = json.loads(facts.read_text())["pid"], facts.stat().st_mtime
+        began = 0.0
+        with contextlib.suppress(psutil.Error):
+            began = psutil.Process(pid).create_time()
+        if began <= seen:
+            kill_group(pid)
 
 
 def end_with(pid: int) -> None:

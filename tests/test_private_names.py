@@ -10,6 +10,7 @@ import linecache
 import multiprocessing.forkserver
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -149,6 +150,35 @@ def torchrun_asks_us_for_a_port() -> None:
         api.get_free_port = real
 
 
+def the_agent_ends_ranks_by_a_method_of_ours() -> None:
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    real, told = SubprocessHandler.close, list[int]()
+    try:
+        private_names.tell_before_the_agent_ends(told.append)
+        rank = SubprocessHandler("sleep", ("1000",), {}, None, None, 0, None)
+        rank.close()
+        assert rank.proc.wait(60) == -signal.SIGTERM
+        assert told == [rank.proc.pid]
+    finally:
+        SubprocessHandler.close = real
+
+
+def multiprocessing_tells_of_ended_children() -> None:
+    def ended() -> list[Any]:
+        told: list[Any] = []
+        private_names.tell_of_ended_children(lambda pid, code: told.append((pid, code)))
+        for method in ("fork", "spawn", "forkserver"):
+            process: Any = multiprocessing.get_context(method).Process(target=signal.pause)
+            process.start()
+            process.kill()
+            process.join()
+            assert told.pop() == (process.pid, -signal.SIGKILL)
+        return told
+
+    assert launch(ended, nprocs=1, device="cpu", dashboard=False).results == [[]]
+
+
 def ddp_reads_its_switch() -> None:
     """Which `why` turns off, as its no_sync() does."""
     from torch.nn.parallel import DistributedDataParallel
@@ -183,6 +213,7 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
         the_fork_server_leads_its_ranks,
         a_rank_has_left_its_fork_server,
         a_cached_function_has_its_type,
+        multiprocessing_tells_of_ended_children,
     ],
     "ipython": [a_cell_is_in_linecache, a_cell_has_a_number],
     "ipykernel": [a_click_can_be_let_in],
@@ -192,6 +223,7 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
         cpp_calls_us_before_it_gives_up,
         torch_save_takes_our_pickler,
         torchrun_asks_us_for_a_port,
+        the_agent_ends_ranks_by_a_method_of_ours,
         ddp_reads_its_switch,
     ],
     "numpy": [an_array_is_made_by_what_we_allow],

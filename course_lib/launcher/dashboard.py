@@ -26,6 +26,7 @@ from ..private_names import let_clicks_in
 from ..report.straggler import straggler
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
+from ..run.trace import as_shown
 from ..run_folder import PROGRAM
 
 if TYPE_CHECKING:
@@ -146,10 +147,12 @@ class TerminalView(View):
                 data = file.read(TERMINAL_BYTES)
         except OSError:
             return []
-        if whole_lines:
-            data = data[: data.rfind(b"\n") + 1]
+        if whole_lines:  # of a progress bar, skip what is replaced: it may not end its line for hours
+            rest = data[data.rfind(b"\n") + 1 :]
+            start += rest.rfind(b"\r", 0, -1) + 1
+            data = data[: len(data) - len(rest)]
         self._read[path] = start + len(data)
-        return left_out + data.decode(errors="replace").splitlines()
+        return left_out + as_shown(data.decode(errors="replace")).splitlines()
 
 
 class NotebookView(View):

@@ -33,7 +33,8 @@ def launch(
 
     In each rank RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as
     torchrun sets them, so the function begins with ``dist.init_process_group(backend)``. The store at which
-    the ranks meet listens on the loopback address only.
+    the ranks meet listens on the loopback address only. All ranks are forked from one process, so a ``set``
+    of strings has the same order on each of them; under torchrun it has not: sort it where order counts.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from ..kill import kill_families, kill_group
+from ..kill import kill_families, kill_group, kill_group_of
 from ..rank import entry_function
 from ..run.run import Run
 from ..run_folder import PROGRAM, RankFiles
@@ -180,12 +180,9 @@ class Program(SelfLaunching):
 
     def kill(self) -> None:
         """Kill what is left of them, and everything that they have started."""
-        codes = [process.poll() for process in self._processes]
         kill_families(self._family)
-        if any(code is not None and code < 0 for code in codes):
-            for rank in range(self._run.world_size):  # torchrun's ranks, left without their agent
-                if pid := self._run.facts(rank).get("pid"):
-                    kill_group(pid)
+        for rank in range(self._run.world_size):  # torchrun's ranks lead groups, which may outlive them
+            kill_group_of(RankFiles(self._run.folder, rank).facts)
         for process in self._processes:
             process.wait(KILL_SECONDS)
         release(process.pid for process in self._processes)

@@ -7,6 +7,7 @@ ranks then report, a closed connection, comes later and is recognised as a conse
 from __future__ import annotations
 
 import errno
+import functools
 import linecache
 import multiprocessing
 import os
@@ -22,7 +23,8 @@ from ..files import whole_file
 from ..kill import end_with, end_with_parent
 from ..private_names import WITHOUT_ZIP, leave_fork_server
 from ..run_folder import AT_WORK, ENDING, EVERYONE, NO_GRADIENT_SYNC, TRIAL, RankFiles
-from .failure import end_now, report_exception
+from .failure import report_exception, watch_children
+from .last_words import LastWords
 from .recorder import attach, note, send_output_to, tell_collectives
 from .standstill import ONE_WAY, flight
 from .trial import never_synchronize
@@ -55,22 +57,31 @@ def main(rank: int, assignment: Assignment) -> None:
     multiprocessing.set_start_method(None, force=True)
     files = RankFiles(assignment.folder, rank)
     send_output_to(files.log)
-    failed = True
+    last_words = LastWords(functools.partial(_report, assignment.folder, rank))
     try:
         attach(rank)
+        watch_children()
         result = _run(assignment)
         note(phase=ENDING)
         _save_result(result, files.result)
-        failed = False
         _let_the_others_join(assignment.folder)
     except BaseException as error:
-        note(phase=ENDING)
-        tell_collectives()
-        report_exception(assignment.folder, rank, error)
+        last_words.error = error
+        try:
+            last_words.say()
+        finally:
+            last_words.say_here()
     if recorder := attach():
         recorder.close()
-    if failed:
-        end_now(1)
+
+
+def _report(folder: Path, rank: int, error: BaseException) -> int:
+    note(phase=ENDING)
+    tell_collectives()  # torchrun ends all ranks once one has failed
+    report_exception(folder, rank, error)
+    if recorder := attach():
+        recorder.close()
+    return 1
 
 
 def _take_environment(environment: dict[str, str]) -> None:
@@ -95,6 +106,7 @@ def _run(assignment: Assignment) -> Any:
         sys.modules["numpy"].random.seed()
     if assignment.environment.get(TRIAL) == NO_GRADIENT_SYNC:
         never_synchronize(was_made=lambda: note(ddp=True))
+    by_value.serve_multiprocessing()
     function, args, kwargs = by_value.loads(assignment.call)
     note(phase=AT_WORK)
     try:

@@ -8,19 +8,23 @@ process that started it, as a rank of `launch` does.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import re
-import runpy
 import socket
 import sys
+import time
 import traceback
+import types
 from pathlib import Path
 
 from ..frames import is_learners, with_source
-from ..kill import end_with
-from ..private_names import choose_ports_by
-from ..run_folder import AT_WORK, PROGRAM, RankFiles
-from .failure import end_now, report_exception, write_failure
+from ..kill import end_with, kill_group_of
+from ..private_names import choose_ports_by, tell_before_the_agent_ends
+from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
+from .failure import note_asked_to_end, report_exception, watch_children, write_failure
+from .last_words import LastWords
 from .recorder import attach, note, tell_collectives
 
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
@@ -59,12 +63,15 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
         choose_ports_by(_reserved_port)
+    ended: dict[int, float] = {}  # by pid, when the agent asked a rank to end
+    tell_before_the_agent_ends(lambda pid: ended.setdefault(pid, time.time()))
     try:
         run.main(arguments)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             if not RankFiles(folder, rank).failure.exists():
                 write_failure(folder, rank, "", "", [], str(error), exit_code=failure.exitcode)
+            note_asked_to_end(folder, rank, ended.get(failure.pid, math.inf))
         print(error, file=sys.stderr)
         sys.exit(1)
     except SystemExit:
@@ -98,9 +105,14 @@ def run_rank(script: str, arguments: list[str]) -> None:
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(attempt - 1))
+    if attempt > 0:  # what it had started lives on
+        kill_group_of(files.facts)
     attach(rank)
+    watch_children()
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
     note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)
+    last_words = LastWords(functools.partial(_report, folder, rank))
+    failure: BaseException | None = None
     try:
         _run(script, arguments)
         note(returned=True)
@@ -108,29 +120,42 @@ def run_rank(script: str, arguments: list[str]) -> None:
         if error.code in (None, 0):
             note(returned=True)
             raise
-        report_exception(folder, rank, error)
-        _end(error.code if isinstance(error.code, int) else 1)
+        failure = error
     except BaseException as error:
-        tell_collectives()  # the agent ends all ranks once one has failed
-        report_exception(folder, rank, error)
+        failure = error
+    if failure is not None:
+        last_words.error = failure
+        try:
+            last_words.say()
+        finally:
+            last_words.say_here()
+
+
+def _report(folder: Path, rank: int, error: BaseException) -> int:
+    note(phase=ENDING)
+    tell_collectives()  # torchrun ends all ranks once one has failed
+    report_exception(folder, rank, error)
+    code = 1
+    if not isinstance(error, SystemExit):
         trace = error.__traceback__  # from the script on, as without this module
         while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         with contextlib.suppress(OSError):  # a full disk
             traceback.print_exception(type(error), error, trace)
-        _end(1)
-
-
-def _end(code: int) -> None:
+    elif isinstance(error.code, int):
+        code = error.code
     if recorder := attach():
         recorder.close()
-    end_now(code)
+    return code
 
 
 def _run(script: str, arguments: list[str]) -> None:
+    """Run a script as ``__main__``, without a line of Python between the script's end and the caller's."""
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = script
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(main))
 
 
 def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:

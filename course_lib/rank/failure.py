@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
+import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..files import write_whole
 from ..frames import is_learners, is_ours, with_source
+from ..hardware import memory
+from ..private_names import tell_of_ended_children
 from ..run_folder import RankFiles
 
+WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
+_ended: dict[int, int] = {}  # exit codes by pid
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
@@ -28,7 +32,28 @@ def report_exception(folder: Path, rank: int | str, error: BaseException) -> Non
         seen.add(id(cause))
         cause = _cause(cause)
     text = "".join(traceback.format_exception(error))
-    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes)
+    workers = _killed_workers(isinstance(error, ConnectionError | EOFError))
+    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes, workers=workers)
+
+
+def watch_children() -> None:
+    """Note how the processes end that this one starts by `multiprocessing`: a failure may come of it."""
+    tell_of_ended_children(_ended.__setitem__)
+
+
+def _killed_workers(expected: bool) -> list[tuple[int, int]]:
+    """Return pid and exit code of each process that `multiprocessing` has started and a signal has ended.
+
+    A connection may be reset some moments before its process has ended: look again if one is ``expected``.
+    """
+    until = time.monotonic() + (WORKER_SECONDS if expected else 0)
+    while True:
+        multiprocessing.active_children()  # looks at each
+        # a DataLoader ends its workers by SIGTERM
+        killed = [(pid, code) for pid, code in _ended.items() if code < 0 and code != -signal.SIGTERM]
+        if killed or time.monotonic() >= until:
+            return killed
+        time.sleep(0.02)
 
 
 def described(error: BaseException) -> dict[str, Any]:
@@ -60,20 +85,24 @@ def write_failure(
     text: str,
     causes: Sequence[str] = (),
     exit_code: int | None = None,
+    workers: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
     record |= {"causes": list(causes), "exit_code": exit_code}
+    if workers:
+        record |= {"workers": list(workers), "memory": memory()}
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
         write_whole(RankFiles(folder, rank).failure, json.dumps(record))
 
 
-def end_now(code: int) -> NoReturn:
-    """End this process at once, its failure recorded: an orderly exit may hang or abort without its peers."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a full disk, a closed stream
-            stream.flush()
-    os._exit(code)
+def note_asked_to_end(folder: Path, rank: int, since: float) -> None:
+    """Add to a rank's recorded failure, if it is not older, that torchrun had asked the rank to end."""
+    path = RankFiles(folder, rank).failure
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(path.read_text())
+        if record["time"] >= since:
+            write_whole(path, json.dumps(record | {"asked_to_end": True}))
 
 
 def _frames(error: BaseException) -> list[dict[str, Any]]:

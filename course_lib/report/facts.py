@@ -26,7 +26,10 @@ class Failure:
     frames: list[dict[str, Any]] = field(default_factory=list)  # the learner's own, outermost first
     last_lines: list[str] = field(default_factory=list)  # of its output, where they say why
     unrecorded: Unrecorded = ""  # why it may have recorded no exception
-    consequence: bool = False  # another rank was gone: something else came first
+    workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
+    memory: list[int] | None = None  # total and available bytes then, if workers were killed
+    asked_to_end: bool = False  # by torchrun, once another rank had failed
+    consequence: bool = False  # of that, or another rank was gone: something else came first
     timed_out: bool = False  # it gave up waiting for another rank
     short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from ..run.run import Run
 
 RECORD_BYTES = 1 << 16  # of free space; the record of a failure may take as many
-# What torch and the system say in errors that a rank meets when another one is gone
+# What gloo, NCCL and the store say in errors that a rank meets when another one is gone; a connection of the
+# program's own, as to a worker, may be reset, too
+GONE = r"(connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed))"
 LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed)|recvvalue failed|"
+    rf"\bgloo/.*{GONE}|{GONE}.*\bremote worker|^torch\.distributed\.\w+: .*{GONE}|recvvalue failed|"
     r"remote process exited|sendbytes failed|failed to recv",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 CRASHES = {"SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"}  # `faulthandler` writes the stacks on these
 TIMED_OUT = re.compile(r"timed out waiting|wait timeout|failed to pass monitoredbarrier", re.IGNORECASE)
@@ -94,6 +96,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
     files, seen = RankFiles(run.folder, rank), time.time()
     if files.result.exists():
         return None
+    asked_to_end = False
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(files.failure.read_text())
         if record["type"]:
@@ -101,9 +104,10 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         if record["message"]:
             return Failure(rank, "noted by the launcher", record["time"], message=record["message"])
         exit_code, seen = record["exit_code"], record["time"]
+        asked_to_end = record.get("asked_to_end", False)
     if exit_code is None:
         return None
-    name = {-number: number.name for number in signal.Signals}.get(exit_code, "")
+    name = _signal_of(exit_code)
     unrecorded: Unrecorded = "" if name else _unrecorded(run)
     position = crash_position(run, rank) if name in CRASHES else None
     # a library that gives up prints why, and so do argparse and sys.exit("…") in a program
@@ -117,12 +121,17 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         frames=[position.frame] if position else [],
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
         unrecorded=unrecorded,
+        asked_to_end=asked_to_end,
+        consequence=asked_to_end,
         short_of_memory=name == "SIGKILL" and run.short_of_memory,
     )
 
 
 def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
-    kind, texts = record["type"], [record["message"], *record["causes"]]
+    kind, texts = record["type"], [f"{record['type']}: {record['message']}", *record["causes"]]
+    workers = [(pid, _signal_of(code)) for pid, code in record.get("workers", [])]
+    asked_to_end = record.get("asked_to_end", False)
+    killed = any(name == "SIGKILL" for _, name in workers)
     # argparse raises it, too, and prints what was wrong
     prints = kind == "SystemExit" and record["message"].strip().isdigit()
     return Failure(
@@ -134,10 +143,18 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         causes=record["causes"],
         frames=record["frames"],
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
-        consequence=any(map(LOST_PEER.search, texts)),
+        workers=workers,
+        memory=record.get("memory"),
+        asked_to_end=asked_to_end,
+        consequence=asked_to_end or any(map(LOST_PEER.search, texts)),
         timed_out=any(map(TIMED_OUT.search, texts)),
-        short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])),
+        short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])) or (killed and run.short_of_memory),
     )
+
+
+def _signal_of(exit_code: int) -> str:
+    """Return the name of the signal that an exit code tells of; empty if it tells of none."""
+    return {-number: number.name for number in signal.Signals}.get(exit_code, "")
 
 
 def _unrecorded(run: Run) -> Unrecorded:

@@ -57,6 +57,12 @@ ADVICE = [
         "(nprocs). Run.open().metrics has what each rank held.",
     ),
     (
+        re.compile(r"^bdb\.BdbQuit$|^EOF when reading a line$"),
+        "A rank has no keyboard: breakpoint() and input() have nothing to read. Let the rank print what you "
+        "want to see (run.logs has it), and pass what you would type as an argument. To step through the "
+        "function in a debugger, call it in the notebook, without what needs other ranks.",
+    ),
+    (
         re.compile(r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread"),
         "Where a process or a thread was to start: a limit on their number has been reached (a container's, "
         "`ulimit -u`). Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other "
@@ -131,7 +137,7 @@ def state_text(run: Run, state: RankState) -> str:
         lingers = f" {state.seconds:.1f} s before, and its process had not ended" if state.seconds else ""
         return f"had returned{lingers}"
     failure, position = state.failure, state.position
-    if failure and failure.consequence and failure.frames:
+    if failure and failure.consequence and failure.frames and not failure.asked_to_end:
         return f"then lost its connection ({line_of(failure.frames[-1])})"
     if failure and failure.signal == "SIGTERM" and position:
         return f"{_at(position, state.seconds)} when it was asked to end"
@@ -174,8 +180,7 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
     if failure.kind == "noted by the launcher":
         return failure.message
     if failure.kind == "signal":
-        how = SIGNALS.get(failure.signal, f"was ended by {failure.signal}")
-        return OUT_OF_MEMORY if failure.short_of_memory else how
+        return OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
     if failure.kind == "exit code":
         unexplained = "" if failure.rank == PROGRAM else " and without an exception (os._exit?)"
         why = UNRECORDED.get(failure.unrecorded, unexplained).format(files.folder)
@@ -190,13 +195,33 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
     return f"raised {failure.exception}: {message}".rstrip(": ")
 
 
+def ended_by(signal: str) -> str:
+    """Say how a signal has ended a process."""
+    return SIGNALS.get(signal, f"was ended by {signal}")
+
+
 def advice(failure: Failure) -> str:
     """Say what to do about a failure; empty if that is not known."""
     if failure.kind != "raised":
         return ""
     texts = [failure.exception, failure.message, *failure.causes]
+    if failure.workers:
+        return _of_workers(failure)
     known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
     return next(known, NO_MEMORY if failure.short_of_memory else "")
+
+
+def _of_workers(failure: Failure) -> str:
+    """Say which of a rank's workers a signal has ended, and what memory there was."""
+    told = []
+    for pid, name in failure.workers:
+        out_of_memory = failure.short_of_memory and name == "SIGKILL"
+        how = OUT_OF_MEMORY if out_of_memory else ended_by(name)
+        told.append(f"A worker of rank {failure.rank}, process {pid}, {how}.")
+    if failure.memory:
+        total, available = (size / (1 << 30) for size in failure.memory)
+        told.append(f"Of {total:.1f} GiB of memory, {available:.1f} GiB were available afterwards.")
+    return " ".join(told)
 
 
 # --- beside its main thread -------------------------------------------------------------------------------

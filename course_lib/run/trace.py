@@ -53,13 +53,13 @@ class Trace:
         return [attempt / last.name / f"{kind}.log" for attempt in attempts for kind in ("stdout", "stderr")]
 
     def log(self) -> str:
-        """Return what the rank printed; of a file larger than 1 MiB, only the end."""
+        """Return what the rank printed, as a terminal shows it; of a file larger than 1 MiB, only the end."""
         texts = []
         for path in self.log_files():
             size, text = end_of(path, LOG_BYTES)
             if size > LOG_BYTES:
                 text = f"[the first {size - LOG_BYTES:,} of {size:,} bytes are only in {path}]\n{text}"
-            texts.append(text)
+            texts.append(as_shown(text))
         return "".join(texts)
 
     def last_lines(self, count: int) -> list[str]:
@@ -67,8 +67,12 @@ class Trace:
         lines: list[str] = []
         files = self.log_files()
         for path in files if self.files.rank == PROGRAM else files[-2:]:  # of the last attempt
-            lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
-        return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
+            for size in (TAIL_BYTES, LOG_BYTES):  # a progress bar may fill the first
+                found = as_shown(end_of(path, size)[1]).rstrip().splitlines()[-count:]
+                if len(found) == count:
+                    break
+            lines += found
+        return [line[:400] for line in lines[-count:]]
 
     # --- what it measured ---------------------------------------------------------------------------------
 
@@ -165,6 +169,11 @@ def rows_of(path: Path, columns: list[str], last: int | None = None) -> dict[str
         flat = np.empty(0)
     whole = flat[: flat.size // len(columns) * len(columns)].reshape(-1, len(columns))
     return dict(zip(columns, whole.T, strict=True))
+
+
+def as_shown(text: str) -> str:
+    """Return a text as it stands on a terminal: after a carriage return, a progress bar replaces its line."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 def end_of(path: Path, count: int) -> tuple[int, str]:

@@ -37,6 +37,36 @@ def test_how_a_rank_ends(how: str) -> None:
     assert caught.value.run.state == "failed"
 
 
+def test_the_worker_that_was_killed_is_told_with_its_signal() -> None:
+    """Whatever torch says of it: the worker's end, or of a socket that was reset."""
+    training = cell("""
+        import os, torch, torch.distributed as dist
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __len__(self):
+                return 64
+
+            def __getitem__(self, i):
+                if i == 20 and os.environ["RANK"] == "0":
+                    os.kill(os.getpid(), 9)
+                return torch.ones(2000)
+
+        def work():
+            dist.init_process_group("gloo")
+            for x in DataLoader(Data(), batch_size=4, num_workers=2):
+                dist.all_reduce(x.sum())
+        """)
+    for _ in range(4):
+        with pytest.raises(RankError) as caught:
+            quiet_launch(training.work)
+
+        assert re.match(r"rank 0 raised (RuntimeError|ConnectionResetError): ", str(caught.value))
+        told = str(caught.value).splitlines()[-1]
+        assert re.match(r"A worker of rank 0, process \d+, was killed \(SIGKILL\)", told)
+        assert re.search(r"Of \d+\.\d GiB of memory, \d+\.\d GiB were available afterwards\.$", told)
+
+
 @pytest.mark.parametrize("how", HANGS)
 def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source, why, doing = HANGS[how]

@@ -109,6 +109,36 @@ def test_how_a_rank_ends(how: str, tmp_path: Path) -> None:
     assert ("There is no memory left for this" in str(error)) == how.startswith("no memory")
 
 
+def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path) -> None:
+    """Nothing of it is left, and rank 1, which torchrun then ends, is not taken for the cause."""
+    source = """
+        import os, signal, subprocess, time
+        from pathlib import Path
+        import torch
+        from torch.utils.data import DataLoader
+
+        def stop(number, frame):
+            raise KeyboardInterrupt("asked to end")
+
+        rank = int(os.environ["RANK"])
+        beside = subprocess.Popen(["sleep", "1000"])
+        there = Path(os.environ["COURSE_RUN"], "there")
+        if rank == 1:
+            signal.signal(signal.SIGTERM, stop)
+            batches = iter(DataLoader(torch.ones(100), num_workers=1))
+            next(batches)
+            there.touch()
+            time.sleep(1000)  # here
+        while not there.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), 9)
+        """
+    error = failing(script(tmp_path, source))
+
+    assert str(error).startswith("rank 0 was killed (SIGKILL)"), str(error)
+    assert "rank 1 then raised KeyboardInterrupt: asked to end" in str(error)
+
+
 def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:
     """One start for each: wrong arguments, a module that is missing, a slip in the syntax."""
     parses = """
@@ -360,7 +390,7 @@ def test_the_agent_is_killed_and_then_the_kernel_with_its_group(phases: Path, tm
 
 def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
     source = """
-        import os, sys
+        import os, subprocess, sys
         from pathlib import Path
         import torch, torch.distributed as dist
         from course_lib import log, track
@@ -376,6 +406,7 @@ def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
             pass
         dist.all_reduce(torch.ones(1))
         if attempt == 0 and rank == 1:
+            subprocess.Popen(["sleep", "1000"])  # which lives on
             os.kill(os.getpid(), 9)
         dist.barrier()
         dist.destroy_process_group()

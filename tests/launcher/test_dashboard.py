@@ -77,6 +77,25 @@ def test_a_terminal_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bytes more in" in printed
 
 
+def test_a_progress_bar_is_one_line_and_whole_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create("train", 1)
+    view = TerminalView(run)
+    say(run, 0, "epoch 1\r\n")
+    for done in range(2000):
+        say(run, 0, f"\r{done} of 2000" + " " * 60)
+        if done % 500 == 0:
+            view.update()
+    assert capsys.readouterr().out == "[rank 0] epoch 1\n", "no word of bytes left out"
+    say(run, 0, "\rdone\nloss 0.5\n")
+    view.update()
+    view.finish()
+
+    assert capsys.readouterr().out == "[rank 0] done\n[rank 0] loss 0.5\n"
+    assert printed_lines(run) == ["rank 0 | epoch 1", "rank 0 | done", "rank 0 | loss 0.5"]
+    assert run.logs[0] == "epoch 1\ndone\nloss 0.5\n"
+    assert run.trace(0).files.log.read_bytes().count(b"\r") == 2002
+
+
 def test_dashboard_false_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert type(view_of(Run.create("train", 1), False)) is View
     quiet_launch(lambda: print("hello"), nprocs=1)

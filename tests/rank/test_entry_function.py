@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.rank import entry_function
-from tests.support.cells import quiet_launch
+from tests.support.cells import cell, quiet_launch
 
 
 def test_a_variable_that_the_kernel_has_no_more_is_gone_in_the_rank() -> None:
@@ -63,6 +63,48 @@ def test_who_met_not_all_the_others_gives_them_time(last: Callable, stays: bool)
     (seconds,) = quiet_launch(leaves, nprocs=1).results
 
     assert (seconds >= 0.5) == stays, f"{seconds:.3f} s"
+
+
+def test_workers_that_are_not_forked_know_what_a_cell_defines() -> None:
+    """By forkserver, as Python 3.14 starts them, and by spawn; and a rank what any worker sends back."""
+    source = """
+        import collections, concurrent.futures, enum, multiprocessing, torch
+        from torch.utils.data import DataLoader, Dataset
+
+        FACTOR = 3
+        Sample = collections.namedtuple("Sample", "x kind")
+
+        class Kind(enum.Enum):
+            EVEN = 0
+            ODD = 1
+
+        def scaled(i):
+            return Sample(torch.tensor(float(i)) * FACTOR, Kind(i % 2))
+
+        class Data(Dataset):
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, i):
+                return scaled(i)
+
+        def collate(samples):
+            return samples
+
+        def work():
+            multiprocessing.set_start_method("forkserver")
+            for context in (None, "fork"):
+                loader = DataLoader(
+                    Data(), 2, num_workers=1, collate_fn=collate, multiprocessing_context=context
+                )
+                (batch,) = loader
+                assert batch == [Sample(0.0, Kind.EVEN), Sample(3.0, Kind.ODD)]
+                assert type(batch[0]) is Sample and batch[0].kind is Kind.EVEN
+            spawn = multiprocessing.get_context("spawn")
+            with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+                return pool.submit(lambda: FACTOR * Kind.ODD.value).result()
+        """
+    assert quiet_launch(cell(source).work, nprocs=1, timeout=240).results == [3]
 
 
 THREADS_FIRST = """

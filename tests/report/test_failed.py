@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from course_lib import RankError, RankTimeout, Run
-from course_lib.rank.failure import write_failure
+from course_lib.rank.failure import note_asked_to_end, write_failure
 from course_lib.report import failed, waiting
 from course_lib.report.facts import Absence, Failure, RankState, Report
 from course_lib.report.waiting import record_of, state_of
@@ -296,6 +296,35 @@ def test_the_loss_of_a_peer_is_a_consequence(text: str) -> None:
     assert failed.first_failure(failures).rank == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),  # a DataLoader's worker was killed
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+        ("redis.exceptions.ConnectionError", "Connection closed by server."),
+        ("RuntimeError", "the label server: connection refused"),
+    ],
+)
+def test_a_lost_connection_of_the_programs_own_is_a_cause(kind: str, text: str) -> None:
+    assert not failed_with(kind, text).consequence
+
+
+def test_who_is_ended_by_torchrun_is_never_the_cause() -> None:
+    """Even if its handler raised at that before the failure that led to it was recorded."""
+    run = Run.create("made", 3)
+    write_failure(run.folder, 0, "KeyboardInterrupt", "asked to end", [], "")
+    write_failure(run.folder, 1, "", "", [], "", exit_code=-signal.SIGTERM)
+    write_failure(run.folder, 2, "", "", [], "", exit_code=3)
+    for rank in range(2):
+        note_asked_to_end(run.folder, rank, since=time.time() - 60)
+    note_asked_to_end(run.folder, 2, since=time.time() + 60)
+    failures = failed.failures_of(run, {0: 1, 1: -signal.SIGTERM, 2: 3}, {})
+
+    assert [failure.consequence for failure in failures.values()] == [True, True, False]
+    assert failed.first_failure(failures).rank == 2
+
+
 def test_of_two_failures_the_first_is_the_cause() -> None:
     one, other = Failure(0, "raised", 10.0), Failure(1, "raised", 9.0)
     lost, program = Failure(2, "raised", 1.0, consequence=True), Failure(PROGRAM, "exit code", 0.0)
@@ -407,6 +436,17 @@ def test_a_known_error_comes_with_advice(kind: str) -> None:
     assert head.startswith(f"rank 0 raised torch.distributed.DistBackendError: {message.splitlines()[0]}")
     assert words in hint
     assert not failure.consequence
+
+
+@pytest.mark.parametrize("asks", [breakpoint, input])
+def test_a_rank_has_no_keyboard(asks: Any) -> None:
+    def work() -> None:
+        asks()
+        print("goes on")
+
+    error = failing(work, nprocs=1)
+    assert re.match(r"rank 0 raised (bdb\.BdbQuit|EOFError: EOF when reading a line)\n", str(error))
+    assert str(error).splitlines()[-1].startswith("A rank has no keyboard: ")
 
 
 def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:

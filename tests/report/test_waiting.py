@@ -258,7 +258,7 @@ def test_a_rank_that_is_ending_gets_a_moment_to_say_how(monkeypatch: pytest.Monk
         assert at_the_end(run) == "was ending"
 
     frames = [{"file": "/course/cell.py", "line": 12, "function": "train", "source": [[12, "step()"]]}]
-    told = (run.folder, 0, "RuntimeError", "Connection closed by peer", frames, "")
+    told = (run.folder, 0, "RuntimeError", "[gloo/pair.cc:1] Connection closed by peer", frames, "")
     monkeypatch.setattr("course_lib.report.waiting.TELL_SECONDS", 60)
     timer = threading.Timer(0.3, write_failure, told)
     timer.start()

@@ -171,7 +171,16 @@ def _traces(results: list[Result]) -> Faults:
 
 @reports(
     lambda plans: (
-        [{"names": ([str, ...], str), "frozen": [str, ...], "kept": bool, "hooks": bool, "error": str}]
+        [
+            {
+                "names": ([str, ...], str),
+                "frozen": [str, ...],
+                "kept": bool,
+                "hooks": bool,
+                "error": str,
+                "as_it_was": bool,
+            }
+        ]
         * len(plans)
     )
 )

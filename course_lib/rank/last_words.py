@@ -1,0 +1,94 @@
+"""Let a process that is about to fail say so, whatever signal handlers its program has installed.
+
+Python runs a signal handler in the main thread, wherever a call begins or ends there, and a handler may raise
+or exit: the one that torch installs for a DataLoader's workers raises once more when each of them ends. So
+another thread reports, while the main thread is inside one call of C code that does not return.
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import operator
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+# Signals that tell of a crash, that cannot be ignored, or that end nothing
+LEFT_ALONE = {
+    *(
+        "SIGSEGV",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGILL",
+        "SIGABRT",
+        "SIGTRAP",
+        "SIGSYS",
+        "SIGKILL",
+        "SIGSTOP",
+        "SIGTSTP",
+    ),
+    *("SIGTTIN", "SIGTTOU", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH", "SIGINFO"),
+}
+
+
+class LastWords:
+    """How a process reports its failure and ends. Make it beforehand, and use it without any call but `say`::
+
+        except BaseException as error:
+            last_words.error = error
+            try:
+                last_words.say()
+            finally:  # no thread could be started
+                last_words.say_here()
+
+    Parameters
+    ----------
+    report
+        Is called with the error, and returns the exit code.
+    """
+
+    error: BaseException
+
+    def __init__(self, report: Callable[[BaseException], int]) -> None:
+        self._report = report
+        steps: list[Callable[[], object]] = []
+        if sys.platform != "win32":  # which has no signals that could interfere
+            libc, every = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+            libc.sigfillset(every)
+            start = functools.partial(_thread.start_new_thread, self.say_here, ())
+            steps = [start, functools.partial(libc.sigsuspend, every)]
+        # one call, all of it in C: no handler runs before it returns, and sigsuspend does not
+        self.say: Callable[[], object] = functools.partial(collections.deque, map(operator.call, steps), 0)
+
+    def say_here(self) -> NoReturn:
+        """Report, and end this process at once: an orderly exit may hang or abort without its peers."""
+        code = 1
+        try:
+            _ignore_signals()
+            code = self._report(self.error)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # a full disk, a closed stream, one of the program's own
+                    stream.flush()
+            os._exit(code)
+
+
+def _ignore_signals() -> None:
+    """Ignore, from any thread, what would end this process by its default: torchrun's SIGTERM, an alarm."""
+    faulthandler.cancel_dump_traceback_later()
+    if sys.platform != "win32":
+        ignore = ctypes.CDLL(None).signal
+        ignore.argtypes, ignore.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        alone = {number for number in signal.Signals if number.name in LEFT_ALONE}
+        for number in signal.valid_signals() - alone:
+            ignore(number, int(signal.SIG_IGN))
