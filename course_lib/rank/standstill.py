@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..files import discard, write_whole
-from ..frames import frame_of
+from ..frames import frame_of, is_learners
 from ..private_names import flight_recorder
 from ..run_folder import ASKED, OVER_NCCL, RankFiles
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
-MOST_FRAMES = 100
+MOST_FRAMES = 100  # of a deeper stack, the innermost ones and those around the learner's
 # In these a rank does not wait for all others: it may be done while some of them are still joining.
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
@@ -69,11 +69,14 @@ class Lookout:
         return id(frame), frame.f_lasti if frame else -1
 
     def _stack(self) -> list[tuple[str, int, str]]:
-        frame, places = frame_of(self._main), list[tuple[str, int, str]]()
-        while frame is not None and len(places) < MOST_FRAMES:
+        """Return where the thread is, innermost first: with the learner's innermost line, however deep."""
+        frame, places, own = frame_of(self._main), list[tuple[str, int, str]](), False
+        while frame is not None and not (own and len(places) >= MOST_FRAMES):
             places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            own = own or is_learners(frame.f_code.co_filename)
             frame = frame.f_back
-        return places
+        half = MOST_FRAMES // 2
+        return places if len(places) <= MOST_FRAMES else places[:half] + places[-half:]
 
     def _write(self, record: dict[str, Any] | None) -> None:
         text = "" if record is None else json.dumps(record | flight())

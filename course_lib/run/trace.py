@@ -14,6 +14,7 @@ from ..run_folder import AGENT_LOGS, ARRIVAL, POINT, PROGRAM, TICK, RankFiles
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
+LINE_LENGTH = 400  # of a longer line, its beginning and its end are shown
 MOST_ARRIVALS = 4096  # read for each rank, the latest ones
 LATEST_POINTS = 512
 Item = TypeVar("Item")
@@ -66,7 +67,7 @@ class Trace:
         files = self.log_files()
         for path in files if self.files.rank == PROGRAM else files[-2:]:  # of the last attempt
             lines += end_of(path, TAIL_BYTES)[1].rstrip().splitlines()[-count:]
-        return [line.rpartition("\r")[2][:400] for line in lines[-count:]]
+        return [shortened(line.rpartition("\r")[2]) for line in lines[-count:]]
 
     # --- what it measured ---------------------------------------------------------------------------------
 
@@ -167,3 +168,10 @@ def end_of(path: Path, count: int) -> tuple[int, str]:
             return size, file.read(count).decode(errors="replace")
     except OSError:
         return 0, ""
+
+
+def shortened(line: str, length: int = LINE_LENGTH) -> str:
+    """Leave out the middle of a line that is longer than ``length``: the cause is often at the end."""
+    if len(line) <= length:
+        return line
+    return f"{line[: length // 2]} [… {len(line) - length:,} characters …] {line[-(length // 2) :]}"
