@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..run_folder import ASKED, ENDING, STARTING, RankFiles, of_everyone
+from .divergence import divergence
 from .facts import Absence, Call, ExitCodes, Failure, Failures, Mismatch, RankState, Report
 from .failed import failure_of, first_failure
 from .stacks import ask_stacks, position_of, python_stack
@@ -42,7 +43,8 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     while any(_is_about_to_tell(run, rank) for rank in living) and time.monotonic() < until:
         time.sleep(0.02)
     states = [state_of(run, rank, exit_codes.get(rank), failures.get(rank), at_end=True) for rank in ranks]
-    return Report(cause, states, None if explained else mismatch_of(states), timeout)
+    mismatch = None if explained else mismatch_of(states)
+    return Report(cause, states, mismatch, timeout, divergence=divergence(run))
 
 
 def _ask_for_records(run: Run, ranks: list[int]) -> list[int]:
