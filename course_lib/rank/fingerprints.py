@@ -19,7 +19,7 @@ from .series import Series
 
 SHARE = 0.005  # of the time in the loop that fingerprints may take
 FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at
-MOST = 256  # once there are more steps, fingerprints are about one in so many of them apart: files stay small
+MOST = 256  # fingerprints, about, after which they are taken half as often, and so on: the file stays small
 WIDTH, HEIGHT = 4096, 256  # of the tables of 8-byte words that are summed up
 BITS = 53  # of a fingerprint: a float64 holds an integer of this size exactly
 ODD = 0x1E3779B97F4A7C15  # a factor with which no bit is lost

@@ -14,7 +14,7 @@ from .words import _ranks
 if TYPE_CHECKING:
     from ..run.run import Run
 
-LATEST = 1 << 14  # rows of each rank that are read first: ranks that have diverged stay so
+LATEST = 1 << 10  # rows of each rank, and four checks, that are read first: ranks that differ go on to differ
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Divergence:
 
     def __str__(self) -> str:
         more = f" and {len(self.tensors) - 1} more" if self.tensors[1:] else ""
-        return f"the ranks differ {self._since()}: in {self.tensors[0]}{more}; {self._who()}"
+        return f"the ranks have differed {self._since()}: in {self.tensors[0]}{more}; {self._who()}"
 
     def _since(self) -> str:
         before, after = self.equal, self.check
@@ -49,7 +49,7 @@ class Divergence:
         there = f"step {after.step}" if after.step else "the start"
         there += f" of pass {after.number}" if after.number > 1 else ""
         if not before:
-            return f"at {there}, the first that was compared"
+            return f"since {there} or before"
         if before.number < after.number:
             return f"since a step between step {before.step} of pass {before.number} and {there}"
         first = before.step + 1
@@ -83,8 +83,11 @@ def divergence(run: Run) -> Divergence | None:
 
 def _first_difference(run: Run, last: int | None) -> Divergence | None:
     traces = [run.trace(rank) for rank in range(run.world_size)]
-    by_rank = [trace.fingerprints(last) for trace in traces]
     names, equal = [trace.tensors() for trace in traces], None
+    by_rank = [
+        trace.fingerprints(None if last is None else last + 4 * len(own))
+        for trace, own in zip(traces, names, strict=True)
+    ]
     for check in sorted(set.intersection(*map(set, by_rank))) if by_rank else []:
         held = [checks[check] for checks in by_rank]
         equal = equal if equal and equal.attempt == check.attempt else None

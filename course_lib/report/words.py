@@ -94,7 +94,7 @@ def error_text(run: Run, report: Report) -> str:
     cause, why = report.cause, mismatch_text(report.mismatch)
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
     states = [f"{run.who(state.rank)} {state_text(run, state)}" for state in others]
-    states += ["", f"before that, {report.divergence}"] if report.divergence else []
+    states += ["", str(report.divergence)] if report.divergence else []
     if cause is None:
         head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
         return "\n".join([head, "", *states])

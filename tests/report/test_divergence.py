@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
     ),
     "several": (
         [{(1, 3): {"x": 1, "a": 1, "b": 2, "c": 3}}, {(1, 3): {"x": 1, "a": 9, "b": 9, "c": 9}}],
-        f"at step 3, the first that was compared: in a and 2 more; {TWO}",
+        f"since step 3 or before: in a and 2 more; {TWO}",
     ),
     "another order, and one that a rank lacks": (
         [{(1, 0): {"a": 1, "b": 2, "c": 3}}, {(1, 0): {"b": 2, "a": 1}}],
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
     ),
     "restarted by torchrun": (
         [{(0, 1, 5): {"a": 1}, (1, 1, 2): {"a": 3}}, {(0, 1, 5): {"a": 1}, (1, 1, 2): {"a": 4}}],
-        f"at step 2, the first that was compared: in a; {TWO}",
+        f"since step 2 or before: in a; {TWO}",
     ),
 }
 
@@ -97,9 +97,9 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
 def test_what_is_told(case: str) -> None:
     by_rank, told = CASES[case]
     run = held(*by_rank)
-    assert str(divergence(run) or "").removeprefix("the ranks differ ") == told
+    assert str(divergence(run) or "").removeprefix("the ranks have differed ") == told
     run.end("done")
-    assert str(divergence(Run.open(run.folder)) or "").removeprefix("the ranks differ ") == told
+    assert str(divergence(Run.open(run.folder)) or "").removeprefix("the ranks have differed ") == told
 
 
 def test_the_first_difference_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_file_that_is_cut_off_or_damaged() -> None:
 
 
 def test_where_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    run, told = held(SAME, steps(1, 9)), f"the ranks differ since step 1: in bias; {TWO}"
+    run, told = held(SAME, steps(1, 9)), f"the ranks have differed since step 1: in bias; {TWO}"
     view = TerminalView(run)
     view._look_again = 0
     view.update()
@@ -135,7 +135,7 @@ def test_where_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     view.finish()
     assert told not in capsys.readouterr().out, "once"
     assert f"<b>The ranks have diverged</b><br>{told}</div>" in warning_html(run)
-    assert f"\nbefore that, {told}" in error_text(run, report_on(run, {0: 1, 1: 1}, {}, timeout=3))
+    assert f"\n\n{told}" in error_text(run, report_on(run, {0: 1, 1: 1}, {}, timeout=3))
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_ranks_that_diverge(fault: str, ranks: int, told: str) -> None:
     found = divergence(run)
     assert found is not None
     assert found.check == Check(0, 2, 2)
-    assert str(found) == f"the ranks differ since step 2 of pass 2: in {told}"
+    assert str(found) == f"the ranks have differed since step 2 of pass 2: in {told}"
