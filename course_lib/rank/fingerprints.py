@@ -93,7 +93,8 @@ class Fingerprints:
         (steps, since), self._last = self._last, (self._steps, now)
         if self._steps > steps:
             a_step = max(1e-9, began - since) / (self._steps - steps)
-            enough = min(self._seconds) / SHARE / a_step if self._spent > FREE else 1
+            each = sum(self._seconds) / max(1, len(self._seconds))
+            enough = each / SHARE / a_step if self._spent > FREE else 1
             self._interval = _power_of_two(max(enough, self._steps / MOST))
 
     def _took(self, seconds: float) -> None:
