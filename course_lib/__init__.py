@@ -27,6 +27,7 @@ _HOME_OF = {
     "conversion_map": "figures.conversions",
     "curves": "figures.charts",
     "digits": "data.digits",
+    "divergence": "report.divergence",
     "grid": "figures.grid",
     "launch": "launcher.launch",
     "load_checkpoint": "checkpoint.checkpoint",

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import linecache
 import os
+import re
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
 OURS = str(Path(__file__).parent) + os.sep
-NOT_THE_LEARNERS = tuple(
-    {
-        OURS,
-        "<frozen ",
-        "<string>",  # python -c, which starts the fork server
-        *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
+STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+# Where packages are installed (into an environment, for a user, by the system), and torch.compile's own code
+PACKAGES = re.compile(r"[/\\](site-packages|dist-packages|torchinductor_[^/\\]+)[/\\]")
+TYPED_IN = re.compile(r"<(stdin|console|\w+-input)\b")  # other names of this form: code that a library makes
 Place = tuple[str, int, str]  # file, line, function
 
 
 def is_learners(filename: str) -> bool:
     """Return whether a file is the learner's: not this package's, not Python's, not an installed one's."""
-    return not filename.startswith(NOT_THE_LEARNERS)
+    if filename.startswith("<"):
+        return bool(TYPED_IN.match(filename))
+    elsewhere = _packages_elsewhere(tuple(sys.path))
+    return not (filename.startswith((OURS, *STDLIB, *elsewhere)) or PACKAGES.search(filename))
+
+
+@functools.lru_cache(maxsize=1)
+def _packages_elsewhere(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return packages that lie in another folder on ``path``: torch, and those that pip has installed there.
+
+    A folder may hold installed packages beside a project (``pip install --target``, PYTHONPATH): pip lists
+    their files. Of a project that is installed to be edited, it lists none of the project's folder.
+    """
+    found = set[str]()
+    with contextlib.suppress(Exception):  # there is no torch, or it is half imported
+        torch = find_spec("torch")
+        found |= {os.path.join(folder, "") for folder in torch.submodule_search_locations}  # type: ignore
+    for folder in map(os.path.abspath, path):
+        if not PACKAGES.search(os.path.join(folder, "")):
+            for files in Path(folder).glob("*.dist-info/RECORD"):
+                with contextlib.suppress(OSError):
+                    names = set(re.findall(r"^[^/,]+/?", files.read_text(), re.MULTILINE)) - {"../"}
+                    found |= {os.path.join(folder, name.replace("/", os.sep)) for name in names}
+    return tuple(found)
 
 
 def is_ours(filename: str) -> bool:

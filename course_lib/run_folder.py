@@ -45,6 +45,14 @@ STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # the phases of a r
 TRIAL = "COURSE_TRIAL"
 REPEATED_BATCHES, NO_GRADIENT_SYNC = "first batches repeated", "no gradient sync"
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number in RankFiles.names
+# The fingerprint of one tensor that all ranks should hold alike, taken in a loop of `track(…, same=…)`
+FINGERPRINT = [
+    "attempt",  # how often torchrun had restarted the rank
+    "pass",  # loops with `same` begun so far
+    "step",  # steps done in this pass
+    "tensor",  # a line number in RankFiles.tensors
+    "fingerprint",
+]
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,16 @@ class RankFiles:
     def names(self) -> Path:
         """Text: one line per logged name."""
         return self._of("names")
+
+    @property
+    def fingerprints(self) -> Path:
+        """Rows of `FINGERPRINT`."""
+        return self._of("fingerprints")
+
+    @property
+    def tensors(self) -> Path:
+        """Text: one line per tensor of which there are fingerprints."""
+        return self._of("tensors")
 
     @property
     def result(self) -> Path:

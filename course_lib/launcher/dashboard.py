@@ -23,6 +23,7 @@ from ..figures.tables import text_table
 from ..hardware import cores
 from ..notebook import in_kernel
 from ..private_names import let_clicks_in
+from ..report.divergence import divergence
 from ..report.straggler import straggler
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
@@ -101,7 +102,7 @@ class TerminalView(View):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._read: dict[Path, int] = {}
-        self._warned = False
+        self._warned = self._told = False
         self._job = ("", "")  # a job's state and reason
         self._look_again = time.monotonic() + WARN_SECONDS
 
@@ -116,17 +117,24 @@ class TerminalView(View):
             if warning and not self._warned:
                 print(f"no progress:\n{warning}", flush=True)
             self._warned = bool(warning)
+            self._tell_divergence()
 
     def tell(self, remark: str) -> None:
         print(remark, flush=True)
 
     def finish(self) -> None:
         self._print_new(whole_lines=False)
+        self._tell_divergence()
         if self.run.tracked:
             print(self.run.headline())
             print(text_table(self.run.table()))
             if late := straggler(self.run):
                 print(f"a straggler: {late}")
+
+    def _tell_divergence(self) -> None:
+        if not self._told and (found := divergence(self.run)):
+            print(f"warning: {found}", flush=True)
+            self._told = True
 
     def _print_new(self, whole_lines: bool) -> None:
         for who in [PROGRAM, *range(self.run.world_size)]:
@@ -245,6 +253,9 @@ class NotebookView(View):
             else:
                 display(data, metadata=metadata, raw=True)
             table = {"text/html": self.run._repr_html_(), "text/plain": text_table(self.run.table())}
+            if found := divergence(self.run):
+                table["text/html"] += _note("The ranks have diverged", [str(found)], "#d55e00")
+                table["text/plain"] += f"\nwarning: {found}"
             if late := straggler(self.run):
                 table["text/html"] += _note("A straggler", [str(late)], "#e69f00")
                 table["text/plain"] += f"\na straggler: {late}"
@@ -294,6 +305,8 @@ def warning_html(run: Run) -> str:
     """Say as HTML who waits where, and for whom, once ranks are stuck; or which rank is a straggler."""
     if text := stalled(run):
         return _note("No progress", text.splitlines(), "#d55e00")
+    if found := divergence(run):
+        return _note("The ranks have diverged", [str(found)], "#d55e00")
     late = straggler(run)
     return _note("A straggler", [str(late)], "#e69f00") if late else ""
 

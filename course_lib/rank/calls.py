@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from .fingerprints import check_same
 from .recorder import attach, note
 from .trial import batches_of
 
@@ -42,7 +43,7 @@ def place() -> tuple[Any, str]:
     return device, backend
 
 
-def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch]:
+def track(iterable: Iterable[Batch], total: int | None = None, same: Any = None) -> Iterator[Batch]:
     """Pass the batches of a loader through, like tqdm, and count steps and samples for the run's metrics.
 
     Put it around the training loop only: throughput is samples per second spent inside such loops. The size
@@ -54,9 +55,24 @@ def track(iterable: Iterable[Batch], total: int | None = None) -> Iterator[Batch
         A ``DataLoader`` or anything that yields batches.
     total
         The number of steps, for the progress bar; by default ``len(iterable)``, if it has a length.
+    same
+        What every rank should hold alike, bit by bit: a model (its parameters), an optimizer (its state), a
+        function that returns named tensors (``model.named_buffers``), or a list of these. Fingerprints of it
+        are compared every so many steps, for less than 1 % of the time; the first difference is told while
+        the run goes on, and by `divergence` (lesson 06). A tensor that is sharded is left out.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``same`` is none of these, or there is nothing in it that a rank holds whole.
     """
+    if same is not None:
+        check_same(same)
     recorder = attach()
-    return recorder.counters.counted(batches_of(iterable), total) if recorder else iter(iterable)
+    if recorder is None:
+        return iter(iterable)
+    counted = recorder.counters.counted(batches_of(iterable), total)
+    return counted if same is None else recorder.fingerprints.taken(counted, same)
 
 
 def log(**values: Any) -> None:

@@ -27,6 +27,7 @@ from ..stack_dumps import answer_requests
 from .arrivals import ArrivalReader
 from .counters import Counters
 from .crash import leave_stacks
+from .fingerprints import Fingerprints
 from .memory import TICK_INTERVAL, Memory
 from .series import Series
 from .standstill import Lookout
@@ -111,6 +112,7 @@ class Recorder:
         self._facts["launched"] = self._launched = launched
         self.series = Series(files, launched)
         self.counters = Counters(self.series.last_tick)
+        self.fingerprints = Fingerprints(self.series)
         self._arrivals = ArrivalReader(launched)
         self._memory = Memory()
         self._lookout = Lookout(files, self.stack_signal)
@@ -166,7 +168,7 @@ class Recorder:
         self._thread.join(2)
         self._lookout.close()
         self.tick(exact=False)  # an exact reading would delay the end of every short run
-        self.series.flush()
+        self._flush()
         self.series.close()
 
     def _give_up(self) -> None:
@@ -178,11 +180,15 @@ class Recorder:
     def tell_collectives(self) -> None:
         self._lookout.close()
 
+    def _flush(self) -> None:
+        self.series.flush()
+        self.fingerprints.flush()
+
     def _run(self) -> None:
         self._stop.wait(FIRST_TICK)
         while not self._stop.is_set():
             self.tick()
-            self.series.flush()
+            self._flush()
             self.note(stack_signal=self.stack_signal())
             self._lookout.look(self.counters.steps)
             self._stop.wait(until_the_next_tick(time.time()))

@@ -1,4 +1,4 @@
-"""Write a rank's series of numbers to the run's folder: ticks, logged values, arrivals at collectives.
+"""Write a rank's series of numbers to the run's folder: ticks, logged values, arrivals, fingerprints.
 
 A full disk ends the writing, never the training.
 """
@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..run_folder import TICK, RankFiles
@@ -32,14 +33,12 @@ class Series:
     def __init__(self, files: RankFiles, launched: float) -> None:
         self._rank, self._launched = files.rank, launched
         self.last_tick = _last_tick(files)
-        self._names: dict[str, int] = {}
-        with contextlib.suppress(OSError):
-            names = files.names.read_text(errors="replace").split("\n")[:-1]
-            self._names = {name: i for i, name in enumerate(names)}
+        self._names, self._tensors = _lines(files.names), _lines(files.tensors)
         self._pending: deque[tuple[int, float, int, Any]] = deque()
         self._writing = threading.RLock()  # held while writing, never while waiting for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
         paths = {"tick": files.ticks, "point": files.points, "name": files.names, "arrival": files.arrivals}
+        paths |= {"fingerprint": files.fingerprints, "tensor": files.tensors}
         self._files: dict[str, Any] | None = {
             kind: open(path, "ab", buffering=0) for kind, path in paths.items()
         }
@@ -79,20 +78,29 @@ class Series:
                 value = float(value if numel is None else value.item())
             except (TypeError, ValueError, OverflowError):
                 raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
-        if name not in self._names:
-            self._new_name(name)
-        self._pending.append((self._names[name], time.time() - self._launched, samples, value))
+        if name not in self._names and name in TICK:
+            raise ValueError(f"log({name}=…): the run's own figures have this name; choose another")
+        number = self._number(name, self._names, "name")
+        self._pending.append((number, time.time() - self._launched, samples, value))
         if len(self._pending) >= MOST_PENDING:  # logged faster than the thread writes: stay bounded
             self.flush()
 
-    def _new_name(self, name: str) -> None:
-        if name in TICK:
-            raise ValueError(f"log({name}=…): the run's own figures have this name; choose another")
-        with self._writing:
-            if name not in self._names:
-                line = name.replace("\n", " ").replace("\r", " ")
-                self._write("name", line.encode(errors="replace") + b"\n")
-                self._names[name] = len(self._names)
+    def fingerprints(self, place: tuple[int, int, int], values: dict[str, int]) -> None:
+        """Append the fingerprints, by the tensor's name, of one place (attempt, pass, step)."""
+        rows = array("d")
+        for name, value in values.items():
+            rows.extend((*place, self._number(name, self._tensors, "tensor"), value))
+        self._write("fingerprint", rows.tobytes())
+
+    def _number(self, name: str, known: dict[str, int], kind: str) -> int:
+        """Return the number of a name: that of its line in a file, to which a new one is appended."""
+        if name not in known:
+            with self._writing:
+                if name not in known:
+                    line = name.replace("\n", " ").replace("\r", " ")
+                    self._write(kind, line.encode(errors="replace") + b"\n")
+                    known[name] = len(known)
+        return known[name]
 
     def flush(self) -> None:
         """Write the pending logged values; wait until the GPU has computed those on it."""
@@ -122,6 +130,13 @@ class Series:
                 self._files = None
                 with contextlib.suppress(OSError):  # the output may be on the same disk
                     print(f"course_lib: the figures of rank {self._rank} end here: {error}", file=sys.stderr)
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """Return the lines of a file that an earlier attempt has left, with their numbers."""
+    with contextlib.suppress(OSError):
+        return {name: i for i, name in enumerate(path.read_text(errors="replace").split("\n")[:-1])}
+    return {}
 
 
 def _last_tick(files: RankFiles) -> dict[str, float] | None:

@@ -13,17 +13,22 @@ from typing import Any
 from ..frames import Place, frame_of, is_learners
 from .failure import described
 
-MOST_FRAMES = 100
+MOST_FRAMES = 100  # of a deeper stack, the innermost ones and those around the learner's
 MOST_ERRORS = 8
 
 
 def stack_of(thread: int | None) -> list[Place]:
-    """Return where a thread is, innermost frame first, but no frame: that keeps alive all it refers to."""
-    frame, places = frame_of(thread), list[Place]()
-    while frame is not None and len(places) < MOST_FRAMES:
+    """Return where a thread is, innermost first: with the learner's innermost line, however deep.
+
+    No frame is kept: it would keep alive all that it refers to.
+    """
+    frame, places, own = frame_of(thread), list[Place](), False
+    while frame is not None and not (own and len(places) >= MOST_FRAMES):
         places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        own = own or is_learners(frame.f_code.co_filename)
         frame = frame.f_back
-    return places
+    half = MOST_FRAMES // 2
+    return places if len(places) <= MOST_FRAMES else places[:half] + places[-half:]
 
 
 def cpu_seconds(thread: int | None) -> float:

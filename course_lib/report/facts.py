@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..frames import Place
+
+if TYPE_CHECKING:
+    from .divergence import Divergence
 
 Unrecorded = Literal["", "folder removed", "disk full"]
 
@@ -144,6 +147,7 @@ class Report:
     mismatch: Cause | None = None  # whom the ranks waited for, if that led to it and is known
     timeout: float | None = None  # seconds after which the ranks were not done
     message: str = ""  # the launcher's, on anything else
+    divergence: Divergence | None = None  # the first difference in what `track(…, same=…)` compares
 
     @property
     def failures(self) -> list[Failure]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
 from .cause_words import PRESENT, cause_text, mismatch_text
+from .divergence import divergence
 from .facts import Absence, Beside, Call, Circle, ExitCodes, Failure, Failures, RankState, Report, ThreadError
 from .failed import failure_of, first_failure
 from .mismatch import mismatch_of, other_groups
@@ -52,7 +53,9 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
         for rank in ranks
     ]
     why = None if explained else mismatch_of(states)
-    return Report(cause, states, None if aborted and isinstance(why, Absence | Circle) else why, timeout)
+    if aborted and isinstance(why, Absence | Circle):
+        why = None
+    return Report(cause, states, why, timeout, divergence=divergence(run))
 
 
 def _ask_for_records(run: Run, ranks: list[int]) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..frames import is_ours, with_source
 from ..notebook import shell
+from ..run.trace import shortened
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
 from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
 from .facts import Beside, Cause, Failure, Mismatch, Position, RankState, Report, ThreadError
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from ..run.run import Run
 
 MESSAGE_LINES = 12
-LINE_LENGTH = 400
+CAUSE_LINES = 2  # of each exception that led to it
+MESSAGE_LENGTH = 1200  # characters of a line of a message: torch's longest ones have a thousand
 SIGNALS = {
     "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
     "SIGSEGV": "crashed (SIGSEGV: it touched memory that is not its own)",
@@ -86,6 +88,7 @@ def error_text(run: Run, report: Report) -> str:
     cause = report.cause
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
     states = [line for state in others for line in _lines(run, state, report.mismatch)]
+    states += ["", str(report.divergence)] if report.divergence else []
     why = cause_text(report.mismatch, report.states if cause is None else ())
     if cause is None:
         if report.mismatch is None:  # an error explains more than what a rank waited for
@@ -142,7 +145,8 @@ def state_text(run: Run, state: RankState) -> str:
     if failure and failure.signal == "SIGTERM" and position:
         return f"{_at(position, state.seconds)} when it was asked to end"
     if failure:
-        return f"then {_failure_headline(failure, RankFiles(run.folder, state.rank)).splitlines()[0]}"
+        headline = _failure_headline(failure, RankFiles(run.folder, state.rank))
+        return f"then {shortened(headline.splitlines()[0])}"
     if state.phase == "ended":
         return "had ended"
     if position:
@@ -172,8 +176,19 @@ def position_text(position: Position, tense: Tense = PRESENT) -> str:
 def _failure_text(failure: Failure, files: RankFiles) -> str:
     """Say in full how a rank failed, in words that follow "rank N"."""
     said = [" and said", *failure.last_lines] if failure.last_lines and failure.kind != "signal" else []
-    causes = [f"\nfrom {shortened(cause.partition(chr(10))[0])}" for cause in failure.causes]
-    return "".join([_failure_headline(failure, files), "\n".join(said), *causes])
+    causes = ["\nfrom " + "\n".join(_lines_of(cause, CAUSE_LINES)) for cause in failure.causes]
+    texts = [(failure.message, MESSAGE_LINES), *((cause, CAUSE_LINES) for cause in failure.causes)]
+    cut = any(_lines_of(text, most) != text.strip().splitlines() for text, most in texts)
+    rest = f"\n[all of it is in {files.failure}]" if cut and failure.kind == "raised" else ""
+    return "".join([_failure_headline(failure, files), "\n".join(said), *causes, rest])
+
+
+def _lines_of(message: str, most: int = MESSAGE_LINES) -> list[str]:
+    """Return the lines of a message; of a long one, its beginning and its end."""
+    lines = [shortened(line, MESSAGE_LENGTH) for line in message.strip().splitlines()]
+    if (more := len(lines) - most) > 0:  # a DataLoader worker's own error is at the end
+        lines[most // 2 : -(most // 2)] = [f"[… {more:,} line{'s' * (more > 1)} …]"]
+    return lines
 
 
 def _failure_headline(failure: Failure, files: RankFiles) -> str:
@@ -185,11 +200,7 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
         unexplained = "" if failure.rank == PROGRAM else " and without an exception (os._exit?)"
         why = UNRECORDED.get(failure.unrecorded, unexplained).format(files.folder)
         return f"ended with exit code {failure.exit_code}{why}"
-    lines = [shortened(line) for line in failure.message.strip().splitlines()]
-    if len(lines) > MESSAGE_LINES:  # a DataLoader worker's own error is at the end
-        half = MESSAGE_LINES // 2
-        lines[half:-half] = [f"[{len(lines) - MESSAGE_LINES} more lines in {files.failure}]"]
-    message = "\n".join(lines)
+    message = "\n".join(_lines_of(failure.message))
     if failure.exception == "SystemExit":
         return f"ended itself by sys.exit({message})"
     return f"raised {failure.exception}: {message}".rstrip(": ")
@@ -288,8 +299,3 @@ def show(frame: Mapping[str, Any]) -> str:
         mark = "---->" if number == frame["line"] else "     "
         lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
     return "\n".join(lines) + "\n"
-
-
-def shortened(line: str) -> str:
-    """Cut a line that is longer than `LINE_LENGTH`."""
-    return line if len(line) <= LINE_LENGTH else line[:LINE_LENGTH] + " …"

@@ -7,18 +7,27 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..run_folder import AGENT_LOGS, ARRIVAL, POINT, PROGRAM, TICK, RankFiles
+from ..run_folder import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, RankFiles
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
 TICKS_OF_A_MINUTE = 600
+LINE_LENGTH = 400  # of a longer line, its beginning and its end are shown
 MOST_ARRIVALS = 4096  # read for each rank, the latest ones
 LATEST_POINTS = 512
 Item = TypeVar("Item")
+
+
+class Check(NamedTuple):
+    """When fingerprints were taken: the same on all ranks."""
+
+    attempt: int  # how often torchrun had restarted the ranks
+    number: int  # of the pass over a loader
+    step: int  # steps done in this pass
 
 
 class Trace:
@@ -72,7 +81,7 @@ class Trace:
                 if len(found) == count:
                     break
             lines += found
-        return [line[:400] for line in lines[-count:]]
+        return [shortened(line) for line in lines[-count:]]
 
     # --- what it measured ---------------------------------------------------------------------------------
 
@@ -102,13 +111,23 @@ class Trace:
         anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # a new group
         return {name: column[anew:] for name, column in rows.items()}
 
+    def fingerprints(self, last: int | None = None) -> dict[Check, np.ndarray]:
+        """Return rows of (tensor, fingerprint) by check; of all that it wrote, or of the ``last`` rows."""
+        rows = np.stack(list(rows_of(self.files.fingerprints, FINGERPRINT, last).values()), axis=1)
+        begins = np.flatnonzero(np.diff(rows[:, :3], axis=0, prepend=math.nan).any(axis=1))
+        checks: dict[Check, np.ndarray] = {}
+        for part in np.split(rows, begins[1:]) if len(rows) else []:
+            check = Check(*map(int, part[0, :3]))
+            checks[check] = np.concatenate([checks.get(check, part[:0, 3:]), part[:, 3:]])
+        return checks
+
+    def tensors(self) -> list[str]:
+        """Return the names of the tensors of which it took fingerprints."""
+        return _lines(self.files.tensors)
+
     def names(self) -> list[str]:
         """Return the names that were logged."""
-        try:
-            text = self.files.names.read_text(errors="replace")
-            return text.split("\n")[:-1]  # without a truncated last one
-        except OSError:
-            return []
+        return _lines(self.files.names)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return the metrics of this rank, as in `Run.metrics`."""
@@ -176,6 +195,13 @@ def as_shown(text: str) -> str:
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").split("\n")[:-1]  # without a truncated last one
+    except OSError:
+        return []
+
+
 def end_of(path: Path, count: int) -> tuple[int, str]:
     """Return a text file's size in bytes, and the text of its last ``count`` bytes."""
     try:
@@ -185,3 +211,10 @@ def end_of(path: Path, count: int) -> tuple[int, str]:
             return size, file.read(count).decode(errors="replace")
     except OSError:
         return 0, ""
+
+
+def shortened(line: str, length: int = LINE_LENGTH) -> str:
+    """Leave out the middle of a line that is longer than ``length``: the cause is often at the end."""
+    if len(line) <= length:
+        return line
+    return f"{line[: length // 2]} [… {len(line) - length:,} characters …] {line[-(length // 2) :]}"

@@ -19,6 +19,7 @@ from course_lib import Run
 from course_lib.private_names import flight_recorder
 from course_lib.rank import standstill
 from course_lib.rank.standstill import Lookout
+from course_lib.report.stacks import position_of
 from course_lib.run_folder import ASKED, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
@@ -90,6 +91,37 @@ def test_who_is_asked_says_at_once_where_it_stands(standing: Lookout, tmp_path: 
     standing.look(1)  # a step further: it has not stood still at all
     told = record(standing._path)
     assert (told["asked"], told["stack"][0][2]) == (True, "wait")
+
+
+@pytest.mark.parametrize("depth", [10, 60, 200])
+def test_the_learners_line_is_on_record_however_deep_a_library_waits(
+    depth: int, tmp_path: Path, no_collectives: None
+) -> None:
+    """A model of 200 nested modules has six hundred of torch's frames above the learner's."""
+    end, model = threading.Event(), torch.nn.Module()
+    model.forward = end.wait
+    for _ in range(depth):
+        model = torch.nn.Sequential(model)
+
+    def train() -> None:
+        model(None)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    own = Lookout(RankFiles(tmp_path, 0))
+    own._main = thread.ident
+    try:
+        wait_for(lambda: stands(own))
+    finally:
+        end.set()
+        thread.join()
+
+    stack = record(own._path)["stack"]
+    assert len(stack) <= standstill.MOST_FRAMES
+    assert stack[0][2] == "wait"
+    position = position_of(stack)
+    assert position is not None
+    assert (position.frame["function"], position.function) == ("train", "forward")
 
 
 def stands(own: Lookout) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from course_lib.report import words
+from course_lib.report.facts import Failure
+from course_lib.run.trace import LINE_LENGTH, shortened
+from course_lib.run_folder import RankFiles
 
 
 def test_a_frame_is_shown_with_its_line_marked() -> None:
@@ -28,9 +32,54 @@ def test_files_are_named_from_the_current_folder(tmp_path: Any, monkeypatch: pyt
     assert words.label("/elsewhere/train.py") == "train.py"
 
 
-def test_a_long_line_is_shortened() -> None:
-    assert words.shortened("x" * words.LINE_LENGTH) == "x" * words.LINE_LENGTH
-    assert words.shortened("x" * (words.LINE_LENGTH + 1)) == "x" * words.LINE_LENGTH + " …"
-    frame = {"file": "/a/b.py", "line": 2, "source": [[1, "a"], [2, "  " + "y" * 999 + "  "]]}
-    assert words.line_of(frame) == "b.py, line 2: " + "y" * words.LINE_LENGTH + " …"
+def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
+    line = "a" * LINE_LENGTH
+    assert shortened(line) == line
+    assert shortened(f"{line}bbb") == "a" * 200 + " [… 3 characters …] " + "a" * 197 + "bbb"
+    frame = {"file": "/a/b.py", "line": 2, "source": [[1, "a"], [2, "  " + "y" * 1400 + "  "]]}
+    assert words.line_of(frame) == f"b.py, line 2: {'y' * 200} [… 1,000 characters …] {'y' * 200}"
     assert words.line_of({"file": "/a/b.py", "line": 2, "source": []}) == "b.py, line 2"
+
+
+REENTRANT = "Expected to mark a variable ready only once. " + "a" * 400 + " reentrant backward " + "b" * 500
+TWO = "[… 2 lines …]"
+LONG = "the beginning" + "-" * 100_000 + "the end"
+
+
+def said(message: str, *causes: str) -> list[str]:
+    """What a report says of a rank that raised this, without the path at the end."""
+    failure = Failure(0, "raised", 0.0, exception="RuntimeError", message=message, causes=list(causes))
+    lines = words._failure_text(failure, RankFiles(Path("/runs/x"), 0)).splitlines()
+    rest = "[all of it is in /runs/x/rank-0.failure.json]"
+    return [line for line in lines if line != rest] + ["+"] * (lines[-1] == rest)
+
+
+@pytest.mark.parametrize(
+    ("message", "causes", "lines"),
+    [
+        ("", (), ["raised RuntimeError"]),
+        (REENTRANT, (), [f"raised RuntimeError: {REENTRANT}"]),
+        ("\n".join("abcdefghijkl"), (), ["raised RuntimeError: a", *"bcdefghijkl"]),
+        (
+            "\n".join("abcdefghijklmn"),
+            (),
+            ["raised RuntimeError: a", *"bcdef", TWO, *"ijklmn", "+"],
+        ),
+        ("no", ("ValueError: a\nb",), ["raised RuntimeError: no", "from ValueError: a", "b"]),
+        (
+            "no",
+            ("ValueError: a\nb\nc", "KeyError: d"),
+            ["raised RuntimeError: no", "from ValueError: a", "[… 1 line …]", "c", "from KeyError: d", "+"],
+        ),
+    ],
+)
+def test_a_message_is_whole_or_says_where_it_is(message: str, causes: Any, lines: list[str]) -> None:
+    assert said(message, *causes) == lines
+
+
+def test_a_long_message_keeps_its_beginning_and_its_end() -> None:
+    for text in (said(LONG)[0], said("no", f"ValueError: {LONG}")[1]):
+        assert "the beginning---" in text
+        assert text.endswith("---the end")
+        assert len(text) < 1300
+    assert said(LONG)[1:] == said("no", LONG)[2:] == ["+"]

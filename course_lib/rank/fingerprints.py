@@ -1,0 +1,220 @@
+"""Take fingerprints of what all ranks should hold alike, such as their weights; `report.divergence` compares.
+
+Each rank writes down its own. Nothing is sent: one that has fewer batches, or hangs, holds up no other. It
+chooses steps that are a power of two apart, so that ranks which choose differently have steps in common.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from .series import Series
+
+SHARE = 0.005  # of the time in the loop that fingerprints may take
+FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at
+MOST = 256  # fingerprints, about, after which they are taken half as often, and so on: the file stays small
+WIDTH, HEIGHT = 4096, 256  # of the tables of 8-byte words that are summed up
+BITS = 53  # of a fingerprint: a float64 holds an integer of this size exactly
+ODD = 0x1E3779B97F4A7C15  # a factor with which no bit is lost
+Batch = TypeVar("Batch")
+
+_known_factors: dict[Any, Any] = {}  # by device, as many as were needed so far
+
+
+class Fingerprints:
+    """Takes the fingerprints in a rank's `track` loops; on a GPU, the recorder's thread reads them."""
+
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        self._passes = self._steps = 0  # of loops that take fingerprints
+        self._pass_steps = 1  # of the last such pass
+        self._interval = 1  # steps from one to the next
+        self._seconds: tuple[float, ...] = ()  # that the last ones took
+        self._spent = 0.0  # seconds that all took
+        self._last = (0, time.perf_counter())  # steps and time when the last one was taken
+        self._pending: deque[tuple[Any, ...]] = deque()
+        self._works = True
+
+    def taken(self, batches: Iterable[Batch], same: Any) -> Iterator[Batch]:
+        """Pass the batches on; take fingerprints before the first step, after the last, and in between."""
+        self._passes += 1
+        number, step = self._passes, 0
+        due = (number - 1) % _power_of_two(2 * self._interval / self._pass_steps) == 0
+        if due:
+            self._take(same, (number, 0))
+        for batch in batches:
+            yield batch
+            step, self._steps = step + 1, self._steps + 1
+            if step % self._interval == 0:
+                self._take(same, (number, step))
+        if due and self._steps > self._last[0]:
+            self._take(same, (number, step))
+        self._pass_steps = max(1, step)
+
+    def _take(self, same: Any, place: tuple[int, int]) -> None:
+        try:
+            if self._works:
+                self._try(same, place)
+        except Exception as error:  # a GPU whose memory is full: the training goes on
+            self._works = False
+            print(f"course_lib: track(…, same=…) compares no longer: {error!r}", file=sys.stderr)
+
+    def _try(self, same: Any, place: tuple[int, int]) -> None:
+        import torch
+
+        began, place_in_run = time.perf_counter(), (self._attempt, *place)
+        by_device: dict[Any, dict[str, Any]] = {}
+        for name, tensor in _whole_ones(_found(same)).items():
+            by_device.setdefault(tensor.device, {})[name] = tensor
+        on_gpu = []
+        for device, tensors in by_device.items():
+            if device.type == "cuda":  # read later: no step waits for the device
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record(torch.cuda.current_stream(device))
+                values = fingerprints(tensors.values())
+                last.record(torch.cuda.current_stream(device))
+                on_gpu.append((place_in_run, list(tensors), values, first, last))
+            else:
+                values = fingerprints(tensors.values())
+                self._series.fingerprints(place_in_run, dict(zip(tensors, values.tolist(), strict=True)))
+        now = time.perf_counter()
+        if on_gpu:
+            self._pending.append((on_gpu, now - began))
+        else:
+            self._took(now - began)
+        (steps, since), self._last = self._last, (self._steps, now)
+        if self._steps > steps:
+            a_step = max(1e-9, began - since) / (self._steps - steps)
+            each = sum(self._seconds) / max(1, len(self._seconds))
+            enough = each / SHARE / a_step if self._spent > FREE else 1
+            self._interval = _power_of_two(max(enough, self._steps / MOST))
+
+    def _took(self, seconds: float) -> None:
+        self._seconds = (*self._seconds, seconds)[-3:]
+        self._spent += seconds
+
+    def flush(self) -> None:
+        """Write the fingerprints that a GPU has computed; wait until it has."""
+        while self._pending:
+            on_gpu, seconds = self._pending.popleft()
+            for place_in_run, names, values, first, last in on_gpu:
+                last.synchronize()
+                seconds += first.elapsed_time(last) / 1000
+                self._series.fingerprints(place_in_run, dict(zip(names, values.tolist(), strict=True)))
+            self._took(seconds)
+
+
+def _power_of_two(least: float) -> int:
+    """Return the smallest power of two that is at least so large, and 1 at least."""
+    return 1 << (math.ceil(least) - 1).bit_length() if least > 1 else 1
+
+
+# --- what is compared -------------------------------------------------------------------------------------
+
+
+def check_same(same: Any) -> None:
+    """Raise TypeError or ValueError if it is nothing that `track(…, same=…)` can compare."""
+    found = _found(same)
+    if found and not _whole_ones(found):
+        raise ValueError(
+            "track(…, same=…): there is nothing to compare, since no rank holds any of its tensors whole: "
+            f"{next(iter(found))} is a {type(next(iter(found.values()))).__name__}"
+        )
+
+
+def _whole_ones(found: dict[str, Any]) -> dict[str, Any]:
+    wholes = {name: _whole(tensor) for name, tensor in found.items()}
+    return {name: tensor for name, tensor in wholes.items() if tensor is not None}
+
+
+def _found(same: Any) -> dict[str, Any]:
+    """Return all that it has, by name: tensors and, in an optimizer's state, other values."""
+    found: dict[str, Any] = {}
+    names_of: dict[int, str] = {}  # of parameters, by id
+    for number, each in enumerate(same if isinstance(same, list | tuple) else [same]):
+        if hasattr(each, "named_parameters"):
+            new = dict(each.named_parameters())
+            names_of |= {id(parameter): name for name, parameter in new.items()}
+        elif hasattr(each, "param_groups"):
+            new = _optimizer_state(each, names_of)
+        elif callable(each):
+            new = dict(each())
+        else:
+            raise TypeError(
+                f"track(…, same={each!r:.80}): same takes a model, an optimizer, a function that returns "
+                "named tensors, such as model.named_buffers, or a list of these"
+            )
+        found |= {f"{name} of same[{number}]" if name in found else name: new[name] for name in new}
+    return found
+
+
+def _optimizer_state(optimizer: Any, names_of: dict[int, str]) -> dict[str, Any]:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    return {
+        f"{key} of {names_of.get(id(parameter), f'parameter {number}')}": value
+        for number, parameter in enumerate(parameters)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _whole(tensor: Any) -> Any:
+    """Return a tensor's values; None if it has none yet, or only this rank's part of them (FSDP)."""
+    import torch
+
+    if all(each.is_replicate() for each in getattr(tensor, "placements", ())):
+        tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if plain and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
+            return tensor.detach().resolve_conj().resolve_neg() if tensor.is_complex() else tensor.detach()
+    return None
+
+
+def fingerprints(tensors: Iterable[Any]) -> Any:
+    """Return for each tensor an integer of `BITS` bits that tells its bytes from others, on its device.
+
+    The bytes are numbers that are added up, modulo 2⁶⁴, with different odd factors: so the order counts, and
+    NaN is equal to itself.
+    """
+    import torch
+
+    sums = []
+    for tensor in tensors:
+        data = tensor.reshape(-1).view(torch.uint8)
+        parts = [data] if len(data) < 8 * WIDTH else _sums_of_words(data)
+        each = [(part * _factors(len(part), part.device)).sum() for part in parts]
+        sums.append(functools.reduce(lambda total, one: 2 * ODD * total + one, each))
+    return (torch.stack(sums) >> (64 - BITS)) & (
+        (1 << BITS) - 1
+    )  # a bit shows in all higher ones of a product
+
+
+def _sums_of_words(data: Any) -> list[Any]:
+    """Read many bytes as a table of 8-byte words; return the sums of rows and of columns, and the rest."""
+    import torch
+
+    if data.storage_offset() % 8:
+        data = data.clone()  # words begin at whole words
+    size = len(data) // (8 * WIDTH) * (8 * WIDTH)
+    rows, columns = [], 0
+    for block in data[:size].view(torch.int64).view(-1, WIDTH).split(HEIGHT):
+        mixed = (block >> 32).bitwise_xor_(block)  # the highest bits, as the sign's, would vanish from a sum
+        rows.append(mixed.sum(1))
+        columns = columns + mixed.sum(0)
+    return [torch.cat(rows), columns, data[size:]]
+
+
+def _factors(count: int, device: Any) -> Any:
+    """Return different odd numbers."""
+    import torch
+
+    if len(_known_factors.get(device, ())) < count:
+        _known_factors[device] = ODD * (2 * torch.arange(max(count, WIDTH), device=device) + 1)
+    return _known_factors[device][:count]

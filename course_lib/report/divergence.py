@@ -1,0 +1,111 @@
+"""`divergence`: since when ranks differ in what all of them should hold alike, in which tensor, and who."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..run.trace import Check
+from .cause_words import _ranks
+
+if TYPE_CHECKING:
+    from ..run.run import Run
+
+LATEST = 1 << 10  # rows of each rank, and four checks, that are read first: ranks that differ go on to differ
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first difference between ranks in what all should hold alike.
+
+    Attributes
+    ----------
+    tensors : list of str
+        Those that differ, in the order of the model.
+    groups : list of list of int
+        Ranks that hold the same, the largest group first.
+    check : Check
+        When they were first seen to differ: after this ``step`` of this pass (``number``).
+    equal : Check or None
+        When they were last seen to be equal before that; None if they never were.
+    """
+
+    tensors: list[str]
+    groups: list[list[int]]
+    check: Check
+    equal: Check | None
+
+    def __str__(self) -> str:
+        more = f" and {len(self.tensors) - 1} more" if self.tensors[1:] else ""
+        return f"the ranks have differed {self._since()}: in {self.tensors[0]}{more}; {self._who()}"
+
+    def _since(self) -> str:
+        before, after = self.equal, self.check
+        if after.step == 0 and not before:
+            return "from the start"
+        there = f"step {after.step}" if after.step else "the start"
+        there += f" of pass {after.number}" if after.number > 1 else ""
+        if not before:
+            return f"since {there} or before"
+        if before.number < after.number:
+            return f"since a step between step {before.step} of pass {before.number} and {there}"
+        first = before.step + 1
+        several = f"one of steps {first} to {there.removeprefix('step ')}"
+        return f"since {there if first == after.step else several}"
+
+    def _who(self) -> str:
+        first, *others = self.groups
+        ranks = sum(map(len, self.groups))
+        if ranks == 2:
+            return "of two ranks, nobody can tell which one is wrong"
+        if 2 * len(first) > ranks:
+            odd = sorted(rank for group in others for rank in group)
+            return f"{_ranks(odd)} {'is the odd one' if len(odd) == 1 else 'are the odd ones'} out"
+        if len(first) == 1:
+            return "no two ranks hold the same"
+        return " and ".join(map(_ranks, self.groups)) + " each hold something else"
+
+
+def divergence(run: Run) -> Divergence | None:
+    """Return the first difference between ranks in what ``track(loader, same=…)`` compares (lesson 06).
+
+    Returns
+    -------
+    Divergence or None
+        Printed, it says since which step, in which tensor, and which rank is the odd one out; None if all
+        ranks were equal whenever they were compared.
+    """
+    return _first_difference(run, None) if run.record.is_over or _first_difference(run, LATEST) else None
+
+
+def _first_difference(run: Run, last: int | None) -> Divergence | None:
+    traces = [run.trace(rank) for rank in range(run.world_size)]
+    names, equal = [trace.tensors() for trace in traces], None
+    by_rank = [
+        trace.fingerprints(None if last is None else last + 4 * len(own))
+        for trace, own in zip(traces, names, strict=True)
+    ]
+    for check in sorted(set.intersection(*map(set, by_rank))) if by_rank else []:
+        held = [checks[check] for checks in by_rank]
+        equal = equal if equal and equal.attempt == check.attempt else None
+        if names.count(names[0]) == len(names) and all(np.array_equal(held[0], each) for each in held):
+            equal = check
+            continue
+        values = [
+            {own[int(tensor)]: value for tensor, value in rows if tensor < len(own)}
+            for own, rows in zip(names, held, strict=True)
+        ]
+        tensors = [
+            name for name in values[0] if len({each.get(name, values[0][name]) for each in values}) > 1
+        ]
+        if not tensors:
+            equal = check
+            continue
+        alike = defaultdict[tuple[float | None, ...], list[int]](list)
+        for rank, each in enumerate(values):
+            alike[tuple(each.get(name) for name in tensors)].append(rank)
+        return Divergence(tensors, sorted(alike.values(), key=len, reverse=True), check, equal)
+    return None
