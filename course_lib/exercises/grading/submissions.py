@@ -162,12 +162,11 @@ def content(path: Path) -> bytes:
         if error.errno == errno.ELOOP:
             why = "it is a link to another file, which is not followed: hand in the file itself"
         raise Unreadable(why) from None
+    about = os.fstat(file)
+    if stat.S_ISDIR(about.st_mode):
+        os.close(file)
+        raise Unreadable("there is no notebook (.ipynb) in the folder: hand in the one that you worked in")
     with open(file, "rb") as opened:
-        about = os.fstat(file)
-        if stat.S_ISDIR(about.st_mode):
-            raise Unreadable(
-                "there is no notebook (.ipynb) in the folder: hand in the one that you worked in"
-            )
         if not stat.S_ISREG(about.st_mode):
             raise Unreadable("it is no file, but a folder, a pipe or a device")
         if about.st_size > MOST_BYTES:

@@ -81,6 +81,8 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(Unreadable, match="no file"):
         content(pipe)
+    with pytest.raises(Unreadable, match=r"no notebook \(.ipynb\) in the folder"):
+        content(tmp_path)
 
 
 def test_100_mb_are_not_read(tmp_path: Path) -> None:
