@@ -2,7 +2,8 @@
 
 A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it. The
 picture infers these ranks from the values alone. So a sum that equals one rank's value is taken for a copy,
-the result of MAX or MIN is drawn as a copy, and that of PRODUCT is grey.
+the result of MAX or MIN is drawn as a copy, and that of PRODUCT is grey. Where each rank sends one of several
+pieces, as in a step round a ring, that piece and the one it receives have a frame.
 """
 
 from __future__ import annotations
@@ -194,12 +195,13 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
     axes.text(left, 0.92, "before", **grey)
     axes.text(right, 0.92, "after", **grey)
     came = origins(before, after, rounding)
+    sent, received = _travelled(before, after, came)
     colors, colors_before = origins(start, after, rounding), origins(start, before, rounding)
     for rank in range(ranks):
         y = -ROW * rank
         axes.text(0.2, y, f"rank {rank}", color=rank_ink(rank), weight="bold", size=label, va="center")
-        end = _boxes(axes, left, y, before[rank], colors_before[rank])
-        _boxes(axes, right, y, after[rank], colors[rank])
+        end = _boxes(axes, left, y, before[rank], colors_before[rank], sent.get(rank))
+        _boxes(axes, right, y, after[rank], colors[rank], received.get(rank))
         for other in range(ranks):
             sources = frozenset().union(*(origin for group in came[other] for origin in group))
             if rank in sources and before[rank]:
@@ -219,18 +221,44 @@ def _draw(axes: Axes, step: Step, width: float) -> None:
                 )
 
 
-def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]]) -> float:
-    """Draw the values of one rank from x on and return where they end."""
+def _travelled(
+    before: list[Held], after: list[Held], came: list[list[list[Origin]]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return, by rank, the piece it sent and the one it received, if each rank sent one of several."""
+    if {len(held) for held in (*before, *after)} != {len(before[0])} or len(before[0]) < 2:
+        return {}, {}
+    changed = [
+        [i for i, (old, new) in enumerate(zip(*each, strict=True)) if old != new]
+        for each in zip(before, after, strict=True)
+    ]
+    if any(len(pieces) != 1 for pieces in changed):
+        return {}, {}
+    received = {rank: piece for rank, (piece,) in enumerate(changed)}
+    sent = {}
+    for rank, piece in received.items():
+        for source in frozenset().union(*came[rank][piece]) - {rank}:
+            sent[source] = piece
+    return sent, received
+
+
+def _boxes(
+    axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]], framed: int | None = None
+) -> float:
+    """Draw the values of one rank from x on, one group with a frame, and return where they end."""
     from matplotlib.patches import Rectangle
 
     if not held:
         empty = Rectangle((x, y - 0.5), BOX, 1, fill=False, edgecolor="#aaaaaa", ls=(0, (2, 2)), lw=1)
         axes.add_patch(empty)
         return x + BOX
-    for values, ranks in zip(held, came, strict=True):
+    for number, (values, ranks) in enumerate(zip(held, came, strict=True)):
+        begin = x
         for value, origin in zip(values, ranks, strict=True):
             _box(axes, x, y, value, sorted(origin))
             x += BOX + SPACE
+        if number == framed:
+            frame = Rectangle((begin, y - 0.5), x - SPACE - begin, 1, fill=False, edgecolor="black", lw=2)
+            axes.add_patch(frame)
         x += GROUP_GAP - SPACE
     return x - GROUP_GAP
 

@@ -162,7 +162,8 @@ def _fault_of(record):
 def gpu_figure(name, own=None, records=GPU_RECORDS):
     """This machine's own figure of a GPU; where it has none, the recorded one with its device and date.
 
-    ``own()`` makes it here. Without ``own`` the cell above has made it. `make gpu` records them.
+    ``own()`` makes it here. Without ``own`` the cell above has made it. `make gpu` records them. None where
+    nothing was recorded, so that a published one can stand there: ``gpu_figure(name) or bars(…)``.
     """
     if torch.cuda.is_available():
         if own is None:
@@ -172,7 +173,6 @@ def gpu_figure(name, own=None, records=GPU_RECORDS):
     try:
         found = GpuFigure.read(Path(records) / f"{name}.json")
     except FileNotFoundError:
-        print("On a GPU: no figure has been recorded yet.")
         return None
     except (OSError, ValueError) as error:
         print(f"On a GPU: the recorded figure cannot be shown ({error}).")

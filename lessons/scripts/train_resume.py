@@ -97,8 +97,8 @@ def snapshot(ddp, optimizer, scheduler, step, device, settings):
 
 
 def restore(checkpoint, ddp, optimizer, scheduler, sample, device):
-    # DDP lays its gradients out anew after its first step. From three ranks on, another layout adds them up
-    # in another order, and rounds differently. So the first step of this DDP must not be one that counts.
+    # DDP rebuilds its buckets after its first step. From three ranks on, other buckets add the gradients up
+    # in another order, and round differently. So the first step of this DDP must not be one that counts.
     ddp(torch.stack([sample, sample]).to(device)).sum().backward()
     optimizer.zero_grad()
     course_lib.load_weights(ddp, checkpoint["model"])
@@ -111,7 +111,7 @@ def restore(checkpoint, ddp, optimizer, scheduler, sample, device):
 
 
 def resume(path, settings):
-    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError when it is of another run.
+    """The checkpoint, on every rank, where rank 0 sees one; CheckpointError if it is of another run.
 
     If each rank looked, one might find the file and another not (on a disk of its own), and they would wait
     for each other without a word.
@@ -129,7 +129,7 @@ def resume(path, settings):
         fault = f"{path} is a checkpoint, but not one of this program: give another name"
     elif theirs != settings:  # other shards, other steps: neither of the two runs
         name = next(name for name in settings if theirs[name] != settings[name])
-        fault = f"{path} is of a training with {name} {theirs[name]}, and this one has {settings[name]}: "
+        fault = f"{path} is of a training run with {name} {theirs[name]}, and this one has {settings[name]}: "
         fault += "start it as it was, or begin a new one under another name"
     if fault:
         raise course_lib.CheckpointError(fault)
@@ -162,7 +162,7 @@ def train(args):
     ddp = DDP(ConvNet(args.width).to(device), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_per_epoch)
-    for seed in (torch.manual_seed, random.seed, np.random.seed):  # from here on, each rank has its own dice
+    for seed in (torch.manual_seed, random.seed, np.random.seed):  # from here on, each rank draws its own
         seed(args.seed + 1 + rank)
     step = 0
     if checkpoint is not None:

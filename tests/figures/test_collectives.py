@@ -167,6 +167,26 @@ def test_arrows_go_where_something_moved() -> None:
     assert arrows(collective([1, 10], [11, 11], "all_reduce")) == (2, 2)
 
 
+def framed(picture: Any) -> list[tuple[float, float]]:
+    """Return where the boxes with a frame are, by (place in its row, row); a box and a gap are 1.34 wide."""
+    (axes,) = picture.figure.axes
+    frames = [box for box in axes.patches if isinstance(box, Rectangle) and box.get_linewidth() == 2]
+    left = min(box.get_x() for box in axes.patches if isinstance(box, Rectangle))
+    return [(round((box.get_x() - left) / 1.34), round((0.5 - box.get_y() - 1) / 1.42)) for box in frames]
+
+
+def test_the_piece_that_travels_round_a_ring_has_a_frame() -> None:
+    before = [[[1], [2], [3]], [[10], [20], [30]], [[100], [200], [300]]]
+    after = [[[1], [202], [3]], [[10], [20], [33]], [[110], [200], [300]]]
+    places = framed(collective(before, after, "step 1"))
+    assert places[::2] == [(2, 0), (0, 1), (1, 2)], "sent by ranks 0, 1, 2: third, first, second"
+    assert [row for _, row in places[1::2]] == [0, 1, 2], "each received one"
+    after = [[[1], [2], [3]], [[1], [20], [30]], [[100], [200], [300]]]
+    assert framed(collective(before, after, "one message")) == [], "not one each"
+    for case in cases(3).values():
+        assert framed(collective(*case, "no ring")) == []
+
+
 def test_what_cannot_be_drawn_is_refused_in_one_sentence() -> None:
     for before, after, said in (
         ([], [], "before: what each of 1 to 8 ranks held; got 0 ranks"),

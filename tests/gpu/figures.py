@@ -53,7 +53,7 @@ FIGURES = {
         "{'width': width, 'batch sizes': sizes, 'samples per second': measured}",
     ),
     "02_memory_by_kind": Figure(
-        (*OF_02, "l02-25", "l02-46", "l02-46-give", "l02-47", "l02-42: sizes", "l02-49"),
+        (*OF_02, "l02-25", "l02-46", "l02-46-give", "l02-peak", "l02-47", "l02-42: sizes", "l02-49"),
         "{size: {'parts': parts, 'held': held} for size, (parts, held) in accounts.items()}",
     ),
     "03_data_parallel_memory": Figure(

@@ -100,13 +100,13 @@ def test_a_rank_of_three_is_killed_and_torchrun_restarts_them(tmp_path: Path) ->
     assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
     calm, killed = (load_checkpoint(tmp_path / f"{name}.pt") for name in ("calm", "killed"))
     assert equal(calm, killed)
-    dice = [state["torch"] for state in calm["random"]]
-    assert not torch.equal(dice[0], dice[1]), "each rank has its own"
+    first, second, _ = (state["torch"] for state in calm["random"])
+    assert not torch.equal(first, second), "each rank has its own"
 
     code, out, err = ended(SCRIPT, *files(tmp_path, "calm"), *ON_THREE)
     assert (code, out) == (1, "")
     assert err == (
-        f"stopped: {tmp_path / 'calm.pt'} is of a training with ranks 3, and this one has 1: "
+        f"stopped: {tmp_path / 'calm.pt'} is of a training run with ranks 3, and this one has 1: "
         "start it as it was, or begin a new one under another name\n"
     )
 
