@@ -18,7 +18,7 @@ from course_lib.__main__ import main
 from course_lib.exercises.grading import walls
 from tests.exercises.grading.toys import notebook
 from tests.support.needs import missing
-from tests.support.processes import alive, unless_gone, wait_for
+from tests.support.processes import unless_gone, wait_for
 
 ROOT = Path(__file__).parents[3]
 SOLUTION = (ROOT / "solutions" / "03_data_parallel.ipynb").read_bytes()
@@ -131,15 +131,15 @@ def test_a_worker_that_dies_twice_leaves_an_empty_field_and_costs_no_other_submi
     grader = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def workers() -> list[psutil.Process]:
-        me = psutil.Process(grader.pid)
-        sandboxes = filter(is_sandbox, me.children(recursive=True))
-        parents = [unless_gone(process.parent, None) for process in sandboxes]
-        return [each for each in parents if each and each != me and alive(each) and not is_sandbox(each)]
+        family = psutil.Process(grader.pid).children(recursive=True)
+        parents = {unless_gone(process.parent, None) for process in filter(is_sandbox, family)}
+        return [each for each in parents.intersection(family) if unless_gone(each.name, "bwrap") != "bwrap"]
 
+    killed: list[psutil.Process] = []
     for _ in range(2):  # the second time it is judged alone
-        worker = wait_for(workers, what="a worker")[0]
+        (worker,) = wait_for(lambda: set(workers()).difference(killed), what="a worker")
         worker.kill()
-        wait_for(lambda worker=worker: worker not in workers(), what="its end")
+        killed.append(worker)
     said = grader.communicate(timeout=600)[1]
     assert grader.returncode == 1, said
     assert "1 of them have no grade yet ('anna')" in said
