@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 WARN_SECONDS = 10.0  # without progress for this long, the dashboard says who waits where
 ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
-ASK_SECONDS_FAR = 3.0  # on other machines: a new file on a shared disk shows up later
+ASK_SECONDS_FAR = 3.0  # on other machines a new file on a shared disk shows up later; busy ones are late, too
+LATE_SECONDS = 2.0  # a rank that was heard of since then is late, not silent
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
 SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless something keeps all threads
 BUSY = 0.2  # with a larger share of CPU time in one place, a rank does not wait there
@@ -42,7 +43,7 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     explained = not (cause is None or cause.consequence or cause.timed_out or aborted)
     ranks = range(run.world_size)
     living = [rank for rank in ranks if exit_codes.get(rank) is None]
-    unanswered = [] if explained and run.is_job else _ask_for_records(run, living)  # there it takes seconds
+    unanswered = [] if explained and run.is_job else _ask_for_records(run, living, patient=not explained)
     silent = {} if explained else {rank: silence_of(run, rank) for rank in unanswered}
     ask_stacks(run, unanswered)
     until = time.monotonic() + TELL_SECONDS
@@ -58,13 +59,20 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     return Report(cause, states, why, timeout, divergence=divergence(run))
 
 
-def _ask_for_records(run: Run, ranks: list[int]) -> list[int]:
-    """Ask ranks to record where they are, and return those that do not: none of their threads runs."""
-    asked = silent = [rank for rank in ranks if run.lives(rank)]
-    until = time.monotonic() + (ASK_SECONDS_FAR if run.is_job else ASK_SECONDS)
+def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
+    """Ask ranks to record where they are, and return those that do not: none of their threads runs.
+
+    If ``patient``, those that are only late, on a busy machine, get more time.
+    """
+    asked, began = [rank for rank in ranks if run.lives(rank)], time.monotonic()
+    silent = asked
     with contextlib.suppress(OSError):  # the folder may have been removed
         (run.folder / ASKED).touch()
-        while silent and time.monotonic() < until:
+        while silent:
+            waited = time.monotonic() - began
+            late = patient and any(_unheard_seconds(run, rank) < LATE_SECONDS for rank in silent)
+            if waited > (ASK_SECONDS_FAR if run.is_job or late else ASK_SECONDS):
+                break
             time.sleep(0.01)
             silent = [rank for rank in silent if "forked" not in record_of(run, rank) and run.lives(rank)]
     return [rank for rank in asked if not record_of(run, rank).get("asked")]
@@ -160,12 +168,20 @@ def silence_of(run: Run, rank: int) -> float | None:
     """
     if run.is_job or run.facts(rank).get("phase") != AT_WORK or run.trace(rank).has_returned():
         return None
-    files = RankFiles(run.folder, rank)
+    seconds = _unheard_seconds(run, rank)
     with contextlib.suppress(OSError):
-        seconds = time.time() - max(path.stat().st_mtime for path in (files.ticks, files.facts))
         if seconds >= SILENT_SECONDS and _waits_for_no_cpu(run.facts(rank)["pid"]):
             return seconds
     return None
+
+
+def _unheard_seconds(run: Run, rank: int) -> float:
+    """Return for how long a rank's recorder has written nothing."""
+    files = RankFiles(run.folder, rank)
+    try:
+        return time.time() - max(path.stat().st_mtime for path in (files.ticks, files.facts))
+    except OSError:
+        return 0.0
 
 
 def _waits_for_no_cpu(pid: int) -> bool:

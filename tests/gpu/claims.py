@@ -235,7 +235,7 @@ def queued() -> tuple[bool, str]:
     )
 
 
-@claim("09", "On a GPU machine it is `nccl` for CUDA tensors, and then a CPU tensor has no carrier.")
+@claim("09", "On a GPU machine it is `nccl` for CUDA tensors, and then a CPU tensor has no backend.")
 def no_name() -> tuple[bool, str]:
     def work() -> tuple[str, str]:
         import torch

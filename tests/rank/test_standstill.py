@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from course_lib import Run
 from course_lib.private_names import flight_recorder
-from course_lib.rank import standstill
+from course_lib.rank import standstill, threads
 from course_lib.rank.standstill import Lookout
 from course_lib.report.stacks import position_of
 from course_lib.run_folder import ASKED, RankFiles
@@ -117,7 +117,7 @@ def test_the_learners_line_is_on_record_however_deep_a_library_waits(
         thread.join()
 
     stack = record(own._path)["stack"]
-    assert len(stack) <= standstill.MOST_FRAMES
+    assert len(stack) <= threads.MOST_FRAMES
     assert stack[0][2] == "wait"
     position = position_of(stack)
     assert position is not None
