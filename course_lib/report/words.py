@@ -127,7 +127,7 @@ def _lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
     text = f"{run.who(state.rank)} {state_text(run, state)}"
     call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
     line = line_of(with_source(*call.place)) if call and call.place else ""
-    told = text if not call or line in text else f"{text}; its {call.name} was at {line}"
+    told = text if not call or line in text else f"{text.rstrip(':')}; its {call.name} was at {line}"
     return [told, *beside_lines(state)]
 
 
