@@ -19,8 +19,8 @@ def compare(runs: Mapping[str, Run | Sequence[Run]], title: str | None = None) -
     Parameters
     ----------
     runs
-        The runs, or lists of them, by name. The default title compares the last ones with the first, round by
-        round, and claims no difference that is not in every round.
+        The runs, or equally long lists of them, by name. The default title compares the last ones with the
+        first, round by round, and claims no difference that is not in every round.
 
     Raises
     ------
@@ -55,7 +55,9 @@ def _verdict(rates: Mapping[str, Sequence[float]]) -> str:
     if len(rates) < 2:
         return "Throughput"
     first, *_, last = rates
-    ratios = [b / a for a, b in zip(rates[first], rates[last], strict=False)]
-    if len(ratios) > 1 and min(ratios) <= 1 <= max(ratios):
-        return f"{last} and {first}: no difference"
+    if len(rates[first]) != len(rates[last]):
+        raise ValueError(f"{len(rates[first])} runs of {first!r} cannot be compared with {len(rates[last])}")
+    ratios = [b / a for a, b in zip(rates[first], rates[last], strict=True)]
+    if min(ratios) < 1 < max(ratios):
+        return f"{last} and {first}: now one is faster, now the other"
     return f"{last}: {statistics.median(ratios):.2f} × {first}"

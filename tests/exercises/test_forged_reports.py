@@ -73,10 +73,14 @@ class Forger:
 
     def __init__(self, number: str, process: LineProcess) -> None:
         self.number, self._process = number, process
-        self.right = self.report("solution", "drawn")
-        points, left = self._judged(self.right)
-        assert points == sum(QUESTIONS[number].properties.values())
-        self.most, self._shape = points, left.shape
+        self.most = sum(QUESTIONS[number].properties.values())
+        for _ in range(3):  # some judge durations, which a busy machine spoils
+            self.right = self.report("solution", "drawn")
+            points, left = self._judged(self.right)
+            if points == self.most:
+                break
+        assert points == self.most
+        self._shape = left.shape
 
     def report(self, kind: str, seed: str) -> Report:
         """What the ranks report of an answer; empty if one of them fails."""

@@ -122,10 +122,10 @@ def in_group(work: Work) -> Work:
     return joined
 
 
-def on_all(what: str, here: bool) -> bool:
+def true_on_all_ranks(what: str, here: bool) -> bool:
     """Whether ``here`` is true on every rank; ask over the store, which works without an intact group.
 
-    It stands here and not beside a judge: a rank that waits in it reads nothing of an answer's.
+    It stands in this file since a check's hint on a hang goes by the file in which a rank's stack ends.
     """
     import torch.distributed as dist
 

@@ -407,9 +407,8 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         seen = f"{given}, and the device is {device}: it returned {got}, and should return {right}"
         yield Finding(what, got == right, seen, hint)
         hint = "A search only reads. Which dict of a module did you write into?"
-        seen = (
-            f"{given}: after your call the model has other parameters, buffers or attributes, or frozen ones"
-        )
+        seen = f"{given}: after your call the model has other parameters, buffers or attributes, "
+        seen += "or a parameter is frozen"
         yield Finding(what, result["as_it_was"], seen, hint)
 
 

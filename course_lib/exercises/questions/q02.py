@@ -129,7 +129,7 @@ class _Scores(nn.Module):
 @question("02.2", "evaluate(model, loader)", {COUNTS: 1, QUIET: 1, GRAPHLESS: 1, BACK: 1})
 def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases = [_an_evaluation(rng, classes) for classes in rng.sample(range(4, 8), 2)]
-    while all(_share_of_hits(case) * 100 % 1 < 0.01 for case in cases):  # a rounded share must be wrong
+    while all(_is_round(_share_of_hits(case) * 100) for case in cases):  # a rounded share must be wrong
         cases[0] = _an_evaluation(rng, cases[0]["classes"])
     cases[0]["mode"], cases[1]["mode"] = True, False
     all_found = ask(_evaluated, cases)[0]
@@ -213,6 +213,10 @@ def _of_counts(case: dict[str, Any], result: Result) -> Finding:
 
 def _hits(case: dict[str, Any]) -> list[bool]:
     return list(map(operator.eq, case["guesses"], case["labels"]))[: case["count"]]
+
+
+def _is_round(percents: float) -> bool:
+    return abs(percents - round(percents)) < 0.01
 
 
 def _share_of_hits(case: dict[str, Any]) -> float:

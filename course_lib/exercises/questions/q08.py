@@ -103,7 +103,7 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
     return Finding(what, False, seen, hint)
 
 
-@reports(lambda cases, _: [(dict.fromkeys(NAMES, (int, str)), str)] * len(cases))
+@reports(lambda cases, _: [(dict.fromkeys(NAMES, (int, bool, str)), str)] * len(cases))
 def _parsed(answer: Any, cases: list[tuple[dict[str, str], list[str]]], gpus: int) -> list[Any]:
     results: list[dict[str, Any] | str] = []
     same: dict[str, list[str]] = {}

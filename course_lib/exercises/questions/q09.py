@@ -189,9 +189,7 @@ def _of_a_size(plan: dict[str, Any], ranks: list[Result]) -> Iterator[Finding]:
     for rank, result in enumerate(ranks):
         for place, (_, took) in enumerate(result["calls"]):
             if 0 < took < 0.99 * _duration(plan, rank, place):
-                raise Refused(
-                    f"rank {rank}'s call {place} is said to have been shorter than it can have been"
-                )
+                raise Refused(f"rank {rank} reports a shorter time for call {place} than the call took")
     if not any(result["calls"] for result in ranks):
         raise Refused("there was no all_reduce to be seen; call dist.all_reduce(...)")
     values = [result["value"] for result in ranks]

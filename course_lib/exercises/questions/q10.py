@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..in_rank.file_audit import NAMES, audit_files
-from ..in_rank.work import in_group, on_all
+from ..in_rank.work import in_group, true_on_all_ranks
 from ..inputs import network, seeds, tensor
 from ..judging import Faults, first_fault
 from ..question import Ask, Finding, Refused, Result, question
@@ -218,14 +218,16 @@ def _saved(
     with _a_full_disk():
         result["second"] = _in_vain(answer, {"number": -1, "weights": torch.zeros(LIMIT)}, path)
     late, heard = result["second"]["late"], result["second"]["error"]
-    if not on_all("in time", not late):  # a collective that timed out leaves the group broken
+    if not true_on_all_ranks("in time", not late):  # a collective that timed out leaves the group broken
         return result
     again = Path(other)  # the same state and path, twice
     result["third"] = []
     for saved in others:
         result["third"].append(_one_save(answer, state, saved, again))
-        on_all(f"read {saved}", True)
-    if on_all("right so far", bool(heard) and result["first"]["found"] == new):  # otherwise it may hang
+        true_on_all_ranks(f"read {saved}", True)
+    if true_on_all_ranks(
+        "right so far", bool(heard) and result["first"]["found"] == new
+    ):  # otherwise it may hang
         result["fourth"] = _without_a_new_name(answer, {"number": -1}, f"{other}.pt")
     return result
 

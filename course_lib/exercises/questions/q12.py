@@ -160,7 +160,7 @@ def _traces(results: list[Result]) -> Faults:
             yield seen, "To look at a graph, nobody has to send gradients into the model."
         if not result["as_it_was"]:
             seen = f"on rank {rank} a module of the model is in another mode after your call"
-            yield seen, "Who trains it, goes on in the mode that it had."
+            yield seen, "Whoever trains it next goes on in the mode that you left it in."
         if result["hooks"]:
             seen = f"on rank {rank} a hook of yours is still there, on the model or in the loss's graph"
             yield seen, "It will be called in every backward pass from now on."
@@ -205,7 +205,8 @@ def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[Result]:
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         kept = all(_same(had[name], parameter.grad) for name, parameter in model.named_parameters())
         as_it_was = all(now[name] == before[name] for name in before if name.endswith(".training"))
-        error, hooks = "", [module for module in model.modules() if _has_hooks(module)]
+        parts: list[nn.Module | nn.Parameter] = [*model.modules(), *model.parameters()]
+        error, hooks = "", [part for part in parts if _has_hooks(part)]
         try:
             with _calls_of_others(hooks):
                 loss.backward()
@@ -216,8 +217,10 @@ def _after_freezing(answer: Any, plans: list[dict[str, Any]]) -> list[Result]:
     return results
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return any(vars(module)[name] for name in vars(module) if name.endswith("_hooks"))
+def _has_hooks(part: nn.Module | nn.Parameter) -> bool:
+    if isinstance(part, nn.Parameter):
+        return bool(part._backward_hooks or part._post_accumulate_grad_hooks)
+    return any(vars(part)[name] for name in vars(part) if name.endswith("_hooks"))
 
 
 @contextlib.contextmanager

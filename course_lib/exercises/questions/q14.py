@@ -372,7 +372,7 @@ def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Findi
     names, seconds, came, worked = ([result[part] for result in calls] for part in parts)
     for rank, (took, drawn) in enumerate(zip(worked, times, strict=True)):
         if any(seconds < 0.99 * least for seconds, least in zip(took, drawn, strict=True)):
-            raise Refused(f"rank {rank} is said to have worked for less time than it can have")
+            raise Refused(f"rank {rank} reports less working time than it worked")
     wrong = first_wrong(name == late for name in names)
     steps = len(times[late])
     seen = f"rank {late} worked longer than the others in {steps - 2} of {steps} steps;"
@@ -385,7 +385,7 @@ def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Findi
     elif names[0] in list(range(len(calls))):
         last = sum(later > 0 for later in _later(times, int(names[0])))
         seen += f", which worked longest in {last} of them"
-        hint = "Who comes last in most of the steps, and which clock goes on while a rank works, or sleeps?"
+        hint = "Who comes last in most of the steps? And does your clock also run while a rank sleeps?"
     yield Finding(NAMED, all(name == late for name in names), seen, hint)
     # By arrival or by time worked: on a busy machine, the ranks do not leave a meeting at the same time.
     right, too = (statistics.median(_later(by_rank, late)) for by_rank in (came, worked))

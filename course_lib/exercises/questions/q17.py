@@ -514,11 +514,10 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
 
 def _missing(places: list[str], node: str) -> str:
     """Choose the hint for one edge too few: of the node with the last rank, or of another one."""
-    if node == places[-1] != places[0]:
-        return (
-            "One edge of this node is missing there. Who comes after the last rank? Do two alike count once?"
-        )
-    return "One edge of this node is missing there. Do two edges that lead to the same node count once?"
+    last = "Who comes after the last rank? " if node == places[-1] != places[0] else ""
+    return (
+        f"One edge of this node is missing there. {last}Do two edges to the same node count once, or twice?"
+    )
 
 
 @reports(lambda _, others: [[{str: NUMBER}] * (2 + bool(other)) for other in others])

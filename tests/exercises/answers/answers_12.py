@@ -830,7 +830,7 @@ def frozen_together(model, used):
     return names
 
 
-@wrong("12.1", FROZEN, NAMED, hint="goes on in the mode that it had")
+@wrong("12.1", FROZEN, NAMED, hint="in the mode that you left it in")
 def in_evaluation_mode(model, loss):
     model.eval()
     return frozen_together(model, unused(model, loss)[1])
