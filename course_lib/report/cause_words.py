@@ -133,7 +133,8 @@ def _differences(cause: Mismatch) -> str:
     roots = {rank: _with_root(call) for rank, call in calls.items() if call.root is not None}
     shapes = {rank: _with_shapes(call) for rank, call in calls.items()}
     typed = {rank: f"{shapes[rank]} of {', '.join(_dtypes(call))}" for rank, call in calls.items()}
-    return _by_text(next(texts for texts in (names, shapes, roots, typed) if len({*texts.values()}) > 1))
+    different = (texts for texts in (names, shapes, roots) if len({*texts.values()}) > 1)
+    return _by_text(next(different, typed))
 
 
 def _with_root(call: Call) -> str:
@@ -147,7 +148,7 @@ def _with_shapes(call: Call) -> str:
 
 
 def _dtypes(call: Call) -> list[str]:
-    return [DTYPES.get(dtype, dtype.lower()) for dtype in dict.fromkeys(call.dtypes)]
+    return [DTYPES.get(dtype, dtype.lower()) for dtype in call.dtypes]
 
 
 # --- waits for no rank ------------------------------------------------------------------------------------
