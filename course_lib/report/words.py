@@ -280,7 +280,7 @@ def label(filename: str) -> str:
     """Return a name to show: ``Cell In[7]`` for a cell of this kernel, a short path for a file."""
     with contextlib.suppress(AttributeError, TypeError):  # no cell, or no IPython
         return " ".join(shell().compile.format_code_name(filename))
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # elsewhere, or the working folder is gone
         return str(Path(filename).relative_to(Path.cwd()))
     return Path(filename).name
 
