@@ -166,7 +166,7 @@ class Recorder:
         self._stop.set()
         self._forget_terminate()
         self._thread.join(2)
-        self._lookout.close()
+        self.tell_collectives()
         self.tick(exact=False)  # an exact reading would delay the end of every short run
         self._flush()
         self.series.close()
@@ -178,7 +178,8 @@ class Recorder:
             self.tell_collectives()
 
     def tell_collectives(self) -> None:
-        self._lookout.close()
+        with contextlib.suppress(Exception):  # the failure itself is still to be told
+            self._lookout.close()
 
     def _flush(self) -> None:
         self.series.flush()

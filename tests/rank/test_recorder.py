@@ -122,6 +122,18 @@ def test_what_was_logged_just_before_an_exception_is_kept() -> None:
     assert series["steps"][-1] == 5
 
 
+def test_collectives_that_cannot_be_told_hide_no_failure() -> None:
+    def work() -> None:
+        def refuses() -> None:
+            raise RuntimeError("no thread can be looked at")
+
+        threading.enumerate = refuses
+        raise ValueError("the cause")
+
+    with pytest.raises(RankError, match="raised ValueError: the cause"):
+        quiet_launch(work, nprocs=1)
+
+
 def test_the_workers_of_a_loader_are_no_ranks() -> None:
     loading = cell("""
         from torch.utils.data import DataLoader, Dataset
