@@ -100,9 +100,11 @@ def stalled(run: Run) -> str:
 
 def doubts(run: Run) -> str:
     """Say why the results of a run may be wrong, though no rank failed; empty if nothing is known."""
-    groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
-    cause = other_groups(groups)
-    return f"the run is done, but {mismatch_text(cause)}" if cause else ""
+    with contextlib.suppress(Exception):  # a rank's program may have written anything into its files
+        groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
+        if cause := other_groups(groups):
+            return f"the run is done, but {mismatch_text(cause)}"
+    return ""
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -233,6 +235,7 @@ def _lingers(run: Run, rank: int) -> float | None:
 
 def record_of(run: Run, rank: int) -> dict[str, Any]:
     """Return what a rank has recorded about where it is (`RankFiles.standstill`); empty without a record."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(RankFiles(run.folder, rank).standstill.read_text())
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads(RankFiles(run.folder, rank).standstill.read_text())
+        return record if isinstance(record, dict) else {}
     return {}
