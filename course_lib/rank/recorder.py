@@ -39,6 +39,7 @@ TOLD = re.compile(
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds; the rank's own work begins before
+GPU_SECONDS = 5.0  # that a rank's end waits for a GPU: one that waits for other ranks may never be done
 
 _recorder: Recorder | None = None
 
@@ -120,6 +121,7 @@ class Recorder:
         self._noting = threading.Lock()
         self._stop = threading.Event()
         self._forget_terminate = lambda: None
+        self._flushes = True
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
         self.note()
 
@@ -168,7 +170,9 @@ class Recorder:
         self._thread.join(2)
         self.tell_collectives()
         self.tick(exact=False)  # an exact reading would delay the end of every short run
-        self._flush()
+        until = time.monotonic() + GPU_SECONDS
+        while self._flush() and time.monotonic() < until:
+            time.sleep(0.01)
         self.series.close()
 
     def _give_up(self) -> None:
@@ -181,17 +185,23 @@ class Recorder:
         with contextlib.suppress(Exception):  # the failure itself is still to be told
             self._lookout.close()
 
-    def _flush(self) -> None:
-        self.series.flush()
-        self.fingerprints.flush()
+    def _flush(self) -> bool:
+        """Write what is computed; return whether a GPU is still to compute some."""
+        try:
+            return any([self.series.flush(wait=False), self.fingerprints.flush()])
+        except Exception as error:  # of CUDA's, wherever it was caused, and met at each call from then on
+            if self._flushes:
+                print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)
+            self._flushes = False
+            return False
 
     def _run(self) -> None:
         self._stop.wait(FIRST_TICK)
         while not self._stop.is_set():
             self.tick()
-            self._flush()
             self.note(stack_signal=self.stack_signal())
             self._lookout.look(self.counters.steps)
+            self._flush()
             self._stop.wait(until_the_next_tick(time.time()))
 
 
