@@ -164,6 +164,13 @@ def the_agent_ends_ranks_by_a_method_of_ours() -> None:
         SubprocessHandler.close = real
 
 
+def test_a_torch_whose_agent_ends_ranks_in_another_way_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.multiprocessing import subprocess_handler
+
+    monkeypatch.delattr(subprocess_handler, "SubprocessHandler")
+    private_names.tell_before_the_agent_ends(print)
+
+
 def multiprocessing_tells_of_ended_children() -> None:
     def ended() -> list[Any]:
         told: list[Any] = []
