@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -16,7 +17,7 @@ from ..files import write_whole
 from ..frames import is_learners, is_ours, with_source
 from ..hardware import memory
 from ..private_names import tell_of_ended_children
-from ..run_folder import RankFiles
+from ..run_folder import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
@@ -86,23 +87,15 @@ def write_failure(
     causes: Sequence[str] = (),
     exit_code: int | None = None,
     workers: Sequence[tuple[int, int]] = (),
+    pid: int | None = None,
 ) -> None:
     """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
-    record |= {"causes": list(causes), "exit_code": exit_code}
+    record |= {"causes": list(causes), "exit_code": exit_code, "process": process_name(pid or os.getpid())}
     if workers:
         record |= {"workers": list(workers), "memory": memory()}
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
         write_whole(RankFiles(folder, rank).failure, json.dumps(record))
-
-
-def note_asked_to_end(folder: Path, rank: int, since: float) -> None:
-    """Add to a rank's recorded failure, if it is not older, that torchrun had asked the rank to end."""
-    path = RankFiles(folder, rank).failure
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(path.read_text())
-        if record["time"] >= since:
-            write_whole(path, json.dumps(record | {"asked_to_end": True}))
 
 
 def _frames(error: BaseException) -> list[dict[str, Any]]:

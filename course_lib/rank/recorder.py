@@ -22,7 +22,7 @@ from typing import Any
 
 from ..files import write_whole
 from ..private_names import on_cpp_terminate
-from ..run_folder import AT_WORK, STARTING, RankFiles
+from ..run_folder import AT_WORK, STARTING, RankFiles, process_name
 from ..stack_dumps import answer_requests
 from .arrivals import ArrivalReader
 from .counters import Counters
@@ -110,6 +110,7 @@ class Recorder:
         launched = float(os.environ.get("COURSE_STARTED", time.time()))
         told = {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)}
         self._facts: dict[str, Any] = {"pid": self.pid, "phase": phase, "environment": told}
+        self._facts["process"] = process_name(self.pid)
         self._facts["launched"] = self._launched = launched
         self.series = Series(files, launched)
         self.counters = Counters(self.series.last_tick)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from course_lib import RankError, RankTimeout, Run
-from course_lib.rank.failure import note_asked_to_end, write_failure
+from course_lib.rank.failure import write_failure
 from course_lib.report import failed, waiting
 from course_lib.report.facts import Absence, Failure, RankState, Report
 from course_lib.report.waiting import record_of, state_of
 from course_lib.report.words import advice, error_text
-from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles
+from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles, end_request, process_name
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, all_at, running, timeless
 
@@ -313,12 +313,11 @@ def test_a_lost_connection_of_the_programs_own_is_a_cause(kind: str, text: str) 
 def test_who_is_ended_by_torchrun_is_never_the_cause() -> None:
     """Even if its handler raised at that before the failure that led to it was recorded."""
     run = Run.create("made", 3)
-    write_failure(run.folder, 0, "KeyboardInterrupt", "asked to end", [], "")
-    write_failure(run.folder, 1, "", "", [], "", exit_code=-signal.SIGTERM)
-    write_failure(run.folder, 2, "", "", [], "", exit_code=3)
-    for rank in range(2):
-        note_asked_to_end(run.folder, rank, since=time.time() - 60)
-    note_asked_to_end(run.folder, 2, since=time.time() + 60)
+    write_failure(run.folder, 0, "KeyboardInterrupt", "asked to end", [], "", pid=70)
+    write_failure(run.folder, 1, "", "", [], "", exit_code=-signal.SIGTERM, pid=71)
+    write_failure(run.folder, 2, "", "", [], "", exit_code=3, pid=72)
+    for pid, later in ((70, -60), (71, -60), (72, 60)):
+        end_request(run.folder, process_name(pid)).write_text(str(time.time() + later))
     failures = failed.failures_of(run, {0: 1, 1: -signal.SIGTERM, 2: 3}, {})
 
     assert [failure.consequence for failure in failures.values()] == [True, True, False]
