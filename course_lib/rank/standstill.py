@@ -123,7 +123,7 @@ class Lookout:
         number, stacks, until = self._stack_signal(), list[str](), time.monotonic() + FORKED_SECONDS
         for child in psutil.Process().children(recursive=True)[:MOST_FORKED] if number else []:
             start = size_of(self._stacks)
-            if number and request(child.pid, number):
+            if number and time.monotonic() < until and request(child.pid, number):
                 stacks.append(answer(self._stacks, start, until))
         return stacks
 
