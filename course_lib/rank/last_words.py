@@ -80,7 +80,7 @@ class LastWords:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # a full disk, a closed stream, one of the program's own
                     stream.flush()
-            os._exit(code)
+            os._exit(code & 0xFF)  # all that a system keeps of it; a larger one would raise here
 
 
 def _ignore_signals() -> None:
