@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 import traceback
@@ -21,37 +22,46 @@ from ..run_folder import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
-_ended: dict[int, int] = {}  # exit codes by pid
+RECENT_SECONDS = 10.0  # an error may come of a worker that has ended since then, or that it names
+LOST = (ConnectionError, EOFError)  # raised where the other end of a connection is gone
+_ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was seen
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
     """Record an exception, with its causes, as the failure of a rank."""
     causes: list[str] = []
-    seen, cause = {id(error)}, _cause(error)
+    seen, cause, lost = {id(error)}, _cause(error), isinstance(error, LOST)
     while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
         causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
+        lost = lost or isinstance(cause, LOST)
         seen.add(id(cause))
         cause = _cause(cause)
     text = "".join(traceback.format_exception(error))
-    workers = _killed_workers(isinstance(error, ConnectionError | EOFError))
+    workers = _killed_workers(text, expected=lost)
     write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes, workers=workers)
 
 
 def watch_children() -> None:
     """Note how the processes end that this one starts by `multiprocessing`: a failure may come of it."""
-    tell_of_ended_children(_ended.__setitem__)
+    tell_of_ended_children(lambda pid, code: _ended.setdefault(pid, (code, time.time())))
 
 
-def _killed_workers(expected: bool) -> list[tuple[int, int]]:
-    """Return pid and exit code of each process that `multiprocessing` has started and a signal has ended.
+def _killed_workers(text: str, expected: bool) -> list[tuple[int, int]]:
+    """Return pid and exit code of each worker of `multiprocessing` whose end by a signal explains an error.
 
-    A connection may be reset some moments before its process has ended: look again if one is ``expected``.
+    ``text`` is the error's. A connection may be reset some moments before its process has ended: look again
+    if one is ``expected``.
     """
     until = time.monotonic() + (WORKER_SECONDS if expected else 0)
     while True:
         multiprocessing.active_children()  # looks at each
-        # a DataLoader ends its workers by SIGTERM
-        killed = [(pid, code) for pid, code in _ended.items() if code < 0 and code != -signal.SIGTERM]
+        since = time.time() - RECENT_SECONDS
+        killed = [
+            (pid, code)
+            for pid, (code, at) in _ended.items()
+            if code < 0 and code != -signal.SIGTERM  # by which a DataLoader ends its workers
+            if at >= since or re.search(rf"\b{pid}\b", text)
+        ]
         if killed or time.monotonic() >= until:
             return killed
         time.sleep(0.02)

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -461,7 +462,18 @@ def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
         "Connection closed by peer",
         "out of memory",
     ):
-        assert advice(failed_with("RuntimeError", message)) == ""
+        assert advice(Run.create("made", 2), failed_with("RuntimeError", message)) == ""
+
+
+def test_workers_that_were_killed_are_told_beside_other_advice() -> None:
+    known = failed_with("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB.")
+    killed = {"workers": [(7, "SIGKILL")], "memory": [8 << 30, 1 << 30]}
+    hint, told = advice(Run.create("made", 2), replace(known, **killed)).split("\n\n")
+    assert hint.startswith("The GPU has no memory left for this.")
+    assert told.startswith("A worker of rank 0, process 7, was killed (SIGKILL)")
+    assert told.endswith("Of 8.0 GiB of memory, 1.0 GiB were available afterwards.")
+    told = advice(Run.create("made", 0), replace(failed_with("EOFError", ""), rank=PROGRAM, **killed))
+    assert told.startswith("A worker of the program, process 7, ")
 
 
 def failed_with(kind: str, message: str) -> Failure:
