@@ -145,7 +145,7 @@ def state_of(
         # it could not answer, and what it wrote before may be out of date
         return state if stack is recorded else replace(state, function=function)
     recent, pending = ([Call(**call) for call in record.get(which, [])] for which in ("recent", "pending"))
-    if failure and failure.kind == "raised":
+    if failure and (failure.consequence or failure.timed_out):
         pending = pending or recent[-1:]  # its last call has ended with the failure
     waits_in = _waits_in(pending, record.get("meets")) if phase != "returned" else None
     idle = phase == AT_WORK and seconds and not run.trace(rank).cpu_share(seconds) > BUSY
