@@ -34,7 +34,7 @@ def request(pid: int, number: int) -> bool:
     """Ask a process by this signal; return False, and send none, if its program is seen to use such signals.
 
     It is if it catches others, too, or resets, ignores or blocks this one. A handler of its own for this one
-    alone is not seen from outside: a rank notes that itself (`Recorder.stack_signal`), what it forks does not.
+    alone is not seen from outside: a rank notes it (`Recorder.stack_signal`), but what it forks does not.
     """
     with contextlib.suppress(OSError):
         if _answers_to(pid) == {number}:
