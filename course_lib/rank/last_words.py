@@ -40,7 +40,7 @@ LEFT_ALONE = {
 
 
 class LastWords:
-    """How a process reports its failure and ends. Make it beforehand, and use it without any call but `say`::
+    """The last act of a process: it reports its failure, and ends. Make it before, and call only `say`::
 
         except BaseException as error:
             last_words.error = error
