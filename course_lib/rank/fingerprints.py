@@ -192,9 +192,8 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
         parts = [data] if len(data) < 8 * WIDTH else _sums_of_words(data)
         each = [(part * _factors(len(part), part.device)).sum() for part in parts]
         sums.append(functools.reduce(lambda total, one: 2 * ODD * total + one, each))
-    return (torch.stack(sums) >> (64 - BITS)) & (
-        (1 << BITS) - 1
-    )  # a bit shows in all higher ones of a product
+    lowest_bits = (1 << BITS) - 1
+    return (torch.stack(sums) >> (64 - BITS)) & lowest_bits  # a bit shows in all higher ones of a product
 
 
 def _sums_of_words(data: Any) -> list[Any]:
