@@ -239,7 +239,10 @@ def _of_workers(run: Run, failure: Failure) -> str:
 
 def lingering_text(run: Run, states: Sequence[RankState], seconds: float) -> str:
     """Say which ranks `launch` has killed, though their functions had returned, and what kept them."""
-    head = f"killed {seconds:g} s after the function had returned; torchrun would still wait for them:"
+    head = (
+        f"These ranks were killed {seconds:g} s after their function had returned "
+        "(torchrun would have kept waiting):"
+    )
     return "\n".join([head, *(line for state in states for line in _lines(run, state))])
 
 
