@@ -120,6 +120,7 @@ def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
     """Have a function called when C++ code gives up (std::terminate), before the process aborts.
 
     Gloo does so in a thread of its own if tensors do not match. Return what undoes this (GNU's libstdc++).
+    The function needs the interpreter's lock: the process aborts once no other thread holds that in C code.
     """
     try:
         set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE

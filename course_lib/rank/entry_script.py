@@ -35,6 +35,7 @@ def run_program(script: str, arguments: list[str]) -> None:
     """Run a script as ``python script arguments…`` would, and record which of its ranks failed."""
     folder = Path(os.environ["COURSE_RUN"])
     end_with(int(os.environ["COURSE_KERNEL"]))
+    watch_children()
     try:
         _run(script, arguments)
     except SystemExit:
