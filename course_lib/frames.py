@@ -28,7 +28,7 @@ def is_learners(filename: str) -> bool:
     """Return whether a file is the learner's: not this package's, not Python's, not an installed one's."""
     if filename.startswith("<"):
         return bool(TYPED_IN.match(filename))
-    elsewhere = _packages_elsewhere(tuple(sys.path))
+    elsewhere = _packages_elsewhere(tuple(map(str, sys.path)))  # an entry may be anything
     return not (filename.startswith((OURS, *STDLIB, *elsewhere)) or PACKAGES.search(filename))
 
 
@@ -43,9 +43,10 @@ def _packages_elsewhere(path: tuple[str, ...]) -> tuple[str, ...]:
     with contextlib.suppress(Exception):  # there is no torch, or it is half imported
         torch = find_spec("torch")
         found |= {os.path.join(folder, "") for folder in torch.submodule_search_locations}  # type: ignore
-    for folder in map(os.path.abspath, path):
-        if not PACKAGES.search(os.path.join(folder, "")):
-            for files in Path(folder).glob("*.dist-info/RECORD"):
+    for entry in path:
+        with contextlib.suppress(Exception):  # it is not there, cannot be read, or the working folder is gone
+            folder = os.path.abspath(entry)
+            for files in () if PACKAGES.search(folder + os.sep) else Path(folder).glob("*.dist-info/RECORD"):
                 with contextlib.suppress(OSError):
                     names = set(re.findall(r"^[^/,]+/?", files.read_text(), re.MULTILINE)) - {"../"}
                     found |= {os.path.join(folder, name.replace("/", os.sep)) for name in names}

@@ -120,6 +120,7 @@ def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
     """Have a function called when C++ code gives up (std::terminate), before the process aborts.
 
     Gloo does so in a thread of its own if tensors do not match. Return what undoes this (GNU's libstdc++).
+    The function needs the interpreter's lock: the process aborts once no other thread holds that in C code.
     """
     try:
         set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
@@ -154,17 +155,22 @@ def choose_ports_by(free_port: Callable[[], int]) -> None:
 
 
 def tell_before_the_agent_ends(tell: Callable[[int], object]) -> None:
-    """Have torchrun's agent, in this process, call ``tell(pid)`` when it ends a rank (torch 2.14)."""
-    from torch.distributed.elastic.multiprocessing import subprocess_handler
+    """Have torchrun's agent, in this process, call ``tell(pid)`` when it ends a rank (torch 2.14).
 
-    handler_class: Any = subprocess_handler.SubprocessHandler
-    close = handler_class.close
+    Where the name is missing, nothing is told.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.distributed.elastic.multiprocessing import subprocess_handler
 
-    def told(handler: Any, death_sig: Any = None) -> None:
-        tell(handler.proc.pid)
-        close(handler, death_sig)
+        handler_class: Any = subprocess_handler.SubprocessHandler
+        close = handler_class.close
 
-    handler_class.close = told
+        def told(handler: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                tell(handler.proc.pid)
+            return close(handler, *args, **kwargs)
+
+        handler_class.close = told
 
 
 def array_constructors() -> list[Any]:

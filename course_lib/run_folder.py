@@ -7,6 +7,8 @@ float64, so a truncated file loses its last row at most; text is appended to, al
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,6 +135,23 @@ class RankFiles:
     def crash(self) -> Path:
         """Text: the Python stacks of the rank's threads when it crashed in C."""
         return self._of("crash")
+
+
+def process_name(pid: int) -> str:
+    """Name a process of this node, so that a job's other nodes have no other of this name."""
+    return f"{os.environ.get('SLURM_NODEID', 0)}-{pid}"
+
+
+def end_request(folder: Path, process: str) -> Path:
+    """Text: when torchrun's agent asked a process, by its name, to end; written before the agent does."""
+    return folder / f"end-of-{process}"
+
+
+def was_asked_to_end(folder: Path, process: str, by: float) -> bool:
+    """Return whether torchrun's agent had asked a process to end by a certain time."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return float(end_request(folder, process).read_text()) <= by
+    return False
 
 
 def of_everyone(group: str) -> bool:

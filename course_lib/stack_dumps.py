@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+REST_SECONDS = 0.05  # a dump takes milliseconds, but on a busy machine its process may be held up in it
+
 
 def answer_requests(path: Path) -> int | None:
     """Have this process write its stacks to a file on a real-time signal, which is returned.
@@ -29,9 +31,10 @@ def answer_requests(path: Path) -> int | None:
 
 
 def request(pid: int, number: int) -> bool:
-    """Ask a process by this signal; return False, and send none, if its program has changed something.
+    """Ask a process by this signal; return False, and send none, if its program is seen to use such signals.
 
-    It has if it catches other real-time signals, too, or resets, ignores or blocks this one.
+    It is if it catches others, too, or resets, ignores or blocks this one. A handler of its own for this one
+    alone is not seen from outside: a rank notes it (`Recorder.stack_signal`), but what it forks does not.
     """
     with contextlib.suppress(OSError):
         if _answers_to(pid) == {number}:
@@ -41,14 +44,18 @@ def request(pid: int, number: int) -> bool:
 
 
 def answer(path: Path, start: int, until: float) -> str:
-    """Wait until a file has grown beyond ``start`` bytes, and return the new text; empty at ``until``."""
-    seen = start
-    while time.monotonic() < until:
-        time.sleep(0.005)
+    """Wait until a file has grown beyond ``start`` bytes and grows no more, or ``until``.
+
+    Return the new text; empty if there is none.
+    """
+    seen, grew = start, time.monotonic()
+    while (now := time.monotonic()) < until:
         size = size_of(path)
-        if size == seen > start:  # one dump takes milliseconds
+        if size != seen:
+            seen, grew = size, now
+        elif size > start and now - grew >= REST_SECONDS:
             break
-        seen = size
+        time.sleep(0.005)
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(start)
         return file.read().decode(errors="replace")

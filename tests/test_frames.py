@@ -15,6 +15,7 @@ import torch
 
 import course_lib
 from course_lib import frames
+from course_lib.report import words
 
 
 def test_whose_a_line_is() -> None:
@@ -86,6 +87,19 @@ def test_torch_and_others_on_pythonpath(beside_torch: Path) -> None:
 
 LEARNERS = ["rich_train.py", "torch_train.py", "project/model.py"]
 FILES = ["torch/nn/modules/linear.py", "rich/__init__.py", "six.py", *LEARNERS]
+
+
+def test_a_working_folder_that_is_gone_and_odd_entries_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every report asks whose a line is: that must not raise."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", "lib", b"bytes", [], None, tmp_path, *sys.path])
+    assert frames.is_learners("/home/me/train.py")
+    assert not frames.is_learners(torch.__file__)
+    assert words.label("/home/me/train.py") == "train.py"
 
 
 def test_no_garbage_is_collected_while_threads_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

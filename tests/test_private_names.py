@@ -97,7 +97,7 @@ def the_flight_recorder_counts_collectives() -> None:
     assert [entry["profiling_name"] for entry in calls] == ["gloo:all_reduce", "gloo:barrier"]
     assert [entry["collective_seq_id"] for entry in calls] == [1, 2]
     assert calls[0]["input_sizes"] == [[3]]
-    used = {"is_p2p", "retired", "state", "process_group", "time_created_ns", "input_dtypes"}
+    used = {"is_p2p", "retired", "state", "process_group", "pg_id", "time_created_ns", "input_dtypes"}
     assert used <= set(calls[0])
     assert [frame["name"] for frame in traced[0]["frames"]][-1:] == ["<module>"]
     assert ("entries", __file__) in [(frame["name"], frame["filename"]) for frame in traced[1]["frames"]]
@@ -162,6 +162,13 @@ def the_agent_ends_ranks_by_a_method_of_ours() -> None:
         assert told == [rank.proc.pid]
     finally:
         SubprocessHandler.close = real
+
+
+def test_a_torch_whose_agent_ends_ranks_in_another_way_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.multiprocessing import subprocess_handler
+
+    monkeypatch.delattr(subprocess_handler, "SubprocessHandler")
+    private_names.tell_before_the_agent_ends(print)
 
 
 def multiprocessing_tells_of_ended_children() -> None:

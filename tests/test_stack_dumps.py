@@ -10,9 +10,11 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from course_lib import stack_dumps
 from course_lib.stack_dumps import answer, request, size_of
 from tests.support.processes import wait_for
 
@@ -102,6 +104,22 @@ def test_beside_a_program_that_uses_such_signals_none_is_chosen(used: str, stack
     with Process(stacks, before=used) as process:
         assert process.number is None
     assert not stacks.exists()
+
+
+def test_an_answer_that_is_held_up_is_waited_for(stacks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine its process may lose the CPU in the middle of it."""
+    clock = {"now": 0.0}
+    parts = {0.3: "first ", 0.34: "second ", 0.38: "third", 1.0: "another's"}
+
+    def sleep(seconds: float) -> None:
+        clock["now"] += seconds
+        stacks.write_text("".join(part for at, part in parts.items() if at <= clock["now"]))
+
+    monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(monotonic=lambda: clock["now"], sleep=sleep))
+    assert answer(stacks, 0, 60.0) == "first second third"
+    assert clock["now"] < 0.5
+    clock["now"] = 0.0
+    assert answer(stacks, 0, 0.32) == "first "
 
 
 def test_who_is_gone_or_never_answers_does_not_hold_up(stacks: Path) -> None:

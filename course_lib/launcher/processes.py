@@ -18,6 +18,7 @@ import psutil
 
 from ..kill import kill_families, kill_group, kill_group_of
 from ..rank import entry_function
+from ..report.failed import failure_of
 from ..run.run import Run
 from ..run_folder import PROGRAM, RankFiles
 from .forkserver import METHOD, wait_until_loaded, without_main
@@ -127,7 +128,10 @@ class SelfLaunching(Execution):
         failed = [
             rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
         ]
-        if code is None and not self._has_reported(bool(failed)):
+        # torchrun asks ranks to end once another one has failed, and says how only when all are gone
+        failures = (failure_of(self._run, rank, None) for rank in failed)
+        by_itself = any(failure and not failure.asked_to_end for failure in failures)
+        if code is None and not self._has_reported(by_itself):
             return {PROGRAM: None}
         return {PROGRAM: code} | ({} if code == 0 else dict.fromkeys(failed, code or 1))
 

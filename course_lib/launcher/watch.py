@@ -49,11 +49,11 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         run.end(state, text)
         if error is None and run.unpickles:
             error = _load_results(run)
+        if error is None and (doubts := waiting.doubts(run)):
+            view.tell(doubts)
         view.finish()
     if error is not None:
         raise error from None
-    if doubts := waiting.doubts(run):
-        print(f"course_lib: {doubts}", file=sys.stderr)
 
 
 def _load_results(run: Run) -> failed.RankError | None:

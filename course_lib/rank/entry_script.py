@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
+import json
 import os
 import re
 import socket
@@ -22,8 +22,8 @@ from pathlib import Path
 from ..frames import is_learners, with_source
 from ..kill import end_with, kill_group_of
 from ..private_names import choose_ports_by, tell_before_the_agent_ends
-from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
-from .failure import note_asked_to_end, report_exception, watch_children, write_failure
+from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name
+from .failure import report_exception, watch_children, write_failure
 from .last_words import LastWords
 from .recorder import attach, note, tell_collectives
 
@@ -35,6 +35,7 @@ def run_program(script: str, arguments: list[str]) -> None:
     """Run a script as ``python script arguments…`` would, and record which of its ranks failed."""
     folder = Path(os.environ["COURSE_RUN"])
     end_with(int(os.environ["COURSE_KERNEL"]))
+    watch_children()
     try:
         _run(script, arguments)
     except SystemExit:
@@ -63,15 +64,14 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
         choose_ports_by(_reserved_port)
-    ended: dict[int, float] = {}  # by pid, when the agent asked a rank to end
-    tell_before_the_agent_ends(lambda pid: ended.setdefault(pid, time.time()))
+    tell_before_the_agent_ends(functools.partial(_note_end_request, folder))
     try:
         run.main(arguments)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             if not RankFiles(folder, rank).failure.exists():
-                write_failure(folder, rank, "", "", [], str(error), exit_code=failure.exitcode)
-            note_asked_to_end(folder, rank, ended.get(failure.pid, math.inf))
+                code, pid = failure.exitcode, failure.pid
+                write_failure(folder, rank, "", "", [], str(error), exit_code=code, pid=pid)
         print(error, file=sys.stderr)
         sys.exit(1)
     except SystemExit:
@@ -82,6 +82,12 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
         else:
             report_exception(folder, PROGRAM, error)
         sys.exit(1)
+
+
+def _note_end_request(folder: Path, pid: int) -> None:
+    """Note when the agent asked a rank to end: the first time, by SIGTERM, and then perhaps by SIGKILL."""
+    with contextlib.suppress(OSError), open(end_request(folder, process_name(pid)), "x") as file:
+        file.write(str(time.time()))
 
 
 def _reserved_port() -> int:
@@ -105,7 +111,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(attempt - 1))
-    if attempt > 0:  # what it had started lives on
+    if attempt > 0 and _of_this_node(files.facts):  # what it had started lives on
         kill_group_of(files.facts)
     attach(rank)
     watch_children()
@@ -115,10 +121,10 @@ def run_rank(script: str, arguments: list[str]) -> None:
     failure: BaseException | None = None
     try:
         _run(script, arguments)
-        note(returned=True)
+        note(returned=time.time())
     except SystemExit as error:
         if error.code in (None, 0):
-            note(returned=True)
+            note(returned=time.time())
             raise
         failure = error
     except BaseException as error:
@@ -129,6 +135,14 @@ def run_rank(script: str, arguments: list[str]) -> None:
             last_words.say()
         finally:
             last_words.say_here()
+
+
+def _of_this_node(facts: Path) -> bool:
+    """Return whether a rank has written its facts here: on another node, its pid is any process's."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(facts.read_text())
+        return told["process"] == process_name(told["pid"])
+    return False
 
 
 def _report(folder: Path, rank: int, error: BaseException) -> int:

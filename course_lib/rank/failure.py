@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
+import re
 import signal
 import time
 import traceback
@@ -16,41 +18,50 @@ from ..files import write_whole
 from ..frames import is_learners, is_ours, with_source
 from ..hardware import memory
 from ..private_names import tell_of_ended_children
-from ..run_folder import RankFiles
+from ..run_folder import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
-_ended: dict[int, int] = {}  # exit codes by pid
+RECENT_SECONDS = 10.0  # an error may come of a worker that has ended since then, or that it names
+LOST = (ConnectionError, EOFError)  # raised where the other end of a connection is gone
+_ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was seen
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
     """Record an exception, with its causes, as the failure of a rank."""
     causes: list[str] = []
-    seen, cause = {id(error)}, _cause(error)
+    seen, cause, lost = {id(error)}, _cause(error), isinstance(error, LOST)
     while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
         causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
+        lost = lost or isinstance(cause, LOST)
         seen.add(id(cause))
         cause = _cause(cause)
     text = "".join(traceback.format_exception(error))
-    workers = _killed_workers(isinstance(error, ConnectionError | EOFError))
+    workers = _killed_workers(text, expected=lost)
     write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes, workers=workers)
 
 
 def watch_children() -> None:
     """Note how the processes end that this one starts by `multiprocessing`: a failure may come of it."""
-    tell_of_ended_children(_ended.__setitem__)
+    tell_of_ended_children(lambda pid, code: _ended.setdefault(pid, (code, time.time())))
 
 
-def _killed_workers(expected: bool) -> list[tuple[int, int]]:
-    """Return pid and exit code of each process that `multiprocessing` has started and a signal has ended.
+def _killed_workers(text: str, expected: bool) -> list[tuple[int, int]]:
+    """Return pid and exit code of each worker of `multiprocessing` whose end by a signal explains an error.
 
-    A connection may be reset some moments before its process has ended: look again if one is ``expected``.
+    ``text`` is the error's. A connection may be reset some moments before its process has ended: look again
+    if one is ``expected``.
     """
     until = time.monotonic() + (WORKER_SECONDS if expected else 0)
     while True:
         multiprocessing.active_children()  # looks at each
-        # a DataLoader ends its workers by SIGTERM
-        killed = [(pid, code) for pid, code in _ended.items() if code < 0 and code != -signal.SIGTERM]
+        since = time.time() - RECENT_SECONDS
+        killed = [
+            (pid, code)
+            for pid, (code, at) in _ended.items()
+            if code < 0 and code != -signal.SIGTERM  # by which a DataLoader ends its workers
+            if at >= since or re.search(rf"\b{pid}\b", text)
+        ]
         if killed or time.monotonic() >= until:
             return killed
         time.sleep(0.02)
@@ -86,23 +97,15 @@ def write_failure(
     causes: Sequence[str] = (),
     exit_code: int | None = None,
     workers: Sequence[tuple[int, int]] = (),
+    pid: int | None = None,
 ) -> None:
     """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
-    record |= {"causes": list(causes), "exit_code": exit_code}
+    record |= {"causes": list(causes), "exit_code": exit_code, "process": process_name(pid or os.getpid())}
     if workers:
         record |= {"workers": list(workers), "memory": memory()}
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
         write_whole(RankFiles(folder, rank).failure, json.dumps(record))
-
-
-def note_asked_to_end(folder: Path, rank: int, since: float) -> None:
-    """Add to a rank's recorded failure, if it is not older, that torchrun had asked the rank to end."""
-    path = RankFiles(folder, rank).failure
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(path.read_text())
-        if record["time"] >= since:
-            write_whole(path, json.dumps(record | {"asked_to_end": True}))
 
 
 def _frames(error: BaseException) -> list[dict[str, Any]]:

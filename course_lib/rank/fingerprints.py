@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from .series import Series
+from .series import Series, on_cpu
 
 SHARE = 0.005  # of the time in the loop that fingerprints may take
 FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at
@@ -65,7 +65,7 @@ class Fingerprints:
                 self._try(same, place)
         except Exception as error:  # a GPU whose memory is full: the training goes on
             self._works = False
-            print(f"course_lib: track(…, same=…) compares no longer: {error!r}", file=sys.stderr)
+            print(f"course_lib: track(…, same=…) no longer compares: {error!r}", file=sys.stderr)
 
     def _try(self, same: Any, place: tuple[int, int]) -> None:
         import torch
@@ -101,15 +101,16 @@ class Fingerprints:
         self._seconds = (*self._seconds, seconds)[-3:]
         self._spent += seconds
 
-    def flush(self) -> None:
-        """Write the fingerprints that a GPU has computed; wait until it has."""
-        while self._pending:
+    def flush(self) -> bool:
+        """Write the fingerprints that a GPU has computed; return whether some are left."""
+        while self._pending and all(last.query() for *_, last in self._pending[0][0]):
             on_gpu, seconds = self._pending.popleft()
             for place_in_run, names, values, first, last in on_gpu:
-                last.synchronize()
                 seconds += first.elapsed_time(last) / 1000
-                self._series.fingerprints(place_in_run, dict(zip(names, values.tolist(), strict=True)))
+                values = on_cpu(values).tolist()
+                self._series.fingerprints(place_in_run, dict(zip(names, values, strict=True)))
             self._took(seconds)
+        return bool(self._pending)
 
 
 def _power_of_two(least: float) -> int:
@@ -191,9 +192,8 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
         parts = [data] if len(data) < 8 * WIDTH else _sums_of_words(data)
         each = [(part * _factors(len(part), part.device)).sum() for part in parts]
         sums.append(functools.reduce(lambda total, one: 2 * ODD * total + one, each))
-    return (torch.stack(sums) >> (64 - BITS)) & (
-        (1 << BITS) - 1
-    )  # a bit shows in all higher ones of a product
+    lowest_bits = (1 << BITS) - 1
+    return (torch.stack(sums) >> (64 - BITS)) & lowest_bits  # a bit shows in all higher ones of a product
 
 
 def _sums_of_words(data: Any) -> list[Any]:

@@ -40,7 +40,7 @@ LEFT_ALONE = {
 
 
 class LastWords:
-    """How a process reports its failure and ends. Make it beforehand, and use it without any call but `say`::
+    """The last act of a process: it reports its failure, and ends. Make it before, and call only `say`::
 
         except BaseException as error:
             last_words.error = error
@@ -80,7 +80,7 @@ class LastWords:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # a full disk, a closed stream, one of the program's own
                     stream.flush()
-            os._exit(code)
+            os._exit(code & 0xFF)  # all that a system keeps of it; a larger one would raise here
 
 
 def _ignore_signals() -> None:

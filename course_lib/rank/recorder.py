@@ -22,7 +22,7 @@ from typing import Any
 
 from ..files import write_whole
 from ..private_names import on_cpp_terminate
-from ..run_folder import AT_WORK, STARTING, RankFiles
+from ..run_folder import AT_WORK, STARTING, RankFiles, process_name
 from ..stack_dumps import answer_requests
 from .arrivals import ArrivalReader
 from .counters import Counters
@@ -39,6 +39,7 @@ TOLD = re.compile(
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds; the rank's own work begins before
+GPU_SECONDS = 5.0  # that a rank's end waits for a GPU: one that waits for other ranks may never be done
 
 _recorder: Recorder | None = None
 
@@ -109,6 +110,7 @@ class Recorder:
         launched = float(os.environ.get("COURSE_STARTED", time.time()))
         told = {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)}
         self._facts: dict[str, Any] = {"pid": self.pid, "phase": phase, "environment": told}
+        self._facts["process"] = process_name(self.pid)
         self._facts["launched"] = self._launched = launched
         self.series = Series(files, launched)
         self.counters = Counters(self.series.last_tick)
@@ -120,6 +122,7 @@ class Recorder:
         self._noting = threading.Lock()
         self._stop = threading.Event()
         self._forget_terminate = lambda: None
+        self._flushes = True
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
         self.note()
 
@@ -166,9 +169,11 @@ class Recorder:
         self._stop.set()
         self._forget_terminate()
         self._thread.join(2)
-        self._lookout.close()
+        self.tell_collectives()
         self.tick(exact=False)  # an exact reading would delay the end of every short run
-        self._flush()
+        until = time.monotonic() + GPU_SECONDS
+        while self._flush() and time.monotonic() < until:
+            time.sleep(0.01)
         self.series.close()
 
     def _give_up(self) -> None:
@@ -178,19 +183,26 @@ class Recorder:
             self.tell_collectives()
 
     def tell_collectives(self) -> None:
-        self._lookout.close()
+        with contextlib.suppress(Exception):  # the failure itself is still to be told
+            self._lookout.close()
 
-    def _flush(self) -> None:
-        self.series.flush()
-        self.fingerprints.flush()
+    def _flush(self) -> bool:
+        """Write what is computed; return whether a GPU is still to compute some."""
+        try:
+            return any([self.series.flush(wait=False), self.fingerprints.flush()])
+        except Exception as error:  # of CUDA's, wherever it was caused, and met at each call from then on
+            if self._flushes:
+                print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)
+            self._flushes = False
+            return False
 
     def _run(self) -> None:
         self._stop.wait(FIRST_TICK)
         while not self._stop.is_set():
             self.tick()
-            self._flush()
             self.note(stack_signal=self.stack_signal())
             self._lookout.look(self.counters.steps)
+            self._flush()
             self._stop.wait(until_the_next_tick(time.time()))
 
 

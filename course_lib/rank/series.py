@@ -102,19 +102,29 @@ class Series:
                     known[name] = len(known)
         return known[name]
 
-    def flush(self) -> None:
-        """Write the pending logged values; wait until the GPU has computed those on it."""
-        with self._reading:
+    def flush(self, wait: bool = True) -> bool:
+        """Write the pending logged values, ``wait``: also those that a GPU is still to compute.
+
+        Return whether some are left.
+        """
+        if not self._reading.acquire(blocking=wait):
+            return True
+        try:
             rows = array("d")
             for _ in range(len(self._pending)):  # one at a time: the training loop appends meanwhile
-                name, seconds, samples, value = self._pending.popleft()
+                value = self._pending[0][-1]
                 if isinstance(value, tuple):
                     tensor, event = value
+                    if not wait and not event.query():
+                        break
                     event.synchronize()  # in the training loop only once `MOST_PENDING` values wait
-                    value = tensor.item()
-                rows.extend((name, seconds, samples, value))
+                    value = on_cpu(tensor).item()
+                rows.extend((*self._pending.popleft()[:-1], value))
             if rows:
                 self._write("point", rows.tobytes())
+            return bool(self._pending)
+        finally:
+            self._reading.release()
 
     def close(self) -> None:
         for file in (self._files or {}).values():
@@ -130,6 +140,16 @@ class Series:
                 self._files = None
                 with contextlib.suppress(OSError):  # the output may be on the same disk
                     print(f"course_lib: the figures of rank {self._rank} end here: {error}", file=sys.stderr)
+
+
+def on_cpu(tensor: Any) -> Any:
+    """Copy a tensor that is computed, without waiting for what its GPU has been told to do since."""
+    if not tensor.is_cuda:
+        return tensor
+    import torch
+
+    with torch.cuda.stream(torch.cuda.Stream(tensor.device)):
+        return tensor.cpu()
 
 
 def _lines(path: Path) -> dict[str, int]:

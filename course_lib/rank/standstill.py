@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +24,7 @@ import psutil
 from ..files import discard, write_whole
 from ..frames import Place, frame_of, is_learners
 from ..private_names import flight_recorder, process_groups, traced_collectives
-from ..run_folder import ASKED, OVER_NCCL, RankFiles
+from ..run_folder import ASKED, EVERYONE, OVER_NCCL, RankFiles
 from ..stack_dumps import answer, request, size_of
 from .own_wait import own_wait
 from .threads import cpu_seconds, other_threads, stack_of
@@ -54,14 +56,17 @@ class Lookout:
         self._threads_at = 0.0
         self._forked: list[str] | None = None  # stacks of the forked processes, once asked
         self._written = ""
-        self._groups: dict[str, list[int]] = {}  # also those that have been destroyed
+        # Since the default group was made; also what is known of groups that have been destroyed
+        self._default_group: Callable[[], Any] = lambda: None
+        self._groups: dict[str, list[int]] = {}
+        self._called: dict[str, int] = {}
         self._places: dict[tuple[str, int], Place | None] = {}
-        self._closed = False
+        self._writing, self._closed = threading.RLock(), False  # the last record may come from any thread
 
     def look(self, steps: int) -> None:
         """Compare with the last look, and keep the record up to date."""
         now, worked = time.time(), cpu_seconds(self._main)
-        self._groups |= process_groups()[0]
+        self._look_at_groups()
         place, call = self._where()
         flights = status() + status(of_nccl=True)
         polls = worked - self._cpu_seconds < POLLING_SHARE * (now - self._stands_since)
@@ -70,6 +75,9 @@ class Lookout:
             self._stands_since, self._cpu_seconds = now, worked
         if flights != self._flights:
             self._called_since = now
+            with self._writing:
+                self._called |= flight()["called"]  # the recorder forgets them soon
+                self._places = {}
         self._place, self._call, self._steps, self._flights = place, call, steps, flights
         asked = os.path.exists(self._asked_path)
         if asked or now - self._called_since >= STILL_SECONDS:
@@ -88,9 +96,19 @@ class Lookout:
 
     def close(self) -> None:
         """Write a last record: which collectives this rank has called, and which threads are left."""
-        self._groups |= process_groups()[0]
-        self._write({"asked": True, "threads": other_threads(), "forked": []})
-        self._closed = True  # while C++ code gives up in another thread, the recorder's may be in `look`
+        self._look_at_groups()
+        self._write({"asked": True, "threads": other_threads(), "forked": []}, last=True)
+
+    def _look_at_groups(self) -> None:
+        """Note the process groups; once there is another default group, torch names them anew."""
+        world = None
+        with contextlib.suppress(Exception):  # torch.distributed is not there, or half imported
+            world = sys.modules["torch.distributed"].group.WORLD
+        with self._writing:
+            if world is not None and world is not self._default_group():
+                self._default_group = weakref.ref(world)
+                self._groups, self._called, self._places = {}, {}, {}
+            self._groups |= process_groups()[0]
 
     def _where(self) -> tuple[tuple[int, int], tuple[int, int] | None]:
         """Return the main thread's place, and that of the learner's innermost call."""
@@ -105,24 +123,26 @@ class Lookout:
         number, stacks, until = self._stack_signal(), list[str](), time.monotonic() + FORKED_SECONDS
         for child in psutil.Process().children(recursive=True)[:MOST_FORKED] if number else []:
             start = size_of(self._stacks)
-            if number and request(child.pid, number):
+            if number and time.monotonic() < until and request(child.pid, number):
                 stacks.append(answer(self._stacks, start, until))
         return stacks
 
-    def _write(self, record: dict[str, Any] | None) -> None:
-        text = "" if record is None else json.dumps(record | self._flight() | {"groups": self._groups})
-        if text == self._written or self._closed:
-            return
-        self._written = text
-        if text:
-            with contextlib.suppress(OSError):
-                write_whole(self._path, text)
-        else:
-            discard(self._path)
+    def _write(self, record: dict[str, Any] | None, last: bool = False) -> None:
+        with self._writing:
+            if self._closed:
+                return
+            text = "" if record is None else json.dumps(record | self._flight() | {"groups": self._groups})
+            self._closed, before, self._written = last, self._written, text
+            if text and text != before:
+                with contextlib.suppress(OSError):
+                    write_whole(self._path, text)
+            elif not text:
+                discard(self._path)
 
     def _flight(self) -> dict[str, Any]:
         """Return `flight`, with the learner's line that called each collective: reading it takes longer."""
         told = flight()
+        told["called"] = self._called = self._called | told["called"]
         if any((call["group"], call["number"]) not in self._places for call in told["recent"]):
             over_nccl = any(call["group"].endswith(OVER_NCCL) for call in told["recent"])
             self._places = called_at() | (called_at(of_nccl=True) if over_nccl else {})
@@ -135,6 +155,8 @@ def called_at(of_nccl: bool = False) -> dict[tuple[str, int], Place | None]:
     """Return the learner's innermost line in the calls of the latest collectives, by group and number."""
     found: dict[tuple[str, int], Place | None] = {}
     for entry in traced_collectives(of_nccl):
+        if entry.get("is_p2p"):  # which has the number of the collective before it
+            continue
         key = entry["process_group"][0] + (OVER_NCCL if of_nccl else ""), entry["collective_seq_id"]
         frames = ((each["filename"], each["line"], each["name"]) for each in entry.get("frames", []))
         found[key] = next((place for place in frames if is_learners(place[0])), None)
@@ -149,10 +171,13 @@ def flight() -> dict[str, Any]:
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         entries = [(entry, "") for entry in collectives()]
         entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
-        for entry, over in sorted(entries, key=lambda pair: pair[0].get("time_created_ns", 0)):
+        entries.sort(key=lambda pair: pair[0].get("time_created_ns", 0))
+        # a group that was destroyed and made again has the same name, counts anew, and a higher id
+        latest = {entry["process_group"][0] + over: entry.get("pg_id", 0) for entry, over in entries}
+        for entry, over in entries:
             group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
-            if number < called.get(group, 0):  # the group was destroyed and made again
-                calls = [call for call in calls if call["group"] != group]
+            if entry.get("pg_id", 0) < max(latest[group], latest.get(EVERYONE + over, 0)):
+                continue
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
             calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})

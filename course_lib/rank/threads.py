@@ -57,8 +57,9 @@ def note_exceptions(note: Callable[..., None]) -> None:
 
     def hook(args: Any) -> None:
         with contextlib.suppress(Exception):
-            if os.getpid() == pid and args.exc_type is not SystemExit and len(noted) < MOST_ERRORS:
-                name = args.thread.name if args.thread else "?"
+            name = args.thread.name if args.thread else "?"
+            told = args.exc_type is not SystemExit and not name.startswith("course-")  # which are ours
+            if os.getpid() == pid and told and len(noted) < MOST_ERRORS:
                 noted.append({"thread": name} | described(args.exc_value))
                 note(thread_errors=[*noted])
         before(args)

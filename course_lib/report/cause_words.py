@@ -24,13 +24,17 @@ WAITS_FOR = [
     (r"threading\.py:join", "a thread that has not ended"),
     (r"dataloader\.py:", "a batch of its DataLoader's workers"),
     (r"_base\.py:result", "a result that is not there"),
+    (r"\bpool\.py:", "a result of its pool's workers"),
     (r"queues?\.py:get|\.get\(\)", "an item that nobody has put into the queue"),
     (r"queues?\.py:put", "room in a queue that nobody takes from"),
-    (r"threading\.py:wait|synchronize\.py:wait", "an event or a condition that nobody has set"),
-    (r"\.acquire\(|\| with |\b(flock|lockf)\(", "a lock that has not been released"),
+    (r"threading\.py:wait|synchronize\.py:wait", "an event or a condition that nobody has signalled"),
+    (r"\.acquire\(|^(?!.*:__exit__).*\| with [^(]+$|\b(flock|lockf)\(", "a lock that has not been released"),
     (r"\.wait\(\[|\.get\(|store\.py:", "a key that no rank has set in the store"),
     (r"base_events\.py:", "a task of its asyncio loop"),
-    (r"\.(wait|synchronize)\(", "work that has not ended, such as a message without its other rank"),
+    (
+        r"\.(wait|synchronize)\(",
+        "an operation that has not finished, such as a message whose other rank never came",
+    ),
     (r"\b(input|breakpoint)\(", "a keyboard, which a rank does not have"),
     (r"\.(accept|recv\w*|connect|read\w*|select|poll)\(|\bopen\(|socket\.py:", "another process or a file"),
 ]
@@ -74,11 +78,12 @@ def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
     one = len(cause.absent) == 1
     returned = ("; it has returned" if one else "; they have returned") if cause.returned else ""
     further = [
-        f"; {_ranks(each.waiting)} {_wait(each.waiting, tense)} for {_ranks(each.absent)} in {_place(each)}"
+        f"; {ranks_text(each.waiting)} {_wait(each.waiting, tense)} for {ranks_text(each.absent)} "
+        f"in {_place(each)}"
         for each in cause.further
     ]
     never = tense.never if one else tense.they_never
-    return f"{_ranks(cause.absent)} {never} {_did(cause, tense)}{returned}{''.join(further)}"
+    return f"{ranks_text(cause.absent)} {never} {_did(cause, tense)}{returned}{''.join(further)}"
 
 
 def _around(cause: Circle, tense: Tense) -> str:
@@ -90,12 +95,12 @@ def _around(cause: Circle, tense: Tense) -> str:
         for rank, call in calls.items()
     ]
     order = f"; {SAME_GROUPS}" if any(call.name == NEW_GROUP for call in calls.values()) else ""
-    return f"{_ranks(calls)} {tense.wait} for each other: {', '.join(waits)}{order}"
+    return f"{ranks_text(calls)} {tense.wait} for each other: {', '.join(waits)}{order}"
 
 
 def _did(cause: Absence, tense: Tense) -> str:
     """Say what absent ranks have not done, and who waits for it."""
-    waiting, wait = _ranks(cause.waiting), _wait(cause.waiting, tense)
+    waiting, wait = ranks_text(cause.waiting), _wait(cause.waiting, tense)
     if cause.function == "recv":
         return f"sent what {waiting} {wait} for in recv"
     if cause.function == "send":
@@ -133,7 +138,8 @@ def _differences(cause: Mismatch) -> str:
     roots = {rank: _with_root(call) for rank, call in calls.items() if call.root is not None}
     shapes = {rank: _with_shapes(call) for rank, call in calls.items()}
     typed = {rank: f"{shapes[rank]} of {', '.join(_dtypes(call))}" for rank, call in calls.items()}
-    return _by_text(next(texts for texts in (names, shapes, roots, typed) if len({*texts.values()}) > 1))
+    different = (texts for texts in (names, shapes, roots) if len({*texts.values()}) > 1)
+    return _by_text(next(different, typed))
 
 
 def _with_root(call: Call) -> str:
@@ -147,7 +153,7 @@ def _with_shapes(call: Call) -> str:
 
 
 def _dtypes(call: Call) -> list[str]:
-    return [DTYPES.get(dtype, dtype.lower()) for dtype in dict.fromkeys(call.dtypes)]
+    return [DTYPES.get(dtype, dtype.lower()) for dtype in call.dtypes]
 
 
 # --- waits for no rank ------------------------------------------------------------------------------------
@@ -159,7 +165,7 @@ def _own_waits(states: Iterable[RankState], tense: Tense, slept: bool = False) -
     for state in states:
         ranks[_own_wait(state, slept)].append(state.rank)
     return "; ".join(
-        f"{_ranks(alike)} {getattr(tense, verbs[len(alike) > 1])} {what}"
+        f"{ranks_text(alike)} {getattr(tense, verbs[len(alike) > 1])} {what}"
         for (verbs, what), alike in ranks.items()
         if what
     )
@@ -190,14 +196,15 @@ def _by_text(texts: Mapping[int, str]) -> str:
     ranks = defaultdict(list)
     for rank, text in texts.items():
         ranks[text].append(rank)
-    return " and ".join(f"{text} on {_ranks(numbers)}" for text, numbers in ranks.items())
+    return " and ".join(f"{text} on {ranks_text(numbers)}" for text, numbers in ranks.items())
 
 
 def _wait(waiting: Sequence[int], tense: Tense) -> str:
     return tense.waits if len(waiting) == 1 else tense.wait
 
 
-def _ranks(numbers: Iterable[int]) -> str:
+def ranks_text(numbers: Iterable[int]) -> str:
+    """Name ranks, of many the first: ``"rank 2"``, ``"ranks 0, 1"``."""
     numbers = list(numbers)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..run.trace import Check
-from .cause_words import _ranks
+from .cause_words import ranks_text
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -63,10 +63,10 @@ class Divergence:
             return "of two ranks, nobody can tell which one is wrong"
         if 2 * len(first) > ranks:
             odd = sorted(rank for group in others for rank in group)
-            return f"{_ranks(odd)} {'is the odd one' if len(odd) == 1 else 'are the odd ones'} out"
+            return f"{ranks_text(odd)} {'is the odd one' if len(odd) == 1 else 'are the odd ones'} out"
         if len(first) == 1:
             return "no two ranks hold the same"
-        return " and ".join(map(_ranks, self.groups)) + " each hold something else"
+        return " and ".join(map(ranks_text, self.groups)) + " each hold something else"
 
 
 def divergence(run: Run) -> Divergence | None:

@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..run_folder import PROGRAM, RankFiles
+from ..run_folder import PROGRAM, RankFiles, was_asked_to_end
 from .facts import ExitCodes, Failure, Failures, Report, Unrecorded
 from .stacks import crash_position
 from .words import MESSAGE_LINES, error_text
@@ -104,7 +104,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         if record["message"]:
             return Failure(rank, "noted by the launcher", record["time"], message=record["message"])
         exit_code, seen = record["exit_code"], record["time"]
-        asked_to_end = record.get("asked_to_end", False)
+        asked_to_end = _asked_to_end(run, record)
     if exit_code is None:
         return None
     name = _signal_of(exit_code)
@@ -130,7 +130,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
 def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     kind, texts = record["type"], [f"{record['type']}: {record['message']}", *record["causes"]]
     workers = [(pid, _signal_of(code)) for pid, code in record.get("workers", [])]
-    asked_to_end = record.get("asked_to_end", False)
+    asked_to_end = _asked_to_end(run, record)
     killed = any(name == "SIGKILL" for _, name in workers)
     # argparse raises it, too, and prints what was wrong
     prints = kind == "SystemExit" and record["message"].strip().isdigit()
@@ -150,6 +150,10 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         timed_out=any(map(TIMED_OUT.search, texts)),
         short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])) or (killed and run.short_of_memory),
     )
+
+
+def _asked_to_end(run: Run, record: dict[str, Any]) -> bool:
+    return was_asked_to_end(run.folder, record.get("process", ""), record["time"])
 
 
 def _signal_of(exit_code: int) -> str:

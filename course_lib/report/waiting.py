@@ -100,9 +100,11 @@ def stalled(run: Run) -> str:
 
 def doubts(run: Run) -> str:
     """Say why the results of a run may be wrong, though no rank failed; empty if nothing is known."""
-    groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
-    cause = other_groups(groups)
-    return f"the run is done, but {mismatch_text(cause)}" if cause else ""
+    with contextlib.suppress(Exception):  # a rank's program may have written anything into its files
+        groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
+        if cause := other_groups(groups):
+            return f"the run is done, but {mismatch_text(cause)}"
+    return ""
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ def state_of(
         # it could not answer, and what it wrote before may be out of date
         return state if stack is recorded else replace(state, function=function)
     recent, pending = ([Call(**call) for call in record.get(which, [])] for which in ("recent", "pending"))
-    if failure and failure.kind == "raised":
+    if failure and (failure.consequence or failure.timed_out):
         pending = pending or recent[-1:]  # its last call has ended with the failure
     waits_in = _waits_in(pending, record.get("meets")) if phase != "returned" else None
     idle = phase == AT_WORK and seconds and not run.trace(rank).cpu_share(seconds) > BUSY
@@ -233,6 +235,7 @@ def _lingers(run: Run, rank: int) -> float | None:
 
 def record_of(run: Run, rank: int) -> dict[str, Any]:
     """Return what a rank has recorded about where it is (`RankFiles.standstill`); empty without a record."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(RankFiles(run.folder, rank).standstill.read_text())
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads(RankFiles(run.folder, rank).standstill.read_text())
+        return record if isinstance(record, dict) else {}
     return {}

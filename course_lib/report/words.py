@@ -101,7 +101,7 @@ def error_text(run: Run, report: Report) -> str:
     own += [""] if own else []
     parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *own, *map(show, cause.frames), *states]
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
-    return f"{text}\n\n{hint}" if (hint := advice(cause)) else text
+    return f"{text}\n\n{hint}" if (hint := advice(run, cause)) else text
 
 
 def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
@@ -211,24 +211,23 @@ def ended_by(signal: str) -> str:
     return SIGNALS.get(signal, f"was ended by {signal}")
 
 
-def advice(failure: Failure) -> str:
+def advice(run: Run, failure: Failure) -> str:
     """Say what to do about a failure; empty if that is not known."""
     if failure.kind != "raised":
         return ""
     texts = [failure.exception, failure.message, *failure.causes]
-    if failure.workers:
-        return _of_workers(failure)
     known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
-    return next(known, NO_MEMORY if failure.short_of_memory else "")
+    hint = next(known, NO_MEMORY if failure.short_of_memory and not failure.workers else "")
+    return "\n\n".join(filter(None, [hint, _of_workers(run, failure)]))
 
 
-def _of_workers(failure: Failure) -> str:
-    """Say which of a rank's workers a signal has ended, and what memory there was."""
+def _of_workers(run: Run, failure: Failure) -> str:
+    """Say which of a rank's workers a signal has ended, and what memory there was; empty without any."""
     told = []
     for pid, name in failure.workers:
         out_of_memory = failure.short_of_memory and name == "SIGKILL"
         how = OUT_OF_MEMORY if out_of_memory else ended_by(name)
-        told.append(f"A worker of rank {failure.rank}, process {pid}, {how}.")
+        told.append(f"A worker of {run.who(failure.rank)}, process {pid}, {how}.")
     if failure.memory:
         total, available = (size / (1 << 30) for size in failure.memory)
         told.append(f"Of {total:.1f} GiB of memory, {available:.1f} GiB were available afterwards.")
@@ -240,7 +239,10 @@ def _of_workers(failure: Failure) -> str:
 
 def lingering_text(run: Run, states: Sequence[RankState], seconds: float) -> str:
     """Say which ranks `launch` has killed, though their functions had returned, and what kept them."""
-    head = f"killed {seconds:g} s after the function had returned; torchrun would still wait for them:"
+    head = (
+        f"These ranks were killed {seconds:g} s after their function had returned "
+        "(torchrun would have kept waiting):"
+    )
     return "\n".join([head, *(line for state in states for line in _lines(run, state))])
 
 
@@ -280,7 +282,7 @@ def label(filename: str) -> str:
     """Return a name to show: ``Cell In[7]`` for a cell of this kernel, a short path for a file."""
     with contextlib.suppress(AttributeError, TypeError):  # no cell, or no IPython
         return " ".join(shell().compile.format_code_name(filename))
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # elsewhere, or the working folder is gone
         return str(Path(filename).relative_to(Path.cwd()))
     return Path(filename).name
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..run_folder import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, RankFiles
+from ..run_folder import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, RankFiles, was_asked_to_end
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
@@ -45,8 +45,12 @@ class Trace:
         return facts if isinstance(facts, dict) else {}
 
     def has_returned(self) -> bool:
-        """Return whether the rank has ended successfully."""
-        return self.files.result.exists() or bool(self.facts().get("returned"))
+        """Return whether the rank has ended successfully, and not because torchrun's agent asked it to."""
+        if self.files.result.exists():
+            return True
+        facts = self.facts()
+        at = facts.get("returned", 0)
+        return bool(at) and not was_asked_to_end(self.files.folder, facts.get("process", ""), at)
 
     # --- what it printed ----------------------------------------------------------------------------------
 

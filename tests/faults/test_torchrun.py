@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from course_lib import RankError, RankTimeout, Run, torchrun
+from course_lib.launcher import processes
 from course_lib.report import waiting
 from tests.support.kernels import Kernel
 from tests.support.processes import alive, unless_gone, wait_for
@@ -109,8 +110,12 @@ def test_how_a_rank_ends(how: str, tmp_path: Path) -> None:
     assert ("There is no memory left for this" in str(error)) == how.startswith("no memory")
 
 
-def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path) -> None:
-    """Nothing of it is left, and rank 1, which torchrun then ends, is not taken for the cause."""
+def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is left. Those that torchrun then ends are not taken for the cause, nor for done.
+
+    Rank 2 keeps torchrun from telling of rank 0 for long after rank 1 has told of itself.
+    """
+    monkeypatch.setattr(processes.Program, "report_seconds", 0.0)
     source = """
         import os, signal, subprocess, time
         from pathlib import Path
@@ -119,6 +124,12 @@ def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path) -> None:
 
         def stop(number, frame):
             raise KeyboardInterrupt("asked to end")
+
+        def save(number, frame):
+            while not Path(os.environ["COURSE_RUN"], "rank-1.failure.json").exists():
+                time.sleep(0.01)
+            time.sleep(1.5)
+            raise SystemExit(0)
 
         rank = int(os.environ["RANK"])
         beside = subprocess.Popen(["sleep", "1000"])
@@ -129,14 +140,19 @@ def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path) -> None:
             next(batches)
             there.touch()
             time.sleep(1000)  # here
-        while not there.exists():
+        if rank == 2:
+            signal.signal(signal.SIGTERM, save)
+            there.with_name("there-too").touch()
+            time.sleep(1000)
+        while not (there.exists() and there.with_name("there-too").exists()):
             time.sleep(0.01)
         os.kill(os.getpid(), 9)
         """
-    error = failing(script(tmp_path, source))
+    error = failing(script(tmp_path, source), nproc_per_node=3)
 
     assert str(error).startswith("rank 0 was killed (SIGKILL)"), str(error)
     assert "rank 1 then raised KeyboardInterrupt: asked to end" in str(error)
+    assert "rank 2 had ended" in str(error)
 
 
 def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:

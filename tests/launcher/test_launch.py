@@ -582,7 +582,9 @@ def test_a_rank_that_lingers_after_its_return_does_not_hold_the_launch(
     run = launch(work)
 
     head, first, told = capsys.readouterr().out.splitlines()
-    assert head == "killed 0.3 s after the function had returned; torchrun would still wait for them:"
+    assert head == (
+        "These ranks were killed 0.3 s after their function had returned (torchrun would have kept waiting):"
+    )
     assert first == "rank 1 had returned"
     keeps = r' +its thread "heartbeat" \(not a daemon: the process waits for it\) was at .*time\.sleep\(60\)'
     assert re.fullmatch(keeps, told)

@@ -243,4 +243,4 @@ def test_a_device_that_is_full_does_not_end_the_training(
     rank.train(range(100), cost=0.0)
     assert rank.checks() == set()
     said = capsys.readouterr().err
-    assert said.count("course_lib: track(…, same=…) compares no longer: OutOfMemoryError('CUDA out of") == 1
+    assert said.count("course_lib: track(…, same=…) no longer compares: OutOfMemoryError('CUDA out of") == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from course_lib import RankError
@@ -76,3 +79,14 @@ def test_a_rank_that_cannot_start_a_thread_reports_all_the_same() -> None:
 
     with pytest.raises(RankError, match="raised ValueError: the cause"):
         quiet_launch(work, nprocs=1)
+
+
+def test_a_program_may_exit_with_any_number() -> None:
+    """With sys.exit(2**31 + 7), as elsewhere, the lowest byte is left of it."""
+    code = """
+from course_lib.rank.last_words import LastWords
+last_words = LastWords(lambda error: 2**31 + 7)
+last_words.error = SystemExit()
+last_words.say()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode == 7

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from course_lib import RankError, Run, launch, log, place, track
 from course_lib.rank import recorder
+from course_lib.run_folder import RankFiles
 from tests.support.cells import cell, quiet_launch
 from tests.support.processes import wait_for
 
@@ -120,6 +121,39 @@ def test_what_was_logged_just_before_an_exception_is_kept() -> None:
     series = caught.value.run.metrics[failed]
     np.testing.assert_array_equal(series["i"], np.arange(6))
     assert series["steps"][-1] == 5
+
+
+def test_a_gpu_that_fails_or_is_never_done_holds_up_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recorder, "GPU_SECONDS", 0.05)
+    own = recorder.Recorder(RankFiles(tmp_path, 0))
+    own._thread.start()
+    monkeypatch.setattr(own.series, "flush", lambda wait: True)
+    own.close()
+    assert not own._thread.is_alive()
+
+    def fails() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    own = recorder.Recorder(RankFiles(tmp_path, 1))
+    own._thread.start()
+    monkeypatch.setattr(own.fingerprints, "flush", fails)
+    assert [own._flush(), own._flush()] == [False, False]
+    own.close()
+    assert capsys.readouterr().err.count("course_lib: what was logged on a GPU cannot be read: Runt") == 1
+
+
+def test_collectives_that_cannot_be_told_hide_no_failure() -> None:
+    def work() -> None:
+        def refuses() -> None:
+            raise RuntimeError("no thread can be looked at")
+
+        threading.enumerate = refuses
+        raise ValueError("the cause")
+
+    with pytest.raises(RankError, match="raised ValueError: the cause"):
+        quiet_launch(work, nprocs=1)
 
 
 def test_the_workers_of_a_loader_are_no_ranks() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from course_lib import Run
 from course_lib.rank import series as series_module
+from course_lib.rank.fingerprints import Fingerprints
 from course_lib.rank.series import Series
 from course_lib.run_folder import TICK, RankFiles
 from course_lib.run_record import RunRecord
@@ -174,8 +175,7 @@ def test_a_new_name_does_not_wait_for_the_gpu(series: Series, tmp_path: Path) ->
             asked.set()
             assert reached.wait(60)
 
-    series.point("loss", 1.0, samples=0)
-    series._pending[0] = (*series._pending[0][:3], (torch.tensor(2.0), CudaEvent()))
+    on_gpu(series, CudaEvent())
     thread = threading.Thread(target=series.flush)
     thread.start()
     assert asked.wait(60)
@@ -189,3 +189,53 @@ def test_a_new_name_does_not_wait_for_the_gpu(series: Series, tmp_path: Path) ->
     assert not waited
     found = written(series, tmp_path)
     assert (list(found["loss"]), list(found["accuracy"])) == ([2.0], [3.0])
+
+
+def on_gpu(series: Series, event: Any, value: float = 2.0) -> None:
+    """Log a value that is there once an event has happened."""
+    series.point("loss", 1.0, samples=0)
+    series._pending[-1] = (*series._pending[-1][:3], (torch.tensor(value), event))
+
+
+class Reached:
+    """An event of a GPU that only looks: nobody may wait for it."""
+
+    there = False
+
+    def query(self) -> bool:
+        return self.there
+
+    def synchronize(self) -> None:
+        assert self.there
+
+    def elapsed_time(self, _: Reached) -> float:
+        return 1.0
+
+
+def test_nobody_waits_for_a_gpu_that_is_not_done(series: Series, tmp_path: Path) -> None:
+    """Behind a collective that never ends, the recorder's thread would be stuck, too."""
+    event = Reached()
+    series.point("loss", 1.0, samples=0)
+    on_gpu(series, event)
+    assert series.flush(wait=False)
+    found = Fingerprints(series)
+    found._pending.append(([((0, 1, 1), ["weight"], torch.tensor([7]), event, event)], 0.0))
+    assert found.flush()
+    event.there = True
+    assert not series.flush(wait=False)
+    assert not found.flush()
+    assert list(written(series, tmp_path)["loss"]) == [1.0, 2.0]
+    assert list((tmp_path / "rank-0.tensors").read_text().split()) == ["weight"]
+
+
+def test_nor_for_the_training_loop_that_waits_for_one(series: Series) -> None:
+    asked, reached = threading.Event(), threading.Event()
+    waits = SimpleNamespace(query=lambda: False, synchronize=lambda: asked.set() or reached.wait(60))
+    on_gpu(series, waits)
+    loop = threading.Thread(target=series.flush)
+    loop.start()
+    assert asked.wait(60)
+    assert series.flush(wait=False)
+    reached.set()
+    loop.join()
+    assert not series.flush(wait=False)

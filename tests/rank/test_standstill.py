@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,14 +281,95 @@ def last_call(word: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_a_group_that_was_made_again_has_no_earlier_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {"process_group": ["0", "default_pg"], "input_sizes": [], "is_p2p": False, "retired": True}
-    names = [(1, "gloo:all_reduce"), (2, "gloo:barrier"), (1, "gloo:broadcast")]
-    entries = [
-        common | {"collective_seq_id": number, "profiling_name": name, "time_created_ns": at}
-        for at, (number, name) in enumerate(names)
-    ]
-    records(monkeypatch, gloo=entries, nccl=[])
-    assert [(call["number"], call["name"]) for call in standstill.flight()["recent"]] == [(1, "broadcast")]
+    """Nor are those of the default group before it, and of all that were made then, those of this one."""
+    records(
+        monkeypatch, gloo=[entry(0, "0", 1), entry(1, "7", 1), *(entry(2, "7", n) for n in (1, 2))], nccl=[]
+    )
+    told = standstill.flight()
+    assert told["called"] == {"0": 1, "7": 2}
+    assert [(call["group"], call["number"]) for call in told["recent"]] == [("0", 1), ("7", 1), ("7", 2)]
+
+    before = [*(entry(0, "0", number) for number in (1, 2, 3)), entry(1, "7", 5)]
+    records(monkeypatch, gloo=[*before, entry(2, "0", 1), entry(2, "0", 2)], nccl=[])
+    told = standstill.flight()
+    assert told["called"] == {"0": 2}
+    assert told["pending"] == told["recent"]
+    assert [(call["group"], call["number"]) for call in told["recent"]] == [("0", 1), ("0", 2)]
+
+
+clock = itertools.count()
+
+
+def entry(group_id: int, group: str, number: int, **more: Any) -> dict[str, Any]:
+    """What the flight recorder tells of one collective, which has not ended."""
+    told = {"pg_id": group_id, "process_group": [group, ""], "collective_seq_id": number, "input_sizes": []}
+    told |= {"profiling_name": "gloo:barrier", "is_p2p": False, "retired": False, "state": "started"}
+    return told | {"time_created_ns": next(clock)} | more
+
+
+def test_what_the_recorder_has_forgotten_still_counts(
+    standing: Lookout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps 16 entries, of all groups and of messages."""
+    for entries in ([entry(1, "7", 2)], [entry(0, "0", number) for number in (1, 2)]):
+        records(monkeypatch, gloo=entries, nccl=[])
+        standing.look(0)
+    standing.close()
+    assert record(standing._path)["called"] == {"7": 2, "0": 2}
+
+
+def test_another_default_group_has_other_groups(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch gives them the same names once more; what has only been destroyed is still told."""
+    world: Any = SimpleNamespace(group=SimpleNamespace(WORLD=Group()))
+    monkeypatch.setitem(sys.modules, "torch.distributed", world)
+    for made in ({"0": [0, 1, 2], "1": [0, 1]}, {}):
+        monkeypatch.setattr(standstill, "process_groups", lambda made=made: (made, 2))
+        records(monkeypatch, gloo=[entry(1, "1", 5)], nccl=[])
+        standing.look(0)
+        world.group.WORLD = None
+    assert standing._groups == {"0": [0, 1, 2], "1": [0, 1]}
+    assert standing._called == {"1": 5}
+    world.group.WORLD = Group()
+    monkeypatch.setattr(standstill, "process_groups", lambda: ({"0": [0, 1, 2]}, 2))
+    records(monkeypatch, gloo=[entry(2, "0", 1)], nccl=[])
+    standing.close()
+    told = record(standing._path)
+    assert (told["groups"], told["called"]) == ({"0": [0, 1, 2]}, {"0": 1})
+
+
+class Group:
+    """Stands for torch's, to which one may refer weakly."""
+
+
+def test_the_line_of_a_collective_is_not_that_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [[{"filename": "/home/me/train.py", "line": line, "name": "train"}] for line in (3, 4)]
+    traced = [entry(0, "0", 1, frames=lines[0]), entry(0, "0", 1, is_p2p=True, frames=lines[1])]
+    monkeypatch.setattr(standstill, "traced_collectives", lambda _: traced)
+    assert standstill.called_at() == {("0", 1): ("/home/me/train.py", 3, "train")}
+
+
+def test_the_last_record_stays(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that began before it, in another thread, ends after it, and writes nothing."""
+    wait_for(lambda: stands(standing))
+    last, writes = threading.Thread(target=standing.close), standstill.write_whole
+
+    def slowly(path: Path, text: str) -> None:
+        if threading.current_thread() is not last:
+            last.start()
+            assert not wait_for_end(last), "it waits for this one"
+        writes(path, text)
+
+    monkeypatch.setattr(standstill, "write_whole", slowly)
+    standing.look(1)
+    last.join()
+    assert record(standing._path)["forked"] == []
+    standing.look(2)
+    assert record(standing._path)["forked"] == []
+
+
+def wait_for_end(thread: threading.Thread) -> bool:
+    thread.join(0.2)
+    return not thread.is_alive()
 
 
 def test_who_waits_in_a_collective_says_so() -> None:

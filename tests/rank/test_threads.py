@@ -41,7 +41,8 @@ def test_what_ends_a_thread_is_noted_and_goes_its_way(noted: list[dict[str, Any]
 
 def test_an_exit_is_no_error_and_many_are_not_all_noted(noted: list[dict[str, Any]]) -> None:
     ended_by(SystemExit(0))
-    assert [list(each) for each in noted] == [["before"]]
+    ended_by(ValueError("ours"), "course-recorder")
+    assert [list(each) for each in noted] == [["before"]] * 2
     for number in range(MOST_ERRORS + 2):
         ended_by(ValueError(number))
     facts = [each["thread_errors"] for each in noted if "thread_errors" in each]

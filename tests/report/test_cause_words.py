@@ -17,14 +17,15 @@ WAITS = {
     "p.join()": ([("process.py", "join"), ("popen_fork.py", "wait")], "a process that has not ended"),
     'run(["sleep"])': ([("subprocess.py", "run")], "a process that has not ended"),
     "f.result()": ([("_base.py", "result"), ("threading.py", "wait")], "a result that is not there"),
-    "e.wait()": ([("threading.py", "wait")], "an event or a condition that nobody has set"),
+    "e.wait()": ([("threading.py", "wait")], "an event or a condition that nobody has signalled"),
+    "r.get()": ([("pool.py", "get"), ("threading.py", "wait")], "a result of its pool's workers"),
     "lock.acquire()": ([], "a lock that has not been released"),
     "with lock:": ([], "a lock that has not been released"),
     "fcntl.flock(f, 2)": ([], "a lock that has not been released"),
     's.get("ready")': ([], "a key that no rank has set in the store"),
     's.wait(["ready"])': ([], "a key that no rank has set in the store"),
     'barrier(s, 2, "b", 300)': ([("store.py", "barrier")], "a key that no rank has set in the store"),
-    "work.wait()": ([], "work that has not ended, such as a message without its other rank"),
+    "work.wait()": ([], "an operation that has not finished, such as a message whose other rank never came"),
     "next(batches)": ([("dataloader.py", "__next__")], "a batch of its DataLoader's workers"),
     "asyncio.run(main())": ([("base_events.py", "run_forever")], "a task of its asyncio loop"),
     'input("on? ")': ([], "a keyboard, which a rank does not have"),
@@ -56,6 +57,8 @@ def test_ranks_that_only_stand_are_told_where_nothing_else_is() -> None:
     )
     assert cause_text(None, slept, PRESENT) == "ranks 1, 2 are in time.sleep(60)"
     assert cause_text(None, [RankState(0, "at work")]) == ""
+    leaves = idle(3, "with writer:", [("writer.py", "__exit__"), ("writer.py", "flush")])
+    assert cause_text(None, [leaves]) == "rank 3 was in with writer:", "that takes no lock"
 
 
 def test_what_keeps_a_missing_rank_is_told_too() -> None:

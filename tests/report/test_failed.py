@@ -8,18 +8,19 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from course_lib import RankError, RankTimeout, Run
-from course_lib.rank.failure import note_asked_to_end, write_failure
+from course_lib.rank.failure import write_failure
 from course_lib.report import failed, waiting
 from course_lib.report.facts import Absence, Failure, RankState, Report
 from course_lib.report.waiting import record_of, state_of
 from course_lib.report.words import advice, error_text
-from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles
+from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles, end_request, process_name
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, all_at, running, timeless
 
@@ -313,12 +314,11 @@ def test_a_lost_connection_of_the_programs_own_is_a_cause(kind: str, text: str) 
 def test_who_is_ended_by_torchrun_is_never_the_cause() -> None:
     """Even if its handler raised at that before the failure that led to it was recorded."""
     run = Run.create("made", 3)
-    write_failure(run.folder, 0, "KeyboardInterrupt", "asked to end", [], "")
-    write_failure(run.folder, 1, "", "", [], "", exit_code=-signal.SIGTERM)
-    write_failure(run.folder, 2, "", "", [], "", exit_code=3)
-    for rank in range(2):
-        note_asked_to_end(run.folder, rank, since=time.time() - 60)
-    note_asked_to_end(run.folder, 2, since=time.time() + 60)
+    write_failure(run.folder, 0, "KeyboardInterrupt", "asked to end", [], "", pid=70)
+    write_failure(run.folder, 1, "", "", [], "", exit_code=-signal.SIGTERM, pid=71)
+    write_failure(run.folder, 2, "", "", [], "", exit_code=3, pid=72)
+    for pid, later in ((70, -60), (71, -60), (72, 60)):
+        end_request(run.folder, process_name(pid)).write_text(str(time.time() + later))
     failures = failed.failures_of(run, {0: 1, 1: -signal.SIGTERM, 2: 3}, {})
 
     assert [failure.consequence for failure in failures.values()] == [True, True, False]
@@ -462,7 +462,18 @@ def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
         "Connection closed by peer",
         "out of memory",
     ):
-        assert advice(failed_with("RuntimeError", message)) == ""
+        assert advice(Run.create("made", 2), failed_with("RuntimeError", message)) == ""
+
+
+def test_workers_that_were_killed_are_told_beside_other_advice() -> None:
+    known = failed_with("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB.")
+    killed = {"workers": [(7, "SIGKILL")], "memory": [8 << 30, 1 << 30]}
+    hint, told = advice(Run.create("made", 2), replace(known, **killed)).split("\n\n")
+    assert hint.startswith("The GPU has no memory left for this.")
+    assert told.startswith("A worker of rank 0, process 7, was killed (SIGKILL)")
+    assert told.endswith("Of 8.0 GiB of memory, 1.0 GiB were available afterwards.")
+    told = advice(Run.create("made", 0), replace(failed_with("EOFError", ""), rank=PROGRAM, **killed))
+    assert told.startswith("A worker of the program, process 7, ")
 
 
 def failed_with(kind: str, message: str) -> Failure:

@@ -145,6 +145,16 @@ CASES = {
         "the ranks do not match: collective 1 is all_reduce of shape [4] of float64 on rank 0 "
         "and all_reduce of shape [4] of float32 on rank 1",
     ),
+    "another type of one of many": (
+        [state(collective(1, dtypes=["Float", "Long", each])) for each in ("Float", "Long")],
+        "the ranks do not match: "
+        "collective 1 is all_reduce of shape [4] of float32, int64, float32 on rank 0 "
+        "and all_reduce of shape [4] of float32, int64, int64 on rank 1",
+    ),
+    "another type, as far as torch tells, that reads the same": (
+        [state(collective(1, dtypes=["Float"])), state(collective(1, dtypes=["float32"]))],
+        "the ranks do not match: collective 1 is all_reduce of shape [4] of float32 on ranks 0, 1",
+    ),
     "to another rank": (
         [state(collective(1, "reduce", root=0)), state(collective(1, "reduce", root=1))],
         "the ranks do not match: collective 1 is reduce to rank 0 on rank 0 and reduce to rank 1 on rank 1",

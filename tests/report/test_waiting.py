@@ -17,7 +17,7 @@ from course_lib.report import words
 from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
 from course_lib.report.failed import failure_of
 from course_lib.report.mismatch import mismatch_of
-from course_lib.report.waiting import WARN_SECONDS, report_on, stalled, state_of
+from course_lib.report.waiting import WARN_SECONDS, doubts, report_on, stalled, state_of
 from course_lib.run_folder import ASKED, RankFiles
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
@@ -178,10 +178,12 @@ def test_whom_the_others_wait_for(case: str) -> None:
 
 
 def test_the_call_in_which_a_rank_failed_counts_too() -> None:
-    """It is over then, and no longer pending."""
+    """It is over then, and no longer pending. An error of the rank's own has nothing to do with it."""
     run = run_of(waits(5) | {"pending": []}, ELSEWHERE)
     assert explanation(run) == ""
-    write_failure(run.folder, 0, "RuntimeError", "gloo gave up", [], "")
+    write_failure(run.folder, 0, "ValueError", "no such column", [], "")
+    assert explanation(run) == ""
+    write_failure(run.folder, 0, "RuntimeError", "[gloo/pair.cc:1] Connection closed by peer", [], "")
     assert explanation(run) == "rank 1 never called all_reduce (collective 5), in which rank 0 waited"
 
 
@@ -192,10 +194,20 @@ def warning(run: Run) -> str:
 
 def test_a_record_that_is_half_written_is_none() -> None:
     run = run_of(waits(5), elsewhere({"0": 4}))
-    for text in ("", '{"called": {"0"', "\x00"):
+    for text in ("", '{"called": {"0"', "\x00", "[1]", "7"):
         (run.folder / "rank-1.where").write_text(text)
         assert explanation(run) == ""
         assert warning(run).startswith("rank 0 waits in all_reduce for 12.5 s (cell.py, line 12)")
+
+
+def test_groups_that_differ_are_doubted_and_nonsense_is_not() -> None:
+    groups = [{"groups": {"1": ranks}} for ranks in ([0, 1], [0, 2])]
+    run = run_of(*groups)
+    assert doubts(run).startswith(
+        "the run is done, but the ranks made different groups: new_group 1 is [0, 1]"
+    )
+    for odd in ([1], {"1": 7}, "no", None):
+        assert doubts(run_of(groups[0], {"groups": odd})) == ""
 
 
 # --- at the end the ranks are asked ------------------------------------------------------------------------
