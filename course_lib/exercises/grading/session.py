@@ -19,6 +19,7 @@ A_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?')  # in JSON
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
 MOST_WAITING = 5.0  # times a limit, by the clock, for processes that do not get their cores
 A_SHARE = 0.8  # of a limit that its processes had cores for; who had less was not too slow
+NOISE = 0.05  # of the time that others have the cores, on a machine with nothing else to do
 
 
 class SessionEnded(Exception):
@@ -58,8 +59,8 @@ class Session:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether others had the sandbox's cores for a good part of the time."""
-        return self._waited() > (1 - A_SHARE) * (time.monotonic() - self._began)
+        """Whether others had the sandbox's cores for more of the time than they always have."""
+        return self._waited() > NOISE * (time.monotonic() - self._began)
 
     def now(self) -> float:
         """Return the time in seconds by a clock that stands still while others have the sandbox's cores."""
@@ -78,7 +79,7 @@ class Session:
         """
         used, took = self.now() - self._since[0], time.monotonic() - self._since[1]
         if took >= patience * seconds and used < A_SHARE * seconds:
-            raise CannotJudge(f"of {took:.0f} s it had the cores of this machine for {used:.0f} s")
+            raise CannotJudge(f"in {took:.0f} s, other programs left it the cores for only {used:.0f} s")
 
     def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Send a request and yield the replies to it, and to no other; what they contain is untrusted.
