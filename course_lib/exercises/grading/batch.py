@@ -76,14 +76,16 @@ def grade_class(
     seconds: float = 120.0,
     seed: str = "",
     out: TextIO = sys.stderr,
+    outputs: Sequence[Path] = (),
 ) -> list[Graded]:
     """Score all notebooks in the folders, but for those whose score is in ``report``.
 
     ``jobs`` learners are graded at a time, each on an equal share of the cores; no more than there are cores.
     A notebook's cells together may take ``seconds``, and each question as many, up to `check.ALL_SECONDS`.
-    Another seed draws other inputs. `NoSubmissions` is raised if there is nothing to grade.
+    Another seed draws other inputs. What lies at ``outputs`` is no learner's. `NoSubmissions` is raised if
+    there is nothing to grade.
     """
-    submitted = submissions.submissions(folders)
+    submitted = submissions.submissions(folders, [report, *outputs])
     if warning := unprotected():
         print(f"course grade: {warning}", file=out)
     (report / KEPT).mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,7 @@ def grade_class(
 def _key(submission: Submission, seed: str, seconds: float) -> str:
     """Return a hash of the notebook, its name, what lies beside it, the seed, the limit and the judges."""
     try:
-        text = submissions.content(submission.path)
+        text = submissions.content(submission.path, submission.root)
     except Unreadable as why:
         text = str(why).encode()
     beside = submissions.helpers(submission)
@@ -198,14 +200,13 @@ class Worker:
         self._most = MOST_TIMES * (START_SECONDS + seconds) * place.patience
         self._until = time.monotonic() + self._most
         self._has_ended = False
-        self._family: set[psutil.Process] = set()
+        self._family: list[psutil.Process] = []
 
     def scored(self) -> Iterator[tuple[Task, Score]]:
         """Yield the submissions that have a score by now, and the one that it failed at, if it did."""
         self._has_ended = self._process.exitcode is not None
-        self._family = {each for each in self._family if each.is_running()}
-        with contextlib.suppress(psutil.Error):
-            self._family |= {*psutil.Process(self._process.pid).children(recursive=True)}
+        with contextlib.suppress(psutil.Error):  # what it has started loses its parent with it
+            self._family = psutil.Process(self._process.pid).children(recursive=True) or self._family
         with contextlib.suppress(OSError, EOFError):
             while self.tasks and self._way.poll():
                 found = self._way.recv()
@@ -229,7 +230,7 @@ class Worker:
         self._process.join(END_SECONDS if tidies_up else 0)
         if self._process.exitcode is None:
             with contextlib.suppress(psutil.Error):
-                self._family = {psutil.Process(self._process.pid)}
+                self._family = [psutil.Process(self._process.pid)]
         kill_families(self._family)
         self._process.join(END_SECONDS)
         self._way.close()

@@ -82,7 +82,7 @@ def score_submission(
 ) -> Score:
     """Score a submission, as `score_notebook` does."""
     try:
-        text = submissions.content(submitted.path)
+        text = submissions.content(submitted.path, submitted.root)
         files, notes = submissions.helpers(submitted)
         score = score_notebook(text, submitted.path.name, seed, seconds, walls, files, patience)
     except Unreadable as why:

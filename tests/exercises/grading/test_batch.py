@@ -69,7 +69,10 @@ def test_who_lost_points_on_a_crowded_machine_is_judged_again_alone(tmp_path: Pa
         (tmp_path / "class" / learner).mkdir(parents=True)
         for number in range(2 if learner == "anna" else 1):
             (tmp_path / "class" / learner / f"06_{number}.ipynb").write_text(f"{learner} {number}")
-    graded = grade_class([tmp_path / "class"], tmp_path / "report", jobs=2, out=io.StringIO())
+    report = tmp_path / "class" / "report"  # which is no learner's
+    (report / "cache").mkdir(parents=True)  # of a grader that was killed
+    graded = grade_class([tmp_path / "class"], report, jobs=2, out=io.StringIO())
+    assert not (report / "cache").exists()
     assert [entry.score for entry in graded] == [good, bad, good, crowded, failed, late]
     assert not any(Worker.SAYS.values())
     learners = [["anna", "anna"], ["bert"], ["cleo"], ["dora"], ["emil"]]
@@ -106,7 +109,7 @@ class Ending:
 def worker_with(process: Any, way: Any) -> batch.Worker:
     """A worker with one submission to score."""
     worker: Any = object.__new__(batch.Worker)
-    worker._process, worker._way, worker._family = process, way, set()
+    worker._process, worker._way, worker._family = process, way, []
     worker._most, worker._until, worker._has_ended = 60.0, float("inf"), False
     worker.tasks = [Task(Submission("anna", Path("06.ipynb")), Path("score.json"))]
     return worker
