@@ -252,6 +252,11 @@ def test_who_has_no_cores_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) ->
         there.limit(1)
         there.check_share(1, 1.0)
         assert not there.is_crowded
+        for waited, crowded in ((0.01, False), (0.1, True)):  # of a second, after which its limit struck
+            there._waited = lambda waited=waited: waited
+            there._since = time.monotonic() - 1, time.monotonic() - 1
+            there.check_share(1, 1.0)
+            assert there.is_crowded == crowded
 
 
 @pytest.mark.parametrize("number", score.answer_names())
