@@ -126,7 +126,8 @@ def grade(asked: argparse.Namespace) -> int:
     from .exercises.grading.submissions import NoSubmissions
 
     try:
-        graded = grade_class(asked.folders, asked.html, asked.jobs, asked.timeout, asked.seed)
+        limits = asked.jobs, asked.timeout, asked.seed
+        graded = grade_class(asked.folders, asked.html, *limits, outputs=[asked.csv])
     except NoSubmissions as error:
         print(f"course grade: {error}", file=sys.stderr)
         return 2

@@ -41,7 +41,7 @@ from unittest import mock
 from ...launcher.forkserver import wait_until_loaded, warm_up
 
 Message = dict[str, Any]
-DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
 spawn = multiprocessing.util.spawnv_passfds  # starts multiprocessing's own programs
 
 
@@ -105,14 +105,22 @@ def run(request: Message) -> Iterator[Message]:
 
 
 class _Definitions(ast.NodeTransformer):
-    """Leaves of a cell what imports, or defines something without a call."""
+    """Leaves of a cell imports, functions, classes, and assignments without a call.
+
+    So decorators, default arguments and the bodies of classes are run.
+    """
 
     def visit_Module(self, cell: ast.Module) -> ast.Module:
-        cell.body = [part for part in cell.body if isinstance(part, DEFINES) or _is_plain(part)]
+        cell.body = [part for part in cell.body if _defines(part)]
         return cell
 
 
-def _is_plain(part: ast.stmt) -> bool:
+def _defines(part: ast.stmt) -> bool:
+    if isinstance(part, ast.Try):  # around imports
+        handled = [each for handler in part.handlers for each in handler.body]
+        return all(map(_defines, [*part.body, *handled, *part.orelse, *part.finalbody]))
+    if isinstance(part, DEFINES):
+        return True
     calls = any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(part))
     return isinstance(part, ast.Assign | ast.AnnAssign) and not calls
 

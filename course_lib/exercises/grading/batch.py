@@ -13,8 +13,8 @@ import functools
 import hashlib
 import multiprocessing.connection
 import os
+import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -35,9 +35,9 @@ from . import score, submissions
 from .score import Score
 from .session import CannotJudge
 from .submissions import Submission, Unreadable
-from .walls import END_SECONDS, HOUSE, Walls, unprotected
+from .walls import END_SECONDS, HOUSE, START_SECONDS, Walls, unprotected
 
-MOST_SECONDS = 1800.0  # for one submission, whatever it does
+MOST_TIMES = 6.0  # the time for a start and the cells, for one submission, whatever it does
 PATIENCE = 4.0  # how many times the limits, by the clock, for one that is judged again, alone
 KEPT = "submissions"  # the folder of scores, one JSON file each
 
@@ -76,14 +76,16 @@ def grade_class(
     seconds: float = 120.0,
     seed: str = "",
     out: TextIO = sys.stderr,
+    outputs: Sequence[Path] = (),
 ) -> list[Graded]:
     """Score all notebooks in the folders, but for those whose score is in ``report``.
 
     ``jobs`` learners are graded at a time, each on an equal share of the cores; no more than there are cores.
     A notebook's cells together may take ``seconds``, and each question as many, up to `check.ALL_SECONDS`.
-    Another seed draws other inputs. `NoSubmissions` is raised if there is nothing to grade.
+    Another seed draws other inputs. What lies at ``outputs`` is no learner's. `NoSubmissions` is raised if
+    there is nothing to grade.
     """
-    submitted = submissions.submissions(folders)
+    submitted = submissions.submissions(folders, [report, *outputs])
     if warning := unprotected():
         print(f"course grade: {warning}", file=out)
     (report / KEPT).mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ def grade_class(
     for path, submission in reversed(left.items()):
         by_learner.setdefault(submission.learner, []).append(Task(submission, path))
     again: list[list[Task]] = []
-    with _nothing_left_in_the_temporary_folder():
+    with _nothing_left_in_the_temporary_folder(report):
         try:
             for groups, places in (([*by_learner.values()], _places(jobs)), (again, [ALONE])):
                 with contextlib.closing(_scored(groups, places, seed, seconds)) as found_out:
@@ -115,7 +117,7 @@ def grade_class(
 def _key(submission: Submission, seed: str, seconds: float) -> str:
     """Return a hash of the notebook, its name, what lies beside it, the seed, the limit and the judges."""
     try:
-        text = submissions.content(submission.path)
+        text = submissions.content(submission.path, submission.root)
     except Unreadable as why:
         text = str(why).encode()
     beside = submissions.helpers(submission)
@@ -139,13 +141,14 @@ def _kept(path: Path) -> Score | None:
 
 
 @contextlib.contextmanager
-def _nothing_left_in_the_temporary_folder() -> Iterator[None]:
-    """Have PyTorch's cache in a folder that is removed, and load no torchvision, which no judge needs."""
-    with (
-        tempfile.TemporaryDirectory(prefix="course-grade-", ignore_cleanup_errors=True) as folder,
-        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder, COURSE_LEAN="1"),
-    ):
-        yield
+def _nothing_left_in_the_temporary_folder(report: Path) -> Iterator[None]:
+    """Have PyTorch's cache in the report until the end, and load no torchvision, which no judge needs."""
+    folder = report.resolve() / "cache"  # the next grader removes that of one that was killed
+    try:
+        with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder), COURSE_LEAN="1"):
+            yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _places(jobs: int) -> list[Place]:
@@ -194,36 +197,42 @@ class Worker:
         its.close()
         protect([self._process.pid])
         self.ways = (self._way, self._process.sentinel)
-        self._until = time.monotonic() + MOST_SECONDS
+        self._most = MOST_TIMES * (START_SECONDS + seconds) * place.patience
+        self._until = time.monotonic() + self._most
+        self._has_ended = False
+        self._family: list[psutil.Process] = []
 
     def scored(self) -> Iterator[tuple[Task, Score]]:
         """Yield the submissions that have a score by now, and the one that it failed at, if it did."""
-        has_ended = self._process.exitcode is not None
+        self._has_ended = self._process.exitcode is not None
+        with contextlib.suppress(psutil.Error):  # what it has started loses its parent with it
+            self._family = psutil.Process(self._process.pid).children(recursive=True) or self._family
         with contextlib.suppress(OSError, EOFError):
             while self.tasks and self._way.poll():
                 found = self._way.recv()
-                self._until = time.monotonic() + MOST_SECONDS
+                self._until = time.monotonic() + self._most
                 yield self.tasks.pop(0), found
-        if self.tasks and has_ended:
+        if self.tasks and self._has_ended:
             why = f"grading it failed (exit code {self._process.exitcode})"
             yield self.tasks.pop(0), Score(ungraded=why, crowded=True)
         elif self.tasks and time.monotonic() > self._until:
-            yield self.tasks.pop(0), Score(ungraded=f"it was not done after {MOST_SECONDS / 60:.0f} minutes")
+            why = f"it was not done after {self._most / 60:.0f} minutes"
+            yield self.tasks.pop(0), Score(ungraded=why, crowded=True)
             self._until = 0.0
 
     def is_over(self) -> bool:
         """Return whether it has ended, or is to be ended."""
-        return not self.tasks or self._process.exitcode is not None or not self._until
+        return not self.tasks or self._has_ended or not self._until
 
     def end(self) -> None:
         """End the worker and everything behind its walls."""
-        self._process.join(
-            END_SECONDS if self._until and not self.tasks else 0
-        )  # one that has scored all tidies up
+        tidies_up = self._until and not self.tasks  # as one does that has scored all
+        self._process.join(END_SECONDS if tidies_up else 0)
         if self._process.exitcode is None:
             with contextlib.suppress(psutil.Error):
-                kill_families([psutil.Process(self._process.pid)])
-            self._process.join(END_SECONDS)
+                self._family = [psutil.Process(self._process.pid)]
+        kill_families(self._family)
+        self._process.join(END_SECONDS)
         self._way.close()
         release([self._process.pid])
 

@@ -82,7 +82,7 @@ def score_submission(
 ) -> Score:
     """Score a submission, as `score_notebook` does."""
     try:
-        text = submissions.content(submitted.path)
+        text = submissions.content(submitted.path, submitted.root)
         files, notes = submissions.helpers(submitted)
         score = score_notebook(text, submitted.path.name, seed, seconds, walls, files, patience)
     except Unreadable as why:
@@ -159,6 +159,7 @@ def answers_of(
         at = -1
         if start == MOST_STARTS:
             steps = [step | {"definitions": True} for step in steps]
+            notes.append(f"at the last of {start} starts, only what its cells define was run")
         try:
             with walls.session() as session:
                 until = session.now() + left * patience
@@ -171,15 +172,14 @@ def answers_of(
                         at = place
                         session.limit(min(until - session.now(), a_cell * patience + GRACE_SECONDS))
                     if isinstance(number, str) and number in names:
-                        found = _answer(reply)
-                        if "pickled" in found or "pickled" not in answers.get(number, {}):
-                            answers[number] = found
+                        _note(answers, number, _answer(reply))
                     if reply.get("done"):
                         return answers, notes
         except SessionEnded as why:
             step = steps[at] if at >= 0 else {"cell": "what is around the cells"}
             if "question" in step:
-                answers[step["question"]] = {"refused": f"your answer cannot be sent to the ranks: {why}"}
+                refused = f"your answer cannot be sent to the ranks: {why}"
+                _note(answers, step["question"], {"refused": refused})
             else:
                 but = "" if "definitions" in step else ", but for what it defines"
                 notes.append(f"{step['cell']} was left out{but}: {why}")
@@ -189,6 +189,12 @@ def answers_of(
             left = AGAIN * (START_SECONDS + seconds)
     notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
     return answers, notes
+
+
+def _note(answers: dict[str, dict[str, str]], number: str, found: dict[str, str]) -> None:
+    """Note an answer: the first one that was pickled stays, whatever a later start makes of it."""
+    if "pickled" not in answers.get(number, {}):
+        answers[number] = found
 
 
 def _answer(reply: Message) -> dict[str, str]:

@@ -19,6 +19,7 @@ A_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?')  # in JSON
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
 MOST_WAITING = 5.0  # times a limit, by the clock, for processes that do not get their cores
 A_SHARE = 0.8  # of a limit that its processes had cores for; who had less was not too slow
+NOISE = 0.05  # of the time that others have the cores, on a machine with nothing else to do
 
 
 class SessionEnded(Exception):
@@ -55,11 +56,12 @@ class Session:
         self._until = self._last = math.inf
         self._since = 0.0, 0.0  # when the limit was set: by `now`, and by the clock
         self._began = time.monotonic()
+        self._struck = False  # a limit that might not have, without others
 
     @property
     def is_crowded(self) -> bool:
-        """Whether others had the sandbox's cores for a good part of the time."""
-        return self._waited() > (1 - A_SHARE) * (time.monotonic() - self._began)
+        """Whether others had its cores for a good part of the time, or for some of it and a limit struck."""
+        return self._struck or self._waited() > (1 - A_SHARE) * (time.monotonic() - self._began)
 
     def now(self) -> float:
         """Return the time in seconds by a clock that stands still while others have the sandbox's cores."""
@@ -71,14 +73,17 @@ class Session:
         self._until, self._last = self._since[0] + seconds, self._since[1] + MOST_WAITING * seconds
 
     def check_share(self, seconds: float, patience: float) -> None:
-        """Raise CannotJudge if a limit has struck in the sandbox whose processes had no cores.
+        """Raise CannotJudge if a limit has struck in the sandbox whose processes hardly had cores.
 
         The limit was ``patience * seconds`` by the clock, from the call of `limit` on; most of ``seconds`` is
         what they should have had.
         """
-        used, took = self.now() - self._since[0], time.monotonic() - self._since[1]
-        if took >= patience * seconds and used < A_SHARE * seconds:
-            raise CannotJudge(f"of {took:.0f} s it had the cores of this machine for {used:.0f} s")
+        used, took = max(0.0, self.now() - self._since[0]), time.monotonic() - self._since[1]
+        if took < patience * seconds:
+            return
+        if used < A_SHARE * seconds:
+            raise CannotJudge(f"in {took:.0f} s, other programs left it the cores for only {used:.0f} s")
+        self._struck |= used < (1 - NOISE) * took
 
     def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Send a request and yield the replies to it, and to no other; what they contain is untrusted.

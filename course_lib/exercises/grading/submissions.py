@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -18,9 +17,12 @@ MOST_BYTES = 20 << 20  # of a notebook, with the pictures in it
 MOST_CELLS = 2000
 MOST_FILES = 100  # beside a notebook
 MOST_BESIDE = 16 << 20  # bytes of them together
+MOST_DEPTH = 30  # folders in folders
 SAVE_IT = "open it in JupyterLab, save it there and hand it in again"
 OF_AN_EXERCISE = re.compile(r"e?(\d\d)(?=[-_.])")  # "06_ddp_with_spawn", and cells "e06-1-check"
 A_CHECK = re.compile(r"""check\(\s*["'](\d\d\.\d)["']\s*,""")
+A_WHOLE_CHECK = re.compile(A_CHECK.pattern + r"[^()]*\)")  # over two lines, too
+NOTHING_MORE = re.compile(r"#|import |from |" + A_CHECK.pattern)  # beside a check
 OF_TOOLS = re.compile(r"\.(git|ipynb_checkpoints|Trash.*|venv|cache|vscode)|__MACOSX|__pycache__")  # folders
 
 
@@ -35,6 +37,8 @@ class Submission:
     learner: str
     path: Path
     is_alone: bool = False  # in a folder of the learner's own
+    root: Path | None = None  # the folder that it was found in, which learners cannot replace
+    outputs: Collection[str] = ()  # of the grader, which may lie beside it
 
     @property
     def name(self) -> str:
@@ -64,31 +68,35 @@ class NoSubmissions(Exception):
     """There is nothing to grade; the message says where it was looked for."""
 
 
-def submissions(folders: Sequence[Path]) -> list[Submission]:
+def submissions(folders: Sequence[Path], outputs: Collection[Path] = ()) -> list[Submission]:
     """Find all notebooks in the folders, sorted by learner and path; include links, to be refused by name.
 
     A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
     exercise is, to the one that the folder's name gives. A notebook further down belongs to the learner that
     the subfolder's name gives. Links to folders are not followed. A subfolder without a notebook is in the
-    list, too, to be refused, unless the folder is one learner's. `NoSubmissions` is raised if a folder does
-    not exist, or if there is no notebook in any.
+    list, too, to be refused, unless the folder is one learner's, with all its notebooks directly in it, named
+    as exercises are. What the grader writes, ``outputs``, is left out. `NoSubmissions` is raised if a folder
+    cannot be read, or if there is no notebook in any.
     """
     submitted: dict[tuple[str, str], Submission] = {}
+    written = frozenset(map(os.path.realpath, outputs))
     for folder in folders:
-        if not folder.is_dir():
-            raise NoSubmissions(f"there is no folder {str(folder)!r}")
-        entries = sorted(folder.iterdir())
+        try:
+            entries = sorted(path for path in folder.iterdir() if os.path.realpath(path) not in written)
+        except OSError as error:
+            there_is = "there is no folder" if not os.path.isdir(folder) else f"{error.strerror}:"
+            raise NoSubmissions(f"{there_is} {str(folder)!r}") from None
         directly = list(filter(_is_notebook, entries))
-        of_one = bool(directly) and all(OF_AN_EXERCISE.match(path.name) for path in directly)
+        below = {path: list(_notebooks_in(path)) for path in entries if _may_be_a_learners(path)}
+        of_one = bool(directly) and not any(below.values())
+        of_one &= all(OF_AN_EXERCISE.match(path.name) for path in directly)
         for path in directly:
             learner = folder.resolve().name if OF_AN_EXERCISE.match(path.name) else path.stem
-            submitted[learner, str(path)] = Submission(_in_letters(learner), path, of_one)
-        for path in entries:
-            if OF_TOOLS.fullmatch(path.name) or not path.is_dir():
-                continue
-            notebooks = [] if path.is_symlink() else list(_notebooks_in(path))
+            submitted[learner, str(path)] = Submission(_in_letters(learner), path, of_one, folder, written)
+        for path, notebooks in below.items():
             for notebook in notebooks or [path] * (not of_one):
-                submitted[path.name, str(notebook)] = Submission(_in_letters(path.name), notebook, True)
+                found = Submission(_in_letters(path.name), notebook, True, folder, written)
+                submitted[path.name, str(notebook)] = found
     if not any(map(_is_notebook, (each.path for each in submitted.values()))):
         where = ", ".join(map(str, folders))
         raise NoSubmissions(f"there is no notebook (.ipynb) in {where}: name the folder with the submissions")
@@ -96,13 +104,27 @@ def submissions(folders: Sequence[Path]) -> list[Submission]:
 
 
 def _is_notebook(path: Path) -> bool:
-    return path.suffix.lower() == ".ipynb" and not path.name.startswith(".") and not path.is_dir()
+    return path.suffix.lower() == ".ipynb" and not path.name.startswith(".") and not os.path.isdir(path)
+
+
+def _may_be_a_learners(path: Path) -> bool:
+    return os.path.isdir(path) and not OF_TOOLS.fullmatch(path.name)
 
 
 def _notebooks_in(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if _is_notebook(path) and not any(map(_is_hidden, path.relative_to(folder).parts)):
-            yield path
+    for place, _, found in _walk(folder):
+        yield from filter(_is_notebook, (Path(place, name) for name in found))
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk as `os.walk` does, but not too deep, into no hidden folder, and not from a link.
+
+    What cannot be listed is passed over.
+    """
+    for place, names, found in os.walk(folder) if not os.path.islink(folder) else ():
+        is_deep = len(Path(place).parts) - len(folder.parts) >= MOST_DEPTH
+        names[:] = sorted(name for name in names if not is_deep and not _is_hidden(name))
+        yield place, names, found
 
 
 def _is_hidden(name: str) -> bool:
@@ -116,32 +138,38 @@ def helpers(submission: Submission) -> tuple[dict[str, bytes], list[str]]:
     notebooks, which may be another learner's.
     """
     files: dict[str, bytes] = {}
-    left_out: list[str] = []
+    left_out: dict[str, list[str]] = {}  # by why
     size = 0
     folder = submission.path.parent
-    for path in _beside(folder) if submission.is_alone and _is_notebook(submission.path) else ():
-        with contextlib.suppress(OSError, Unreadable):
-            if len(files) == MOST_FILES or size + path.stat().st_size > MOST_BESIDE:
-                left_out.append(_in_letters(path.name))
-                continue
-            files[str(path.relative_to(folder))] = found = content(path)
+    for path in _beside(submission) if submission.is_alone and _is_notebook(submission.path) else ():
+        try:
+            if len(files) == MOST_FILES or size + path.lstat().st_size > MOST_BESIDE:
+                raise Unreadable(f"{MOST_FILES} files of {MOST_BESIDE >> 20} MiB together are the most")
+            files[str(path.relative_to(folder))] = found = content(path, submission.root)
             size += len(found)
-    if not left_out:
-        return files, []
-    most = f"{MOST_FILES} files of {MOST_BESIDE >> 20} MiB together"
-    names = ", ".join(left_out[:3]) + ", …" * (len(left_out) > 3)
-    return files, [f"of the files beside the notebook {names} could not come along: {most} are the most"]
+        except (OSError, Unreadable) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            left_out.setdefault(why, []).append(_in_letters(path.name))
+    notes = []
+    for why, each in left_out.items():
+        names = ", ".join(each[:3]) + ", …" * (len(each) > 3)
+        notes.append(f"of the files beside the notebook {names} could not come along: {why}")
+    return files, notes
 
 
-def _beside(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder, and then those below it; a bounded number of them."""
-    seen = 0
-    for place, names, found in os.walk(folder):
-        below = [Path(place, name) for name in sorted(names) if not _is_hidden(name)]
-        names[:] = [each.name for each in below if not each.is_symlink() and not any(_notebooks_in(each))]
+def _beside(submission: Submission) -> Iterator[Path]:
+    """Yield the files beside a notebook, and then those below; a bounded number of them."""
+    seen, folder = 0, submission.path.parent
+    for place, names, found in _walk(folder):
+        below = [Path(place, name) for name in names]
+        found += [path.name for path in below if os.path.islink(path)]
+        if place == str(folder):
+            below = [path for path in below if not any(_notebooks_in(path))]
+        names[:] = [path.name for path in below if os.path.realpath(path) not in submission.outputs]
         for name in sorted(found):
             path = Path(place, name)
-            if not name.startswith(".") and not _is_notebook(path) and not path.is_symlink():
+            is_output = os.path.realpath(path) in submission.outputs
+            if not name.startswith(".") and not _is_notebook(path) and not is_output:
                 seen += 1
                 yield path
             if seen > 10 * MOST_FILES:
@@ -149,14 +177,24 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _in_letters(name: str) -> str:
-    """Return a file's name as text, with the bytes escaped that are not UTF-8."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """Return a file's name as text, with the bytes escaped that are not UTF-8; no two names as the same."""
+    return os.fsencode(name.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
 
 
-def content(path: Path) -> bytes:
-    """Return a file's bytes; raise `Unreadable` if it is a link, a pipe or a folder, or too long."""
+def content(path: Path, root: Path | None = None) -> bytes:
+    """Return a file's bytes; raise `Unreadable` if it is a link, a pipe or a folder, or too long.
+
+    Of the folders on the way to it, those below ``root`` may be no links, either.
+    """
+    root = root or path.parent
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        file = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        for part in path.relative_to(root).parts:
+            above = file
+            try:
+                file = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+            finally:
+                os.close(above)
     except OSError as error:
         why = f"it cannot be opened: {error.strerror}"
         if error.errno == errno.ELOOP:
@@ -266,8 +304,8 @@ def _more_than_a_check(cell: Cell) -> str:
     """Say so if a cell that checks a question has more in it, which is not run."""
     if cell.number is None:
         return ""
-    lines = [line.strip() for line in cell.source.splitlines()]
-    more = next((line for line in lines if line and line[0] != "#" and not A_CHECK.match(line)), "")
+    lines = [line.strip() for line in A_WHOLE_CHECK.sub("", cell.source).splitlines()]
+    more = next((line for line in lines if line and not NOTHING_MORE.match(line)), "")
     where = f"{cell.name}, which checks {cell.number}, has more in it than its check ({more:.40})"
     return more and f"{where}: cells with checks are not run, so put your answer into the cell above it"
 

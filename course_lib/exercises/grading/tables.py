@@ -121,12 +121,12 @@ def _number(points: float | None) -> str:
 def _text(words: str) -> str:
     """Escape words so that each reader finds the same columns, and no spreadsheet runs them as a formula.
 
-    Two names that differ still do so afterwards. A quotation mark becomes a typographic one, since not all
-    readers know that a doubled one is one.
+    Two names of submissions that differ still do so afterwards, since any backslash in these is doubled. A
+    quotation mark becomes a typographic one, since not all readers know that a doubled one is one.
     """
-    words = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in words)
-    words = words.replace('"', "\u201d")
-    return f"'{words}" if words.lstrip().startswith(A_FORMULA) else words
+    kept = [each if each.isprintable() and each != "\u201d" else ascii(each)[1:-1] for each in words]
+    words = "".join(kept).replace('"', "\u201d")
+    return f"'{words}" if words.lstrip().startswith((*A_FORMULA, "'")) else words
 
 
 def write_report(folder: Path, everyone: Sequence[LearnerGrades], exercises: Sequence[str]) -> None:

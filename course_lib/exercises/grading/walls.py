@@ -168,13 +168,13 @@ class Walls(AbstractContextManager["Walls"]):
                     self._namespaces = False
                     if not self._supervisor_does(theirs):
                         raise CannotJudge("the process behind the walls did not start")
+            waiting = Waiting(self._cores)
+            check = functools.partial(self._check_limits, waiting)
+            session = Session(ours, check, lambda: waiting.seconds)
             try:
-                waiting = Waiting(len(self._cores) or hardware.cores())
-                check = functools.partial(self._check_limits, waiting)
-                session = Session(ours, check, lambda: waiting.seconds)
                 yield session
-                self.was_crowded |= session.is_crowded
             finally:
+                self.was_crowded |= session.is_crowded
                 if not (self._namespaces and self._supervisor_does()):
                     self._end()
 

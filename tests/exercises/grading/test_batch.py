@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from course_lib.exercises.grading import batch
 from course_lib.exercises.grading.batch import Place, Task, grade_class
 from course_lib.exercises.grading.score import Score
+from course_lib.exercises.grading.submissions import Submission
+from tests.support.processes import alive, wait_for
 
 
 class Worker:
@@ -64,7 +69,10 @@ def test_who_lost_points_on_a_crowded_machine_is_judged_again_alone(tmp_path: Pa
         (tmp_path / "class" / learner).mkdir(parents=True)
         for number in range(2 if learner == "anna" else 1):
             (tmp_path / "class" / learner / f"06_{number}.ipynb").write_text(f"{learner} {number}")
-    graded = grade_class([tmp_path / "class"], tmp_path / "report", jobs=2, out=io.StringIO())
+    report = tmp_path / "class" / "report"  # which is no learner's
+    (report / "cache").mkdir(parents=True)  # of a grader that was killed
+    graded = grade_class([tmp_path / "class"], report, jobs=2, out=io.StringIO())
+    assert not (report / "cache").exists()
     assert [entry.score for entry in graded] == [good, bad, good, crowded, failed, late]
     assert not any(Worker.SAYS.values())
     learners = [["anna", "anna"], ["bert"], ["cleo"], ["dora"], ["emil"]]
@@ -82,3 +90,64 @@ def test_who_lost_points_on_a_crowded_machine_is_judged_again_alone(tmp_path: Pa
 def test_the_cores_are_shared_out(jobs: int, cores: list[list[int]]) -> None:
     assert [place.cores for place in batch._places(jobs)] == cores
     assert len(batch._places(99)) == 4, "no more at a time than there are cores"
+
+
+class Ending:
+    """A process whose exit codes are those given, one for each look at it."""
+
+    def __init__(self, pid: int, *codes: int | None) -> None:
+        self.pid, self._codes = pid, [*codes]
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._codes.pop(0) if len(self._codes) > 1 else self._codes[0]
+
+    def join(self, _: float) -> None:
+        pass
+
+
+def worker_with(process: Any, way: Any) -> batch.Worker:
+    """A worker with one submission to score."""
+    worker: Any = object.__new__(batch.Worker)
+    worker._process, worker._way, worker._family = process, way, []
+    worker._most, worker._until, worker._has_ended = 60.0, float("inf"), False
+    worker.tasks = [Task(Submission("anna", Path("06.ipynb")), Path("score.json"))]
+    return worker
+
+
+def test_a_worker_that_ends_between_two_looks_has_failed_at_one_submission() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs:
+        worker = worker_with(Ending(1 << 30, None, -9), ours)
+        assert (list(worker.scored()), worker.is_over()) == ([], False)
+        ((_, found),) = worker.scored()
+        assert (found.ungraded, found.crowded) == ("grading it failed (exit code -9)", True)
+        assert worker.is_over()
+
+
+def test_a_worker_that_takes_too_long_has_its_submission_judged_again() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours, theirs:
+        worker = worker_with(Ending(1 << 30, None), ours)
+        worker._until = 0.5
+        ((_, found),) = worker.scored()
+        assert (found.ungraded, found.crowded) == ("it was not done after 1 minutes", True)
+        assert worker.is_over()
+
+
+def test_of_a_worker_that_was_killed_nothing_is_left() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = subprocess.Popen(["setsid", "-w", "sh", "-c", "sleep 600; true"])
+    with ours, theirs, process:
+        worker = worker_with(Ending(process.pid, None, -9), ours)
+
+        def its() -> list[psutil.Process]:
+            return [each for each in psutil.Process(process.pid).children(True) if each.name() == "sleep"]
+
+        (sleeps,) = wait_for(its, what="its child")
+        assert list(worker.scored()) == []
+        process.kill()
+        process.wait()
+        assert alive(sleeps)
+        worker.end()
+        wait_for(lambda: not alive(sleeps), what="its end")

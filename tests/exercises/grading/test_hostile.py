@@ -150,6 +150,14 @@ def test_cells_that_end_their_process_cost_no_other_question() -> None:
     assert points(score_of(text)) == [2, 3]
 
 
+def test_a_good_answer_stays_whatever_a_later_start_makes_of_it() -> None:
+    """In the last start there is no cell left that calls anything, and so no ``nothing``."""
+    first = "nothing = int()\ndef first(numbers):\n    return sum(numbers) + nothing\n"
+    result = score_of(notebook(first, check(1), *["import os\nos._exit(0)"] * 6, HONEST_SECOND, check(2)))
+    assert points(result) == [2, 3], result
+    assert "at the last of 6 starts, only what its cells define was run" in result.trouble
+
+
 def test_what_lies_beside_the_notebook_is_there_in_its_cells_and_on_ranks() -> None:
     first = (
         "import helper\ndef first(numbers):\n    return helper.total(numbers, open('data/zero.txt').read())\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -53,6 +55,85 @@ def test_whose_notebooks_they_are(tmp_path: Path) -> None:
     found = [(each.learner, str(each.path.relative_to(tmp_path))) for each in submissions([tmp_path])]
     assert found == [("anna", names[0]), ("bert", names[1]), ("bert", names[2]), ("cleo", names[3])]
     assert [each.learner for each in submissions([tmp_path / "bert"])] == ["bert", "deeper"]
+
+
+def test_an_exercise_beside_the_learners_folders_makes_them_no_single_learners(tmp_path: Path) -> None:
+    for name in ("06_ddp.ipynb", "anna/06_ddp.ipynb"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(notebook())
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "secret.py").write_text("the solution")
+    found = {each.learner: each for each in submissions([tmp_path])}
+    assert sorted(found) == sorted(["anna", "bert", tmp_path.name])
+    assert helpers(found[tmp_path.name]) == ({}, [])
+    (tmp_path / "anna" / "06_ddp.ipynb").unlink()  # now it could be the folder of one learner
+    (only,) = submissions([tmp_path])
+    assert helpers(only) == ({"bert/secret.py": b"the solution"}, [])
+
+
+def test_what_the_grader_writes_is_no_learners(tmp_path: Path) -> None:
+    for name in ("anna/06_ddp.ipynb", "report/index.html", "grades.csv", "anna/report/index.html"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(notebook())
+    (tmp_path / "anna" / "grades.csv").write_text("")
+    (only,) = submissions([tmp_path], [tmp_path / "report", tmp_path / "grades.csv"])
+    assert (only.learner, sorted(helpers(only)[0])) == ("anna", ["grades.csv", "report/index.html"])
+    outputs = [tmp_path / "anna" / "report", tmp_path / "anna" / "grades.csv"]
+    (only,) = submissions([tmp_path / "anna"], outputs)
+    assert helpers(only) == ({}, [])
+
+
+def test_a_folder_that_cannot_be_read_costs_its_learner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("anna", "bert"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "06_ddp.ipynb").write_bytes(notebook())
+    place = os.open(tmp_path, os.O_RDONLY)
+    for name in ["cleo", *["x" * 250] * 40]:  # its path is longer than any that can be opened
+        os.mkdir(name, dir_fd=place)
+        above, place = place, os.open(name, os.O_RDONLY, dir_fd=place)
+        os.close(above)
+    os.close(os.open("06_ddp.ipynb", os.O_CREAT, dir_fd=place))
+    os.close(place)
+
+    def refuses(path: str) -> None:
+        """As the system does to others than root, in a folder of mode 444."""
+        if str(path).startswith(f"{tmp_path}/bert/"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    for name in ("stat", "lstat"):
+        usual = getattr(os, name)
+
+        def asked(path: str, *given: Any, usual: Any = usual, **more: Any) -> Any:
+            refuses(path)
+            return usual(path, *given, **more)
+
+        monkeypatch.setattr(os, name, asked)
+    found = {each.learner: each for each in submissions([tmp_path])}
+    assert sorted(found) == ["anna", "bert", "cleo"]
+    assert content(found["anna"].path, tmp_path) == notebook()
+    with pytest.raises(Unreadable, match="no notebook"):
+        content(found["cleo"].path, tmp_path)
+    assert [helpers(each) for each in found.values()] == [({}, [])] * 3
+
+
+def test_folders_too_deep_in_folders_are_not_walked(tmp_path: Path) -> None:
+    for depth in (0, module.MOST_DEPTH, module.MOST_DEPTH + 1):
+        place = tmp_path / "anna" / "/".join("d" * depth)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "06_ddp.ipynb").write_bytes(notebook())
+    assert len(submissions([tmp_path])) == 2
+
+
+def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "06_ddp.ipynb").write_bytes(notebook())
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "anna").symlink_to(secret)
+    with pytest.raises(Unreadable, match="link"):
+        content(tmp_path / "class" / "anna" / "06_ddp.ipynb", tmp_path / "class")
 
 
 def test_no_submissions_are_said_so(tmp_path: Path) -> None:
@@ -155,6 +236,9 @@ def test_without_nbformat_it_is_read_and_said() -> None:
         ('# my answer\n\ncheck("99.1", first)\n', ""),
         ("def first(numbers):\n    return 3\ncheck('99.1', first)", "def first(numbers):"),
         ("first = sum", "first = sum"),
+        ("import helper\nfrom course_lib import check\ncheck(\n    '99.1',\n    first,\n)  # mine", ""),
+        ('check("99.1",\n      first)\nfirst = sum', "first = sum"),
+        ('check("99.1", made(first))', ""),
         ("", ""),
     ],
 )
@@ -182,16 +266,17 @@ def test_what_lies_beside_a_notebook_comes_along(tmp_path: Path, monkeypatch: py
     (place / "beside-cleo.py").write_text("of whom?")
     os.mkfifo(place / "anna" / "pipe")
     found = {str(each.path.relative_to(place)): helpers(each) for each in submissions([place])}
-    assert found["anna/99_toys.ipynb"] == (
-        {"helper.py": b"anna/helper.py", "data/a.csv": b"anna/data/a.csv"},
-        [],
-    )
+    files, notes = found["anna/99_toys.ipynb"]
+    assert files == {"helper.py": b"anna/helper.py", "data/a.csv": b"anna/data/a.csv"}
+    links, pipe = notes
+    assert "notebook all, link could not come along: it is a link to another file" in links
+    assert "notebook pipe could not come along: it is no file, but" in pipe
     assert found["bert/99_toys.ipynb"] == ({"b.py": b"bert/b.py"}, [])
     assert found["cleo.ipynb"] == ({}, [])
     monkeypatch.setattr(module, "MOST_BESIDE", 20)
     files, notes = helpers(Submission("anna", place / "anna" / "99_toys.ipynb", True))
     assert list(files) == ["helper.py"]
-    assert "a.csv could not come along: 100 files of 0 MiB together are the most" in notes[0]
+    assert "a.csv could not come along: 100 files of 0 MiB together are the most" in notes[1]
 
 
 def test_another_kernel_is_noted() -> None:

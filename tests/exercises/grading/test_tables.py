@@ -144,6 +144,7 @@ def test_of_a_notebook_that_was_handed_in_twice_one_counts(tmp_path: Path) -> No
 
 NAMES = ["a\uff0fb", "a\u2215b", "a\\b", "a\nb", "a\tb", "a\u2028b", "a b", 'a"b', 'a","b', "=1+1", "..."]
 NAMES += ["caf\udce9", "\u202ea", " a", "x" * 255, "a;b", "'a", "Müller, Anna", "-rf"]
+NAMES += ["a\u201db", "a\\nb", "'=1+1", "caf\\xe9"]
 
 
 def test_every_folder_has_a_row_whatever_its_name_is_and_has_in_it(tmp_path: Path) -> None:

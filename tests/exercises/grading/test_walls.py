@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -64,13 +65,14 @@ def first(numbers=()):
         except BaseException:
             pass
 """
-    places = set(Path("/tmp").glob("course-grade-*"))
     text = notebook(daemon, "first()", check(1), HONEST_SECOND, check(2))
-    with walls.Walls() as there:
-        feedback = score.score_notebook(text, "99_toys.ipynb", "", 60.0, there).feedback
+    with tempfile.TemporaryDirectory(prefix="t-") as temporary:  # short: there are sockets in it
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        with walls.Walls() as there:
+            feedback = score.score_notebook(text, "99_toys.ipynb", "", 60.0, there).feedback
+        assert os.listdir(temporary) == []
     assert [feedback["99.1"].points, feedback["99.2"].points] == [0, 3], feedback
     assert all(mark not in (each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
-    assert set(Path("/tmp").glob("course-grade-*")) <= places
 
 
 @pytest.mark.usefixtures("questions", "nothing_left")
@@ -108,6 +110,18 @@ def test_no_session_holds_the_way_to_the_others() -> None:
         assert _sockets(trusted)
         for each in others:
             assert not _sockets(trusted) & _sockets(each)
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+def test_a_session_that_ends_before_its_time_may_have_been_crowded(
+    crowded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walls.Walls, "_supervisor_does", lambda *_: True)
+    monkeypatch.setattr(session.Session, "is_crowded", crowded)
+    there = walls.Walls()
+    with pytest.raises(session.SessionEnded), there.session():
+        raise session.SessionEnded
+    assert there.was_crowded == crowded
 
 
 def _sockets(process: psutil.Process) -> set[str]:
@@ -232,12 +246,17 @@ def test_who_has_no_cores_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(session.CannotJudge, match="others had the cores of this machine"):
             next(there.ask({}))
         assert there.is_crowded
-        with pytest.raises(session.CannotJudge, match="had the cores of this machine for 0 s"):
+        with pytest.raises(session.CannotJudge, match="left it the cores for only 0 s"):
             there.check_share(1, 1.0)
         there._waited = lambda: 0.0
         there.limit(1)
         there.check_share(1, 1.0)
         assert not there.is_crowded
+        for waited, crowded in ((0.01, False), (0.1, True)):  # of a second, after which its limit struck
+            there._waited = lambda waited=waited: waited
+            there._since = time.monotonic() - 1, time.monotonic() - 1
+            there.check_share(1, 1.0)
+            assert there.is_crowded == crowded
 
 
 @pytest.mark.parametrize("number", score.answer_names())
