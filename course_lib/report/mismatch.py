@@ -54,7 +54,8 @@ def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups |
     made: dict[str, dict[int, Sequence[int]]] = {}
     for rank, its in enumerate(groups):
         for name, ranks in its.items():
-            made.setdefault(name, {})[rank] = ranks
+            if not of_everyone(name):  # a program may have several worlds
+                made.setdefault(name, {})[rank] = ranks
     differ = [name for name, its in made.items() if len({*map(tuple, its.values())}) > 1]
     differ = [name for name in differ if max(map(len, made[name].values())) > 1]  # alone, none meets another
     return OtherGroups(differ[0], made[differ[0]]) if differ else None

@@ -353,7 +353,7 @@ def always_scales(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, ALL, hint="the norm after clipping")
+@wrong("11.2", STEP, hint="the norm after clipping")
 def returns_what_is_left(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -372,7 +372,7 @@ def returns_its_own(model, optimizer, max_norm):
     return own
 
 
-@wrong("11.2", STEP, ALL, hint="nothing (None)")
+@wrong("11.2", STEP, hint="nothing (None)")
 def returns_nothing(model, optimizer, max_norm):
     average(model)
     if nn.utils.clip_grad_norm_(model.parameters(), max_norm).isfinite():
@@ -478,7 +478,7 @@ def the_norm_of_the_largest_layer(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, ALL, hint="as a number")
+@wrong("11.2", STEP, hint="as a number")
 def only_rank_0_returns_it(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)

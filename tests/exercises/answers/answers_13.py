@@ -162,7 +162,7 @@ def alone(train_epoch, validate, epochs):
     return trained_until(train_epoch, epochs, lambda epoch: own(*validate(epoch)))
 
 
-@wrong("13.2", hint="The mean of the ranks' accuracies decided")
+@wrong("13.2", hint="would end it")
 def by_the_mean_of_accuracies(train_epoch, validate, epochs):
     def measure(epoch):
         return summed(own(*validate(epoch)))[0] / dist.get_world_size()
@@ -170,7 +170,7 @@ def by_the_mean_of_accuracies(train_epoch, validate, epochs):
     return trained_until(train_epoch, epochs, measure)
 
 
-@wrong("13.2", hint="Rank 0 decided")
+@wrong("13.2", hint="would end it")
 def rank_0_decides(train_epoch, validate, epochs):
     def measure(epoch):
         accuracy = torch.tensor(own(*validate(epoch)), dtype=torch.float64)
@@ -393,7 +393,7 @@ def leaves_without_a_name(metrics):
     return {name: sum(each.get(name, 0.0) for each in everyone) for name in set().union(*everyone)}
 
 
-@wrong("13.3", ORDER, hint="Who tells it?")
+@wrong("13.3", hint="Who tells it?")
 def asks_its_neighbour(metrics):
     """For the names; it adds up what all have."""
     everyone = [None] * dist.get_world_size()
