@@ -362,7 +362,7 @@ def returns_what_is_left(model, optimizer, max_norm):
     return min(norm.item(), max_norm)
 
 
-@wrong("11.2", STEP, ALL, hint="the norm of its own gradient")
+@wrong("11.2", STEP, hint="the norm of its own gradient")
 def returns_its_own(model, optimizer, max_norm):
     own = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
     average(model)
@@ -497,7 +497,7 @@ def comes_back_early(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, ALL, hint="That is its square")
+@wrong("11.2", STEP, hint="That is its square")
 def forgets_the_root(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)

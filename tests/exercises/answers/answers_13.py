@@ -348,12 +348,12 @@ def as_they_come(metrics):
     return {name: summed(value)[0] for name, value in metrics.items()}
 
 
-@wrong("13.3", ORDER, hint="Who tells it?")
+@wrong("13.3", hint="Who tells it?")
 def sorted_by_its_own(metrics):
     return {name: summed(metrics[name])[0] for name in sorted(metrics)}
 
 
-@wrong("13.3", ORDER, hint="Who tells it?")
+@wrong("13.3", hint="Who tells it?")
 def names_of_rank_0(metrics):
     names = [list(metrics)]
     dist.broadcast_object_list(names, src=0)
@@ -407,7 +407,7 @@ def a_list_of_sums(metrics):
     return [summed(metrics[name])[0] for name in sorted(metrics)]
 
 
-@wrong("13.3", ORDER, hint="goes on counting in it")
+@wrong("13.3", hint="goes on counting in it")
 def adds_what_is_missing(metrics):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, list(metrics))

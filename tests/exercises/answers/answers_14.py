@@ -267,7 +267,7 @@ def wholly_inside(computes, sends):
     return length(inside) / length(sends)
 
 
-@wrong("14.2", hint="the later start")
+@wrong("14.2", hint="is hidden; it returned")
 def from_first_to_last(computes, sends):
     begin, end = min(a for a, _ in computes), max(b for _, b in computes)
     return common([(begin, end)], joined(sends)) / length(joined(sends))

@@ -558,7 +558,7 @@ def passes_through(batches, ahead):
     yield from batches
 
 
-@wrong("15.3", hint="Where is it raised")
+@wrong("15.3", hint="the very error that the iterator raised")
 def all_at_once(batches, ahead):
     yield from list(batches)
 
@@ -739,7 +739,7 @@ def the_hand_of_the_thread_counts(batches, ahead):
     return by_thread(batches, queue.Queue(max(1, ahead - 1)), threading.Event())
 
 
-@wrong("15.3", AHEAD, STOPS, hint="another one")
+@wrong("15.3", AHEAD, STOPS, hint="the very error that the iterator raised")
 def another_error(batches, ahead):
     try:
         yield from by_thread(batches, queue.Queue(ahead), threading.Event())
