@@ -29,6 +29,7 @@ MAY_LACK = {
     "02.2": ("with one item more",),
     "05.1": ("'early'",),
     "05.3": ("'to'",),
+    "08.3": ("'file'", "'state'", "'notes'", "'again'", "'other'", "gone", "depth 5: of the first item"),
     "09.2": ("without the last", "with one item more", "gone"),
     "15.1": ("depth 2: of the first item again and again",),
     "16.3": ("gone",),

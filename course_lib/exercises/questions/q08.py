@@ -377,7 +377,8 @@ def _of_a_broken_write(first: Result, broken: int, stays: bool) -> Finding:
     elif ok and not stays:
         seen, hint = "a file beside it, notes.txt, is gone or has changed", "It was not yours."
     elif not epochs_of(first["other"]):
-        seen, hint = f"another start {first['other end']}", "A training that begins: what is there to find?"
+        ok, seen = False, f"another start {first['other end']}"
+        hint = "A training that begins: what is there to find?"
     elif ok and (trouble := _of_a_moment(first)):
         ok, seen, hint = False, trouble, LEFT_OVER if "FileExistsError" in trouble else AT_ONCE
     return Finding(WHOLE, ok and not over and stays, seen, hint)
