@@ -30,6 +30,7 @@ MAY_LACK = {
     "05.1": ("'early'",),
     "05.3": ("'to'",),
     "08.3": ("'file'", "'state'", "'notes'", "'again'", "'other'", "gone", "depth 5: of the first item"),
+    "07.1": ("lists at depth 2: without the last",),
     "09.2": ("without the last", "with one item more", "gone"),
     "15.1": ("depth 2: of the first item again and again",),
     "16.3": ("gone",),
@@ -127,7 +128,8 @@ def test_a_forged_report_gains_nothing(number: str, forger: Forger) -> None:
     gained += [
         f"a wrong one, {words}"
         for words, forged in of_a_whole(wrong)
-        if words not in lies and forger.points(forged) > unforged
+        if words not in lies and not any(part in words for part in may_lack)
+        if forger.points(forged) > unforged
     ]
     assert gained == []
 

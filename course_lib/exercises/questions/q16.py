@@ -358,7 +358,7 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     calls = [*((0, place) for place in [*places, base]), (1, base), *((2, place) for place in alone)]
     calls.append((3, base))
     (results,) = ask(_masks, texts, calls, rng.randrange(2**31))
-    of_special = results.pop()
+    *results, of_special = results
     (once_more,) = ask(_masks, texts, [(0, base)], rng.randrange(2**31))
     few, results = results[len(places) + 2 :], results[: len(places) + 2]
     masks = [torch.tensor(result["labels"]) != IGNORED for result in results]
