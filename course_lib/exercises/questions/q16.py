@@ -577,7 +577,7 @@ def _of_decay(result: Result, model: nn.Module, when: str = "") -> Finding:
     wrong = [
         (name, ndim, decay)
         for (name, ndim), decay in zip(parameters, result["decays"], strict=True)
-        if decay is None or abs(decay - (0.01 if ndim > 1 else 0.0)) > 1e-9
+        if decay is None or not abs(decay - (0.01 if ndim > 1 else 0.0)) <= 1e-9  # nan, too
     ]
     name, ndim, decay = (wrong or [("", 0, 0.0)])[0]
     seen = f"{when}{name}, of {ndim} dimensions, "
