@@ -23,10 +23,10 @@ def dealt(count: int, seed: int) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@wrong("07.1", ORDER, hint="That is padding")
+@wrong("07.1", EQUAL, ORDER, hint="That is padding")
 def pads(count, rank, world_size, epoch, seed):
     order = dealt(count, seed + epoch)
-    order += order[: -count % world_size]
+    order += (order * world_size)[: -count % world_size]
     return order[rank::world_size]
 
 

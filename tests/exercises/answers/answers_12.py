@@ -53,7 +53,7 @@ def of_no_rank(model: nn.Module, found: Any) -> list[tuple[str, nn.Parameter]]:
     return [each for each, count in zip(trainable(model), counts, strict=True) if count == 0]
 
 
-@wrong("12.1", hint="Another rank may")
+@wrong("12.1", hint="on rank")
 def each_rank_for_itself(model, loss):
     found = reached(loss)
     return freeze((name, each) for name, each in trainable(model) if each not in found)
@@ -67,7 +67,7 @@ def what_some_rank_does_not_use(model, loss):
     return freeze(each for each, count in pairs if count < everywhere)
 
 
-@wrong("12.1", hint="Another rank may")
+@wrong("12.1", hint="on rank")
 def as_rank_0_says(model, loss):
     found = reached(loss)
     mine = torch.tensor([int(each in found) for _, each in trainable(model)])
