@@ -33,7 +33,7 @@ def test_whose_a_line_is() -> None:
         "/home/me/.local/lib/python3.12/site-packages/torch/nn/modules/linear.py",  # %pip install on a hub
         "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py",
         "/usr/local/lib/python3.12/dist-packages/lightning/trainer.py",
-        "/root/Library/Python/3.12/lib/python/site-packages/six.py",
+        "/home/ana/Library/Python/3.12/lib/python/site-packages/six.py",
         r"C:\Users\me\AppData\Roaming\Python\Python312\site-packages\torch\nn\modules\linear.py",
         "/tmp/torchinductor_me/ab/cabc.py",  # what torch.compile makes of the learner's lines
         "<eval_with_key>.3",  # torch.fx

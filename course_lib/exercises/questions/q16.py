@@ -619,7 +619,7 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
 def _seen_of(form: tuple[int, bool], steps: int) -> Result:
     models = _model(*form), _with_another_end(_model(*form), form[0])
     decays, others = ([(NUMBER, bool, None) for _ in model.parameters()] for model in models)
-    rates = [NUMBER, NUMBER, ...]  # of a group at least
+    rates = [float, float, ...]  # of a group at least
     again = {"decays": others, "rates": rates}
     seen = {"kind": str, "decays": decays, "again": again, "same_order": bool, "stays": bool}
     return seen | dict.fromkeys(("rates", "resumed"), [rates] * steps)
