@@ -241,7 +241,7 @@ def has_full_points(feedback: Feedback) -> None:
 
 def misses_what_it_should(feedback: Feedback, hold: set[str], hint: str) -> None:
     assert {each.what for each in feedback.findings if each.ok} == hold, str(feedback)
-    assert hint in str(feedback)
+    assert hint in str(feedback), str(feedback)
     assert feedback.trouble or all(each.seen and each.hint for each in feedback.findings if not each.ok)
     hints = " ".join(each.hint for each in feedback.findings)
     assert not [word for word in SOLVES if word in hints], "no hint has the lines that solve it"

@@ -169,8 +169,10 @@ SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def note(path: Path, pid: int) -> None:
-    with open(path, "a") as file:
-        file.write(f"{pid}\n")
+    """Write the process's number so that whoever sees the file finds it there."""
+    part = path.with_suffix(".part")
+    part.write_text(f"{pid}\n")
+    part.rename(path)
 
 
 def in_its_own_session(path: Path) -> None:

@@ -92,19 +92,19 @@ def test_wrong_arguments_are_told_before_anything_starts(
     assert told.out == ""
 
 
-def stand_still(where: str, ranks: int) -> bool:
-    """Whether so many ranks of the newest run stand still in a function."""
+def stand_still(*places: str) -> bool:
+    """Return whether each rank of the newest run, from rank 0 on, stands still in the function named for it."""
     run = running()
     try:
         return run is not None and all(
-            f'"{where}"' in (run.folder / f"rank-{rank}.where").read_text() for rank in range(ranks)
+            f'"{place}"' in (run.folder / f"rank-{rank}.where").read_text() for rank, place in enumerate(places)
         )
     except OSError:
         return False
 
 
 def test_one_more_is_expected_than_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    Jump(monkeypatch, lambda: stand_still("init_process_group", 2))
+    Jump(monkeypatch, lambda: stand_still("init_process_group", "init_process_group"))
     with pytest.raises(RankTimeout) as caught:
         python(HELLO, "--nprocs", 2, "--world-size", 3, timeout=LONG, dashboard=False)
     text = str(caught.value)
@@ -113,7 +113,7 @@ def test_one_more_is_expected_than_was_started(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_rank_never_calls_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    Jump(monkeypatch, lambda: stand_still("wait_for_a_file_that_never_comes", 1))
+    Jump(monkeypatch, lambda: stand_still("wait_for_a_file_that_never_comes", "barrier", "barrier"))
     with pytest.raises(RankTimeout) as caught:
         python(HELLO, "--nprocs", 3, "--absent", 0, timeout=LONG, dashboard=False)
     text = str(caught.value)

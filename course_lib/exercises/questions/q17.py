@@ -492,7 +492,8 @@ def _over(places: list[str], size: float) -> dict[str, float]:
 
 
 def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
-    n, nodes, right = len(places), len(set(places)), _over(places, size)[node]
+    n, nodes, over = len(places), len(set(places)), _over(places, size)
+    right, halves = over[node], all(_same(got.get(each, -1), value / 2) for each, value in over.items())
     edge = 2 * (n - 1) / n * size
     of_nodes = (right / edge) * 2 * (nodes - 1) / nodes * size
     known = [
@@ -500,7 +501,7 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
         (places.count(node) * edge, f"That is all that its ranks send. {OWN}"),
         (edge, "That is one edge. How many edges of the ring leave this node?"),
         (right - edge, _missing(places, node)),
-        (right / 2, "A ring goes round twice: once to add up, once to hand out."),
+        (right / 2 if halves else right, "A ring goes round twice: once to add up, once to hand out."),
         (right * n / (n - 1) / 2, f"That is the tensor, once for each edge. {EDGE}"),
         (right * n / (n - 1), "In each step a rank sends a part of the tensor. How many steps are there?"),
         (of_nodes, f"Divided as if the nodes were the ring's members. {EDGE}"),

@@ -641,7 +641,7 @@ def empties_the_list(data, device):
     return made.clone().to(device)
 
 
-@wrong("01.3", AMONG, hint="frozen ones")
+@wrong("01.3", AMONG, hint="A search only reads")
 def freezes_what_it_looks_at(device, **things):
     for thing in things.values():
         if isinstance(thing, nn.Module):

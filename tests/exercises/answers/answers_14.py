@@ -273,7 +273,7 @@ def from_first_to_last(computes, sends):
     return common([(begin, end)], joined(sends)) / length(joined(sends))
 
 
-@wrong("14.2", hint="the later start")
+@wrong("14.2", hint="of the time of sending is hidden; it returned")
 def in_float32(computes, sends):
     starts = torch.tensor([a for a, _ in sends]), torch.tensor([a for a, _ in computes])
     ends = torch.tensor([b for _, b in sends]), torch.tensor([b for _, b in computes])

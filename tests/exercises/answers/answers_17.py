@@ -701,7 +701,7 @@ def blocks_that_are_not_joined(places, size):
     return over_edges(places, size, blocks if len(blocks) > 1 else [])
 
 
-@wrong("17.3", NODES, NOTHING, hint="this node")
+@wrong("17.3", NODES, NOTHING, hint="came out")
 def each_pair_of_nodes_once(places, size):
     pairs = {(one, other) for one, other in zip(places, places[1:] + places[:1], strict=True) if one != other}
     return over_edges(places, size, [one for one, _ in pairs])
