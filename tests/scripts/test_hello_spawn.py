@@ -93,11 +93,12 @@ def test_wrong_arguments_are_told_before_anything_starts(
 
 
 def stand_still(*places: str) -> bool:
-    """Return whether each rank of the newest run, from rank 0 on, stands still in the function named for it."""
+    """Return whether the ranks of the newest run, from rank 0 on, stand still in these functions."""
     run = running()
     try:
         return run is not None and all(
-            f'"{place}"' in (run.folder / f"rank-{rank}.where").read_text() for rank, place in enumerate(places)
+            f'"{place}"' in (run.folder / f"rank-{rank}.where").read_text()
+            for rank, place in enumerate(places)
         )
     except OSError:
         return False
