@@ -19,14 +19,16 @@ import traceback
 import types
 from pathlib import Path
 
+from ..files import discard
 from ..frames import is_learners, with_source
 from ..kill import end_with, kill_group_of
 from ..private_names import choose_ports_by, tell_before_the_agent_ends
-from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name
+from ..run_folder import ASKED, AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name
 from .failure import report_exception, watch_children, write_failure
 from .last_words import LastWords
 from .recorder import attach, note, tell_collectives
 
+RECORD_SECONDS = 0.5  # that a rank gets to record where it is before the agent ends it; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
 
@@ -64,7 +66,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
         choose_ports_by(_reserved_port)
-    tell_before_the_agent_ends(functools.partial(_note_end_request, folder))
+    tell_before_the_agent_ends(functools.partial(_before_it_is_ended, folder))
     try:
         run.main(arguments)
     except ChildFailedError as error:
@@ -84,10 +86,28 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
         sys.exit(1)
 
 
-def _note_end_request(folder: Path, pid: int) -> None:
-    """Note when the agent asked a rank to end: the first time, by SIGTERM, and then perhaps by SIGKILL."""
-    with contextlib.suppress(OSError), open(end_request(folder, process_name(pid)), "x") as file:
-        file.write(str(time.time()))
+def _before_it_is_ended(folder: Path, pid: int) -> None:
+    """Let a rank record where it is, and note when the agent asked it to end: the first time, by SIGTERM."""
+    request, until = end_request(folder, process_name(pid)), time.monotonic() + RECORD_SECONDS
+    if request.exists():
+        return
+    with contextlib.suppress(OSError):  # a full disk; it has ended
+        (folder / ASKED).touch()
+        while not _has_recorded(folder, pid) and time.monotonic() < until:
+            os.kill(pid, 0)
+            time.sleep(0.01)
+    with contextlib.suppress(OSError):
+        request.write_text(str(time.time()))
+
+
+def _has_recorded(folder: Path, pid: int) -> bool:
+    """Return whether the rank of this process has recorded where it is, since it was asked."""
+    for path in folder.glob("rank-*.where"):
+        rank = RankFiles(folder, path.stem.removeprefix("rank-"))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(rank.facts.read_text())["process"] == process_name(pid):
+                return bool(json.loads(path.read_text())["asked"])
+    return False
 
 
 def _reserved_port() -> int:
@@ -111,8 +131,11 @@ def run_rank(script: str, arguments: list[str]) -> None:
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(attempt - 1))
-    if attempt > 0 and _of_this_node(files.facts):  # what it had started lives on
-        kill_group_of(files.facts)
+    if attempt > 0:
+        for of_before in (folder / ASKED, files.standstill):
+            discard(of_before)
+        if _of_this_node(files.facts):  # what it had started lives on
+            kill_group_of(files.facts)
     attach(rank)
     watch_children()
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent

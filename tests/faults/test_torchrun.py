@@ -110,6 +110,27 @@ def test_how_a_rank_ends(how: str, tmp_path: Path) -> None:
     assert ("There is no memory left for this" in str(error)) == how.startswith("no memory")
 
 
+def test_where_a_rank_was_that_torchrun_ended_at_once(tmp_path: Path) -> None:
+    """It had no time to stand still; the agent lets it record where it is before it ends it."""
+    source = """
+        import os, time
+        from pathlib import Path
+
+        there = Path(os.environ["COURSE_RUN"], "there")
+        if os.environ["RANK"] == "1":
+            there.touch()
+            time.sleep(1000)
+        while not there.exists():
+            pass
+        raise ValueError("too early")
+        """
+    error = failing(script(tmp_path, source), nproc_per_node=2)
+
+    assert str(error).startswith("rank 0 raised ValueError: too early"), str(error)
+    where = "rank 1 was at script.py, line 7: time.sleep(1000) when it was asked to end"
+    assert str(error).splitlines()[-1] == where
+
+
 def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is left. Those that torchrun then ends are not taken for the cause, nor for done.
 
@@ -408,8 +429,9 @@ def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
     source = """
         import os, subprocess, sys
         from pathlib import Path
-        import torch, torch.distributed as dist
+        import numpy as np, torch, torch.distributed as dist
         from course_lib import log, track
+        from course_lib.run_folder import TICK, RankFiles
 
         attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
         print("attempt", attempt, flush=True)
@@ -417,8 +439,8 @@ def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
         dist.init_process_group("gloo")
         for i in track(range(3)):
             log(loss=10 * attempt + i)
-        points = Path(os.environ["COURSE_RUN"]) / f"rank-{rank}.points"
-        while points.stat().st_size < 32 * 3 * (attempt + 1):
+        files, logged = RankFiles(Path(os.environ["COURSE_RUN"]), rank), 3 * (attempt + 1)
+        while np.fromfile(files.ticks)[2 - len(TICK)] < logged or np.fromfile(files.points).size < 4 * logged:
             pass
         dist.all_reduce(torch.ones(1))
         if attempt == 0 and rank == 1:
