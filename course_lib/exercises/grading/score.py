@@ -292,12 +292,12 @@ def _seen(reply: Message, nprocs: int) -> list[Any]:
     texts = reply.get("texts")
     if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(text, str) for text in texts):
         if any(sum(map(text.count, ",[{")) > MOST_PARTS for text in texts):
-            raise Refused(f"your code gave back more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
+            raise Refused(f"your code returned more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
         return [read(text) for text in texts]
     for kind, error in (("refused", Refused), ("trouble", Troubled)):
         if isinstance(words := reply.get(kind), str):
             raise error(words[:MOST_LETTERS])
-    raise Refused("what your code left behind cannot be read")
+    raise Refused("the check's report cannot be read")
 
 
 def sent(asked: Question, work: Work) -> str:

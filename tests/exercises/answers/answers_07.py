@@ -42,7 +42,7 @@ def uneven(count, rank, world_size, epoch, seed):
     return dealt(count, seed + epoch)[rank::world_size]
 
 
-@wrong("07.1", EQUAL, ONCE, hint="Who shuffles?")
+@wrong("07.1", EQUAL, ONCE, hint="What shuffles ")
 def in_order(count, rank, world_size, epoch, seed):
     return list(range(rank, count - count % world_size, world_size))
 
@@ -72,7 +72,7 @@ def forgets_the_rank(count, rank, world_size, epoch, seed):
     return dealt(count, seed + epoch)[: count // world_size]
 
 
-@wrong("07.1", EQUAL, ORDER, hint="What is the largest number that can be divided?")
+@wrong("07.1", EQUAL, ORDER, hint="What is the largest number that the ranks can share equally?")
 def drops_a_whole_round(count, rank, world_size, epoch, seed):
     return dealt(count, seed + epoch)[rank : count - world_size - count % world_size : world_size]
 
@@ -110,7 +110,7 @@ def shuffles_its_own_share(count, rank, world_size, epoch, seed):
     return mine
 
 
-@wrong("07.1", EQUAL, ONCE, hint="turned round")
+@wrong("07.1", EQUAL, ONCE, hint="That is the order of the data set, rotated or reversed.")
 def turns_round(count, rank, world_size, epoch, seed):
     start = count // 3 + (seed + 7 * epoch) % (count // 3)
     order = [*range(start, count), *range(start)]
@@ -136,17 +136,17 @@ def counts_from_one(count, rank, world_size, epoch, seed):
     return [index + 1 for index in dealt(count, seed + epoch)[rank : count - count % world_size : world_size]]
 
 
-@wrong("07.1", hint="Nothing comes back")
+@wrong("07.1", hint="Nothing is returned:")
 def gives_an_empty_list(count, rank, world_size, epoch, seed):
     return []
 
 
-ALL = "in each epoch the ranks read all the data together, the same amount each"
+ALL = "in each epoch the ranks together read all the data, the same amount each"
 ORDERS = "every epoch has an order of its own"
-RESUMED = "a training that begins at a later epoch gets the batches that it would have had"
+RESUMED = "a run that resumes at a later epoch gets the batches that it would have had"
 
 
-@wrong("07.2", ALL, hint="Who tells the sampler which epoch it is?")
+@wrong("07.2", ALL, hint="What tells the sampler which epoch it is?")
 def no_set_epoch(data, batch_size, epochs):
     loader = DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data))
     for epoch in epochs:
@@ -154,7 +154,7 @@ def no_set_epoch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ALL, ORDERS, hint="Which number has the epoch that is going on?")
+@wrong("07.2", ALL, ORDERS, hint="Which number does the resumed epoch have?")
 def counts_its_own_epochs(data, batch_size, epochs):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -185,7 +185,7 @@ def tells_rank_0(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, hint="Who tells the loader that there are other ranks?")
+@wrong("07.2", ORDERS, hint="What tells the loader that there are other ranks?")
 def no_sampler(data, batch_size, epochs):
     loader = DataLoader(data, batch_size=batch_size, shuffle=True)
     for epoch in epochs:
@@ -193,7 +193,7 @@ def no_sampler(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="The rest is left out")
+@wrong("07.2", ORDERS, RESUMED, hint="The remainder is left out.")
 def drops_the_rest(data, batch_size, epochs):
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -291,7 +291,7 @@ def shares_the_batch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work that is to be shared")
+@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work to be shared.")
 def reads_all_and_keeps_some(data, batch_size, epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for epoch in epochs:
@@ -362,7 +362,7 @@ def one_batch_for_all(data, batch_size, epochs):
             yield epoch, batch
 
 
-SHARED = "the ranks share the work: every sample is judged once"
+SHARED = "the ranks share the work: every sample is evaluated once"
 EXACT = "every rank returns the accuracy of the whole set"
 FEW = "also where there are fewer samples than ranks"
 
@@ -394,14 +394,14 @@ def by_the_sampler(model, data):
     return hits / judged
 
 
-@wrong("07.3", hint="The rest is left out")
+@wrong("07.3", hint="The remainder is left out.")
 def by_the_dropping_sampler(model, data):
     sampler = DistributedSampler(data, shuffle=False, drop_last=True)
     hits, judged = summed(*judge(model, data, sampler))
     return hits / max(1, judged)
 
 
-@wrong("07.3", SHARED, hint="the shards are not of one size")
+@wrong("07.3", SHARED, hint="Each rank's accuracy has the same weight here, but the shards differ in size.")
 def the_mean_of_the_ranks(model, data):
     hits, judged = judge(model, data, my_part(data))
     return summed(hits / max(1, judged))[0] / dist.get_world_size()
@@ -419,7 +419,7 @@ def its_own(model, data):
     return hits / max(1, judged)
 
 
-@wrong("07.3", SHARED, hint="That adds up shares")
+@wrong("07.3", SHARED, hint="That is a sum of accuracies.")
 def the_sum_of_the_shares(model, data):
     hits, judged = judge(model, data, my_part(data))
     return summed(hits / max(1, judged))[0]
@@ -431,7 +431,7 @@ def each_judges_all(model, data):
     return hits / judged
 
 
-@wrong("07.3", EXACT, FEW, hint="One rank works, and the others watch")
+@wrong("07.3", EXACT, FEW, hint="One rank does all the work.")
 def rank_0_judges(model, data):
     share = [None]
     if dist.get_rank() == 0:
@@ -455,13 +455,13 @@ def the_count(model, data):
     return summed(*judge(model, data, my_part(data)))[0]
 
 
-@wrong("07.3", SHARED, hint="That is in per cent")
+@wrong("07.3", SHARED, hint="That is a percentage.")
 def in_per_cent(model, data):
     hits, judged = summed(*judge(model, data, my_part(data)))
     return 100 * hits / judged
 
 
-@wrong("07.3", hint="The shards overlap and have holes")
+@wrong("07.3", hint="The shards overlap and leave gaps.")
 def at_random(model, data):
     mine = random.Random(dist.get_rank()).choices(range(len(data)), k=-(-len(data) // dist.get_world_size()))
     hits, judged = summed(*judge(model, data, mine))
@@ -477,7 +477,7 @@ def joins_what_may_be_empty(model, data):
     return total / judged
 
 
-@wrong("07.3", FEW, hint="The rest is left out")
+@wrong("07.3", FEW, hint="The remainder is left out.")
 def of_eight_ranks(model, data):
     hits, _ = summed(*judge(model, data, range(dist.get_rank(), len(data), 8)))
     return hits / len(data)
@@ -532,7 +532,7 @@ def adds_up_for_ever(model, data):
     return (total[0] / total[1]).item()
 
 
-@wrong("07.3", hint="The shards overlap and have holes")
+@wrong("07.3", hint="The shards overlap and leave gaps.")
 def splits_at_random(model, data):
     world_size = dist.get_world_size()
     if len(data) < world_size:
@@ -594,7 +594,7 @@ def a_sampler_for_each_epoch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="What fills the shards?")
+@wrong("07.2", ORDERS, RESUMED, hint="What fills up the shards?")
 def by_hand(data, batch_size, epochs):
     """Of one sample it can take no three."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -650,8 +650,8 @@ def gathers_the_counts(model, data):
 
 @right("07.3")
 def shuffles_and_gathers_the_answers(model, data):
-    dice = torch.Generator().manual_seed(0)
-    order = list(RandomSampler(data, generator=dice))[dist.get_rank() :: dist.get_world_size()]
+    generator = torch.Generator().manual_seed(0)
+    order = list(RandomSampler(data, generator=generator))[dist.get_rank() :: dist.get_world_size()]
     model = copy.deepcopy(model).eval()
     answers = [bool(model(data[i][0][None]).argmax(1).item() == data[i][1]) for i in order]
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -663,7 +663,7 @@ def shuffles_and_gathers_the_answers(model, data):
 # --- the result is right, and it was not done as asked ---
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work that is to be shared")
+@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work to be shared.")
 def reads_all_once(data, batch_size, epochs):
     """Each rank has the whole set in memory from then on."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -676,7 +676,7 @@ def reads_all_once(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ALL, ORDERS, hint="begin that goes on?")
+@wrong("07.2", ALL, ORDERS, hint="With which epoch does a resumed run begin?")
 def begins_at_0_again(data, batch_size, epochs):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -696,7 +696,7 @@ def three_orders_in_turn(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ALL, ORDERS, hint="The epochs before are over")
+@wrong("07.2", ALL, ORDERS, hint="The earlier epochs are over.")
 def goes_through_the_epochs_before(data, batch_size, epochs):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -728,13 +728,13 @@ def rank_0_judges_nearly_all(model, data):
 
 @wrong("07.1", EQUAL, ORDER, hint="drawn more than once")
 def at_least_one_each(count, rank, world_size, epoch, seed):
-    dice = torch.Generator().manual_seed(seed + epoch)
-    order = torch.randperm(count, generator=dice).tolist()[: count - count % world_size]
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=generator).tolist()[: count - count % world_size]
     return order[rank::world_size] or [rank % count]
 
 
 @wrong("07.1", ONCE, ORDER, hint="To which length can the order be cut")
 def what_there_is_where_there_is_little(count, rank, world_size, epoch, seed):
-    dice = torch.Generator().manual_seed(seed + epoch)
-    order = torch.randperm(count, generator=dice).tolist()
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=generator).tolist()
     return order[: count - count % world_size if count >= world_size else count][rank::world_size]
