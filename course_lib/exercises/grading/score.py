@@ -187,7 +187,7 @@ def answers_of(
             place = max(at, 0)
             steps = steps[:place] + without + steps[place + (at >= 0) :]
             left = AGAIN * (START_SECONDS + seconds)
-    notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
+    notes.append(f"the notebook was started {MOST_STARTS} times and never ran to its end")
     return answers, notes
 
 
@@ -221,7 +221,7 @@ def _feedback(
     for seeds in (random.seed, np.random.seed, torch.manual_seed):
         seeds(shared)
     if "pickled" not in kept:
-        why = kept.get("refused", "the notebook did not come as far as this question")
+        why = kept.get("refused", "the notebook did not get as far as this question")
         feedback = judged(number, NoAnswer(why), random.Random(seed))
     else:
         with walls.session() as session:

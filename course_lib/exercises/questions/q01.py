@@ -245,7 +245,7 @@ def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
     mean, std, x = _columns(*case)
     out, difference = result["out"], far(result["out"], (x - mean) / std)
-    seen = out if isinstance(out, str) else f"largest difference to (x - mean) / std: {difference:.2g}"
+    seen = out if isinstance(out, str) else f"largest difference from (x - mean) / std: {difference:.2g}"
     hint = "forward needs the mean and the std that __init__ was given, as they were given."
     if not isinstance(out, str) and (shape := list(torch.as_tensor(out).shape)) != list(x.shape):
         seen = f"it returned a tensor of shape {shape}"
