@@ -76,7 +76,7 @@ def by_all_gather(tensor):
     return each[dist.get_rank() - 1]
 
 
-@wrong("05.1", hint="Is each rank's of the same size, shape and dtype")
+@wrong("05.1", hint="Do all ranks use the same size, shape and dtype")
 def into_float32(tensor):
     to, source = neighbours()
     theirs = torch.empty(tensor.shape)

@@ -331,7 +331,7 @@ class WaitsToBeCalled(Wrapper):
         self.share()
 
 
-@wrong("06.3", BEGINS, hint="a hook on each parameter")
+@wrong("06.3", BEGINS, hint="each parameter needs a hook")
 class HooksTheFirst(Wrapper):
     def begin(self) -> None:
         self.share()
@@ -396,7 +396,7 @@ class WorksOnce(Wrapper):
             super().average(p)
 
 
-@wrong("06.3", hint="that comes first")
+@wrong("06.3", hint="fix that first")
 class StartsWithTheMean(Wrapper):
     def begin(self) -> None:
         for p in self.module.parameters():

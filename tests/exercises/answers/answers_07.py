@@ -507,7 +507,7 @@ def forgets_the_mode(model, data):
     return summed(hits)[0] / len(data)
 
 
-@wrong("07.3", SHARED, hint="divided")
+@wrong("07.3", SHARED, hint="divide")
 def by_a_positive_score(model, data):
     model.eval()
     hits = sum((model(x[None])[0, y] > 0).item() for x, y in Subset(data, my_part(data)))

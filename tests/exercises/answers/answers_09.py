@@ -115,7 +115,7 @@ def a_table_with_holes(tensors, gpus_per_node, ranks_per_node, network):
     return {"cpu": ("gloo", "CPU over IP")}[tensors]
 
 
-@wrong("09.1", OWN, SHARED, CPU, hint="Which backend moves GPU memory")
+@wrong("09.1", OWN, SHARED, CPU, hint="Which one moves GPU memory")
 def the_backends_are_swapped(tensors, gpus_per_node, ranks_per_node, network):
     backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
     return "cpu:nccl,cuda:gloo" if why == "both" else backend, why
