@@ -49,7 +49,7 @@ def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         elif min(sizes) <= 0:
             hint = "A chunk with nothing in it is no chunk: that device gets none."
         elif len(sizes) > len(right):
-            hint = "A chunk has batch size over devices, rounded up. Is anything left for every device?"
+            hint = "The chunk size is batch size over devices, rounded up. Is anything left for every device?"
         elif max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes):
             hint = "That is as even as possible. chunk is simpler: all equal, and the last has what is left."
         seen = f"{batch_size} samples over {count} devices: {sizes}, and it is {right}"

@@ -71,7 +71,7 @@ def rank_table(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     shown = (wrong or tables)[0]
     hint = "The ranks are 0, 1, 2 and so on, without a gap, up to the world size."
     if len(set(shown.ranks)) < len(shown.ranks):
-        hint = "Two processes have the same rank. It counts over all nodes; which number starts anew on each?"
+        hint = "Two processes have one rank. Ranks count over all nodes; which number starts anew on each?"
     elif min(shown.ranks, default=0) != 0:
         hint = "At which number do the ranks begin?"
     elif sorted(shown.ranks) == list(range(len(shown.right))):

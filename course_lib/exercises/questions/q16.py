@@ -492,7 +492,7 @@ PYTORCHS = "torch.optim.AdamW"
 RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
 ONCE_MORE = "called once more with the very same model, whose last layer is a new one"
 RESUMED = "Both states were saved and loaded into new objects. What part of the schedule is not in its state?"
-WARM_UP = "The number of steps is right. How many of them are the warm-up, by the text?"
+WARM_UP = "The number of steps is right. How many of them belong to the warm-up?"
 
 
 class _Block(nn.Module):
@@ -618,7 +618,7 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
             line(floor),
             "The remainder makes a step, too: a sampler pads, and a loader's last batch may be short.",
         ),
-        ([lr] * len(rates), "It stays the same. Does the schedule have the optimizer?"),
+        ([lr] * len(rates), "It stays the same. Does the schedule act on this optimizer?"),
         otherwise="Which steps does it count: of which ranks, and of how many epochs?",
         within=1e-6 * lr,
     )

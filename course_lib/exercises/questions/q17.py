@@ -105,7 +105,7 @@ def _faults_of_directives(case: Case, text: str) -> Faults:
         seen = f"{case['minutes']} minutes {say} {asked.get('time', 'nothing')!r}"
         yield (
             seen,
-            "Hours, minutes, seconds: which does Slurm take a single number for, and two with a colon?",
+            "Hours, minutes, seconds: which is a single number to Slurm, and which are two with a colon?",
         )
     if NO_DIRECTIVE in asked:
         seen = f"{asked[NO_DIRECTIVE]!r} in an #SBATCH line is no directive"

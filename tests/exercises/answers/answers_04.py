@@ -23,7 +23,7 @@ def one_node(nodes, ranks_per_node):
     return [(local, 0, local) for local in range(ranks_per_node)]
 
 
-@wrong("04.1", COUNT, hint="Two processes have the same rank.")
+@wrong("04.1", COUNT, hint="Two processes have one rank.")
 def ranks_start_anew(nodes, ranks_per_node):
     return [(local, node, local) for node in range(nodes) for local in range(ranks_per_node)]
 

@@ -588,19 +588,19 @@ def with_a_warm_up(model, lr, n, w):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: line[s])
 
 
-@wrong("16.3", DECAY, hint="How many of them are the warm-up, by the text?")
+@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
 def a_tenth_rounded_up(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, math.ceil(n / 10))
 
 
-@wrong("16.3", DECAY, hint="How many of them are the warm-up, by the text?")
+@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
 def a_tenth_rounded(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, 1 + round(n / 10))
 
 
-@wrong("16.3", DECAY, hint="How many of them are the warm-up, by the text?")
+@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
 def a_tenth(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, max(1, n // 10))
