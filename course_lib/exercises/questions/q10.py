@@ -40,7 +40,7 @@ PLAIN = "if only some names begin with it, all stay as they are"
 OF_NAMES = {
     OUTER: "A wrapper puts the same prefix before every name. Which string method takes it off?",
     INNER: "The prefix may occur inside a name, too. Take it off the front only, and once.",
-    PLAIN: "A wrapper adds its prefix to every name. If one name lacks it, where do the others have it from?",
+    PLAIN: "A wrapper adds its prefix to every name. If one name lacks it, where did the others get it?",
 }
 
 
@@ -151,7 +151,7 @@ def _of_a_save(ranks: list[Result], right: int, shown: Any) -> Faults:
     for error in (result["error"] for result in ranks if result["error"]):
         hint = "Which other rank writes or renames that file at the same moment?"
         if len(writers) < 2:
-            hint = "Read the error: what does your code expect of the disk that is not so?"
+            hint = "Read the error: what does your code assume about the disk that is not true?"
         yield f"nothing is wrong with the disk, but it raised {error}", hint
     if not writers:
         yield "nothing was saved", "torch.save writes. Which rank calls it?"

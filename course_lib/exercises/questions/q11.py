@@ -236,13 +236,8 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 STEP = "the step is that of one device: its gradient is the mean, clipped"
 NORM = "every rank returns the norm of the mean, as it was before clipping"
 ALL = "where the mean is not finite no rank steps, and the next step is right again"
-CALLS = (
-    0.15,
-    2.5,
-    1.0,
-    1.0,
-    1.0,
-)  # the mean's norm over the limit; each of the first two begins a training run
+# The mean's norm over the limit; each of the first two begins a training run
+CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)
 AGAIN = 1  # this call's model, optimizer and limit come once more in the last call
 SCALE = 40.0  # of the gradients: a large norm alone is no error
 EARLY = "Each rank's gradient is made shorter first, and then they are averaged. The other way round."

@@ -159,7 +159,7 @@ def _traces(results: list[Result]) -> Faults:
     for rank, result in enumerate(results):
         if not result["kept"]:
             seen = f"on rank {rank} a gradient is not what it was"
-            yield seen, "A graph can be examined without any gradient in the model."
+            yield seen, "A graph can be examined without writing any gradient."
         if not result["as_it_was"]:
             seen = f"on rank {rank} a module of the model is in another mode after your call"
             yield seen, "The training goes on in the mode that you left it in."

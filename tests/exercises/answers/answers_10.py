@@ -26,7 +26,7 @@ def replaces_everywhere(weights):
     return {name.replace("module.", ""): value for name, value in weights.items()}
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where do the others have it from?")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def each_name_for_itself(weights):
     return {name.removeprefix("module."): value for name, value in weights.items()}
 
@@ -36,7 +36,7 @@ def as_it_came(weights):
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where do the others have it from?")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def cuts_seven_letters(weights):
     return {name[len("module.") :]: value for name, value in weights.items()}
 
@@ -46,7 +46,7 @@ def strips_letters(weights):
     return {name.lstrip("module."): value for name, value in weights.items()}
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where do the others have it from?")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def if_the_first_has_it(weights):
     if next(iter(weights), "").startswith("module."):
         return {name.removeprefix("module."): value for name, value in weights.items()}
@@ -76,21 +76,21 @@ def mixes_them_up(weights):
     return dict(zip(names, reversed(list(weights.values())), strict=True))
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where do the others have it from?")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def if_the_last_has_it(weights):
     if "".join(list(weights)[-1:]).startswith("module."):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where do the others have it from?")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def without_the_dot(weights):
     if all(name.startswith("module") for name in weights):
         return {name[len("module.") :]: value for name, value in weights.items()}
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where do the others have it from?")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def if_most_have_it(weights):
     having = sum(name.startswith("module.") for name in weights)
     if having > len(weights) / 2:

@@ -76,7 +76,7 @@ def as_rank_0_says(model, loss):
     return freeze(each for each, used in pairs if not used)
 
 
-@wrong("12.1", FROZEN, NAMED, hint="A graph can be examined without any gradient in the model.")
+@wrong("12.1", FROZEN, NAMED, hint="A graph can be examined without writing any gradient.")
 def by_a_backward_pass(model, loss):
     model.zero_grad()
     loss.backward(retain_graph=True)
