@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="course", description="The course's own tools.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
-    made = commands.add_parser("exercises", help="write exercises/ anew from solutions/")
+    made = commands.add_parser("exercises", help="generate exercises/ from solutions/")
     made.add_argument("--check", action="store_true", help="write nothing; fail where they differ")
     grades = commands.add_parser("grade", help="grade a class's notebooks, each behind walls")
     grades.add_argument(
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         default=Path("report"),
         metavar="FOLDER",
-        help="feedback for each learner, the class, and what is kept to go on from",
+        help="feedback for each learner, the class, and what a stopped grading resumes from",
     )
     grades.add_argument("--jobs", type=_count, default=1, help="submissions at the same time")
     grades.add_argument(
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="NN",
-        help="those that count; by default each that somebody handed in",
+        help="those that count; by default each that anybody submitted",
     )
     grades.add_argument("--seed", default="", help="draw other inputs; the same one gives the same grades")
     boards = commands.add_parser("board", help="a class at work on one page, by the progress it shares")
@@ -219,7 +219,7 @@ def _pair() -> str:
     from torchvision.ops import nms
 
     nms(torch.zeros(1, 4), torch.zeros(1), 0.5)  # torchvision's own operator: fails where they do not fit
-    return f"torch {torch.__version__} and torchvision {torchvision.__version__} fit each other"
+    return f"torch {torch.__version__} and torchvision {torchvision.__version__} match"
 
 
 def _notebooks() -> str:

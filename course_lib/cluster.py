@@ -45,15 +45,15 @@ ENDINGS = {
 # Slurm's reasons why a job waits, explained where the word alone does not say it
 REASONS = {
     "Resources": "the nodes that it asks for are busy",
-    "Priority": "other jobs are before it",
+    "Priority": "other jobs are ahead of it",
     "PartitionConfig": "the partition cannot give what it asks for",
     "PartitionNodeLimit": "it asks for more nodes than the partition has",
     "PartitionTimeLimit": "it asks for more time than the partition gives",
-    "JobHeldUser": "somebody holds it back; scontrol release lets it go",
-    "JobHeldAdmin": "the cluster's staff hold it back",
-    "BadConstraints": "no node is as it asks for",
+    "JobHeldUser": "it is on hold; scontrol release lets it go",
+    "JobHeldAdmin": "the cluster's administrators have put it on hold",
+    "BadConstraints": "no node has what it asks for",
     "Dependency": "it waits for another job",
-    "BeginTime": "it is to begin later",
+    "BeginTime": "it is set to begin later",
 }
 # Variables of a job that this process may itself run in: a job that it submits must not inherit them.
 OF_A_JOB = re.compile(r"(SLURM|SRUN|PMI|PMIX)\w*")
@@ -206,7 +206,7 @@ def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess
 def _words(done: subprocess.CompletedProcess[str]) -> str:
     """Return a command's last error messages, in one line."""
     lines = [line.partition(": error: ")[2] or line for line in done.stderr.strip().splitlines()]
-    return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a word"
+    return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a message"
 
 
 def _parsed(text: str) -> JobStatus:

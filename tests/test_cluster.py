@@ -66,9 +66,9 @@ def test_a_job_is_submitted(commands: Commands, tmp_path: Path, monkeypatch: pyt
             "sbatch refused the job: invalid partition specified: x; Batch job submission failed: Invalid "
             "partition name specified (it is in /j)",
         ),
-        ("exit 3", "sbatch refused the job: exit code 3, without a word (it is in /j)"),
-        ("echo welcome", "sbatch gave no number of a job, but 'welcome': exit code 0, without a word"),
-        ("printf '\\377'", "sbatch gave no number of a job, but '\ufffd': exit code 0, without a word"),
+        ("exit 3", "sbatch refused the job: exit code 3, without a message (it is in /j)"),
+        ("echo welcome", "sbatch gave no number of a job, but 'welcome': exit code 0, without a message"),
+        ("printf '\\377'", "sbatch gave no number of a job, but '\ufffd': exit code 0, without a message"),
     ],
 )
 def test_what_sbatch_says_is_told(sbatch: str, words: str, commands: Commands) -> None:

@@ -101,9 +101,9 @@ def test_a_file_that_cannot_be_collected_is_told_and_runs_again(course: Path) ->
     broken.write_text("import nothing_of_that_name")
     run(course, "-k", "passes or broken", "-n", "2", COURSE_FAILURES=str(failures))
     assert "FAILED tests/test_broken.py (collection):" in failures.read_text()
-    broken.write_text("def test_mended(): pass")
-    assert "1 passed" in run(course, "--again", "-k", "mended")
-    assert "make" not in run(course, "--again", "-k", "mended"), "and that is no failure"
+    broken.write_text("def test_fixed(): pass")
+    assert "1 passed" in run(course, "--again", "-k", "fixed")
+    assert "make" not in run(course, "--again", "-k", "fixed"), "and that is no failure"
 
 
 def test_what_takes_longest_begins_first(course: Path) -> None:

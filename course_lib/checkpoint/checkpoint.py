@@ -93,7 +93,7 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
                     "save tensors, numbers, strings, lists and dicts (of a model its state_dict())"
                 )
     except OSError as error:
-        before = "; the file of before is as it was" if path.exists() else ""
+        before = "; the previous file is unchanged" if path.exists() else ""
         why = error.strerror or error
         raise CheckpointError(f"the checkpoint {path} cannot be written: {why}{before}") from None
 
@@ -176,7 +176,7 @@ def _why(path: Path, begins: bytes, error: Exception) -> str:
     if "TorchScript" in reason:
         return f"{path} is a TorchScript program, code and all, and no checkpoint: ask for a state_dict"
     if "deserialize object on" in str(error):
-        return f"{path} was saved on a device that is not here: leave map_location out, it is 'cpu' then"
+        return f"{path} was saved on a device missing here: leave map_location out, it is 'cpu' then"
     if not begins.startswith(b"PK"):
         return f"{path} is no checkpoint of PyTorch: it begins with {begins!r}"
     return f"{path} cannot be read as a checkpoint: {reason}"
@@ -209,7 +209,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if others:
         raise CheckpointError(
-            f"these are no weights: {_some(others)} {'is' if len(others) == 1 else 'are'} not a tensor. "
+            f"these are not weights: {_some(others)} {'is' if len(others) == 1 else 'are'} not a tensor. "
             'Is it a whole checkpoint? Then take its part, as in checkpoint["model"]'
         )
     own = model.state_dict()

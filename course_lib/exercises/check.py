@@ -39,11 +39,11 @@ ALL_SECONDS = 30.0  # for all that a judge asks in one check
 MOST_BYTES = 16 << 20  # that a rank may report
 MOST_LETTERS = 600  # characters of what was seen, and of a line of a report
 REPORT_LINES = 14  # of the report of a failure
-ENDLESS = "What your code gave back was being read. Does it ever come to an end?"
-TOO_MUCH = "In a check a rank may take 1 GiB. Does what your code makes, or gave back, ever come to an end?"
+ENDLESS = "The check was still reading what your code returned. Does it ever end?"
+TOO_MUCH = "In a check, a rank may use 1 GiB of memory. Does what your code makes or returns ever end?"
 ABORTED = (
-    "gloo gives up where the tensors of one call differ from rank to rank. Is each rank's of the same size,"
-    " shape and dtype, on the side that sends and on the one that receives?"
+    "gloo aborts where the tensors of one call differ from rank to rank. Do all ranks use the same size,"
+    " shape and dtype, on the sending and on the receiving side?"
 )
 QUESTIONS_FOLDER = str(Path(__file__).with_name("questions")) + os.sep
 
@@ -112,7 +112,7 @@ def check(number: str, answer: Any) -> Feedback:
     if not isinstance(number, str) or number not in QUESTIONS:
         known = ", ".join(sorted(QUESTIONS))
         name = number if isinstance(number, str) else told(number)
-        return Feedback(name, trouble=f"there is no question {name!r}; there are {known}")
+        return Feedback(name, trouble=f"there is no question {name!r}; the questions are {known}")
     feedback = judged(number, Door(QUESTIONS[number], answer), random.Random())
     note(number, feedback.points, feedback.most)
     note_try(number, feedback.points, feedback.most)
@@ -232,7 +232,7 @@ def seconds_for(left: float) -> float:
         No time is left.
     """
     if left <= 0:
-        raise Refused(f"your code was not done after {ALL_SECONDS:g} s, in all that was asked of it")
+        raise Refused(f"your code was not done after {ALL_SECONDS:g} s, in all calls of the check")
     return min(LIMIT_SECONDS, left)
 
 

@@ -32,7 +32,7 @@ def read(text: str) -> Any:
         if refused is None:
             return told["seen"]
     except (ValueError, KeyError, AttributeError, RecursionError):
-        refused = "what your code left behind cannot be read"
+        refused = "the check's report cannot be read"
     raise Refused(str(refused))
 
 

@@ -20,15 +20,15 @@ import torch
 from .shape import misfit, shape_of
 from .wording import shown
 
-REST = "This rests on what is above; that comes first."
+REST = "This depends on what is above: fix that first."
 
-SO_FAR = "it held as far as your code came"
+SO_FAR = "it held as far as your code got"
 
-GO_ON = "It counts once all was asked of it: what stopped your code stands above."
+GO_ON = "It counts once the whole check has run: what stopped your code is shown above."
 
 MISSHAPEN = (
-    "what your code left behind is not what a check leaves there ({}). Does it change what Python, torch or "
-    "the course itself works with?"
+    "the check's report is malformed ({}). Does your code change something that Python, torch "
+    "or the course relies on?"
 )
 
 Result = dict[str, Any]  # what a work reports of one call on one rank, as plain data

@@ -86,7 +86,7 @@ class Tries:
 def _possible(found: dict[str, Any], name: str, most: float, *kinds: type) -> None:
     value = found[name]
     if type(value) not in (kinds or (int, float)) or not 0 <= value <= most:
-        raise ValueError(f"{name} is no number from 0 to {most:g}")
+        raise ValueError(f"{name} is not a number from 0 to {most:g}")
 
 
 @dataclass
@@ -137,7 +137,7 @@ def read_questions(found: Any, latest: float) -> dict[str, Tries]:
         As `Tries.read`.
     """
     if not isinstance(found, dict):
-        raise ValueError("questions are no dict")
+        raise ValueError("the questions are not a dict")
     return {number: Tries.read(tries, latest) for number, tries in found.items()}
 
 

@@ -39,7 +39,7 @@ OWN = {
     **dict.fromkeys(["nnodes", "N"], "say nodes=…, as sbatch does"),
     **dict.fromkeys(["ntasks", "ntasks_per_node", "n"], "each node has one torchrun; say nproc_per_node=…"),
     **dict.fromkeys(["output", "error", "open_mode"], "what is printed is in run.logs and run.output"),
-    **dict.fromkeys(["requeue", "no_requeue"], "a job begun anew would mix with itself; submit it again"),
+    **dict.fromkeys(["requeue", "no_requeue"], "its records would mix with earlier ones; submit it again"),
     **dict.fromkeys(["export", "export_file"], "the job gets this process's environment; set os.environ"),
     **dict.fromkeys(["chdir", "D"], "the job runs in the current folder; os.chdir(…) before"),
     **dict.fromkeys(["array", "a"], "one run is one job; call slurm() for each"),

@@ -78,7 +78,7 @@ def why(
     Raises
     ------
     RankError
-        The training as it is failed. If it fails in another way, the table says so.
+        The unchanged training run failed. If it fails in another way, the table says so.
     ValueError
         It was over before it could be measured, or calls no `track`.
     TypeError
@@ -136,7 +136,7 @@ def _arguments(asked: Launch) -> inspect.BoundArguments | None:
 
 
 def _is_other_work(way: str, trials: dict[str, list[Trial]]) -> str:
-    """Say why a way is no comparison with the training as it is; empty if it is one."""
+    """Say why a way is no comparison with the unchanged run; empty if it is one."""
     if not trials[AS_IT_IS] or way not in (ONE_RANK, LARGER_BATCH):
         return ""
     times = growth(trials, way)

@@ -19,7 +19,7 @@ Stretch = tuple[float, float]
 
 
 class Span(NamedTuple):
-    """A stretch of time in which a rank did one thing.
+    """An interval in which a rank did one thing.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ def _of_kind(spans: Iterable[Span], kind: str) -> list[Stretch]:
 
 
 def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
-    """Merge stretches that overlap, or with at most ``pause`` seconds between them."""
+    """Merge intervals that overlap, or with at most ``pause`` seconds between them."""
     joined: list[Stretch] = []
     for start, end in sorted(stretches):
         if joined and start - joined[-1][1] <= pause:
@@ -138,7 +138,7 @@ def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
 
 
 def _inside(labels: list[tuple[str, float, float]], operations: list[Stretch]) -> list[Span]:
-    """Split each outermost label into stretches with operations and the pauses around and between them."""
+    """Split each outermost label into intervals with operations and the pauses around and between them."""
     spans, until = [], 0.0
     for name, start, end in sorted(labels, key=lambda label: (label[1], -label[2])):
         if start < until:  # within another label

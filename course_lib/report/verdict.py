@@ -1,6 +1,6 @@
-"""Judge why a training run is not faster: by trials of it, or by what a run has recorded.
+"""Find out why a training run is not faster: by trials of it, or by what a run has recorded.
 
-A trial is the same training for a few seconds, with one possible cause taken away. All ways are tried in each
+A trial is the same run for a few seconds, with one possible cause taken away. All ways are tried in each
 of several rounds. An effect counts if it is larger than the spread of the rounds.
 """
 
@@ -28,7 +28,7 @@ Rates = Sequence[Sequence[float]]  # samples per second, by round and rank
 
 @dataclass(frozen=True)
 class Verdict:
-    """What holds a training run up, and the figures that say so.
+    """What slows a training run down, and the figures that say so.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ def verdict_on_trials(trials: Trials, skipped: Mapping[str, str]) -> Verdict:
 
 
 def growth(trials: Trials, way: str) -> float:
-    """Return how many times as many samples a step has as in the training as it is."""
+    """Return how many times as many samples a step has as in the unchanged run."""
     one, other = (float(np.median([trial.batch for trial in trials[each]])) for each in (AS_IT_IS, way))
     return other / one
 
@@ -198,7 +198,7 @@ def _slowest(rounds: Sequence[Trial]) -> list[float]:
 
 
 def _effects(trials: Trials) -> dict[str, Effect]:
-    """Compare each way with the training as it is, or with the way that differs from it in one thing."""
+    """Compare each way with the unchanged run, or with the way that differs from it in one thing."""
     than = {LARGER_BATCH: REPEATED_BATCHES}
     effects = {
         way: Effect.of(_slowest(rounds), _slowest(trials[than.get(way, AS_IT_IS)]))
@@ -260,9 +260,9 @@ def _costs(trials: Trials, effects: Mapping[str, Effect]) -> Iterator[Cost]:
 
 
 def _straggler(beside: Sequence[Trial], left: float) -> Cost | None:
-    """Part ranks that do not wait for each other where their rates differ most: few slow ones hold up all.
+    """Split ranks that do not wait for each other where their rates differ most: few slow ones hold up all.
 
-    Their trials are ``left`` of the time of the training as it is.
+    Their trials are ``left`` of the time of the unchanged run.
     """
     rates = np.array([trial.rates for trial in beside])
     order = np.argsort(np.median(rates, axis=0))

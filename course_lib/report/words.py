@@ -35,7 +35,7 @@ OUT_OF_MEMORY = (
 )
 UNRECORDED = {
     "folder removed": "; the run's folder was removed, and with it what was kept: {}",
-    "disk full": "; its last words are lost, for the disk is full on which the run is kept: {}",
+    "disk full": "; its last words are lost, because the disk that holds the run is full: {}",
 }
 # Advice on exceptions that give none themselves, by what torch, CUDA, NCCL (which changed its wording in
 # version 2.30) or the system says in them.

@@ -156,7 +156,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_write(tmp_path: Path) -> None:
         said = refusal(save_checkpoint, path, {"step": 2, "weights": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "cannot be written: File too large; the file of before is as it was" in said
+    assert "cannot be written: File too large; the previous file is unchanged" in said
     assert load_checkpoint(path) == {"step": 1}
     assert os.listdir(tmp_path) == ["a.pt"]
 
@@ -359,7 +359,7 @@ def test_a_file_of_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     quiet_launch(save_as_from_a_gpu, path, nprocs=1, device="cpu")
     assert load_checkpoint(path)["weights"].tolist() == [0, 1, 2]
     assert refusal(load_checkpoint, path, None) == (
-        f"{path} was saved on a device that is not here: leave map_location out, it is 'cpu' then"
+        f"{path} was saved on a device missing here: leave map_location out, it is 'cpu' then"
     )
 
 
@@ -406,7 +406,7 @@ def test_a_layer_of_the_name_module_keeps_it() -> None:
             lambda w: (w.pop("norm.bias"), w.update({"norm.beta": torch.zeros(3)})),
             "missing: norm.bias; unexpected: norm.beta",
         ),
-        (lambda w: w.update(step=3), "these are no weights: step is not a tensor"),
+        (lambda w: w.update(step=3), "these are not weights: step is not a tensor"),
         (lambda w: w.clear(), "missing: submodule.weight, submodule.bias, norm.weight, norm.bias and 3 more"),
     ],
     ids=["missing", "unexpected", "shape", "one number", "both", "no tensor", "nothing"],
@@ -422,5 +422,5 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was(change: Any, words: s
 
 def test_a_whole_checkpoint_for_its_weights() -> None:
     said = refusal(load_weights, Net(), {"model": Net().state_dict(), "optimizer": {}})
-    assert said.startswith("these are no weights: model, optimizer are not a tensor")
+    assert said.startswith("these are not weights: model, optimizer are not a tensor")
     assert 'checkpoint["model"]' in said

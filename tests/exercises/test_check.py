@@ -159,7 +159,7 @@ def test_what_was_left_behind_may_be_anything(capsys: pytest.CaptureFixture[str]
 
     for what in ("", "{", "[]", "3", "\x00", '{"other": 1}', "[" * 100_000):
         feedback = feedback_of(leaves(what), capsys)
-        assert (repr(feedback), feedback.trouble) == ("0", "what your code left behind cannot be read"), what
+        assert (repr(feedback), feedback.trouble) == ("0", "the check's report cannot be read"), what
 
 
 def test_a_hang_has_an_end(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

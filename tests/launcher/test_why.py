@@ -1,4 +1,4 @@
-"""Each cause that keeps a training from being faster is made on purpose, alone and beside another.
+"""Each cause that keeps a training run from being faster is made on purpose, alone and beside another.
 
 All of them sleep or keep a core busy for known times, so that the shares are known beforehand.
 """

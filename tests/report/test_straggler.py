@@ -57,12 +57,12 @@ EVERY = np.arange(0, 5, 0.1)  # made_run's steps take 0.1 s
 
 
 def test_what_is_no_straggler() -> None:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     assert straggler(made_run(2)) is None, "nobody called a collective"
     assert straggler(arrived(made_run(1), EVERY)) is None, "alone"
     assert straggler(arrived(made_run(2), EVERY[:15], EVERY[:15] + 0.02)) is None, "for a moment"
     assert straggler(arrived(made_run(2), EVERY, EVERY + 0.004)) is None, "4 % of a step"
-    assert straggler(arrived(made_run(2), EVERY, EVERY + dice.normal(0, 0.02, 50))) is None, (
+    assert straggler(arrived(made_run(2), EVERY, EVERY + rng.normal(0, 0.02, 50))) is None, (
         "now one, now the other"
     )
     assert straggler(arrived(made_run(3), EVERY, EVERY + 0.02, EVERY + 0.02)) is None, (

@@ -18,7 +18,7 @@ from tests.support.runs import made_run
 def tried(spread: float = 2.0, meetings: float = 0.0, outside: float = 0.0, **ways: Any) -> Verdict:
     """Judge made-up trials of two ranks: by way the median rates; the three rounds differ by ``spread``.
 
-    A way that is left out is as fast as the training as it is, one with the rates None was not tried.
+    A way that is left out is as fast as the unchanged run, one with the rates None was not tried.
     """
     names = {"repeated": REPEATED_BATCHES, "no_sync": NO_GRADIENT_SYNC, "one": ONE_RANK}
     grows = ways.pop("grows", 4.0)

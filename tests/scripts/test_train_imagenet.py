@@ -89,7 +89,7 @@ def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, f
     assert all(found), output
     for line in found:
         hits = float(line[1]) / 100 * 7
-        assert abs(hits - round(hits)) < 0.01, "of seven pictures, each judged once"
+        assert abs(hits - round(hits)) < 0.01, "of seven pictures, each evaluated once"
         assert line[2] == "100.0", "three classes, five guesses"
 
     # 13 pictures on each rank make 6 steps an epoch; rank 1 alone is asked, in the second epoch

@@ -187,7 +187,7 @@ def answers_of(
             place = max(at, 0)
             steps = steps[:place] + without + steps[place + (at >= 0) :]
             left = AGAIN * (START_SECONDS + seconds)
-    notes.append(f"the notebook was started {MOST_STARTS} times and did not come to its end")
+    notes.append(f"the notebook was started {MOST_STARTS} times and never ran to its end")
     return answers, notes
 
 
@@ -221,7 +221,7 @@ def _feedback(
     for seeds in (random.seed, np.random.seed, torch.manual_seed):
         seeds(shared)
     if "pickled" not in kept:
-        why = kept.get("refused", "the notebook did not come as far as this question")
+        why = kept.get("refused", "the notebook did not get as far as this question")
         feedback = judged(number, NoAnswer(why), random.Random(seed))
     else:
         with walls.session() as session:
@@ -292,12 +292,12 @@ def _seen(reply: Message, nprocs: int) -> list[Any]:
     texts = reply.get("texts")
     if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(text, str) for text in texts):
         if any(sum(map(text.count, ",[{")) > MOST_PARTS for text in texts):
-            raise Refused(f"your code gave back more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
+            raise Refused(f"your code returned more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
         return [read(text) for text in texts]
     for kind, error in (("refused", Refused), ("trouble", Troubled)):
         if isinstance(words := reply.get(kind), str):
             raise error(words[:MOST_LETTERS])
-    raise Refused("what your code left behind cannot be read")
+    raise Refused("the check's report cannot be read")
 
 
 def sent(asked: Question, work: Work) -> str:

@@ -120,7 +120,7 @@ class Session:
         while self.now() < self._until:
             if time.monotonic() > self._last:
                 took = time.monotonic() - self._since[1]
-                raise CannotJudge(f"others had the cores of this machine for most of {took:.0f} s")
+                raise CannotJudge(f"other programs had the cores of this machine for most of {took:.0f} s")
             if time.monotonic() - self._checked > LOOK_SECONDS:
                 self._check_limits()
                 self._checked = time.monotonic()

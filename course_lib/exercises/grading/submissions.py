@@ -206,7 +206,7 @@ def content(path: Path, root: Path | None = None) -> bytes:
         raise Unreadable("there is no notebook (.ipynb) in the folder: hand in the one that you worked in")
     with open(file, "rb") as opened:
         if not stat.S_ISREG(about.st_mode):
-            raise Unreadable("it is no file, but a folder, a pipe or a device")
+            raise Unreadable("it is not a file, but a folder, a pipe or a device")
         if about.st_size > MOST_BYTES:
             sizes = f"it has {about.st_size / 1e6:,.0f} MB, and {MOST_BYTES / 1e6:.0f} MB are the most"
             outputs = "clear its outputs (Edit, Clear Outputs of All Cells)"

@@ -21,8 +21,8 @@ from .limits import limited
 MOST_NUMBERS = 400_000  # that a work may report on one rank; eight characters count as one
 
 UNWAITED = (
-    "rank {} started {} without waiting for the end of it: until somebody waits, nothing is sure to have "
-    "arrived, nor to have left"
+    "rank {} started {} without waiting for the end of it: until it waits, nothing is sure to have "
+    "arrived, or to have been sent"
 )
 
 
@@ -33,7 +33,7 @@ def run_work(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: 
         takes(answer, form)
         seen = work(answer, *args)
         if not _is_small(seen):
-            raise Refused(f"your code gave back more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
+            raise Refused(f"your code returned more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
         told = {"seen": seen}
     except Refused as reason:
         told = {"refused": str(reason)}

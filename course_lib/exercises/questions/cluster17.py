@@ -146,7 +146,7 @@ elif name not in ("sleep", "module", "ml", "conda", "nvidia-smi"):  # here nothi
 # --- how sbatch reads a job file --------------------------------------------------------------------------
 
 
-LEFT = "the body's end is the job's, and something that it had started was still at work"
+LEFT = "the job ended with its body, and something that it had started was still running"
 NO_DIRECTIVE = ""  # the key in `directives` for a word that sbatch cannot parse
 
 

@@ -76,14 +76,16 @@ def _kept(given: str, data: Any, made: dict[str, Any]) -> Finding:
         return Finding(what, False, f"{given}: {made['instead']}", hint)
     dtype, should, shape = made["dtype"], _dtype(data), list(np.shape(data))
     if dtype != should:
-        hint = "Which ways of making a tensor look at the type of what they are given?"
+        hint = "Which ways of making a tensor keep the dtype of what they are given?"
         if what == EXACT and (dtype, should) == ("float32", "float64"):
-            hint = "A Python float has 64 bits. Who keeps them: PyTorch's default, or NumPy's?"
+            hint = "A Python float has 64 bits. Which default keeps them: PyTorch's or NumPy's?"
         return Finding(what, False, f"{given} became {dtype}, and should be {should}", hint)
     if made["shape"] != shape:
         seen = f"{given} has the shape {shape}, and its tensor {made['shape']}"
-        return Finding(what, False, seen, "The type is right, the shape is not. A single number has none.")
-    hint = "The type is right, the numbers are not. Were they of another type on the way?"
+        return Finding(
+            what, False, seen, "The dtype is right, the shape is not. A single number has the shape []."
+        )
+    hint = "The dtype is right, the numbers are not. Did they pass through another dtype on the way?"
     right = _values(data)
     return Finding(what, made["values"] == right, f"{given} became {made['values']!s:.60}", hint)
 
@@ -91,18 +93,18 @@ def _kept(given: str, data: Any, made: dict[str, Any]) -> Finding:
 def _own(given: str, data: Any, shared: str) -> Finding:
     hint = "A new tensor for each call: is one kept between calls?"
     if shared.startswith("it was"):
-        hint = "What comes in is only read. Who may still need it as it was?"
+        hint = "The input may only be read. Who may still need it as it was?"
     elif shared.startswith("a second call"):
-        hint = "What comes in may change between two calls. What is kept between them?"
+        hint = "The input may change between two calls. What does your function keep from one to the next?"
     elif isinstance(data, torch.Tensor):
-        hint = "A tensor that is on the device already is handed back as it is. How do you ask for a copy?"
+        hint = "A tensor that is already on the device is returned as it is. How do you ask for a copy?"
     elif isinstance(data, np.ndarray):
-        hint = "An array and its tensor can be two names for one memory. Which ways of converting copy?"
+        hint = "An array and its tensor can share one memory. Which ways of converting make a copy?"
     return Finding(OWN, not shared, f"{given}: {shared}", hint)
 
 
 def _there(given: str, device: str, where: str) -> Finding:
-    hint = "The second argument says where. What sends a tensor somewhere?"
+    hint = "The second argument says where. What moves a tensor to a device?"
     if " " in where:  # no device's name
         hint = "Once it becomes a tensor at all, look at this again."
     return Finding(THERE, where == str(FAR), f"{given} was to go to {device}: {where}", hint)
@@ -243,21 +245,21 @@ def standardize(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
     mean, std, x = _columns(*case)
     out, difference = result["out"], far(result["out"], (x - mean) / std)
-    seen = out if isinstance(out, str) else f"largest difference to (x - mean) / std: {difference:.2g}"
+    seen = out if isinstance(out, str) else f"largest difference from (x - mean) / std: {difference:.2g}"
     hint = "forward needs the mean and the std that __init__ was given, as they were given."
     if not isinstance(out, str) and (shape := list(torch.as_tensor(out).shape)) != list(x.shape):
         seen = f"it returned a tensor of shape {shape}"
     elif CLOSE <= difference < 1e-5:
-        hint = "The first digits are right. Which type had they on the way?"
+        hint = "The first digits are right. Which dtype did the numbers have on the way?"
     elif far(result["out"], result["of_another"]) < CLOSE:
-        seen = "two models were made, of other numbers; the first one answers as the second"
-        hint = "What belongs to one model, and what to all of its class?"
+        seen = "two models were made, with different numbers; the first one returns what the second should"
+        hint = "What belongs to one model, and what to its whole class?"
     yield Finding(RIGHT, difference < CLOSE, seen, hint)
 
     left = _on_the_cpu(result["tensors"])
     if left:
         seen = f"still on the CPU after .to(device): {', '.join(left)}"
-        hint = "Which tensors does a module know as its own? An attribute alone is not known."
+        hint = "Which tensors does a module know as its own? A plain attribute is not among them."
     else:
         seen = f"forward on {str(FAR)!r}: {result['far']}"
         hint = "On which device are the tensors that meet in forward?"
@@ -267,7 +269,7 @@ def _of_one(case: tuple[int, int], result: Result) -> Iterator[Finding]:
     restored = far(result["restored"], out) < CLOSE < far(result["of_another"], out) < math.inf
     if result["trained"]:
         seen = f"after one step of an optimizer that has all of model.parameters(): {result['trained']}"
-        hint = "Trained: a parameter. Not trained, but part of the model: there is a second kind."
+        hint = "A parameter is trained. What is part of a model and not trained is of a second kind."
     else:
         seen = f"saved: {', '.join(result['saved']) or 'nothing'}; loaded into a new model: "
         seen += "the same" if restored else "not the same"
@@ -354,7 +356,7 @@ def _trained(model: nn.Module, x: torch.Tensor) -> str:
     (before * extra).square().sum().backward()
     optimizer.step()
     after = _tensor_of(model, x.clone())
-    return "" if far(after, before.detach()) == 0 else "its outputs for the same inputs are others"
+    return "" if far(after, before.detach()) == 0 else "its outputs for the same inputs have changed"
 
 
 def _left(name: str, thing: torch.Tensor | nn.Module, device: Any) -> list[str]:
@@ -379,7 +381,7 @@ PLAIN = "finds the tensors that are plain attributes of a model, or of a layer i
 LOOK = {
     AMONG: "Each thing has a name and a device. Which device is not the one that was asked for?",
     INSIDE: "A model has no device of its own; its tensors have. What lists them, with names?",
-    PLAIN: "What no list of a module has, is in its vars(). A model has modules in it: go through all.",
+    PLAIN: "What a module does not register is in its vars(). Go through all modules of the model.",
 }
 HERE, NEXT = torch.device("cpu"), torch.device("cuda:1")
 MOVED = "a model that was left behind when you were asked before, and has moved since"
@@ -399,11 +401,11 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         right = sorted(left for name, thing in things.items() for left in _left(name, thing, device))
         hint = LOOK[what]
         if isinstance(got, list) and set(got) == set(right):
-            hint = "The names are right, and not in the order of the alphabet, each of them once."
+            hint = "The names are right, but they are not sorted, or one comes twice."
         elif device != FAR and isinstance(got, list):
-            hint = "Left behind is what is on another device than the one that is given, whichever that is."
+            hint = "A tensor is left behind if it is on another device than the given one, whichever that is."
         elif given == MOVED:
-            hint = "Tensors move, and their names stay. What do you keep of another call?"
+            hint = "Tensors move while their names stay. What do you keep from an earlier call?"
         seen = f"{given}, and the device is {device}: it returned {got}, and should return {right}"
         yield Finding(what, got == right, seen, hint)
         hint = "A search only reads. Which dict of a module did you write into?"

@@ -25,8 +25,8 @@ from ..shape import NUMBER, reports
 from ..wording import number
 
 CLOSE = 1e-5  # tolerance: an answer may compute in float32
-AS_MANY = "That counts as many samples in each batch as it may have. The last one has fewer."
-DATASET = "Divided by the size of the whole dataset, and the loader gives only a part of it."
+AS_MANY = "That counts every batch as a full one. The last one has fewer samples."
+DATASET = "That is divided by the size of the whole dataset, but the loader gives only part of it."
 
 
 class _Orders(Sampler):
@@ -47,10 +47,10 @@ class _Orders(Sampler):
 # --- 02.1 -------------------------------------------------------------------------------------------------
 
 EQUAL, UNEVEN = "right where all batches have the same size", "right where batches have different sizes"
-TOO_SMALL = "A sum of means over a number of samples: it is too small by about the batch size."
-ALIKE = "Each batch counts alike here. Should a batch of 2 count as much as one of 8?"
-DIVIDED = "The sum over the samples is right. By what should it be divided?"
-LAST = "Any batch may be smaller than the others, not the last one alone."
+TOO_SMALL = "A sum of means, divided by a number of samples: too small by about a factor of the batch size."
+ALIKE = "Each batch has the same weight here. Should a batch of 2 count as much as one of 8?"
+DIVIDED = "The sum over the samples is right. What should it be divided by?"
+LAST = "Any batch may be smaller than the others, not only the last one."
 
 
 @question("02.1", "mean_loss(losses, sizes)", {EQUAL: 1, UNEVEN: 1})
@@ -97,11 +97,11 @@ def _mean_losses(answer: Any, cases: list[tuple[list[float], list[int]]]) -> lis
 
 # --- 02.2 -------------------------------------------------------------------------------------------------
 
-COUNTS = "counts right, whatever the loader gives"
+COUNTS = "counts correctly, whatever the loader gives"
 QUIET = "the model is in evaluation mode meanwhile"
 GRAPHLESS = "no graph is built"
 BACK = "afterwards the model is as it was, and every module in its own mode"
-OF_BATCHES = "That is the mean of the batches' accuracies, as if all were of one size. The last is smaller."
+OF_BATCHES = "That is the mean of the batches' accuracies, as if all had one size. The last is smaller."
 
 
 class _Scores(nn.Module):
@@ -142,21 +142,24 @@ def evaluate(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield counts
         value, right = result["again"], 1 - _share_of_hits(case)
         seen = f"the same model and loader, whose labels have changed: {right:.4f}; it returned {value:.4f}"
-        yield Finding(COUNTS, far(value, right) < CLOSE, seen, "What is kept between two calls?")
+        yield Finding(COUNTS, far(value, right) < CLOSE, seen, "What do you keep between two calls?")
         training = [modules for modules, *_ in result["calls"] if modules]
         quiet, graphless = not training, not any(graph for _, graph, _ in result["calls"])
-        seen, hint = "the model was called in training mode", "Dropout is active so. What ends it?"
+        seen, hint = (
+            "the model was called in training mode",
+            "Dropout is active in that mode. What switches it off?",
+        )
         if training and "model" not in training[0]:
             seen = f"the model was called, and {training[0][0]} in it was in training mode"
-            hint = "Each module has a mode of its own. What sets that of all of them?"
+            hint = "Each module has a mode of its own. What sets the mode of all of them?"
         yield Finding(QUIET, quiet, seen, hint)
         seen = "the model's output has requires_grad == True"
-        yield Finding(GRAPHLESS, graphless, seen, "Which context builds no graph?")
+        yield Finding(GRAPHLESS, graphless, seen, "In which context is no graph built?")
         yield first_fault(BACK, _faults_of_the_way_back(result, quiet))
 
 
 def _an_evaluation(rng: random.Random, classes: int) -> dict[str, Any]:
-    """Draw labels and guesses in the loader's first order, then those of samples it never gives.
+    """Draw labels and predictions in the loader's first order, then those of samples it never gives.
 
     The last, small batch is all wrong: it must count less. Guesses and labels of two passes hardly match.
     """
@@ -195,16 +198,16 @@ def _of_counts(case: dict[str, Any], result: Result) -> Finding:
     hits, right = _hits(case), _share_of_hits(case)
     seen = f"{sum(hits)} of {count} are right, {right:.4f}; it returned {value:.4f}"
     batches = [hits[start : start + size] for start in range(0, count, size)]
-    otherwise = "Count what is right, count what was judged, divide at the end."
+    otherwise = "Count the correct predictions, count the samples, divide at the end."
     if result["passes"] > 1:
         seen += f"; the loader was gone through {result['passes']} times"
-        otherwise = "A loader may give another order each time. Which label belongs to which guess?"
+        otherwise = "A loader may give another order each time. Which label belongs to which prediction?"
     hint = nearest(
         value,
         (sum(sum(batch) / len(batch) for batch in batches) / len(batches), OF_BATCHES),
         (sum(hits), "That is how many are right. Of how many?"),
         (sum(hits) / len(case["labels"]), DATASET),
-        (100 * right, "That is in percent, and was asked for as a number between 0 and 1."),
+        (100 * right, "That is a percentage. A number between 0 and 1 is asked for."),
         otherwise=otherwise,
         within=CLOSE,
     )
@@ -226,16 +229,18 @@ def _share_of_hits(case: dict[str, Any]) -> float:
 def _faults_of_the_way_back(result: Result, quiet: bool) -> Faults:
     """Yield what the evaluation left changed."""
     if not quiet:
-        yield "it was called in training mode, so there was nothing to go back from", "See above."
+        yield "it was called in training mode, so there was no mode to restore", "See above."
     modes, graphs, numbers = result["modes"], result["graphs"], result["numbers"]
     if "model" in modes:
         now, before = modes["model"], not modes["model"]
-        hint = "Is it always a training that goes on after it?"
+        hint = "Does training always go on after it?"
         hint = "The training goes on after it." if before else hint
         yield f"model.training was {before} before, and is {now} when it returns", hint
     if modes:
         name, now = next(iter(modes.items()))
-        hint = "Somebody had left it so on purpose. Which mode had each module, before there was one for all?"
+        hint = (
+            "Somebody had left it so on purpose. Which mode did each module have before you set one for all?"
+        )
         yield f"model.{name}.training was {not now} before, and is {now} when it returns", hint
     if not result["records"]:
         seen = "what the model computes after it returns builds no graph"
@@ -244,7 +249,7 @@ def _faults_of_the_way_back(result: Result, quiet: bool) -> Faults:
         name, now = next(iter(graphs.items()))
         hint = "The training goes on after it. For how long are graphs switched off?"
         if now:
-            hint = "That one was frozen before. Who switches graphs off without a look at the parameters?"
+            hint = "That one was frozen before. How are graphs switched off without touching any parameter?"
         yield f"{name}.requires_grad was {not now} before, and is {now} when it returns", hint
     if numbers:
         yield f"{numbers[0]} holds other numbers than before", "An evaluation measures, and changes nothing."
@@ -308,7 +313,7 @@ WEIGHED = "the loss is the mean over all samples"
 RELEASED = "the graphs of the steps are not kept"
 FEATURES, CLASSES = 4, 3
 Epoch = dict[str, Any]
-ONE_CALL = "Asked for is the loss with which each batch was trained. One call gives the loss and the step."
+ONE_CALL = "The loss that is asked for is the one that each step follows. One call of the model gives both."
 
 
 @question("02.3", "train_epoch(model, loader, optimizer)", {CLEARED: 1, MODE: 1, WEIGHED: 1, RELEASED: 1})
@@ -333,21 +338,24 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         off = far(result["weights"], right[call])
         weights = partial(_weights, form, so_far)
         steps = len(batches) if not call else f"{len(batches)} more"
-        seen = f"after {steps} steps the weights are up to {off:.4f} away from those of such a training"
+        seen = f"after {steps} steps the weights are off by up to {off:.4f}"
         hint = nearest(
             result["weights"],
-            (_weights(form, [])[-1], "They have not moved at all. Who changes the weights?"),
-            (weights(clear=False)[-1], "backward() adds to what .grad holds. What holds it before?"),
-            (weights(reduction="sum")[-1], "Each step follows the sum over its batch."),
-            (weights(soft=True)[-1], "cross_entropy takes scores, and makes shares of them itself."),
-            otherwise="One step for each batch: from the gradient of its mean loss, and of no other's."
+            (_weights(form, [])[-1], "They have not moved at all. Which call changes the weights?"),
+            (weights(clear=False)[-1], "backward() adds to what .grad holds. What does it hold before?"),
+            (weights(reduction="sum")[-1], "Each step follows the sum over its batch, not the mean."),
+            (
+                weights(soft=True)[-1],
+                "cross_entropy takes raw scores, and turns them into probabilities itself.",
+            ),
+            otherwise="One step for each batch, with the gradient of its own mean loss and nothing else."
             if not call
-            else "The first epoch is right. What was given once more, and what does it still know?",
+            else "The first epoch is right. What do you keep from it when the same loader comes again?",
             within=CLOSE,
         )
         yield Finding(CLEARED, off < CLOSE, seen, hint)
         seen = "the model, or a module in it, was called with training == False"
-        hint = "evaluate() was called before. Who says that training goes on?"
+        hint = "evaluate() was called before. What puts the model back into training mode?"
         yield Finding(MODE, all(training for training, *_ in result["calls"]), seen, hint)
         if isinstance(result["value"], str):
             hint = "It must return the mean loss of the epoch, a number."
@@ -358,7 +366,7 @@ def train_epoch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         seen = "what it returned is a tensor that holds a graph"
         if result["kept"]:
             seen = f"while a batch was computed, the graphs of {result['kept']} before it were still there"
-        hint = "A loss that is added up as a tensor keeps its graph. What makes a number of it?"
+        hint = "A loss that is added up as a tensor keeps its graph. What turns it into a number?"
         yield Finding(RELEASED, not result["kept"] and not result["holds a graph"], seen, hint)
         if off >= CLOSE:
             return
@@ -475,7 +483,7 @@ def _training(form: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     )
 )
 def _trained(answer: Any, form: dict[str, Any], epochs: list[Epoch]) -> list[Result]:
-    """Run the epochs of one training, the last two with the same loader."""
+    """Run the epochs of one training run, the last two with the same loader."""
     net, optimizer = _training(form)
     model = _Watched(net)
     results: list[Result] = []
@@ -497,7 +505,7 @@ def _weights(
     soft: bool = False,
     reduction: str = "mean",
 ) -> list[Tensor]:
-    """Return the weights after each epoch of such a training; without any epoch, the initial ones."""
+    """Return the right weights after each epoch; without any epoch, the initial ones."""
     net, optimizer = _training(form)
     weights = []
     net.train()

@@ -45,13 +45,13 @@ def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         right = _chunks(batch_size, count)
         hint = "Round up for the first ones. What is left for the last?"
         if sum(sizes) != batch_size:
-            hint = f"These are {sum(sizes)} samples, and there are {batch_size}."
+            hint = f"These add up to {sum(sizes)} samples, and there are {batch_size}."
         elif min(sizes) <= 0:
             hint = "A chunk with nothing in it is no chunk: that device gets none."
         elif len(sizes) > len(right):
-            hint = "The first chunks are the batch over the devices, rounded up. Is there something for each?"
+            hint = "The chunk size is batch size over devices, rounded up. Is anything left for every device?"
         elif max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes):
-            hint = "As even as can be. chunk is simpler: all alike, and the last has what is left."
+            hint = "That is as even as possible. chunk is simpler: all equal, and the last has what is left."
         seen = f"{batch_size} samples over {count} devices: {sizes}, and it is {right}"
         yield Finding(what, sizes == right, seen, hint)
 
@@ -87,7 +87,7 @@ def _sizes(answer: Any, batch_size: int, devices: int) -> list[int]:
 ALIKE = "right where all chunks have the same size"
 UNEVEN = "right where the last chunk is smaller"
 BACK = "backward() reaches each device's loss, in proportion to its chunk"
-TOO_SMALL = "A sum of means over a number of samples: it is too small by about the size of a chunk."
+TOO_SMALL = "A sum of means, divided by a number of samples: too small by about a factor of the chunk size."
 
 
 @question("03.2", "batch_loss(losses, batch_size)", {ALIKE: 1, UNEVEN: 1, BACK: 1})
@@ -96,7 +96,7 @@ def batch_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     cases.append((ALIKE, [round(rng.uniform(1, 2), 2)], rng.randint(2, 9)))  # one device
     asked = [(losses, batch_size, place % 3 == 2) for place, (_, losses, batch_size) in enumerate(cases)]
     results, raised = ask(_losses, asked)[0]
-    hint = "What is made of the batch size is on the CPU. Where are the losses?"
+    hint = "What you compute from the batch size is on the CPU. Where are the losses?"
     yield Finding(ALIKE, not raised, f"for losses on the device meta it raised {raised}", hint)
     for (what, losses, batch_size), got in zip(cases, results, strict=True):
         yield _counted(what, got["value"], losses, batch_size)
@@ -115,7 +115,9 @@ def _gathered(rng: random.Random, devices: int) -> list[tuple[str, list[float], 
 
 def _of_shares(gradient: list[float] | None, sizes: list[int]) -> Finding:
     if gradient is None:
-        hint = "Something in between has made a plain number of a tensor, or a new tensor of it."
+        hint = (
+            "Something in between has turned a tensor into a plain number, or into a tensor without a graph."
+        )
         return Finding(BACK, False, "no gradient arrives at the losses", hint)
     shares = [count / sum(sizes) for count in sizes]
     got, right = (", ".join(f"{number:.3f}" for number in all_of) for all_of in (gradient, shares))
@@ -128,13 +130,13 @@ def _counted(what: str, value: float, losses: list[float], batch_size: int) -> F
     sizes = _chunks(batch_size, len(losses))
     total = sum(loss * count for loss, count in zip(losses, sizes, strict=True))
     right = total / batch_size
-    like = f"Each chunk counts alike here. Should a chunk of {sizes[-1]} count as much as one of {sizes[0]}?"
+    like = f"Each chunk has the same weight here. Should {sizes[-1]} samples count as much as {sizes[0]}?"
     hint = nearest(
         value,
         (sum(losses) / len(losses), like),
         (total, "That is the sum over the samples. A mean is asked for."),
         (sum(losses) / batch_size, TOO_SMALL),
-        (total / len(losses), "The sum over the samples is right. By how many of them is it to be divided?"),
+        (total / len(losses), "The sum over the samples is right. How many of them should it be divided by?"),
         otherwise="A chunk's mean times its size is the sum over its samples. What are the sizes?",
         within=CLOSE * batch_size,
     )
@@ -186,7 +188,7 @@ def _went_back(loss: Any) -> bool:
 # --- 03.3 -------------------------------------------------------------------------------------------------
 
 CHUNKS = "each replica works on its own chunk, in a thread of its own"
-VALUE = "the loss is the one of the whole batch"
+VALUE = "the loss is that of the whole batch"
 GRADIENTS = "backward() leaves the gradients of the whole batch in the model"
 INPUTS, CLASSES = 6, 4
 PATIENCE = 4.0  # seconds that a replica waits for the others to begin, and that a run on meta may take
@@ -268,7 +270,7 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield devices
     raised = elsewhere["meta"] or elsewhere["mixed"]["raised"]
     if devices.ok and raised:
-        hint = "The outputs and their targets have to meet. On which device is the loss to be?"
+        hint = "The outputs and their targets have to be on one device. On which should the loss be?"
         yield Finding(VALUE, False, f"with replicas on the device meta {raised}", hint)
 
 
@@ -283,15 +285,15 @@ def _of_calls(got: dict[str, Any], right: _Batch) -> Finding:
     elif sizes != right.sizes:
         hint = "Cut the batch as chunk does; there are as many replicas as there are chunks."
     elif sorted(str(sample) for call in calls for sample in call) != sorted(map(str, right.samples)):
-        seen, hint = f"{right}: some samples came twice, others never", "Which chunk is whose?"
+        seen, hint = f"{right}: some samples came twice, others never", "Which replica gets which chunk?"
     elif chunks > 1 and got["threads"] != chunks:
         seen = f"{right}: {chunks} calls, in {got['threads']} threads of their own"
-        hint = "One after the other is right, and not parallel. Which move has the threads?"
+        hint = "One after the other gives the right result, but not in parallel. Which move has the threads?"
     elif got["replicas"] != chunks:
         seen = f"{right}: {chunks} calls, of {got['replicas']} module{'s' * (got['replicas'] > 1)}"
         hint = "A module that several threads call at once is no replica. Which move makes them?"
     elif got["in_a_row"]:
-        seen = f"{right}: one thread began when another one had ended"
+        seen = f"{right}: one thread began only when another had ended"
         hint = "You wait for a thread before the next one starts. When do you have to wait?"
     else:
         return Finding(CHUNKS, True)
@@ -311,7 +313,7 @@ def _of_value(loss: float, right: _Batch) -> Finding:
     means = right.means
     hint = nearest(
         loss,
-        (sum(means) / len(means), "That is the mean of the chunks' means. The chunks are not alike."),
+        (sum(means) / len(means), "That is the mean of the chunks' means. The chunks differ in size."),
         (right.loss * len(right.samples), "That is the sum over all samples. A mean is asked for."),
         (sum(means), "That is the sum of the chunks' means."),
         otherwise="Does each output meet its own target, and does each sample count once?",
@@ -324,11 +326,11 @@ def _of_value(loss: float, right: _Batch) -> Finding:
 def _of_gradient(gradient: list[float] | None, right: _Batch, right_loss: bool) -> Finding:
     if gradient is None:
         seen = f"{right}: after backward() the model's parameters have no gradient"
-        hint = "The way back is cut. Which copy, or which plain number, does not know its origin?"
+        hint = "The graph is cut. Which copy, or which plain number, has lost its origin?"
         return Finding(GRADIENTS, False, seen, hint)
     norm = torch.tensor(gradient, dtype=torch.float64).norm()
     seen = f"{right}: a gradient of norm {norm:.5f}, and one device has {right.gradient.norm():.5f}"
-    hint = "The loss is right, and part of the way back is missing. Does each replica have one?"
+    hint = "The loss is right, but part of the graph is missing. Does each replica lead back to the model?"
     return Finding(GRADIENTS, far(gradient, right.gradient) < CLOSE, seen, hint if right_loss else REST)
 
 

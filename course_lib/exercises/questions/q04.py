@@ -71,24 +71,24 @@ def rank_table(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     shown = (wrong or tables)[0]
     hint = "The ranks are 0, 1, 2 and so on, without a gap, up to the world size."
     if len(set(shown.ranks)) < len(shown.ranks):
-        hint = "Two processes with the same rank. A rank is a number over all nodes; which one starts anew?"
+        hint = "Two processes have one rank. Ranks count over all nodes; which number starts anew on each?"
     elif min(shown.ranks, default=0) != 0:
         hint = "At which number do the ranks begin?"
     elif sorted(shown.ranks) == list(range(len(shown.right))):
-        hint = "Every rank is there. In which order must the rows stand?"
+        hint = "Every rank is there. In which order should the rows be?"
     yield Finding(ORDER, not wrong, f"{shown}: the ranks are {shown.ranks}", hint)
 
     wrong = [table for table in tables if table.sorted != table.right]
     shown = (wrong or tables)[0]
     pairs = itertools.zip_longest(shown.sorted, shown.right, fillvalue="(none)")
     row, right = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-    hint = "Take rank 5 of 2 nodes with 4 each: how many whole nodes lie before it, how many ranks over?"
+    hint = "Take rank 5 of 2 nodes with 4 each: how many whole nodes come before it, how many ranks are left?"
     if all(sorted((rank, b, a) for rank, a, b in table.rows) == table.right for table in tables):
         hint = "The right numbers, in the wrong columns: (rank, node, local_rank)."
     elif all(table.sorted == table.dealt for table in tables):
-        hint = "That deals the ranks out like cards. A node holds ranks that follow each other."
+        hint = "That deals the ranks out round robin. A node holds consecutive ranks."
     elif all(len({local for _, _, local in table.rows}) == len(table.rows) for table in tables):
-        hint = "A local rank counts on one node alone: where does it begin again?"
+        hint = "A local rank counts within one node: where does it begin again?"
     elif any(len({node for _, node, _ in table.rows}) != table.nodes for table in tables):
         hint = "How many nodes are there in your second column?"
     yield Finding(WHERE, not wrong, f"{shown}: there is the row {row}, and it should be {right}", hint)
@@ -116,8 +116,8 @@ def _row(row: Any) -> Row:
 
 # --- 04.2 -------------------------------------------------------------------------------------------------
 
-OWN = "a GPU for each rank of every node: its own, and nccl"
-TURNS = "fewer GPUs than ranks on a node: they are taken in turn; none at all: the CPU"
+OWN = "a GPU for each rank on every node: each rank gets its own, and nccl"
+TURNS = "fewer GPUs than ranks on a node: the ranks take them in turn; none at all: the CPU"
 ONE = "all ranks take the same backend: gloo, if a single node has too few GPUs"
 
 
@@ -183,13 +183,13 @@ def _of_device(world: _World, place: Row, got: str) -> str:
     if gpus == 0:
         return "Where there is no GPU, no rank can have one."
     if rank != local and got in (f"cuda:{rank}", f"cuda:{rank % gpus}"):
-        return "A node numbers its GPUs from 0. Which number counts on this node alone?"
+        return "A node numbers its GPUs from 0. Which of a rank's numbers counts within its node?"
     if got == f"cuda:{local}":
-        return "There is no such GPU on this node. How do you come back to the first one?"
+        return "There is no such GPU on this node. How do you get back to the first one?"
     if got == f"cuda:{local * gpus // world.ranks[node]}":
-        return "Its ranks take them in turn, one after the other, and begin again."
+        return "The ranks of a node take its GPUs in turn: 0, 1, and so on, then 0 again."
     if got == "cpu" or got in [f"cuda:{local % other}" for other in world.gpus if other]:
-        return "That goes by another node's GPUs. On which node is this rank?"
+        return "That follows from another node's GPUs. On which node is this rank?"
     return "Which number tells the ranks of one node apart?"
 
 
@@ -200,7 +200,7 @@ def _of_backend(world: _World, node: int, of_one_mind: int) -> str:
             return "Each rank has a GPU of its own, and some are left over."
         return "Compare the GPUs of a node with the ranks of that node, not with those of all nodes."
     if gpus >= ranks and of_one_mind < len(world.places):
-        return "This node has enough GPUs, another one has not. What happens if the ranks do not agree?"
+        return "This node has enough GPUs, another does not. What happens if the ranks do not agree?"
     if sum(world.gpus) >= sum(world.ranks):
         return "A GPU on another node is of no use to a rank. Which nodes have enough for their own?"
     if gpus == 0:
@@ -240,8 +240,8 @@ def _place(answer: Any, world: _World, rank: int, node: int, local: int) -> list
 # --- 04.3 -------------------------------------------------------------------------------------------------
 
 MET = "all processes join one group"
-CALLED = "each is the rank that mp.spawn called it by"
-LOCAL = "LOCAL_RANK is set, for what comes after"
+CALLED = "each has the rank that mp.spawn passed to it"
+LOCAL = "LOCAL_RANK is set, for place() to read"
 OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -265,20 +265,20 @@ def _of_joining(results: list[tuple[dict[str, Any], int]]) -> Iterator[Finding]:
     bad = first_wrong(size == count for size in sizes)
     right = sum(range(1, count + 1))
     if sizes[bad] is None:
-        seen = f"the process that was called with rank {ranks[bad]} is in no group after it"
-        hint = "Setting the environment is one half. Which call joins the group?"
+        seen = f"the process that was called with rank {ranks[bad]} is in no group afterwards"
+        hint = "Setting the environment is only half of it. Which call joins the group?"
     elif sizes[bad] != count:
         seen = f"{count} processes; one of them is in a group of {sizes[bad]}"
-        hint = "How many are in the group is known: it comes as an argument."
+        hint = "The size of the group is known: it is one of the arguments."
     else:
         seen = f"the sum over {count} ranks is {sums} on them, and it should be {right}"
-        hint = "They are a group in name alone. Over which backend do they talk?"
+        hint = "They are a group in name only. Which backend do they use?"
     yield Finding(MET, sizes == [count] * count and sums == [right] * count, seen, hint)
-    seen = f"called with the ranks {ranks}, the processes are {own} in their group"
-    hint = "Where does a process learn which rank it is: from whoever calls it, or from what was set before?"
+    seen = f"called with the ranks {ranks}, the processes have the ranks {own} in their group"
+    hint = "Where does a process get its rank from: the argument, or a variable that was set before?"
     yield Finding(CALLED, own == ranks, seen, hint)
     seen = f"called with the ranks {ranks}, LOCAL_RANK is {local}"
-    hint = "On one machine, which rank is a process on this machine? place() reads it from the environment."
+    hint = "All are on one machine: what is each one's local rank? place() reads it from the environment."
     yield Finding(LOCAL, local == list(map(str, ranks)), seen, hint)
 
 

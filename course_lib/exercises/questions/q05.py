@@ -49,7 +49,7 @@ def _heard(ask: Ask, work: Work, cases: list[Case], count: int) -> list[list[Res
     by_rank = ask(work, cases, nprocs=count)
     for others in (call["others"] for calls in by_rank for call in calls):
         if others:
-            raise Refused(f"{others[0]} does the work here; this time there are messages alone")
+            raise Refused(f"{others[0]} does the work here; this time only messages are allowed")
     return by_call(by_rank)
 
 
@@ -58,8 +58,8 @@ def _none_by_another_way(results: list[Result], least: int) -> None:
     sent, least = sum(result["sent"] for result in results), len(results) * least
     if sent < least:
         raise Refused(
-            f"{len(results)} ranks sent {sent} numbers in messages, and {least} are needed at least. "
-            "By which way did the others get there? Here there are messages alone"
+            f"{len(results)} ranks sent {sent} numbers in messages, and at least {least} are needed. "
+            "How did the rest get there? Only messages are allowed here"
         )
 
 
@@ -91,31 +91,31 @@ def pass_right(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         result, got, left = results[shown], results[shown]["got"], drawn[shown - 1]
         seen = f"{count} ranks: rank {shown} returned {_shown(got)}; "
         seen += f"rank {(shown - 1) % count} held {_shown(left)}"
-        hint = "Has it arrived when you hand it back? A message that is only started is not there yet."
+        hint = "Has it arrived when you return it? A message that is only started is not there yet."
         if got == told(None):
-            hint = "Nothing was returned. What came in has to be handed back at the end."
+            hint = "Nothing was returned. Return what was received."
         elif result["early"] == left != got:
-            hint = "It was right when it was returned, and a later call has written into it."
+            hint = "It was right when it was returned, but a later call wrote into it."
         elif isinstance(got, str) or result["shape"] != case["shape"]:
-            hint = "What is returned is a tensor, of the same size as the one that was given."
+            hint = "Return a tensor, of the same size as the one that was given."
         elif result["dtype"] != case["dtype"]:
             seen += f"; its dtype is {result['dtype']}, and was {case['dtype']}"
-            hint = "A message carries numbers. In which dtype are they wanted?"
+            hint = "A message is received into a tensor of yours. Which dtype should it have?"
         elif got == drawn[(shown + 1) % count]:
             hint = "That is the right neighbour's. Which way do the messages go?"
         elif any(right):
             hint = "Some ranks have it and others do not. Do all do the same? Where does the last one send?"
         elif got == drawn[shown]:
-            hint = "That is the rank's own. Which tensor did the message come into?"
+            hint = "That is the rank's own. Which tensor was the message received into?"
         elif call:
-            hint = "The first call was right. What does a later one, with another tensor, find of it?"
+            hint = "The first call was right. What does it leave behind for a later one, with another tensor?"
         yield Finding(FROM_LEFT, all(right), seen, hint)
-        hint = "More was sent than is needed. Who is to get a rank's tensor, and who is not?"
+        hint = "More was sent than is needed. Which rank should get a rank's tensor, and which should not?"
         yield _to_neighbours(FROM_LEFT, results, (1,), hint)
         kept = [result["own"] == own for result, own in zip(results, drawn, strict=True)]
         shown = first_wrong(kept)
         seen = f"rank {shown} held {_shown(drawn[shown])}, and holds {_shown(results[shown]['own'])} now"
-        hint = "The message came into the tensor that was to be sent. It needs another one."
+        hint = "The message was received into the tensor that was to be sent. It needs another one."
         yield Finding(KEPT, all(kept), seen, hint)
         if all(right) and case["shape"]:  # the profiler cannot tell a single number from none
             _none_by_another_way(results, math.prod(case["shape"]))
@@ -169,8 +169,8 @@ def _passed(answer: Any, cases: list[Case]) -> list[Result]:
 COMPLETE = "rank r's piece r is the sum over all ranks"
 HALF = "no rank sends more than (n−1)/n of its tensor, and all goes round the ring"
 ONE_RANKS = "That is one rank's piece, not a sum. Is it added up, and passed on from step to step?"
-NEITHER = "In each step: send what you added to in the step before, and add what comes to the next piece."
-ONE_MISSING = "One rank is missing in it. How many steps does a number need to go all round?"
+NEITHER = "In each step, send the piece that you added to last, and add what arrives to the next one."
+ONE_MISSING = "One rank is missing from it. How many steps does a number need to go all the way round?"
 
 
 @question("05.2", "reduce_scatter(pieces)", {COMPLETE: 2, HALF: 1}, rests={HALF: COMPLETE})
@@ -188,7 +188,7 @@ def reduce_scatter(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding
         total = drawn.sum(0)
         enough = (count - 1) * math.prod(case["shape"])
         yield _in_numbers(HALF, results, enough)
-        hint = "Round a ring each rank sends to one neighbour. Who passes it on?"
+        hint = "In a ring, each rank sends to one neighbour only. Who passes it on?"
         yield _to_neighbours(HALF, results, (1, -1), hint)
         if all(results[r]["pieces"][r] == total[r].view(case["shape"]).tolist() for r in range(count)):
             _none_by_another_way(results, enough)
@@ -215,13 +215,13 @@ def _of_sum(pieces: list[Tensor], drawn: Tensor, again: bool) -> Finding:
     complete = [[i for i in range(count) if torch.equal(mine[i], total[i])] for mine in pieces]
     without_one = [total[shown] - own[shown] for own in drawn]
     if torch.equal(torch.stack(pieces), drawn):
-        hint = "No piece has changed. Is what comes in added to a piece, in place?"
+        hint = "No piece has changed. Is what arrives added to a piece, in place?"
     elif any(right):
-        hint = "Some ranks are done and others are not. Do all do the same number of steps?"
+        hint = "Some ranks are done and others are not. Do all make the same number of steps?"
     elif all(complete):
         hint = f"Each rank has a complete piece, but rank 0 has piece {complete[0][0]}. Which one goes first?"
     elif again:
-        hint = "The first call was right. What does a later one, with other pieces, find of it?"
+        hint = "The first call was right. What does it leave behind for a later one, with other pieces?"
     else:
         known = [(own[shown], ONE_RANKS) for own in drawn] + [(total, ONE_MISSING) for total in without_one]
         hint = nearest(piece, *known, otherwise=NEITHER, within=0.5)
@@ -254,11 +254,15 @@ def _in_numbers(what: str, results: list[Result], enough: int, messages: int | N
         sent = [result[unit] for result in results]
         rank, largest = furthest(sent)
         if most is not None and largest > most:
-            hint = "One piece in a step is enough, and n − 1 steps for each half. What goes out beyond that?"
+            hint = (
+                "One piece in each step is enough, with n − 1 steps for each half. What is sent beyond that?"
+            )
             if unit == "messages":
-                hint = "A message takes its time, however small it is. What can travel in one, end to end?"
+                hint = (
+                    "A message has a latency, however small it is. What can travel together, in one message?"
+                )
             elif largest > min(sent):
-                hint = "One rank sends more than the others. Who is in the middle?"
+                hint = "One rank sends more than the others. Does everything go through it?"
             name = "numbers" if unit == "sent" else "messages"
             seen = f"{len(results)} ranks: rank {rank} sent {largest} {name}, and {most} are enough"
             return Finding(what, False, seen, hint)
@@ -268,12 +272,12 @@ def _in_numbers(what: str, results: list[Result], enough: int, messages: int | N
 # --- 05.3 -------------------------------------------------------------------------------------------------
 
 SUM = "every rank holds the sums, in the tensors that it gave"
-ANY_SIZE = "also where the ranks do not divide the count of all numbers"
-ODD = "How long is the last piece when it does not come out even? And can a piece be empty?"
-PRICE = "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages"
+ANY_SIZE = "also where the count of all numbers is no multiple of the number of ranks"
+ODD = "How long is the last piece when there is a remainder? And can a piece be empty?"
+COST = "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages"
 
 
-@question("05.3", "all_reduce(tensors)", {SUM: 2, ANY_SIZE: 1, PRICE: 1}, rests={ANY_SIZE: SUM, PRICE: SUM})
+@question("05.3", "all_reduce(tensors)", {SUM: 2, ANY_SIZE: 1, COST: 1}, rests={ANY_SIZE: SUM, COST: SUM})
 @with_two_world_sizes(*FIRST)
 def all_reduce(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     some = rng.randrange(2, 5)
@@ -296,7 +300,7 @@ def all_reduce(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
             continue
         yield finding
         enough = 2 * (count - 1) * _count(case) // count
-        yield _in_numbers(PRICE, results, enough, 2 * (count - 1))
+        yield _in_numbers(COST, results, enough, 2 * (count - 1))
         if finding.ok:
             _none_by_another_way(results, enough)
 
@@ -323,21 +327,21 @@ def _summed(sums: list[list[float]], case: Case, again: bool) -> Finding:
     seen = f"{begins}number {place} of rank {shown} is {got}, the sum {total[place]}"
     seen += f"; the ranks had {', '.join(map(str, had))}"
     if sums == drawn:
-        hint = "Nothing has changed. The sums belong into the tensors that were given, in place."
+        hint = "Nothing has changed. The sums belong in the tensors that were given, in place."
     elif any(right):
-        hint = "Some ranks hold the sums. How do they come to all the others?"
+        hint = "Some ranks hold the sums. How do the others get them?"
     elif again:
-        hint = "The first call was right. What is new in a later one: shapes, how a tensor lies, a dtype?"
+        hint = "The first call was right. What is new in a later one: shapes, layouts in memory, a dtype?"
     elif far(got, total[place]) < 1e-5 * max(1.0, abs(total[place])):
-        hint = "That is right to some seven digits, which is what float32 keeps. In which dtype do you add?"
+        hint = "That is right to about seven digits, which is what float32 keeps. In which dtype do you add?"
     elif all(any(a == b for a, b in zip(numbers, total, strict=True)) for numbers in sums):
         hint = "Each rank holds a part of the sum: that is the first half. What brings the parts to everyone?"
     else:
         hint = nearest(
             got,
             *((own, "That is one rank's number, not a sum.") for own in had),
-            (total[place] / count, "That is the mean. Nobody asked to divide."),
-            otherwise="Some rank's numbers are missing in it, or are in it twice. Try it with 1, 10 and 100.",
+            (total[place] / count, "That is the mean. The sum is asked for."),
+            otherwise="Some rank's numbers are missing from it, or in it twice. Try it with 1, 10 and 100.",
             within=1e-6 * max(1.0, abs(total[place])),
         )
     return Finding(SUM, False, seen, hint)

@@ -20,7 +20,7 @@ from ..shape import TENSOR, reports
 
 CLOSE = 1e-9  # the tensors are float64
 ROUNDING = 1e-5
-ROUNDED = "That is right to some seven digits, which is what float32 keeps. The gradients have sixteen."
+ROUNDED = "That is right to about seven digits, which is what float32 keeps. The gradients have sixteen."
 FIRST = (3, 4, 5)  # the world sizes tried first: an answer that divides by 2 must be wrong there
 Shapes = Sequence[tuple[int, ...]]
 
@@ -35,7 +35,9 @@ def _rows(ranks: list[Any], shapes: Shapes) -> Tensor:
     for rank, of_rank in enumerate(ranks):
         tensors = [torch.as_tensor(numbers, dtype=torch.float64) for numbers in of_rank]
         if [tensor.shape for tensor in tensors] != shapes:
-            raise Refused(f"the tensors of rank {rank} have other shapes now, or are more or fewer")
+            raise Refused(
+                f"the tensors of rank {rank} have other shapes now, or there are more or fewer of them"
+            )
         rows.append(torch.cat([tensor.flatten() for tensor in tensors]))
     return torch.stack(rows)
 
@@ -57,9 +59,9 @@ def _furthest(rows: Tensor, right: Tensor) -> tuple[int, int]:
 
 AGREE, MEAN = "the ranks hold the same gradients", "they are the mean over the samples of all ranks"
 RETURNS = "A collective works in place. What does it return?"
-FROZEN = "Where there was no gradient there must be none: an optimizer would go by it."
-BY_TWO = "It is divided by 2, and there are other numbers of ranks. What is the sum of all counts?"
-ALIKE = "Each rank counts alike there, and each sample should. What may be added up over the ranks?"
+FROZEN = "A parameter without a gradient must stay without one: an optimizer would use it."
+BY_TWO = "It is divided by 2, but there may be more ranks. How many samples do all ranks have together?"
+ALIKE = "Each rank has the same weight there; each sample should. What may be added up over the ranks?"
 
 
 @question("06.1", "average_gradients(model, samples)", {AGREE: 1, MEAN: 2})
@@ -92,18 +94,18 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
     rank, i = _furthest(now, now[0])
     numbers = in_digits(now[0, i].item(), now[rank, i].item())
     seen = f"one gradient is {numbers[0]} on rank 0 and {numbers[1]} on rank {rank}"
-    hint = "Which call gives every rank something that depends on all of them?"
+    hint = "Which collective gives every rank a result that depends on all of them?"
     if any(_all_hold(part, part[0]) for part in _by_tensor(now, shapes)):
         hint = "Some gradients agree and others do not. Is it done for every parameter?"
     elif all(far(row * (now[0].norm() / row.norm()), now[0]) < ROUNDING for row in now):
-        hint = "They are the same but for a factor. By what does each rank multiply, or divide?"
+        hint = "They are the same up to a factor. What does each rank multiply or divide by?"
     elif any(far(row, mean) < CLOSE for row in now):
-        hint = "One rank holds the mean. Do the others do the same, and get the same?"
+        hint = "One rank holds the mean. Do the others make the same calls, and get the same result?"
     yield Finding(AGREE, agree, seen, hint)
     rank, i = _furthest(now, mean)
     is_now, right = in_digits(now[rank, i].item(), mean[i].item())
-    had = ", ".join(f"{own:.4g} of {n}" for own, n in zip(drawn[:, i], case["samples"], strict=True))
-    seen = f"the ranks had {had} samples; rank {rank} holds {is_now} now, the mean is {right}"
+    had = ", ".join(f"{own:.4g} ({n} samples)" for own, n in zip(drawn[:, i], case["samples"], strict=True))
+    seen = f"the ranks had {had}; rank {rank} holds {is_now} now, and the mean is {right}"
     if not agree:
         hint = "Once the ranks agree, look at this again."
     elif far(now[rank], mean) < ROUNDING:
@@ -111,15 +113,15 @@ def _of_means(gradients: list[Any], case: dict[str, Any], again: bool) -> Iterat
     else:
         hint = nearest(
             now[rank],
-            (weighted, "That is the sum over all samples. What makes a mean of it?"),
-            (drawn.sum(0), "That is the sum over the ranks. What makes a mean of it, over all samples?"),
+            (weighted, "That is the sum over all samples. What turns it into a mean?"),
+            (drawn.sum(0), "That is the sum over the ranks. What turns it into a mean over all samples?"),
             (drawn.mean(0), ALIKE),
-            (weighted / count, "That is divided by the number of ranks. Of how many samples is it the sum?"),
-            *((own, "That is the gradient of one rank. What of the others' samples?") for own in drawn),
+            (weighted / count, "That is divided by the number of ranks. How many samples is it the sum of?"),
+            *((own, "That is the gradient of one rank. What about the others' samples?") for own in drawn),
             (drawn.sum(0) / 2, BY_TWO),
-            otherwise="The first call was right. What does a later one find of it?"
+            otherwise="The first call was right. What does it leave behind for a later one?"
             if again
-            else "A sum over all samples, divided once by their number: which sum has a rank to begin with?",
+            else "A sum over all samples, divided once by their number: which sum does each rank begin with?",
             within=CLOSE,
         )
     yield Finding(MEAN, _all_hold(now, mean), seen, hint)
@@ -174,17 +176,17 @@ def _of_start(what: str, now: Tensor, had: Tensor, shapes: Shapes, names: list[s
     is_now, was = in_digits(now[rank, i].item(), had[0, i].item())
     seen = f"one number of rank {rank} is {is_now}, and rank 0 had {was}"
     seen += f"; not as on rank 0: {', '.join(n for n, ok in zip(names, arrived, strict=True) if not ok)}"
-    hint = "Nothing arrived in the model. Which collective copies a tensor of one rank into all?"
+    hint = "Nothing arrived in the model. Which collective copies one rank's tensor to all?"
     if any(_all_hold(now, other) for other in had[1:]):
-        hint = "All ranks agree, on another rank's. Which rank is the source?"
+        hint = "All ranks agree, but on another rank's numbers. Which rank is the source?"
     elif far(now, had[0].expand_as(now)) < ROUNDING:
         hint = ROUNDED
     elif any(arrived) and not all(arrived):
-        hint = "Some have arrived, and not all of them. What else does a model hold, saved or not?"
+        hint = "Some tensors have arrived, but not all. What else does a model hold, saved or not?"
     elif _all_hold(now, now[0]):
-        hint = "All ranks agree, on something that no rank had. Nothing needs to be computed for a copy."
+        hint = "All ranks agree, but on numbers that no rank had. A copy needs no arithmetic."
     elif what == KEPT:
-        hint = "A model holds more than parameters: batch norm's running mean, for one. What lists them?"
+        hint = "A model holds more than parameters: batch norm's running mean, for example. What lists them?"
     return Finding(what, all(arrived), seen, hint)
 
 
@@ -222,7 +224,7 @@ def hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         case |= {"seeds": seeds(rng, count), "data": rng.randrange(2**31)}
     results = by_call(ask(_wrapped, cases, nprocs=count))
     if any(result["by_ddp"] for of_call in results for result in of_call):
-        raise Refused("DistributedDataParallel does the work here; this time it is yours")
+        raise Refused("DistributedDataParallel does the work here; this time you write it yourself")
     for call, (case, of_call) in enumerate(zip(cases, results, strict=True)):
         yield from _of_training(of_call, case, again=call > 0)
 
@@ -244,16 +246,16 @@ def _of_training(results: list[Any], case: dict[str, Any], again: bool) -> Itera
         rank, i = _furthest(now, right)
         is_now, wanted = in_digits(now[rank, i].item(), right[i].item())
         seen = f"{count} ranks: one number of rank {rank} is {is_now}, and should be {wanted}"
-        hint = "The first step is right. In the next, two backward() add up: what does the first leave?"
+        hint = "The first step is right. In the next, two backward() calls add up: what does the first leave?"
         if what == BEGINS:
-            hint = "What has to travel before the first step, and from where?"
+            hint = "What has to be sent before the first step, and by which rank?"
             parameters = sum(map(math.prod, shapes["end"]))
             if _all_hold(now[:, :parameters], right[:parameters]):
-                hint = "The parameters have come. A model has buffers, too, as in 06.2."
+                hint = "The parameters have arrived. A model has buffers, too, as in 06.2."
         elif not all_held:
             hint = REST
         elif again:
-            hint = "The first model was right. What does a second one find of it?"
+            hint = "The first model was right. What does it leave behind for a second one?"
         elif what == DURING:
             hint = _of_hooks(now, right, own, shapes[name])
         holds = _all_hold(now, right)
@@ -267,14 +269,16 @@ def _of_hooks(now: Tensor, mean: Tensor, own: Tensor, shapes: Shapes) -> str:
     if not now[0].any():
         return "There are no gradients at all. Does forward() call the model?"
     if all(untouched):
-        return "Nobody calls anything after backward(): a hook on each parameter has to do it, to its .grad."
+        return "Nothing is called after backward(): a hook on each parameter has to average its .grad."
     if any(untouched):
-        return "Some gradients are still each rank's own: a hook on each parameter has to do it, for its own."
+        return "Some gradients are still each rank's own: each parameter needs a hook that averages its own."
     if not _all_hold(now, now[0]):
-        return "The ranks differ still. Do all do the same, and has it arrived when the hook ends?"
+        return (
+            "The ranks still differ. Do all make the same calls, and is each finished when the hook returns?"
+        )
     if _all_hold(now, mean * len(now)):
-        return "That is the sum over the ranks."
-    return "All ranks agree, but on another number than the mean. Is it divided once, after the sum?"
+        return "That is the sum over the ranks. What turns it into a mean?"
+    return "All ranks agree, but not on the mean. Is the sum divided once?"
 
 
 TENSORS = [TENSOR, ...]

@@ -35,7 +35,7 @@ def _shared_out(count: int, ranks: list[list[int]], done: str) -> tuple[list[int
     twice = sorted(index for index, n in times.items() if n > 1)
     missing = sorted(set(range(count)) - set(times))
     several, none = (f"{len(samples)} ({_some(samples)})" if samples else "0" for samples in (twice, missing))
-    words = f"{len(ranks)} ranks, {count} samples: {several} are {done} more than once, {none} by nobody"
+    words = f"{len(ranks)} ranks, {count} samples: {several} are {done} more than once, {none} by no rank"
     return twice, missing, words
 
 
@@ -77,9 +77,9 @@ def shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 def _of_lengths(call: Call, shards: list[list[int]]) -> Finding:
     lengths = [len(shard) for shard in shards]
     seen = f"of {call[0]} samples the {call[1]} ranks get {lengths}"
-    hint = "One sample too many on one rank, and it makes a step alone. To which length can the order be cut?"
+    hint = "With one sample more, a rank makes a step alone. To which length can the order be cut?"
     if not any(lengths):
-        hint = "Nothing comes back: what must the function return?"
+        hint = "Nothing is returned: what should the function return?"
     return Finding(EQUAL, len(set(lengths)) == 1 and (lengths[0] > 0 or call[0] < call[1]), seen, hint)
 
 
@@ -95,15 +95,21 @@ def _faults_of_order(
         rank = first_wrong(map(operator.eq, first, again))
         seen = f"rank {rank} draws {_some(first[rank])}; asked again for the same epoch and seed, in another"
         seen += f" process, {_some(again[rank])}"
-        yield seen, "The random numbers differ each time. How do they start from a state that you choose?"
+        yield (
+            seen,
+            "The random numbers differ each time. How do you make them start from a state that you choose?",
+        )
     for call, came in shards.items():
         if call[0] < call[1]:
             continue
         if any(shard == sorted(shard) for shard in came):
-            yield f"a rank draws {_some(came[0])}", "They come in the order of the data set. Who shuffles?"
+            yield (
+                f"a rank draws {_some(came[0])}",
+                "They come in the order of the data set. What shuffles them?",
+            )
         if any(map(_regular, came)):
             seen = f"a rank draws {_some(came[0])} (epoch {call[2]}, seed {call[3]})"
-            yield seen, "That is the order of the data set, turned round. Who shuffles?"
+            yield seen, "That is the order of the data set, rotated or reversed. What shuffles it?"
     by = {(epoch, seed): shards[*main[:2], epoch, seed, 0] for epoch in epochs for seed in seeds}
     alike = [pair for pair in itertools.combinations(by, 2) if sum(map(operator.eq, *pair)) == 1]
     for one, other in alike:
@@ -117,7 +123,7 @@ def _faults_of_order(
     left_out = [set(range(main[0])).difference(*came) for came in by.values()]
     if left_out[0] and all(samples == left_out[0] for samples in left_out):
         seen = f"of {main[0]} samples {_some(sorted(left_out[0]))} are left out in every epoch"
-        yield seen, "They are never learned from. Which comes first: shuffling, or the cut?"
+        yield seen, "The model never learns from them. Which comes first: shuffling, or the cut?"
 
 
 def _regular(indices: list[int]) -> bool:
@@ -129,15 +135,15 @@ def _regular(indices: list[int]) -> bool:
 def _drawn_once(count: int, shards: list[list[int]]) -> Finding:
     ranks = len(shards)
     twice, missing, seen = _shared_out(count, shards, "drawn")
-    hint = "More is left out than has to be. What is the largest number that can be divided?"
+    hint = "More is left out than necessary. What is the largest number that the ranks can share equally?"
     if not any(shards):
-        hint = "Nothing is drawn. What does each rank take of the order?"
+        hint = "Nothing is drawn. Which part of the order does each rank take?"
     elif twice and all(shard == shards[0] for shard in shards):
         hint = "All ranks draw the same. Where does the rank come in?"
     elif len(twice) + count % ranks == ranks and not missing:
         hint = "That is padding. Here the rest must be left out instead."
     elif twice and missing and not _follow(*shards[:2]):
-        hint = "The ranks deal from different packs of cards. What must they have in common?"
+        hint = "The ranks take their shards from different orders. What must they have in common?"
     elif twice:
         hint = "Two ranks take the same part of the order. How far apart do two samples of one rank lie?"
     return Finding(ONCE, not twice and len(missing) <= count % ranks, seen, hint)
@@ -184,9 +190,9 @@ def _shard(answer: Any, count: int, rank: int, *place: int) -> list[int]:
 
 # --- 07.2 -------------------------------------------------------------------------------------------------
 
-ALL = "in each epoch the ranks read all the data together, the same amount each"
+ALL = "in each epoch the ranks together read all the data, the same amount each"
 ORDERS = "every epoch has an order of its own"
-RESUMED = "a training that begins at a later epoch gets the batches that it would have had"
+RESUMED = "a run that resumes at a later epoch gets the batches that it would have had"
 EPOCHS = 4
 
 
@@ -219,7 +225,7 @@ def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         for call in (0, len(calls) - 1):
             read, kept = of_rank[call]["read"], sum(len(epoch) for _, epoch in of_rank[call]["drawn"])
             seen = f"rank {rank} of {ranks} reads {read} samples, and gets {kept} of them"
-            hint = "Reading is the work that is to be shared. Who picks: the one who reads, or one before?"
+            hint = "Reading is the work to be shared. Are samples chosen before they are read, or afterwards?"
             shared = shared and read <= 1.5 * kept
             yield Finding(ALL, read <= 1.5 * kept, seen, hint)
     for (values, first, end), drawn in zip(calls[2:], others, strict=True):
@@ -234,9 +240,9 @@ def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     own = not plain and not alike
     seen = f"rank 0 reads {_some(whole[0][0])} in epoch 0, and {_some(whole[0][1])} in epoch 1"
     if plain:
-        hint = "Nothing is shuffled. Who has to do it?"
+        hint = "Nothing is shuffled. What should do it?"
     elif all(order == of_rank[0] for of_rank in whole for order in of_rank.values()):
-        hint = "The order of every epoch is that of the first. Who tells the sampler which epoch it is?"
+        hint = "The order of every epoch is that of the first. What tells the sampler which epoch it is?"
     elif alike:
         a, b = alike[0]
         seen = f"rank 0 reads {_some(orders[a])} in epoch {a}, and the same in epoch {b}"
@@ -249,20 +255,20 @@ def batches(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     epoch = (unlike or [stop])[0]
     went_on = rest[other].get(epoch, [])
     seen = f"epoch {epoch} begins on rank {other} with {_some(whole[other][epoch])}"
-    seen += f"; where the training begins with epoch {stop}, with {_some(went_on) or 'nothing'}"
-    hint = "Chance decides each time. What gives the same order again, in another process?"
+    seen += f"; in a run that begins with epoch {stop}, with {_some(went_on) or 'nothing'}"
+    hint = "The order is random each time. What gives the same order again, in another process?"
     if rest[other].keys() != of_rest[other].keys():
         seen = f"epochs was range({stop}, {EPOCHS}); on rank {other} your batches came with {[*rest[other]]}"
-        hint = "With which epoch does a training begin that goes on?"
+        hint = "With which epoch does a resumed run begin?"
     elif not own:
         hint = "First every epoch needs an order of its own."
     elif went_on == whole[other][0]:
-        hint = "The count starts at 0 again. Which number has the epoch that is going on?"
+        hint = "The count starts at 0 again. Which number does the resumed epoch have?"
     yield Finding(RESUMED, own and rest == of_rest, seen, hint)
     for rank, of_rank in enumerate(results):
         read, kept = of_rank[1]["read"], sum(map(len, rest[rank].values()))
-        seen = f"the training begins with epoch {stop}: rank {rank} reads {read} samples, and gets {kept}"
-        hint = "The epochs before are over. What tells an epoch's order without reading those before it?"
+        seen = f"the run begins with epoch {stop}: rank {rank} reads {read} samples, and gets {kept}"
+        hint = "The earlier epochs are over. What gives an epoch's order without reading the earlier ones?"
         yield Finding(RESUMED, not shared or read < kept + len(whole[rank][0]) / 2, seen, hint)
 
 
@@ -284,18 +290,18 @@ def _of_epochs(drawn: list[dict[int, list[int]]], values: list[int], size: int) 
     seen = f"epoch {epoch}, {count} samples: the ranks read {lengths}, and {missing} are read by nobody"
     hint = "The shards do not fit together. What must be the same on all ranks?"
     if not missing and min(lengths) == count:
-        hint = "Each rank reads everything. Who tells the loader that there are other ranks?"
+        hint = "Each rank reads everything. What tells the loader that there are other ranks?"
     elif len(set(lengths)) > 1:
-        hint = "Where that is a step more on one rank, it waits for the others for ever. "
-        hint += "What fills the shards?"
+        hint = "If that makes a step more on one rank, it waits for the others for ever. "
+        hint += "What fills up the shards?"
     elif missing < ranks and sum(lengths) < count:
-        hint = "The rest is left out. Here it must be read, too: a few samples twice."
+        hint = "The remainder is left out. Here it must be read, too: a few samples twice."
     elif missing and sum(lengths) < count and lengths[0] % size == 0:
-        hint = "Each rank's last, short batch is left out. Two things have an option for that; whose is it?"
+        hint = "Each rank's last, short batch is left out. Two classes have an option for that: whose is it?"
     elif epoch:
         hint = "Epoch 0 is complete, and a later one is not. Do all ranks know which epoch it is?"
     elif not missing:
-        hint = "That is more padding than is needed. How many samples are missing to the next multiple?"
+        hint = "That is more padding than needed. How many samples are missing to the next multiple?"
     elif all(set(shard) <= set(shards[0]) for shard in shards):
         hint = "All ranks read the same part. Where does the rank come in?"
     return Finding(ALL, not wrong, seen, hint)
@@ -323,7 +329,7 @@ class _Noting(TensorDataset):
 def _batches(answer: Any, calls: list[tuple[list[int], int, int]], batch_size: int, seed: int) -> Any:
     """Return, for each call, what is drawn by epoch and how much is read; or, in words, what is no batch."""
     results = []
-    first, second = fresh_copies(answer, 2)  # the second call is that of a resumed training
+    first, second = fresh_copies(answer, 2)  # the second call is that of a resumed run
     for place, copy in enumerate([first, second, *[first] * (len(calls) - 2)]):
         values, start, stop = calls[place]
         data = _Noting(torch.tensor(values))
@@ -363,12 +369,12 @@ def _read(given: Any, batch_size: int) -> dict[int, list[int]]:
 
 # --- 07.3 -------------------------------------------------------------------------------------------------
 
-SHARED = "the ranks share the work: every sample is judged once"
+SHARED = "the ranks share the work: every sample is evaluated once"
 EXACT = "every rank returns the accuracy of the whole set"
 FEW = "also where there are fewer samples than ranks"
-JUDGED: list[int] = []  # samples evaluated by this rank, with any copy of the model
+EVALUATED: list[int] = []  # samples evaluated by this rank, with any copy of the model
 TRAINING: list[bool] = []
-ALIKE = "Each rank's share counts alike here, and the shards are not of one size. Divide later."
+ALIKE = "Each rank's accuracy has the same weight here, but the shards differ in size. Divide later."
 
 
 @question("07.3", "accuracy(model, data)", {SHARED: 1, EXACT: 2, FEW: 1})
@@ -377,8 +383,10 @@ def accuracy(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ranks = rng.randint(3, 5)
     few = rng.sample([0, 1, *rng.choices([0, 1], k=ranks - 3)], ranks - 1)
     (results,) = _asked(ask, rng, [few], ranks)
-    yield _returned(FEW, results, few, "A rank may have nothing to judge. What does it add to the sums then?")
-    _, missing, seen = _shared_out(len(few), [result["judged"] for result in results], "judged")
+    yield _returned(
+        FEW, results, few, "A rank may have nothing to evaluate. What does it add to the sums then?"
+    )
+    _, missing, seen = _shared_out(len(few), [result["evaluated"] for result in results], "evaluated")
     yield Finding(FEW, not missing, seen, "Every sample belongs to the set, however few there are.")
 
 
@@ -388,26 +396,28 @@ def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     rights = [_rights(rng, ranks, many) for many in rng.sample([6, 110], 2)]  # a few samples, and many
     for right, results in zip(rights, _asked(ask, rng, rights, ranks), strict=True):
         count, truth = len(right), sum(right) / len(right)
-        values, judged = ([result[name] for result in results] for name in ("value", "judged"))
-        twice, missing, seen = _shared_out(count, judged, "judged")
-        shares = list(map(len, judged))
-        hint = "The shards overlap and have holes. What must the ranks have in common?"
+        values, evaluated = ([result[name] for result in results] for name in ("value", "evaluated"))
+        twice, missing, seen = _shared_out(count, evaluated, "evaluated")
+        shares = list(map(len, evaluated))
+        hint = "The shards overlap and leave gaps. What must the ranks have in common?"
         if len(missing) == count:
-            hint = "The model is not called. What does it say to the samples?"
+            hint = "The model is never called. What does it predict for the samples?"
         elif len(twice) == count:
             hint = "Each rank does all the work. What is this rank's part of it?"
         elif max(shares) == sum(shares):
-            hint = "One rank works, and the others watch. What is each rank's part?"
+            hint = "One rank does all the work. What is each rank's part?"
         elif twice and not missing:
-            hint = "That is padding. Here no rank waits for another's step, so no shard needs filling."
+            hint = (
+                "That is padding. Here no rank waits for another's step, so no shard needs to be filled up."
+            )
         elif missing and not twice:
-            hint = "The rest is left out. It belongs to the set, too."
+            hint = "The remainder is left out. It belongs to the set, too."
         once = not twice and not missing and max(shares) < count
         fair = -(-count // ranks)
         if once and fair > 50 and (min(shares) == 0 or max(shares) > 2 * fair):
             once, hint = False, "Some ranks have much to do, and others little. Who takes which samples?"
-        yield Finding(SHARED, once, f"{seen}; the ranks judge {shares}", hint)
-        hits = [[right[i] for i in samples if i in range(count)] for samples in judged]
+        yield Finding(SHARED, once, f"{seen}; the ranks evaluate {shares}", hint)
+        hits = [[right[i] for i in samples if i in range(count)] for samples in evaluated]
         yield _returned(EXACT, results, right, _of_accuracy(values, truth, hits))
 
 
@@ -421,7 +431,7 @@ def _asked(ask: Ask, rng: random.Random, rights: list[list[int]], ranks: int) ->
         said = [(label + 1 - ok) % classes for label, ok in zip(labels, right, strict=True)]
         calls.append({"classes": classes, "labels": labels, "said": said, "seed": rng.randrange(2**31)})
         calls[-1]["below"] = len(rights) == 1  # no score is positive; otherwise some are
-    by_rank = ask(_judged, calls, nprocs=ranks)
+    by_rank = ask(_evaluated, calls, nprocs=ranks)
     for rank, results in enumerate(by_rank):
         for value in (call["value"] for call in results):
             if isinstance(value, str):
@@ -435,30 +445,30 @@ def _returned(what: str, results: list[Result], right: list[int], hint: str) -> 
     seen = f"{len(values)} ranks; {sum(right)} of {len(right)} are right, which is {truth:.4f}; rank {rank}"
     training = any(result["training"] for result in results)
     if training:
-        hint = "The model was in training mode while it judged: chance had a say in what it saw."
+        hint = "The model was in training mode during the evaluation: dropout made its outputs random."
     return Finding(what, gap < CLOSE and not training, f"{seen} returns {values[rank]:.4f}", hint)
 
 
 def _of_accuracy(values: list[float], truth: float, hits: list[list[int]]) -> str:
     """Choose the hint for what the ranks returned, by what each of them got right."""
     if any(far(value, truth) < CLOSE for value in values):
-        return "One rank knows it. Do the others get the same sums?"
+        return "One rank has it. Do the others get the same sums?"
     own = [sum(hits) / max(1, len(hits)) for hits in hits]
-    total, judged = sum(map(sum, hits)), sum(map(len, hits))
-    share = total / max(1, judged)
+    total, evaluated = sum(map(sum, hits)), sum(map(len, hits))
+    share = total / max(1, evaluated)
     of_all = (
-        (100 * truth, "That is in per cent. A share, from 0 to 1, is asked for."),
-        (total, "That is a count. A share is one count divided by another."),
-        (judged, "That is a count. A share is one count divided by another."),
-        (sum(own), "That adds up shares. Which numbers may be added up over ranks?"),
-        (share, "It is right for what was judged, which is not each sample once: see above."),
+        (100 * truth, "That is a percentage. A number from 0 to 1 is asked for."),
+        (total, "That is a count. An accuracy is one count divided by another."),
+        (evaluated, "That is a count. An accuracy is one count divided by another."),
+        (sum(own), "That is a sum of accuracies. Which numbers may be added up over ranks?"),
+        (share, "It is right for what was evaluated, but that is not every sample once: see above."),
         (sum(own) / len(values), ALIKE),
     )
     return nearest(
         values,
-        (own, "That is each rank's own. What has to come together, before anything is divided?"),
+        (own, "That is each rank's own. What has to be added up over the ranks before anything is divided?"),
         *(([value] * len(values), hint) for value, hint in of_all),
-        otherwise="How many are right, and how many are judged: both over all ranks, and only then divided.",
+        otherwise="Count the correct ones and all of them, both over all ranks, and only then divide.",
         within=CLOSE,
     )
 
@@ -476,7 +486,7 @@ def _rights(rng: random.Random, ranks: int, a_rank: int) -> list[int]:
         own = [[sum(part) / len(part) for part in cut] for cut in (dealt, blocks)]
         others = [*own[0], *own[1], *(sum(shares) / ranks for shares in own)]
         padded, dropped = size * ranks, count // ranks * ranks
-        told_apart = all(sum(right) * judged % count for judged in (padded, dropped))  # no share of these
+        told_apart = all(sum(right) * size % count for size in (padded, dropped))  # no share of these
         if truth > 0.3 and told_apart and all(abs(other - truth) > 0.02 / a_rank for other in others):
             return right
 
@@ -494,7 +504,7 @@ class _Samples(Dataset):
         return self.samples[operator.index(index)]
 
 
-class _Judge(nn.Module):
+class _Lookup(nn.Module):
     """A model that finds its logits in the sample, and records which samples it was given."""
 
     def __init__(self) -> None:
@@ -503,15 +513,15 @@ class _Judge(nn.Module):
         self.drop = nn.Dropout(0.7)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        JUDGED.extend(x[:, 0].long().tolist())
+        EVALUATED.extend(x[:, 0].long().tolist())
         TRAINING.append(self.training)
         return self.drop(x[:, 1:]) * self.scale
 
 
-@reports(lambda calls: [{"value": (NUMBER, str), "judged": [int, ...], "training": bool}] * len(calls))
+@reports(lambda calls: [{"value": (NUMBER, str), "evaluated": [int, ...], "training": bool}] * len(calls))
 @in_group
-def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
-    results, model, data = [], _Judge(), _Samples()
+def _evaluated(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
+    results, model, data = [], _Lookup(), _Samples()
     for call in calls:
         generator, indices = torch.Generator().manual_seed(call["seed"]), torch.arange(len(call["said"]))
         logits = torch.randn(len(indices), call["classes"], generator=generator)
@@ -523,10 +533,10 @@ def _judged(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
         inputs = torch.cat([indices[:, None].float(), logits], dim=1)
         data.samples = list(zip(inputs, torch.tensor(call["labels"]), strict=True))
         model.train()
-        JUDGED.clear()
+        EVALUATED.clear()
         TRAINING.clear()
         with own_randomness(call["seed"] + dist.get_rank()):
             value = number(answer(model, data))
-        of_model = {"judged": list(JUDGED), "training": any(TRAINING)}
+        of_model = {"evaluated": list(EVALUATED), "training": any(TRAINING)}
         results.append({"value": value, **of_model})
     return results

@@ -34,12 +34,12 @@ ALONE = "started alone, it is rank 0 of 1"
 NAMES = ("rank", "local_rank", "world_size", "epochs")
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # endings: LOCAL_RANK, too
 UNKNOWN = "argparse ends a program that is given an argument it does not know. Hyphen or underscore?"
-LACKING = "argparse ends a program that is not given what it insists on. Here no argument was given."
+LACKING = "argparse ends a program that lacks a required argument. Here no argument was given."
 IN_VAIN = {
-    "it returned None": "What parse_args gives has to come back, with three attributes more.",
+    "it returned None": "Return what parse_args gives, with three more attributes.",
     "SystemExit: 2": UNKNOWN,
-    "KeyError": "A variable is not there where nobody launched the script. What must hold then?",
-    "": "It has to return whatever the launcher is, or is not.",
+    "KeyError": "Without a launcher the variable is not set. Which value is right then?",
+    "": "It has to return with any launcher, and without one.",
 }
 Launched = tuple[dict[str, int], dict[str, str]]  # the right values, the environment
 
@@ -88,13 +88,13 @@ def _known(what: str, got: dict[str, Any], right: dict[str, int]) -> Finding:
     wrong = [name for name in right if got[name] != right[name]]
     if not wrong:
         return Finding(what, True)
-    hint = "Which of torchrun's environment variables says this? (Nodes may differ in their ranks.)"
+    hint = "Which of torchrun's environment variables says this? (Nodes may have different numbers of ranks.)"
     if any(got[name] == str(right[name]) for name in wrong):
-        hint = "The environment holds text. What is asked for are numbers."
+        hint = "The environment holds text. Numbers are asked for."
     elif "nothing" in got.values():
         hint = "It is not among the attributes of what was returned."
     elif wrong == ["epochs"]:
-        hint = "The argument of the script itself has to survive."
+        hint = "The script's own argument has to be kept."
     elif what == ALONE:
         hint = "Nobody set the variables here. What is true of a process that is alone?"
     elif "local_rank" in wrong and got["local_rank"] == right["rank"]:
@@ -138,21 +138,21 @@ def wrap(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     gpus = rng.sample([0, rng.randint(1, 7)], 2)
     results = ask(_wrapped, kind, values, gpus, nprocs=ranks)
     wrong = [result["kind"] for result in results if result["kind"]]
-    hint = "Whoever trains on calls what comes back, and it has to average."
+    hint = "The training loop calls what you return, and that has to average the gradients."
     if any("raised" in kind for kind in wrong):
-        hint = "Read the last line of the error of a CPU model, in the lesson: what must device_ids be?"
+        hint = "Read the last line of the error for a CPU model, in the lesson: what must device_ids be?"
     yield Finding(TAKES, not wrong, f"on the CPU: {(wrong or [''])[0]}", hint)
     own = [_gradient(kind, values, rank) for rank in range(ranks)]
     mean = [sum(gradients) / ranks for gradients in zip(*own, strict=True)]
     off = max(far(result["gradient"], mean) for result in results)
     lacking = any(result["gradient"] is None for result in results)
-    seen = "there were no gradients" if lacking else f"a gradient is {off:.3g} away from the mean"
+    seen = "there were no gradients" if lacking else f"a gradient is off from the mean by {off:.3g}"
     trouble = [result["trouble"] for result in results if result["trouble"]]
     hint = "First it has to be a DDP that can be called; then look at this again."
     if trouble:
         seen, hint = f"a step with it {trouble[0]}", "It takes the same inputs as the model."
     elif not wrong:
-        hint = "Is it the given model that is wrapped, as it is?"
+        hint = "Is it the given model that you wrap, unchanged?"
     yield Finding(MEAN, off < CLOSE, f"{ranks} ranks: {seen}", hint)
     for result in results:
         yield from map(_of_a_gpu, gpus, result["asked"])
@@ -161,13 +161,15 @@ def wrap(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 def _of_a_gpu(gpu: int, asked: dict[str, Any]) -> Finding:
     trouble, ids, output = asked["trouble"], asked["device_ids"], asked["output_device"]
     seen = f"for cuda:{gpu} {trouble or f'DDP was given device_ids={ids}, output_device={output}'}"
-    hint = "One process, one GPU: the one that `device` is."
+    hint = "One process, one GPU: the one in `device`."
     if trouble:
-        hint = "Here the device is a GPU (none is needed for this check). DDP is called all the same."
+        hint = "Here the device is a GPU (the check itself needs none). DDP must be called all the same."
     elif ids is None:
-        hint = "None is for the CPU. On a GPU DDP has to be told which one is this rank's. (0 is one, too.)"
+        hint = (
+            "None is for the CPU. On a GPU DDP has to be told which one is this rank's. (GPU 0 is one, too.)"
+        )
     elif ids == [0]:
-        hint = "All ranks of the node would name the same GPU. Which one is this rank's own?"
+        hint = "All ranks of the node would use the same GPU. Which one is this rank's own?"
     return Finding(ON_GPU, ids == [gpu] and output in (None, gpu), seen, hint)
 
 
@@ -270,13 +272,13 @@ def _index(device: Any) -> int | str | None:
 
 # --- 08.3 -------------------------------------------------------------------------------------------------
 
-GOES_ON = "a second start goes on after the last epoch that was completed"
-SAME = "and ends with the weights of a training that nobody disturbed"
+GOES_ON = "a second start resumes after the last completed epoch"
+SAME = "and ends with the weights of an uninterrupted run"
 ONE = "rank 0 alone writes"
-WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
+WHOLE = "a kill in the middle of a write leaves a checkpoint to resume from"
 UNLIKE = "The second start began with other weights or buffers than the first one had when it last saved."
-LEFT_OVER = "A part that a kill left behind lies there. May the next start write over it?"
-AT_ONCE = "A kill may come between two steps. What has to change in one step then, and what must be in it?"
+LEFT_OVER = "A partial file that a kill left behind is still there. May the next start overwrite it?"
+AT_ONCE = "A kill may come between two steps of a save. What must change in a single step, with what in it?"
 
 
 @question(
@@ -306,17 +308,17 @@ def train(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     begun = [note for result in first for note in result["first"] if note["epoch"] in range(epochs)]
     off = max(far(note["state"], right[note["epoch"]]) for note in begun) if begun else math.inf
     off = max(off, *(far(result["second"][-1]["state"], right[-1]) for result in second))
-    hint = "The weights have come back. What else remembers the steps before? (It has a momentum, say.)"
+    hint = "The weights are restored. What else remembers the earlier steps? (Think of momentum.)"
     if goes_on.ok and far(second[0]["second"][0]["state"], first[0]["first"][-1]["state"]) > CLOSE:
         hint = UNLIKE
     if len({str(result["second"][-1]["state"]) for result in second}) > 1:
-        hint = "The ranks have other weights than each other. Does each of them get back all that it had?"
-    yield Finding(SAME, off < CLOSE, f"a weight is {off:.3g} away", hint)
+        hint = "The ranks have different weights. Does each of them restore everything that it had?"
+    yield Finding(SAME, off < CLOSE, f"a weight is off by {off:.3g}", hint)
     last_notes = [_last_notes(*results) for results in zip(first, second, strict=True)]
     wrote = [sum(note["wrote"] for note in notes) for notes in last_notes]
-    hint = "After each epoch, torch.save on one of the ranks."
+    hint = "Call torch.save after each epoch, on one of the ranks."
     if wrote[0]:
-        hint = "All ranks hold the same weights. How many copies of them are needed in one file?"
+        hint = "All ranks hold the same weights. How many of them need to write the file?"
     one = wrote[0] > 0 and not any(wrote[1:])
     yield Finding(ONE, one, f"files that were opened for writing, by rank: {wrote}", hint)
     yield _of_a_broken_write(first[0], broken, stays)
@@ -334,9 +336,9 @@ def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
     ok = in_order and all(epochs_of(result["second"]) == list(range(killed, epochs)) for result in second)
     seen = f"killed in epoch {killed}; the second start ran the epochs {again}"
     hints = {
-        0: "It began anew. What does a start look for, before its first epoch?",
-        killed - 1: "The last epoch that was done is done again. Which one comes after it?",
-        killed + 1: "The epoch in which it was killed was never completed, and now it is left out.",
+        0: "It started over. What should a start look for before its first epoch?",
+        killed - 1: "The last completed epoch is run again. Which one comes after it?",
+        killed + 1: "The epoch in which it was killed was never completed, and now it is skipped.",
     }
     stale = _stale(first[0]["first"], second[0]["second"])
     if not in_order:
@@ -345,10 +347,10 @@ def _goes_on(first: Notes, second: Notes, killed: int, epochs: int) -> Finding:
     elif stale:
         ok = False
         seen = f"when the epoch after epoch {stale[0]} began, the checkpoint was still an older one"
-        hint = "A kill there costs more than one epoch. How often has it to be written, and when?"
+        hint = "A kill there costs more than one epoch. How often must it be written, and when?"
     elif ok and (more := second[0]["third"]):
-        ok, seen = False, f"all was done; one start more: {more}"
-        hint = "A training that is complete has nothing left to do."
+        ok, seen = False, f"all epochs were done; one more start: {more}"
+        hint = "A run that is complete has nothing left to do."
     else:
         hint = hints.get(again[0] if again else NEVER, "Which number has to be in the checkpoint for this?")
     return Finding(GOES_ON, ok, seen, hint)
@@ -366,19 +368,19 @@ def _of_a_broken_write(first: Result, broken: int, stays: bool) -> Finding:
     again, end = first["again"], first["again's end"]
     seen = f"killed while it saved after epoch {broken}: the next start "
     seen += f"ran the epochs {epochs_of(again)}" if end == "done" else f"{end}"
-    hint = "Half a file stood under the name of the whole one. When may it get that name?"
+    hint = "Half a file had the name of the whole one. When may a file get that name?"
     if "FileExistsError" in end:
         hint = LEFT_OVER
     files = [note["file"] for note in first["first"] if note["file"]]
     over = any(one[0] == other[0] for one, other in itertools.pairwise(files))
     ok = end == "done" and epochs_of(again)[:1] == [broken]
     if ok and over:
-        seen = "after each epoch the same file was written over; a kill between two bytes leaves half of it"
+        seen = "the same file was overwritten after each epoch; a kill in between leaves half of it"
     elif ok and not stays:
         seen, hint = "a file beside it, notes.txt, is gone or has changed", "It was not yours."
     elif not epochs_of(first["other"]):
         ok, seen = False, f"another start {first['other end']}"
-        hint = "A training that begins: what is there to find?"
+        hint = "When a run begins for the first time, is there a checkpoint to find?"
     elif ok and (trouble := _of_a_moment(first)):
         ok, seen, hint = False, trouble, LEFT_OVER if "FileExistsError" in trouble else AT_ONCE
     return Finding(WHOLE, ok and not over and stays, seen, hint)
@@ -406,5 +408,8 @@ def _of_a_moment(first: Result) -> str:
         if epochs[:1] not in ([last], [last + 1]):
             return seen + (f"began with epoch {epochs[0]}" if epochs else "ran no epoch")
         if not lacks and others(moment):
-            return seen + f"began with epoch {epochs[0]}, and with weights, or steps, of another one"
+            return (
+                seen
+                + f"began with epoch {epochs[0]}, but with weights or an optimizer's state of another one"
+            )
     return ""

@@ -82,7 +82,7 @@ def choose(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for what in (OWN, SHARED, CPU, BOTH):
         yield next((finding for finding in backends if finding.what == what), Finding(what, True))
     if backends and not reasons:
-        hint = "A reason for the wrong backend is none: that comes first."
+        hint = "First comes the right backend, and then its reason."
         reasons = [Finding(WHY, False, backends[0].seen, hint)]
     yield reasons[0] if reasons else Finding(WHY, True)
 
@@ -92,12 +92,12 @@ def _is_same(got: str | None, backend: str, tensors: str) -> bool:
     if got is None or got.lower() == backend:
         return got is not None
     try:
-        carriers = BackendConfig(dist.Backend(got)).get_device_backend_map()
+        backends = BackendConfig(dist.Backend(got)).get_device_backend_map()
     except Exception:
         return False
     wanted = BackendConfig(dist.Backend(backend)).get_device_backend_map()
     devices = {"cpu": {"cpu"}, "gpu": {"cuda"}}.get(tensors, {"cpu", "cuda"})
-    return ":" in got and carriers == {device: wanted.get(device) for device in devices}
+    return ":" in got and backends == {device: wanted.get(device) for device in devices}
 
 
 def _words(cluster: Cluster) -> str:
@@ -110,26 +110,26 @@ def _of_backend(what: str, cluster: Cluster, got: str | None) -> str:
     if got is None:
         return "It must return two things: the backend's name as init_process_group takes it, and a reason."
     if what == OWN:
-        enough = ": there are more than ranks" if gpus > ranks else ""
+        enough = ": there are more GPUs than ranks" if gpus > ranks else ""
         hint = f"Each rank has a GPU of its own here{enough}. "
-        return hint + "Does the network change who moves GPU memory best?"
+        return hint + "Does the network change which backend moves GPU memory best?"
     if what == SHARED:
         return "Count: there are more ranks than GPUs. Which backend refuses that?"
     if what == BOTH and ":" in got:
-        return "Each kind of tensors needs a carrier. Which backend moves GPU memory, which one the rest?"
+        return "Each kind of tensor needs a backend. Which one moves GPU memory, and which one the rest?"
     if what == BOTH:
-        return "Two kinds of tensors: a name can give each its own carrier, device:backend, with a comma."
+        return "Two kinds of tensors: a name can give each its own backend, device:backend, with a comma."
     if cluster["network"] == NO_IP and got != "nccl":
-        return "There is no IP on this network. What was the one case for a PyTorch built by yourself?"
-    return "The tensors are on the CPU, whatever the machine has besides. Who moves GPU memory alone?"
+        return "There is no IP on this network. What was the one case for building PyTorch yourself?"
+    return "The tensors are on the CPU, whatever else the machine has. Which backend moves GPU memory only?"
 
 
 def _of_reason(why: str, because: str | None) -> str:
     if because not in REASONS:
-        return f"The reason is one of {', '.join(REASONS)}, as they are written there."
+        return f"The reason is one of {', '.join(REASONS)}, exactly as written there."
     if why == "shared GPU":
         return "The backend is right. What is it about this machine that NCCL would refuse?"
-    return "The backend is right. Would it be so with another network, or with other tensors?"
+    return "The backend is right. Would it still be right with another network, or with other tensors?"
 
 
 @reports(lambda clusters: [[(str, None), (str, None)]] * len(clusters))
@@ -151,7 +151,7 @@ FEW, MOST, WARM = 12, 50, 10  # fewest and most timed calls, and the most warm-u
 SMALL = 64  # bytes: a message up to this size only agrees on a number
 MEETINGS = ("barrier", "monitored_barrier", "broadcast", "allgather")
 LEAST, LARGEST = 0.82, 1.25  # times a call: below is a mean of two ranks, above a mean with a stray
-OF_WHAT = "Is that the time of one call, in seconds, or the sum of all, or the first, or in milliseconds?"
+OF_WHAT = "Is that the time of one call, in seconds? Or the sum of all, or the first, or in milliseconds?"
 
 
 @question("09.2", "seconds_of(size)", {BYTES: 1, TYPICAL: 1, SAME: 1}, rests={SAME: TYPICAL})
@@ -191,16 +191,16 @@ def _of_a_size(plan: dict[str, Any], ranks: list[Result]) -> Iterator[Finding]:
             if 0 < took < 0.99 * _duration(plan, rank, place):
                 raise Refused(f"rank {rank} reports a shorter time for call {place} than the call took")
     if not any(result["calls"] for result in ranks):
-        raise Refused("there was no all_reduce to be seen; call dist.all_reduce(...)")
+        raise Refused("no all_reduce was seen; call dist.all_reduce(...)")
     values = [result["value"] for result in ranks]
     for rank, value in enumerate(values):
         if isinstance(value, str):
             raise Refused(f"seconds_of must return a number of seconds; rank {rank} returned {value}")
     sent = Counter(message for result in ranks for message, _ in result["calls"])
     largest, usual_size = max(sent), sent.most_common(1)[0][0]
-    hint = "Make a tensor whose elements, times the bytes of each, are the size."
+    hint = "The number of elements, times the bytes of each, must be the size."
     if largest in (4 * size, 8 * size):
-        hint = "A size in bytes is no number of elements. How many bytes has each element?"
+        hint = "A size in bytes is not a number of elements. How many bytes does each element have?"
     seen = f"{size} bytes were asked for, the largest message has {largest}"
     if largest == size != usual_size:
         seen = f"{size} bytes were asked for; most messages have {usual_size}"
@@ -223,25 +223,27 @@ def _of_a_size(plan: dict[str, Any], ranks: list[Result]) -> Iterator[Finding]:
     hint = "That is shorter than any call was. Where does the clock start, where does it stop?"
     if calls < FEW:
         seen = f"it made {calls} calls"
-        hint = "That is too few to tell a stray one from the rest. Make 15 or so."
+        hint = "That is too few to tell a stray one from the rest. Make about 15."
     elif calls > MOST + WARM:
         seen = f"it made {calls} calls"
-        hint = "That is more than was asked for, and all ranks wait. How many tell a stray one from the rest?"
+        hint = "That is more than was asked for. How many are enough to tell a stray one from the rest?"
     elif not waited:
-        seen = "there were calls that nobody waited for"
-        hint = "Such a call comes back before it is done. What tells you that it is?"
+        seen = "there were calls whose end you did not wait for"
+        hint = "Such a call returns before it is done. How do you know when it is?"
     elif max(values) > 5 * top:
         hint = OF_WHAT
     elif off(sum(usual)) < min(0.07, *map(off, means)):
-        hint = "That is the sum over the ranks, who call at the same time. Which operation takes the largest?"
+        hint = (
+            "That is the sum over the ranks, which call at the same time. Which operation takes the largest?"
+        )
     elif max(values) >= LARGEST * top:
-        hint = "One call was much longer than all others. Which kind of middle is not moved by it? "
-        hint += "Or does your clock run while a rank waits for a rank that comes late?"
+        hint = "One call was much longer than all others. Which kind of average is not moved by it? "
+        hint += "Or does your clock run while a rank waits for a late one?"
     elif not together:
         seen = "between two calls the ranks do not meet"
-        hint = "Whoever is early waits inside the call, and its clock runs. Who begins when?"
+        hint = "A rank that is early waits inside the call while its clock runs. How do all begin together?"
     elif shortest or max(values) > lucky > 0:
-        hint = "Only a lucky call is so short. What does a call take as a rule?"
+        hint = "Only a lucky call is that short. How long does a call usually take?"
     counted = FEW <= calls <= MOST + WARM and waited
     yield Finding(TYPICAL, counted and near and together and not shortest, seen, hint)
     hint = f"They agree, but not on the slowest rank's {1e3 * top:.0f} ms."
@@ -313,17 +315,17 @@ def _measured(answer: Any, plan: dict[str, Any]) -> Result:
 
 # --- 09.3 -------------------------------------------------------------------------------------------------
 
-ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
+ALPHA, BUS = "α is right, although the times vary", "and so is the bus bandwidth that large messages reach"
 NEAR, WORLD_SIZES = 0.15, (2, 3, 4, 8, 16)  # the small world sizes tell the bus factor from 2
 # The largest size in units of α/β, where a message costs 2α, and the sign of the last time's error (the first
 # time is too long). Near α/β no single time gives α or β; with a wide range, plain least squares loses α.
 RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1), (3000, 1), (5, 1))
-TIMES, WOBBLE, AT_THE_ENDS = 40, 0.05, 0.085
+TIMES, VARY, AT_THE_ENDS = 40, 0.05, 0.085
 ALGORITHM = "That is the algorithm bandwidth, bytes over seconds. What does each rank really send?"
-HALF = "It is half of it. The data moves twice: once to be added up, once to be handed out."
-HOP = "That is the delay of a single step of the ring, or the like. "
-HOP += "α is what the whole call costs at no bytes."
-FIRST_TIME = "That is the time of the smallest message. Its bytes have cost something, too."
+HALF = "That is half of it. The data moves twice: once to be added up, once to be distributed."
+HOP = "That is something like the latency of a single step of the ring. "
+HOP += "α is what the whole call takes with no bytes."
+FIRST_TIME = "That is the time of the smallest message. Its bytes took some of it."
 ONES = torch.ones(len(RANGES), dtype=torch.float64)
 
 
@@ -338,7 +340,7 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         alpha, bus = rng.uniform(2e-5, 2e-4), rng.uniform(0.5e9, 5e9)
         bend = alpha * bus / factor
         sizes = [8 * round(bend / 16 * (2 * most) ** (i / (TIMES - 1))) for i in range(TIMES)]
-        off = [rng.uniform(-WOBBLE, WOBBLE) for _ in sizes]
+        off = [rng.uniform(-VARY, VARY) for _ in sizes]
         off[0], off[-1] = AT_THE_ENDS, sign * AT_THE_ENDS
         times = [(alpha + size / bus * factor) * (1 + error) for size, error in zip(sizes, off, strict=True)]
         truths.append((alpha, bus))
@@ -349,7 +351,7 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     firsts = torch.tensor([times[0] for _, times, _ in tasks], dtype=torch.float64)
     ratios = got_alphas / alphas
     steps = (2 * (ranks - 1), ranks - 1, ranks)
-    hint = "Each time is off by several percent. So no two of them tell it: all have to count."
+    hint = "Each time is off by several percent, so two of them are not enough: use them all."
     if far(got_alphas * buses / factors, ONES) < NEAR:
         hint = "That is β. Which of the two does your fit return first?"
     elif far(got_alphas / firsts, ONES) < 0.02:
@@ -359,15 +361,15 @@ def line(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     elif all(1e2 < abs(ratio) < 1e10 for ratio in ratios):
         hint = "In which unit? Seconds are asked for."
     elif any(abs(ratio - 1) > 1 for ratio in ratios[2:]):
-        hint = "Being off by a twentieth should count as much in a small message as in a large one."
+        hint = "An error of a twentieth should count as much for a small message as for a large one."
     worst = place_of_furthest(ratios, 1.0)
     seen = f"a message of no bytes takes {1e6 * alphas[worst]:.0f} µs"
     seen += f", and α came out as {1e6 * got_alphas[worst]:.0f} µs"
     yield Finding(ALPHA, far(ratios, ONES) < NEAR, seen, hint)
     ratios = got_buses / buses
-    hint = "Take it from the slope, which knows large messages, with the factor for this many ranks."
+    hint = "Take it from the slope, which large messages determine, with the factor for this many ranks."
     if (got_buses < 1).all():
-        hint = "That is a time for each byte. A bandwidth is bytes for each second."
+        hint = "That is a time per byte. A bandwidth is bytes per second."
     hint = nearest(
         ratios.log(),  # logarithms, to compare factors of any size alike
         (-factors.log(), ALGORITHM),

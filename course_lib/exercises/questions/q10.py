@@ -35,12 +35,12 @@ NOTES = "of somebody else"  # content of the file beside the checkpoint
 # --- 10.1 -------------------------------------------------------------------------------------------------
 
 OUTER = "the prefix is gone from the front of each name"
-INNER = "inside of a name nothing is changed"
-PLAIN = "names of which only some begin with it stay as they are"
+INNER = "nothing is changed inside a name"
+PLAIN = "if only some names begin with it, all stay as they are"
 OF_NAMES = {
-    OUTER: "A wrapper puts the same letters before every name. Which string method takes them off?",
-    INNER: "Those letters may stand in the middle of a name, too. Take them from the front, and once.",
-    PLAIN: "A wrapper marks every name. If one name lacks the mark, who has marked the others?",
+    OUTER: "A wrapper puts the same prefix before every name. Which string method takes it off?",
+    INNER: "The prefix may occur inside a name, too. Take it off the front only, and once.",
+    PLAIN: "A wrapper adds its prefix to every name. If one name lacks it, where did the others get it?",
 }
 
 
@@ -76,9 +76,9 @@ def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             now = list(after)[lost[0]] if len(after) == len(right) else "not there"
             seen = f"{list(before)[lost[0]]} became {now}"
         elif not before:
-            seen = f"of no names at all it made {list(after)}"
+            seen = f"given no names at all, it returned {list(after)}"
         else:
-            seen = "the tensors have changed places, or others came along"
+            seen = "the tensors have other names now, or there are more of them"
         yield Finding(what, after == right, seen, OF_NAMES[what])
 
 
@@ -99,8 +99,8 @@ def _stripped(answer: Any, given: list[dict[str, float]]) -> list[dict[str, floa
 # --- 10.2 -------------------------------------------------------------------------------------------------
 
 ONE = "rank 0 alone writes its state, and no rank returns before the file is there"
-FULL = "when the disk is full in the middle of a write, the file of before is whole"
-HEARD = "and every rank raises an error then: none returns, none waits in vain"
+FULL = "when the disk fills up in the middle of a write, the old file stays whole"
+HEARD = "and then every rank raises an error: none returns, none waits for a timeout"
 
 
 @question("10.2", "save_once(state, path)", {ONE: 1, FULL: 1, HEARD: 1}, rests={FULL: ONE, HEARD: ONE})
@@ -110,7 +110,7 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     ranks = rng.randint(2, 4)
 
     def shown(state: int | None) -> str:
-        known = {old: "the state of before", new: "the new state", None: "nothing that can be loaded"}
+        known = {old: "the old state", new: "the new state", None: "nothing that can be loaded"}
         return known.get(state, "the state of another rank, or of another call")
 
     with ask.folder() as place:
@@ -124,14 +124,16 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     if in_time:
         for turn, right in enumerate((next_, last)):
             yield first_fault(ONE, _of_a_save([result["third"][turn] for result in results], right, shown))
-    gone = Finding(ONE, False, "what lay beside it is gone or has changed", "It was not yours.")
+    gone = Finding(ONE, False, "a file beside it is gone or has changed", "That file is not yours.")
     is_right = another == last or not in_time
-    wrong = Finding(ONE, is_right, f"the last file holds {shown(another)}", "Whose is it?")
+    wrong = Finding(
+        ONE, is_right, f"the last file holds {shown(another)}", "Which call's state should it hold?"
+    )
     yield wrong if stays else gone
-    hint = "To open a file for writing empties it. Is there another name to write to, and a way to swap?"
+    hint = "Opening a file for writing empties it. Is there another name to write to, and a way to swap?"
     yield Finding(FULL, left == new, f"it holds {shown(left)}", hint)
     over = results[0]["first"]["over"]
-    seen = f"the file of before {over}, and then the new one came: a kill in between leaves no whole file"
+    seen = f"the old file {over} before the new one was there: a kill in between leaves no whole file"
     yield Finding(FULL, not over, seen, "Is there a way to swap in one step?")
     yield first_fault(HEARD, _of_the_error("the disk is full", [result["second"] for result in results]))
     heard = in_time and all(result["second"]["error"] for result in results)
@@ -140,39 +142,45 @@ def save_once(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         if None in fourth:
             raise Refused("all was right so far, and not all ranks made the call that follows")
         if fourth[0]["met"]:
-            yield first_fault(HEARD, _of_the_error("the disk gave the file no new name", fourth))
+            yield first_fault(HEARD, _of_the_error("the file could not be renamed", fourth))
 
 
 def _of_a_save(ranks: list[Result], right: int, shown: Any) -> Faults:
     writers = [rank for rank, result in enumerate(ranks) if result["wrote"]]
     early = [rank for rank, result in enumerate(ranks) if result["found"] != right]
     for error in (result["error"] for result in ranks if result["error"]):
-        hint = "Who else writes that file, or gives it another name, at the same moment?"
+        hint = "Which other rank writes or renames that file at the same moment?"
         if len(writers) < 2:
-            hint = "Read the error: what does your code expect of the disk that does not hold?"
-        yield f"nothing is wrong with the disk, and it raised {error}", hint
+            hint = "Read the error: what does your code assume about the disk that is not true?"
+        yield f"nothing is wrong with the disk, but it raised {error}", hint
     if not writers:
-        yield "nobody has saved anything", "torch.save writes. Who calls it?"
+        yield "nothing was saved", "torch.save writes. Which rank calls it?"
     if writers != [0]:
         seen = f"the ranks that wrote: {', '.join(map(str, writers))}"
-        yield seen, "All ranks hold the same weights, and there is one file. Who writes it?"
+        yield seen, "There is one file, for one rank's state. Which rank writes it?"
     if early == list(range(len(ranks))):
         seen = f"the file holds {shown(ranks[0]['found'])}"
         yield seen, "What is in the file under the name that was asked for, when all is done?"
     if early:
-        seen = f"rank {early[0]} came back and found {shown(ranks[early[0]]['found'])}"
-        yield seen, "Which collective lets nobody go on before all have come? And where has it to stand?"
+        seen = f"rank {early[0]} returned and found {shown(ranks[early[0]]['found'])}"
+        yield (
+            seen,
+            "Which collective lets no rank go on before all have reached it? And where must it be called?",
+        )
 
 
 def _of_the_error(why: str, ranks: list[Result]) -> Faults:
     for rank, result in enumerate(ranks):
         if not result["error"]:
             seen = f"{why}, and rank {rank} returned as if all were well"
-            yield seen, "Rank 0 knows that it failed. Who tells the others, and what do they do then?"
+            yield (
+                seen,
+                "Rank 0 knows that it failed. How do the others learn of it, and what do they do then?",
+            )
         elif result["late"]:
-            seen = f"{why}, and rank {rank} waited until its patience was at an end ({result['error']})"
+            seen = f"{why}, and rank {rank} waited until the timeout ({result['error']})"
             hint = f"Rank 0 has left, by {ranks[0]['error']}. "
-            yield seen, hint + "What must it do on its way out, whatever it meets?"
+            yield seen, hint + "What must it still do before it leaves, whatever goes wrong?"
 
 
 @reports(lambda paths, _: [*[(int, None)] * len(paths), bool])
@@ -262,7 +270,7 @@ def _one_save(answer: Any, state: dict[str, Any], value: int, path: Path) -> Res
     if name in files.opened:
         over = "was opened for writing"
     elif name in files.gone:
-        over = "was taken away"
+        over = "was removed"
     return {"wrote": bool(files.saves or files.opened), "found": number, "error": error, "over": over}
 
 
@@ -295,9 +303,9 @@ def _a_full_disk() -> Iterator[None]:
 # --- 10.3 -------------------------------------------------------------------------------------------------
 
 BARE = "a state_dict alone is loaded"
-TRAINING = "so is that in a training's checkpoint, with the prefix of DDP"
-ELSEWHERE = "so is one that was saved on a GPU which is not here"
-CODE = "a file that carries code, or fits another model, is refused with an error; nothing of it runs"
+TRAINING = "so is that in the checkpoint of a training run, with DDP's prefix"
+ELSEWHERE = "so is one that was saved on a GPU that this machine lacks"
+CODE = "a file that carries code, or fits another model, is refused with an error, and none of it runs"
 OTHERS = {
     "with other names": "a file whose names are all those of another model",
     "with more": "a file of a larger model, with a layer that this one lacks",
@@ -345,12 +353,12 @@ def load_any(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         unlike = "loading state_dict" in error
         hint = OF_LOADS[what] + BUFFERS * (not error or unlike)
         if what == ELSEWHERE and unlike:
-            hint = "It was read; now the names do not fit." + BUFFERS
+            hint = "It was read, but the names do not match." + BUFFERS
         yield Finding(what, state == right and not error, seen, hint)
-    hint = "Nobody must take an unloaded model for a loaded one: let it be heard."
+    hint = "A model that was not loaded must not pass for a loaded one: let the error through."
     if ran:
         seen = "the file made a folder when it was loaded"
-        hint = "Which argument makes a load read only data?"
+        hint = "Which argument restricts a load to data?"
     else:
         seen = "no error was raised"
     yield Finding(CODE, not ran and loaded[CODE]["error"] != "", seen, hint)

@@ -52,8 +52,8 @@ MOST = 1.9 * NUMBERS  # numbers that may travel: the gradients once, and counts 
 GRADIENT = "every rank holds the gradient of the mean loss over all samples of all ranks"
 ONCE = "the gradients travel once"
 PIECES = "one piece after the other: forward, backward, then the next"
-PIECE = "Every piece counts alike here, and a short one has fewer samples. Weigh it."
-RANK = "It is right on each rank, and the ranks count alike, with few samples and with many."
+PIECE = "Every piece has the same weight here, but a short one has fewer samples. Weight it by them."
+RANK = "It is right on each rank, but the ranks have the same weight, with few samples or many."
 
 
 @question(
@@ -76,22 +76,24 @@ def accumulate(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         yield _of_gradients([result["gradient"] for result in of_call], weights, seed, lengths, before, call)
         before = _all_samples(weights, seed, lengths)
     results = [result for of_call in by_calls for result in of_call]
-    seen = "the model goes forward in evaluation mode"
-    hint = "These passes are the training. Which mode is it in, before your call?"
+    seen = "the model's forward pass runs in evaluation mode"
+    hint = "These are training passes. Which mode is the model in before your call?"
     yield Finding(GRADIENT, all(result["trains"] for result in results), seen, hint)
     sent = max(result["sent"] for result in results)
     if any(result["gathered"] for result in results):
-        hint = "What is gathered comes from every rank, one by one. Is there a need for more than the sum?"
+        hint = "A gather brings every rank's tensor separately. Is more than the sum needed?"
     elif sent > 0.9 * NUMBERS * min(len(lengths[0]) for _, lengths in calls):
-        hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
+        hint = "Every pass sends them. DDP decides when a forward begins: which passes need to send?"
     else:
-        hint = "Something else travels, and it is as large as the gradients. "
-        hint += "What has to be known of the others?"
+        hint = "Something else travels that is as large as the gradients. "
+        hint += "What does a rank need to know of the others?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
-    seen = "after your call a module of ddp is in another mode, a parameter is frozen or not any more, the "
-    seen += "pieces are others, or ddp's plain backward passes do not average any more"
-    hint = "What is switched for a while has to be switched back in the end, and what is given is only read."
+    seen = (
+        "after your call a module of ddp is in another mode, a parameter is frozen or no longer frozen, the "
+    )
+    seen += "pieces have changed, or ddp's plain backward passes no longer average"
+    hint = "Switch back at the end whatever you switch, and only read what you are given."
     yield Finding(ONCE, all(result["as_it_was"] for result in results), seen, hint)
     for (_, lengths), of_call in zip(calls, by_calls, strict=True):
         for rank, result in enumerate(of_call):
@@ -99,7 +101,7 @@ def accumulate(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             if at_once > longest:
                 seen = f"rank {rank}'s longest piece has {longest} samples,"
                 seen += f" and {at_once} went forward at once"
-                hint = "The pieces are small so that they fit into the memory. Put together they are not."
+                hint = "The pieces are small so that each fits into memory. Together they may not."
             else:
                 seen = f"on rank {rank} the activations of {kept} forward passes were kept at the same time"
                 hint = "What a forward pass keeps is freed by its backward. When does that come?"
@@ -154,9 +156,9 @@ def _of_gradients(
     truth, ranks, samples = _all_samples(weights, seed, lengths), len(lengths), sum(map(sum, lengths))
     without = [rank for rank, gradient in enumerate(gradients) if gradient is None]
     if without:
-        hint = "Nothing went backward there, or it was cleared again. Where do gradients come from?"
+        hint = "No backward pass ran there, or its gradients were cleared again. What fills .grad, and when?"
         if call == 2:
-            hint = "It got the first call's pieces again. What has that call done to the list?"
+            hint = "It got the first call's pieces again. What did that call do to the list?"
         return Finding(GRADIENT, False, f"rank {without[0]} holds no gradients, or not all", hint)
     sums, pieces = _sums(weights, seed, lengths), len(lengths[0])
     means = [list(map(truediv, *both)) for both in zip(sums, lengths, strict=True)]
@@ -164,19 +166,22 @@ def _of_gradients(
     of_ranks = [sum(own) / sum(counts) for own, counts in zip(sums, lengths, strict=True)]
     rank, gap = furthest(far(gradient, truth) for gradient in gradients)
     if any(far(gradient, gradients[0]) > NEAR for gradient in gradients):
-        hint = "The ranks hold different gradients. Which pass brings them together? Does it come, and last?"
+        hint = "The ranks hold different gradients. Which pass averages them? Does it run, and last?"
     elif call and far(gradients[0], truth + before) < NEAR:
-        hint = "The first call is right, and a second one is not. What does it find in .grad?"
+        hint = "The first call is right, but a second one is not. What does it find in .grad?"
     else:
         hint = nearest(
             gradients[0],
             (of_means / pieces, PIECE),
-            (of_means, "A sum of means. Weigh each piece by its samples, among those of all."),
+            (of_means, "A sum of means. Weight each piece by its samples, as a share of all samples."),
             (sum(of_ranks) / ranks, RANK),
-            (truth / ranks, "It is too small, by the number of ranks. What does DDP divide by?"),
+            (truth / ranks, "It is too small by a factor of the number of ranks. What does DDP divide by?"),
             (truth * samples / ranks, "A sum over the samples. How many are there, on all ranks?"),
-            (truth * ranks, "It is too large, by the number of ranks. Is it averaged, or added up?"),
-            otherwise="By what is each sample's loss divided? The same on every rank, in every piece.",
+            (
+                truth * ranks,
+                "It is too large by a factor of the number of ranks. Is it averaged, or added up?",
+            ),
+            otherwise="What is each sample's loss divided by? It is the same on every rank, in every piece.",
             within=NEAR,
         )
     place = place_of_furthest(gradients[rank], truth)
@@ -231,7 +236,8 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[int
 STEP = "the step is that of one device: its gradient is the mean, clipped"
 NORM = "every rank returns the norm of the mean, as it was before clipping"
 ALL = "where the mean is not finite no rank steps, and the next step is right again"
-CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)  # the mean's norm over the limit; each of the first two begins a training
+# The mean's norm over the limit; each of the first two begins a training run
+CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)
 AGAIN = 1  # this call's model, optimizer and limit come once more in the last call
 SCALE = 40.0  # of the gradients: a large norm alone is no error
 EARLY = "Each rank's gradient is made shorter first, and then they are averaged. The other way round."
@@ -376,7 +382,7 @@ def _steps_of_one_device(calls: list[dict[str, Any]], ranks: int, epsilon: float
 
 
 def _of_step(weights: list[Tensor], rank: int, gap: float, call: dict[str, Any], ranks: int) -> str:
-    """Choose the hint for the weights after a training's first call, by the gradient that moved them."""
+    """Choose the hint for the weights after the first call of a training run, by what moved them."""
     limit = call["limit"]
     model, optimizer = _training(call)
     start, group = flat(model.parameters()), optimizer.param_groups[0]
@@ -480,13 +486,13 @@ def _of_scale(arguments: tuple[int, ...], got: float) -> str:
     return nearest(
         got,
         (RATE, "The learning rate is that of the small batch."),
-        (one * size, f"Counted is what one rank sends forward at once. {OF_A_STEP}"),
+        (one * size, f"That counts what one rank sends forward at once. {OF_A_STEP}"),
         (one * size * ranks, f"The pieces are not counted. {OF_A_STEP}"),
         (one * size * pieces, f"The ranks are not counted. {OF_A_STEP}"),
         (RATE * (full / RATE) ** 0.5, "That is the square root. Here k itself is asked for."),
-        (RATE**2 / full, "It becomes smaller with a larger batch. Which way round?"),
+        (RATE**2 / full, "It shrinks as the batch grows. Which way round?"),
         *((full * share, "k is right. What ends the warm-up, and when?") for share in (warm, 2)),
-        (full * (step + 1) * warm, "k is right, and the learning rate grows on. What ends the warm-up?"),
+        (full * (step + 1) * warm, "k is right, but the learning rate keeps growing. What ends the warm-up?"),
         otherwise="How many times as large as 48 is the batch of one optimizer step? That is k.",
         within=CLOSE,
     )
@@ -500,8 +506,8 @@ def _of_warm_up(arguments: tuple[int, ...], got: float) -> str:
         got,
         (full, "The full learning rate, from the start."),
         (full * step * together / WARM_UP, OF_THE_STEP),
-        (full * (step + 1) * size / WARM_UP, "Counted are the samples of one piece on one rank."),
-        (full * (step + 1) * size * pieces / WARM_UP, "Counted are the samples of one rank alone."),
+        (full * (step + 1) * size / WARM_UP, "That counts the samples of one piece on one rank."),
+        (full * (step + 1) * size * pieces / WARM_UP, "That counts the samples of one rank alone."),
         (full * (step + 1) * size * ranks / WARM_UP, "The pieces are not counted here."),
         otherwise="Which share of the 3,840 samples have all ranks together seen, at the end of this step?",
         within=CLOSE,

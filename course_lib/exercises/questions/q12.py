@@ -92,7 +92,9 @@ def freeze_unused(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
         rank = first_wrong(names_are_right)
         returned = results[rank]["names"]
         seen = f"rank {rank} returned {returned if isinstance(returned, str) else _some(returned)}"
-        hint = "What has this call frozen? The names as the model lists them, the same list on every rank."
+        hint = (
+            "Return the names of what this call froze, as the model lists them: the same list on every rank."
+        )
         yield Finding(NAMED, all(names_are_right), seen, hint)
         yield first_fault(NO_TRACE, _traces(results))
 
@@ -142,13 +144,13 @@ def _of_frozen(
     if now == set(before):
         hint = "Nothing was frozen. What stops a parameter from asking for a gradient?"
     elif before and not now.issuperset(before):
-        hint = "What was frozen before has thawed. It is not yours to change."
+        hint = "What was frozen before no longer is. It is not yours to change."
     elif now - wanted and now - wanted <= {*closed}:
-        hint = "Their gradient is 0 on every rank, and a loss depends on them. What did you look at?"
+        hint = "Their gradient is 0 on every rank, but a loss depends on them. What did you look at?"
     elif now == {*by_rank[rank], *before}:
         hint = "That is what this rank does not use. Another rank may: how do they agree?"
     elif now >= {*by_rank[rank], *before}:
-        hint = "More is frozen than this rank alone leaves out. If one rank uses it, who has to keep it?"
+        hint = "More is frozen than this rank leaves unused. Which ranks must keep what one rank uses?"
     return Finding(FROZEN, now == wanted, seen, hint)
 
 
@@ -157,16 +159,16 @@ def _traces(results: list[Result]) -> Faults:
     for rank, result in enumerate(results):
         if not result["kept"]:
             seen = f"on rank {rank} a gradient is not what it was"
-            yield seen, "To look at a graph, nobody has to send gradients into the model."
+            yield seen, "A graph can be examined without writing any gradient."
         if not result["as_it_was"]:
             seen = f"on rank {rank} a module of the model is in another mode after your call"
-            yield seen, "Whoever trains it next goes on in the mode that you left it in."
+            yield seen, "The training goes on in the mode that you left it in."
         if result["hooks"]:
             seen = f"on rank {rank} a hook of yours is still there, on the model or in the loss's graph"
             yield seen, "It will be called in every backward pass from now on."
         if result["error"]:
             seen = f"on rank {rank}, loss.backward() after your call: {result['error']}"
-            yield seen, "What does a backward pass do with the graph? It is needed."
+            yield seen, "What does a backward pass do with the graph? It is still needed."
 
 
 @reports(
@@ -251,9 +253,11 @@ LESS = "what the ranks send does not grow with the batch"
 ROWS = 200  # times as many samples in the second call
 THREE_THINGS = "Three things, added up over the ranks, give the mean and the variance of the whole batch."
 ROUNDING = 1e-4
-ROUNDED = "It is right to some six digits, and the samples have more. In which dtype is it counted?"
-SIZES = "The ranks count alike here, and have not equally many samples. What may be added up over ranks?"
-CONSTANTS = "For autograd the mean and the variance were constants here. They come from x."
+ROUNDED = "It is right to about six digits, but the samples have more. In which dtype do you compute?"
+SIZES = (
+    "The ranks have the same weight here, but different numbers of samples. What may be added up over ranks?"
+)
+CONSTANTS = "For autograd the mean and the variance were constants here. They depend on x."
 
 
 @question(
@@ -285,7 +289,9 @@ def whole_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     rank, _ = furthest(many - few for many, few in zip(many_sent, few_sent, strict=True))
     seen = f"rank {rank} sent {few_sent[rank]:,} numbers for {calls[0]['sizes'][rank]} samples, "
     seen += f"and {many_sent[rank]:,} for {calls[1]['sizes'][rank]}"
-    hint = "Samples travel, or something of their number. Which few numbers say all that a mean needs?"
+    hint = (
+        "Samples travel, or something of their size. Which few numbers are enough for a mean and a variance?"
+    )
     yield Finding(LESS, many_sent == few_sent, seen, hint)
     rank, size = furthest(calls[1]["sizes"])
     numbers = size * channels
@@ -310,10 +316,10 @@ def _of_output(
     output, wanted, eps = results[rank]["output"], right[rank], call["eps"]
     if changed := [rank for rank, result in enumerate(results) if result["changed"]]:
         seen = f"on rank {changed[0]} x holds other numbers after your call"
-        return Finding(FORWARD, False, seen, "The layer before still needs what it has given you.")
+        return Finding(FORWARD, False, seen, "The layer before still needs its output as it was.")
     shape = list(torch.as_tensor(output).shape)
     if shape != list(wanted.shape):
-        seen = f"rank {rank} gave {list(wanted.shape)}, and got {shape} back"
+        seen = f"rank {rank} passed in {list(wanted.shape)}, and got {shape} back"
         return Finding(FORWARD, False, seen, "Every number is normalised; none is lost.")
     seen = f"on rank {rank} the first number became {output[0][0]:.6f}, and should be {wanted[0, 0]:.6f}"
     means, variances = zip(*((x.mean(0), x.var(0, correction=0)) for x in inputs), strict=True)
@@ -323,20 +329,23 @@ def _of_output(
     own, mean = _by(x, means[rank], variances[rank], eps), whole.mean(0)
     hint = nearest(
         output,
-        (own, "That is this rank's own norm. What must the others add?"),
+        (own, "That normalises by this rank's own samples. What must the others contribute?"),
         (_by(x, of_means, of_variances, eps), SIZES),
         (_by(x, of_means, var, eps), SIZES),
         (_by(x, of_means, of_variances + torch.stack(means).var(0, correction=0), eps), SIZES),
-        (_by(x, mean, of_variances, eps), "The mean is right. The means differ, too: that is spread."),
+        (
+            _by(x, mean, of_variances, eps),
+            "The mean is right. But the ranks' means differ, which adds to the variance.",
+        ),
         (_by(x, mean, whole.var(0), eps), "Almost: batch norm divides the squares by n, not by n - 1."),
-        (_by(x, mean, var, 0.0), "And eps? It stands beside the variance."),
-        ((x - mean) / (var.sqrt() + eps), "eps stands beside the variance, under the root."),
+        (_by(x, mean, var, 0.0), "And eps? It is added to the variance."),
+        ((x - mean) / (var.sqrt() + eps), "eps is added to the variance, under the root."),
         ((x - whole.mean()) / (whole.var(correction=0) + eps).sqrt(), "Each channel has a mean of its own."),
         otherwise=ROUNDED if gap < ROUNDING else THREE_THINGS,
         within=CLOSE,
     )
     if last and far(output, last[rank]) < CLOSE:
-        hint = "That is what the call before it returned. x is the same tensor, with other numbers in it."
+        hint = "That is what the previous call returned. x is the same tensor, with other numbers in it."
     return Finding(FORWARD, gap < CLOSE, seen, hint)
 
 
@@ -347,7 +356,7 @@ def _of_gradient(
     gradient = results[rank]["gradient"]
     if gradient is None or results[rank]["error"]:
         seen = f"on rank {rank}: {results[rank]['error'] or 'the input has no gradient'}"
-        hint = "The output must still know how it came from the input."
+        hint = "The output must still be connected with the input in the autograd graph."
         if "written into" in seen:
             hint = "Others may still need it as it is. Add up in a tensor of your own."
         return Finding(BACKWARD, False, seen, hint)
@@ -363,7 +372,10 @@ def _of_gradient(
     hint = nearest(
         gradient,
         (scale * weights[rank], CONSTANTS),
-        (own[rank].grad, "The outputs of the other ranks depend on this rank's samples, too. Who says so?"),
+        (
+            own[rank].grad,
+            "The other ranks' outputs depend on this rank's samples, too. Does your backward say so?",
+        ),
         otherwise="The forward pass adds up over the ranks. What does the backward pass of such a sum do?",
         within=CLOSE,
     )
@@ -431,8 +443,8 @@ MEAN = "every norm has the mean of all that the ranks have seen"
 VARIANCE = "and its variance"
 ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
 SUM = "That is the sum over the ranks."
-ONE_HEAP = "Think of all samples of all ranks in one heap, each rank's as large as the others'."
-NO_SPREAD = "That is how far the means lie apart. Each rank's own spread is missing."
+ONE_HEAP = "Think of the samples of all ranks together, equally many from each."
+NO_SPREAD = "That is the variance of the ranks' means. The variance within each rank is missing."
 HELD = "a buffer that somebody held before"
 
 
@@ -475,26 +487,26 @@ def pool_statistics(ask: Ask, rng: random.Random, count: int) -> Iterator[Findin
         var = of_variances + means.var(0, correction=0)
         yield _of_pooled(MEAN, results, "means", mean, means, [(mean * count, SUM)], given)
         known = [
-            (of_variances, "That is the mean of the variances. The ranks' means lie apart, too."),
-            (of_variances + means.var(0), "Almost. How many means are there, and by what is it divided?"),
-            (of_variances + mean**2, "Nearly: of the mean square, the square of the mean is taken off."),
+            (of_variances, "That is the mean of the variances. The ranks' means differ, too."),
+            (of_variances + means.var(0), "Almost. How many means are there, and what is it divided by?"),
+            (of_variances + mean**2, "Nearly: from the mean square, the square of the mean is subtracted."),
             (means.var(0, correction=0), NO_SPREAD),
         ]
         yield _of_pooled(VARIANCE, results, "variances", var, variances, known, given)
         meetings = max(result["meetings"] for result in results)
         changed = [result["changed"] for result in results if result["changed"]]
         seen = f"a rank called {meetings} collectives for {len(given['kinds'])} norms"
-        hint = "What can be laid end to end can travel together: numbers of several norms, of both kinds."
+        hint = "What can be concatenated can travel together: the numbers of several norms, of both kinds."
         if changed:
-            seen = f"{changed[0][0]} is another now"
-            hint = "Only what a norm has noted of its batches is asked for."
+            seen = f"{changed[0][0]} has changed"
+            hint = "Only the running statistics of batch norms may change."
             if changed[0] == [HELD]:
                 seen = f"{HELD} no longer has the model's numbers"
-                hint = "The norm has another tensor now. "
-                hint += "Who holds the one before, as DDP does, cannot know it."
+                hint = "The norm has a new tensor now. "
+                hint += "Whatever holds the old one, as DDP does, cannot see it."
             elif changed[0][0].endswith(("neighbour.running_mean", "neighbour.running_var")):
                 seen += "; it belongs to an InstanceNorm"
-                hint = "More than batch norms has such a buffer. Which classes are asked for?"
+                hint = "Not only batch norms have such a buffer. Which classes are asked for?"
         yield Finding(ONCE, meetings <= 1 and not changed, seen, hint)
 
 
@@ -511,7 +523,7 @@ def _of_pooled(
     if any(done) and not all(done):
         kinds = [kind for kind, ok in zip(call["kinds"], done, strict=True) if ok]
         others = [kind for kind, ok in zip(call["kinds"], done, strict=True) if not ok]
-        hint = "Some norms are done and others are not. Which kinds are there, and how deep do they lie?"
+        hint = "Some norms are done and others are not. Which kinds are there, and how deep are they?"
         seen += f"; right: {', '.join(kinds)}; not right: {', '.join(others)}"
     elif all(far(result[key], had[0]) < CLOSE for result in results):
         hint = "That is rank 0's, on every rank. What have the others seen?"

@@ -19,7 +19,7 @@ from ..wording import number, told
 
 CLOSE = 1e-11  # relative; the numbers are float64
 SEVEN_DIGITS = "That is right to seven digits, which is what float32 keeps. Which dtype keeps sixteen?"
-EMPTY_HANDED = "A rank may come with nothing. What does it add to the sums, and which calls does it make?"
+EMPTY_HANDED = "A rank may have nothing. What does it add to the sums, and which calls does it make?"
 Counts = list[list[tuple[int, int]]]  # by epoch and rank: samples that are right, samples evaluated
 
 
@@ -56,12 +56,12 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield _of_means(UNEVEN, [value for value, *_ in of_turn], losses, again=turn > 1)
         changed = [rank for rank, (*_, stays) in enumerate(of_turn) if not stays]
         seen = f"on rank {(changed or [0])[0]} `losses` has other numbers, or another order, after your call"
-        yield Finding(UNEVEN, not changed, seen, "Whoever gave it to you goes on with it.")
+        yield Finding(UNEVEN, not changed, seen, "The caller still needs it as it was.")
     grows = max(turns[1][1] - turns[0][1] for turns in results)
     calls = max(turns[1][1] for turns in results)
     seen = f"{sum(map(len, few))} batches in all took {max(turns[0][1] for turns in results)} collectives, "
     seen += f"{sum(map(len, many))} took {calls}"
-    hint = "Which numbers has a rank to add up by itself, before it talks to the others?"
+    hint = "Which numbers can a rank add up by itself, before it communicates?"
     yield Finding(ONCE, grows <= 0 and calls > 0, seen, hint)
     empty, few = (_losses(rng, range(others), 2) for _ in range(2))
     empty[rng.randrange(others)] = []
@@ -89,17 +89,17 @@ def _of_means(what: str, values: list[Any], losses: list[list[float]], again: bo
     if far(values[rank], right) < 1e-5:
         hint = SEVEN_DIGITS
     elif again:
-        hint = "The same lists came a second time. What has the first call done to them?"
+        hint = "The same lists came a second time. What did the first call do to them, or keep of them?"
     elif 0 in lengths:
         hint = EMPTY_HANDED
     else:
         hint = nearest(
             values[rank],
-            *((mean, "That is one rank's own mean. What of the others' batches?") for mean in own),
-            (sum(own) / len(own), "Each rank counts alike there, and each batch should. Divide later."),
+            *((mean, "That is one rank's own mean. What about the others' batches?") for mean in own),
+            (sum(own) / len(own), "Each rank has the same weight there; each batch should. Divide later."),
             (total, "That is the sum. Divided by how many?"),
-            (total / len(losses), "That is divided by the number of ranks. Of what is it the mean?"),
-            (total / (max(lengths) * len(losses)), "Batches that are not there were counted."),
+            (total / len(losses), "That is divided by the number of ranks. What is the mean over?"),
+            (total / (max(lengths) * len(losses)), "That counts batches that do not exist."),
             otherwise=hint,
             within=1e-9,
         )
@@ -125,7 +125,7 @@ def _mean_losses(answer: Any, cases: list[list[list[float]]]) -> list[tuple[floa
 
 STOP = "all ranks stop after the first epoch that is no better than the best before it, over all ranks"
 BEST = "every rank returns the best accuracy over all ranks"
-NO_SHARD = "both also where a rank has nothing to judge"
+NO_SHARD = "both also where a rank has nothing to evaluate"
 EPOCHS = 8
 
 
@@ -136,9 +136,9 @@ def train_until(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     while len(alone) == 1:  # ranks that decide alone must end with different numbers of calls
         cases = [_counts(rng, ranks, tie=tie) for tie in (False, True)]
         alone = {sum(_stop(_own(counts, rank))[0] for counts in cases) for rank in range(ranks)}
-    judged = [rng.randint(200_000, 400_000) for _ in range(ranks)]  # so that it is better by very little
+    evaluated = [rng.randint(200_000, 400_000) for _ in range(ranks)]  # so that it is better by very little
     for start in (1, 0):  # better in every epoch, to the last; then with nothing right in the first
-        cases.append([[(epoch + start, n) for n in judged] for epoch in range(EPOCHS)])
+        cases.append([[(epoch + start, n) for n in evaluated] for epoch in range(EPOCHS)])
     for counts, results in zip(cases, by_call(ask(_trained, cases, nprocs=ranks)), strict=True):
         yield from _of_stops(results, counts, STOP, BEST)
     cases = [_counts(rng, others, empty=rng.randrange(others)) for _ in range(2)]
@@ -157,7 +157,7 @@ def _stop(accuracies: list[float], only_if_worse: bool = False) -> tuple[int, fl
 
 
 def _over_all(counts: Counts) -> list[float]:
-    return [sum(right for right, _ in epoch) / sum(judged for _, judged in epoch) for epoch in counts]
+    return [sum(right for right, _ in epoch) / sum(evaluated for _, evaluated in epoch) for epoch in counts]
 
 
 def _own(counts: Counts, rank: int) -> list[float]:
@@ -165,16 +165,16 @@ def _own(counts: Counts, rank: int) -> list[float]:
 
 
 def _of_means_of(counts: Counts) -> list[float]:
-    return [sum(right / max(1, judged) for right, judged in epoch) / len(epoch) for epoch in counts]
+    return [sum(right / max(1, evaluated) for right, evaluated in epoch) / len(epoch) for epoch in counts]
 
 
 def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None = None) -> Counts:
     """Draw counts where single ranks, and the mean of their accuracies, stop elsewhere than all samples."""
     while True:
-        judged = [0 if rank == empty else rng.randint(6, 30) for rank in range(ranks)]
+        evaluated = [0 if rank == empty else rng.randint(6, 30) for rank in range(ranks)]
         trend = [0.2 + 0.08 * epoch for epoch in range(EPOCHS)]
         counts: Counts = [
-            [(min(n, max(0, round(n * (share + rng.uniform(-0.15, 0.15))))), n) for n in judged]
+            [(min(n, max(0, round(n * (share + rng.uniform(-0.15, 0.15))))), n) for n in evaluated]
             for share in trend
         ]
         if tie:  # the last epoch is exactly as good as the best before it
@@ -197,28 +197,26 @@ def _of_stops(results: list[Result], counts: Counts, stop: str, best_: str) -> I
     said = [result["epochs"] for result in results]
     shown = ", ".join(in_digits(*accuracies[: epochs + 1]))
     seen = f"the accuracies over all ranks were {shown}; "
-    seen += f"the ranks trained {trained} epochs, and it is {epochs}"
+    seen += f"the ranks trained {trained} epochs, and {epochs} is right"
     own = [_stop(_own(counts, rank))[0] for rank in range(len(results))]
-    hint = "On which number do all ranks decide, and is it the accuracy of all samples together?"
+    hint = "By which number do all ranks decide, and is it the accuracy of all samples together?"
     if trained == [epochs] * len(trained) and said != trained:
         seen = f"the ranks trained {epochs} epochs, and returned {said} as their number"
-        hint = "How many epochs were trained, when the first one has the number 0?"
+        hint = "How many epochs were trained, if the first one has the number 0?"
     elif not any(trained):
-        hint = "Each call is a training of its own, also where the functions have come before."
+        hint = "Each call is a training run of its own, also with functions that you have seen before."
     elif trained[0] == _stop(accuracies, only_if_worse=True)[0]:
         hint = "An epoch that is exactly as good as the best is no better."
     elif trained[0] == own[0]:
         seen += f"; rank 0's own were {', '.join(in_digits(*_own(counts, 0)[: own[0]]))}"
-        hint = "There rank 0's own would end it. What do the others know that it does not?"
+        hint = "Rank 0's own accuracy would end it there. What do the others know that it does not?"
     elif trained[0] in own:
         rank = own.index(trained[0])
         seen += f"; rank {rank}'s own were {', '.join(in_digits(*_own(counts, rank)[: own[rank]]))}"
-        hint = (
-            "There one rank's own would end it. Is a rank's own accuracy, or its vote, that of all samples?"
-        )
+        hint = "One rank's own accuracy would end it. Is that, or its vote, the accuracy of all samples?"
     elif trained[0] == _stop(means := _of_means_of(counts))[0]:
         seen += f"; the means of the ranks' accuracies were {', '.join(in_digits(*means[: trained[0]]))}"
-        hint = "There the mean of the ranks' accuracies would end it. Their shards have different sizes."
+        hint = "The mean of the ranks' accuracies would end it there. Their shards have different sizes."
     elif trained[0] == EPOCHS:
         hint = "They never stopped. What is compared with what?"
     right = trained == [epochs] * len(trained) and said == trained
@@ -237,7 +235,7 @@ def _of_stops(results: list[Result], counts: Counts, stop: str, best_: str) -> I
             values[rank],
             (best, SEVEN_DIGITS),
             (accuracies[epochs - 1], "That is the accuracy of the last epoch. Was it the best?"),
-            (100 * best, "That is in per cent. A share, from 0 to 1, is asked for."),
+            (100 * best, "That is a percentage. A number from 0 to 1 is asked for."),
             otherwise="Which accuracy belongs to all ranks together?",
             within=1e-5,
         )
@@ -264,10 +262,10 @@ def _trained(answer: Any, cases: list[Counts]) -> list[Result]:
 
     def validate(epoch: int) -> tuple[int, int]:
         validated.append(epoch)
-        right, judged = accuracies[epoch][rank]
-        return (right if trained[-1:] == [epoch] else 0), judged  # untrained, nothing is right
+        right, evaluated = accuracies[epoch][rank]
+        return (right if trained[-1:] == [epoch] else 0), evaluated  # untrained, nothing is right
 
-    for counts in cases:  # one training after the other, with the same function objects
+    for counts in cases:  # one training run after the other, with the same function objects
         trained.clear()
         validated.clear()
         accuracies[:] = counts
@@ -370,7 +368,7 @@ def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[Res
 
 WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
 FAILS = "where it fails on some ranks, every rank returns None, and the next call is right again"
-OUT_OF_STEP = "The call before has left the ranks out of step. Does every rank make the same calls in it?"
+OUT_OF_STEP = "The previous call left the ranks out of step. Does every rank make the same calls in it?"
 
 
 class _Failure(Exception):
@@ -411,19 +409,21 @@ def _of_works(what: str, results: list[Result], values: list[float | None]) -> F
         if failing and value is not None:
             hint = "Does this rank know that another one has failed, when it decides what to return?"
             if not isinstance(value, str) and far(value, right) < 1e-6:
-                hint = "That adds up those who were well. None is asked for, on all ranks."
+                hint = "That is the sum over the ranks that did not fail. None is asked for, on all ranks."
             yield f"the work failed on the ranks {failing}; rank {rank} returned {value}", hint
         if failing or value == right or str(value) == str(right):  # inf, or nan
             continue
         if value is not None and _is(value, right, 1e-12 * 1000):
             continue
-        hint = "Every rank is well, whatever its number is: 0 is one, too. What does their sum need?"
+        hint = (
+            "No rank has failed, whatever its number is: 0 is one, too. How is a failure told from a number?"
+        )
         if value is not None and far(value, right) < 1e-3:
             hint = SEVEN_DIGITS
         elif value is not None and far(value, values[rank]) < 1e-9:
             hint = "That is the rank's own. What of the others?"
         elif not math.isfinite(right):
-            hint = "That is a number, too, which work() returned. What else tells you that it has failed?"
+            hint = "That is a number, too, which work() may return. What else tells you that it has failed?"
         elif what == FAILS:
             hint = OUT_OF_STEP
         shown = str(value) if value is None or isinstance(value, str) else f"{value:.9f}"
@@ -436,7 +436,7 @@ def _worked(answer: Any, cases: list[list[float | None]]) -> list[Result]:
     results: list[Result] = []
     calls: list[int] = []
 
-    def work() -> float:  # the same function object in each call, as in a training
+    def work() -> float:  # the same function object in each call, as in a training run
         calls.append(1)
         if mine is None:
             raise _Failure("this rank's work has failed")

@@ -20,24 +20,26 @@ from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, reports
 from ..wording import told
 
-Stretch = tuple[float, float]
+Interval = tuple[float, float]
 ONCE_MORE = "with the same lists once more it returned"
 REFILLED = "with other numbers in the same lists it returned"
-ANEW = "The lists are the very same, and what is in them is not. What is kept from one call to the next?"
-KEPT = "What you are given must be the same afterwards."
+ANEW = "The lists are the same objects, with other contents. What do you keep from one call to the next?"
+KEPT = "What you are given must be unchanged afterwards."
 CHANGED = "after the call the lists were not what they were before"
 
 # --- 14.1 -------------------------------------------------------------------------------------------------
 
 MESSAGES = "where nothing is computed, the step is the buckets' rings, one after the other"
 BEHIND = "a bucket travels while backward computes the next ones"
-QUEUE = "a bucket waits until the one before it is through"
+QUEUE = "a bucket waits until the one before it has arrived"
 CLOSE = 1e-9  # relative
 ARGUMENTS = ("forward", "backward", "buckets", "ranks", "alpha", "beta")
 Case = dict[str, Any]  # the arguments of step_seconds
-HOW_OFTEN = "The bytes are right. How often is α paid in a ring?"
+HOW_OFTEN = "The bytes are right. How often does α count in a ring?"
 LAST_ALONE = "Only the last bucket is left over there. What if the ones before it are still under way?"
-TOO_EARLY = "The last bucket is hidden there as well, or one leaves before its gradients. When is each ready?"
+TOO_EARLY = (
+    "The last bucket is hidden there, too, or one is sent before its gradients are ready. When is each?"
+)
 ONE_LINK = "All travel at once there, each at full speed. There is one link."
 
 
@@ -140,13 +142,16 @@ def _of_messages(case: Case, got: float) -> str:
         case,
         got,
         (max(_ring(case, size) for size in buckets), ONE_LINK),
-        (line, "That is a message between two. How many steps has a ring, and what does each rank send?"),
-        (once, "That is one large bucket. Each of them pays for its own start."),
-        (half, "A ring goes round twice: once to add up, once to hand out."),
+        (
+            line,
+            "That is a message between two. How many steps does a ring have, and what does each rank send?",
+        ),
+        (once, "That is one large bucket. Each bucket has a latency of its own."),
+        (half, "A ring goes round twice: once to add up, once to distribute."),
         (no_share, "In each step of the ring a rank sends a part of the bucket, not all of it."),
         (bytes_alone + len(buckets) * case["alpha"], HOW_OFTEN),
         (bytes_alone + 2 * len(buckets) * case["alpha"], HOW_OFTEN),
-        otherwise="What does one bucket cost in a ring of so many ranks? Then one after the other.",
+        otherwise="How long does one bucket take in a ring of that many ranks? Then one after the other.",
     )
 
 
@@ -161,7 +166,7 @@ def _of_hiding(case: Case, got: float) -> str:
         (_step(case, early), TOO_EARLY),
         (case["forward"] + max(case["backward"], sum(rings)), TOO_EARLY),
         (max(computing, sum(rings)), TOO_EARLY),
-        otherwise="When is each bucket ready, and when is the one before it through? The later counts.",
+        otherwise="When is each bucket ready, and when has the one before it arrived? The later time counts.",
     )
 
 
@@ -172,7 +177,10 @@ def _of_queues(case: Case, got: float) -> str:
         got,
         (case["forward"] + case["backward"] + rings[-1], LAST_ALONE),
         (max(since + ring for since, ring in zip(_ready(case), rings, strict=True)), ONE_LINK),
-        (_step(case, _even(case)), "Equally much time for each bucket. But they have different sizes."),
+        (
+            _step(case, _even(case)),
+            "That gives each bucket the same share of backward. But they have different sizes.",
+        ),
         otherwise="A bucket that is ready may find the link busy. Until when?",
     )
 
@@ -203,7 +211,7 @@ def _often(answer: Any, given: list[Any], then: dict[int, list[Any]], what: str)
 
 SHARE = "it is the share of the time of sending during which the rank computes"
 TOGETHER = "time in which two buckets are under way counts once"
-ANY_ORDER = "stretches of computing may come in any order, touch and overlap"
+ANY_ORDER = "intervals of computing may come in any order, touch and overlap"
 NEAR = 1e-6
 
 
@@ -214,15 +222,15 @@ NEAR = 1e-6
     rests={TOGETHER: SHARE, ANY_ORDER: SHARE},
 )
 def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    cases = [(what, *_stretches(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
+    cases = [(what, *_intervals(rng, what)) for what in (SHARE, TOGETHER, ANY_ORDER) for _ in range(3)]
     cases[1] = SHARE, [], cases[1][-1]  # nothing is computed
-    others: list[Any] = [_stretches(rng, SHARE) if what == SHARE else None for what, *_ in cases]
+    others: list[Any] = [_intervals(rng, SHARE) if what == SHARE else None for what, *_ in cases]
     (shares,) = ask(_shares, [case[1:] for case in cases], others)
     for (what, *lists), other, ((got, again, *then), kept) in zip(cases, others, shares, strict=True):
         computes, sends = lists
         right = _measure(computes, sends) / _measure(sends)
         truth, came = in_digits(right, got)
-        seen = f"{len(computes)} stretches of computing and {len(sends)} of sending: {truth} of the time of "
+        seen = f"{len(computes)} intervals of computing and {len(sends)} of sending: {truth} of the time of "
         seen += f"sending is hidden; it returned {came}"
         yield Finding(what, far(got, right) < NEAR, seen, _of_shares(what, computes, sends, got, right))
         yield Finding(what, far(again, right) < NEAR, f"{ONCE_MORE} {again:.4f}", KEPT)
@@ -233,15 +241,15 @@ def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             yield Finding(what, far(share, right) < NEAR, seen, ANEW)
 
 
-def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stretch]]:
-    """Draw when a rank computes and sends, on the clock of a training that has run for days."""
+def _intervals(rng: random.Random, what: str) -> tuple[list[Interval], list[Interval]]:
+    """Draw when a rank computes and sends, on the clock of a training run that has taken days."""
     begin = rng.uniform(4e5, 8e5)
     computes, at = [], begin
     for _ in range(rng.randint(4, 5)):
         length = rng.uniform(0.02, 0.06)
         computes.append((at, at + length))
         at += length + rng.choice((rng.uniform(0.004, 0.012), 0.0005))
-    sends: list[Stretch] = []
+    sends: list[Interval] = []
     at = begin + rng.uniform(-0.01, 0.02)
     while not sends or sends[-1][1] < computes[-1][1] + 0.005:  # the last one outlasts the computing
         length = rng.uniform(0.02, 0.05)
@@ -261,36 +269,36 @@ def _stretches(rng: random.Random, what: str) -> tuple[list[Stretch], list[Stret
     return computes, sends
 
 
-def _measure(*lists: list[Stretch]) -> float:
+def _measure(*lists: list[Interval]) -> float:
     """Return the time during which something in each list is under way."""
-    edges = sorted({edge for stretches in lists for stretch in stretches for edge in stretch})
+    edges = sorted({edge for intervals in lists for interval in intervals for edge in interval})
     return sum(
         b - a
         for a, b in pairwise(edges)
-        if all(any(start <= a and b <= end for start, end in stretches) for stretches in lists)
+        if all(any(start <= a and b <= end for start, end in intervals) for intervals in lists)
     )
 
 
-def _of_shares(what: str, computes: list[Stretch], sends: list[Stretch], got: float, right: float) -> str:
+def _of_shares(what: str, computes: list[Interval], sends: list[Interval], got: float, right: float) -> str:
     hidden = _measure(computes, sends)
     if not computes:
         return "Nothing is computed in that profile. Which share is hidden then?"
     if what == SHARE and NEAR <= far(got, right) < 1e-2 * right:
-        return "It is near, and not right: an estimate? The edges of the stretches are known exactly."
+        return "It is close, but not right: an estimate? The ends of the intervals are known exactly."
     return nearest(
         got,
         (100 * right, "A share is a number from 0 to 1."),
         (1 - right, "That is what is not hidden."),
-        (hidden / _measure(computes), "That is a share of the computing. Of what is asked?"),
-        (hidden, "Those are seconds. A share of what?"),
+        (hidden / _measure(computes), "That is a share of the computing time. Which time is asked for?"),
+        (hidden, "Those are seconds. What is it a share of?"),
         otherwise=OVERLAPS[what],
         within=1e-9,
     )
 
 
 OVERLAPS = {
-    SHARE: "A bucket may be hidden in part: after the later start of the two, before the earlier end.",
-    TOGETHER: "Two buckets at once are not twice the time. First make one stretch of those that overlap.",
+    SHARE: "A bucket may be hidden in part: from the later of two starts to the earlier of two ends.",
+    TOGETHER: "Two buckets at once are not twice the time. First make one interval of those that overlap.",
     ANY_ORDER: "An operation may lie within another: time in which both compute counts once.",
 }
 
@@ -300,8 +308,8 @@ def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list
     """Run `_often` for each case; ``others`` are the new items of its lists."""
     what = "hidden(…) returns a number, a share"
 
-    def pair(case: Any) -> list[list[Stretch]]:
-        return [[tuple(stretch) for stretch in stretches] for stretches in case or ()]
+    def pair(case: Any) -> list[list[Interval]]:
+        return [[tuple(interval) for interval in intervals] for intervals in case or ()]
 
     given = [(pair(case), dict(enumerate(pair(other)))) for case, other in zip(cases, others, strict=True)]
     return [_often(answer, *both, what) for both in given]
@@ -310,7 +318,7 @@ def _shares(answer: Any, cases: list[Any], others: list[Any]) -> list[tuple[list
 # --- 14.3 -------------------------------------------------------------------------------------------------
 
 NAMED = "every rank returns the rank that is late again and again"
-BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
+BY = "and by how much it is later than the last of the others; hiccups of other ranks change nothing"
 QUIET = "nothing but the step's own meeting is sent while the steps run"
 STEPS = (7, 9)  # steps in the two calls with one world size; with the other, both have 7
 HICCUP = 0.78  # seconds: with two of them, a rank works longer in all than the late one, in 7 steps
@@ -377,7 +385,7 @@ def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Findi
     steps = len(times[late])
     seen = f"rank {late} worked longer than the others in {steps - 2} of {steps} steps;"
     seen += f" rank {wrong} returned {names[wrong]:g}"
-    hint = "All leave a meeting together, so a step takes equally long on all. What does differ?"
+    hint = "All leave a meeting together, so a step takes the same time on all. What differs?"
     if len(set(names)) > 1:
         hint = "The ranks do not agree. Which of them has seen the others' times?"
         if all(name == rank for rank, name in enumerate(names)):
@@ -385,7 +393,7 @@ def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Findi
     elif names[0] in list(range(len(calls))):
         last = sum(later > 0 for later in _later(times, int(names[0])))
         seen += f", which worked longest in {last} of them"
-        hint = "Who comes last in most of the steps? And does your clock also run while a rank sleeps?"
+        hint = "Which rank comes last in most steps? And does your clock also run while a rank sleeps?"
     yield Finding(NAMED, all(name == late for name in names), seen, hint)
     # By arrival or by time worked: on a busy machine, the ranks do not leave a meeting at the same time.
     right, too = (statistics.median(_later(by_rank, late)) for by_rank in (came, worked))
@@ -394,9 +402,12 @@ def _of_lateness(calls: list[Result], late: int, times: Times) -> Iterator[Findi
     mean = statistics.mean(_later(came, late))
     hint = nearest(
         seconds[rank],
-        (statistics.median(times[late]), "That is how long it works. Later than whom, by how much?"),
-        (mean, "A hiccup of another rank is in it. Which kind of middle is not moved by it?"),
-        otherwise="In each step: when it came, and when the last of the others did. Then the middle.",
+        (
+            statistics.median(times[late]),
+            "That is how long it works. By how much is it later than the last of the others?",
+        ),
+        (mean, "It includes a hiccup of another rank. Which kind of average is not moved by one?"),
+        otherwise="In each step: when it came, and when the last of the others did. Then a typical value.",
         within=NOISE,
     )
     if far(seconds[rank] / 1e3, right) < NOISE:

@@ -65,7 +65,7 @@ def files(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             yield Finding(LAZY, taken == read, seen, hint)  # 0 of 0: a rank may have no file
             seen = f"when {taken} samples had come, {kept} of them were still there"
             seen += ", in the second epoch" * epoch
-            hint = "A file may be larger than the memory. Who still holds what was handed on?"
+            hint = "A file may be larger than the memory. What still holds the samples that were handed on?"
             yield Finding(LAZY, not kept, seen, hint)
 
 
@@ -79,24 +79,24 @@ def _of_epochs(
         missing = len(every - times.keys())
         often = Counter(times[sample] for sample in every)
         seen = f"{ranks} ranks with {workers} workers each, {len(sizes)} files, {len(every)} samples:"
-        seen += f" {missing} came not at all, {len(every) - missing - often[1]} more than once"
+        seen += f" {missing} never came, {len(every) - missing - often[1]} came more than once"
         seen += ", in the second epoch" * epoch
         hint = "Number all readers, of all ranks, from 0 on. Which files are for which number?"
         if often[ranks * max(1, workers)] == len(every):
-            hint = "Every reader reads all of it. Who is reading?"
+            hint = "Every reader reads everything. How does a reader know which part is its own?"
         elif workers and often[workers] == len(every):
-            hint = "Each sample comes once for every worker. Who tells a worker which one it is, and when?"
+            hint = "Each sample comes once for every worker. What tells a worker which one it is, and when?"
         elif often[ranks] == len(every):
             hint = "Each sample comes once for every rank. Where do the ranks come in?"
         elif epoch and missing == len(every):
             hint = "The second epoch is empty. What is used up after the first?"
         elif not workers and missing:
-            hint = "Without workers the rank itself reads. What is there to ask then?"
+            hint = "Without workers the rank itself reads. What does PyTorch tell you about the worker then?"
         elif missing and len(every) > missing + often[1]:
-            hint = "Some are for nobody, others for two. "
-            hint += "Are all agreed on the files' order, and on who is who?"
+            hint = "Some samples are for no reader, others for two. "
+            hint += "Do all readers agree on the order of the files, and on who is who?"
         elif missing:
-            hint = "Some are for nobody. How many readers are there in all?"
+            hint = "Some samples are for no reader. How many readers are there in all?"
         yield Finding(ONCE, not missing and set(often) == {1}, seen, hint)
 
 
@@ -118,7 +118,7 @@ def _of_files(ranks: int, workers: int, sizes: list[int], epochs: list[list[list
     seen += f" {useless} were opened in vain, a reader has {0 if idle else counts[0]} to {counts[-1]} files"
     hint = "Deal them out one by one, over all readers of all ranks."
     if shared or useless:
-        hint = "To open a file and pass over what is in it costs as much as to read it. Share out the files."
+        hint = "Opening a file and skipping its samples takes as long as reading it. Share out the files."
     return Finding(OPENED, not shared and not useless and not uneven, seen, hint)
 
 
@@ -205,7 +205,7 @@ def _a_sample(value: Any) -> Sample:
 
 EXACT = "every rank returns the share over all pictures, for each k, also where there are fewer classes"
 PADDING = "what the sampler repeats is counted once"
-FEW = "no more numbers travel than there are k, and one"
+FEW = "at most len(ks) + 1 numbers travel"
 CLOSE = 1e-12  # more than several divisions round off; a single one of whole numbers has only one result
 Case = dict[str, Any]
 
@@ -221,12 +221,12 @@ def top_k(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         _case(rng, ranks, even, 3, [5, 1, 2]),
         _case(rng, ranks, even + rng.randint(1, max(1, ranks - 2)), rng.randint(7, 9), ks),
     ]
-    for case, results in zip(cases, by_call(ask(_judged, cases, nprocs=ranks)), strict=True):
+    for case, results in zip(cases, by_call(ask(_counted, cases, nprocs=ranks)), strict=True):
         what, shares = PADDING if case is cases[2] else EXACT, [result["shares"] for result in results]
         yield from (_of_one_share(what, case, k, shares) for k in case["ks"])
         sent, most = max(result["sent"] for result in results), len(case["ks"]) + 1
-        seen = f"for {len(case['ks'])} k, {sent} numbers came to a rank"
-        hint = "The ranks need not know each other's pictures, nor who counted what. What is enough?"
+        seen = f"for {len(case['ks'])} values of k, {sent} numbers came to a rank; {most} are enough"
+        hint = "The ranks need not know each other's pictures, nor which rank counted what. What is enough?"
         yield Finding(FEW, sent <= most, seen, hint)
 
 
@@ -276,18 +276,21 @@ def _of_one_share(what: str, case: Case, k: int, shares: list[Any]) -> Finding:
         (100 * right, "A share is a number from 0 to 1."),
         (known["padding"], "The repeated pictures are in it. Which places of which rank hold them?"),
         (known["over"], "The repeated pictures are counted as hits. Which places of which rank hold them?"),
-        (known["mean"], "The mean of the ranks' shares. The ranks have judged different numbers."),
-        (right * ranks, "It is too large, by the number of ranks."),
-        (_own(case, k, ranks)[rank], "That is this rank's own share. What of the others?"),
+        (
+            known["mean"],
+            "That is the mean of the ranks' shares. The ranks have evaluated different numbers of pictures.",
+        ),
+        (right * ranks, "It is too large by a factor of the number of ranks."),
+        (_own(case, k, ranks)[rank], "That is this rank's own share. What about the others?"),
         otherwise="Which pictures are counted, by whom, and what are they divided by?",
         within=CLOSE,
     )
     if values[rank] is None:
-        hint = "What is asked for is a dict, with every k as a key: every k of this call."
+        hint = "A dict is asked for, with every k of this call as a key."
     elif CLOSE < gap < 1e-6:
-        hint = "That is right to seven digits. Who divides whole numbers, and in which type?"
+        hint = "That is right to seven digits. In which type are the whole numbers divided?"
     elif gap <= CLOSE:
-        hint = "That is right but for the last digit. How often is there a division, or a product?"
+        hint = "That is right but for the last digit. How many divisions and products are there?"
     seen = f"{ranks} ranks, {size} pictures, {case['classes']} classes, k = {k}:"
     seen += f" rank {rank} returned {values[rank]}, and {round(right * size)} are right"
     return Finding(what, gap == 0, seen, hint)
@@ -329,7 +332,7 @@ class _Batches:
 
 @reports(lambda cases: [{"shares": {str: (NUMBER, str)}, "sent": int}] * len(cases))
 @in_group
-def _judged(answer: Any, cases: list[Case]) -> list[Result]:
+def _counted(answer: Any, cases: list[Case]) -> list[Result]:
     rank, ranks, results = dist.get_rank(), dist.get_world_size(), []
     batches = _Batches()
     ks: list[int] = []
@@ -350,10 +353,10 @@ def _judged(answer: Any, cases: list[Case]) -> list[Result]:
 
 ORDER = "all batches come, in their order, and an error of the source comes in its place"
 AHEAD = "while a batch is used the next ones are made, `ahead` of them and not many more"
-STOPS = "when nobody takes batches any more, no more are made"
+STOPS = "when no more batches are taken, no more are made"
 PATIENCE = 2.0  # seconds to wait for what is bound to happen
-SETTLED = 0.2  # seconds to wait for what must not happen: a maker that may go on has done so by then
-TAKES = 7  # batches that a taker takes beside the first `ahead`, if all goes well
+SETTLED = 0.2  # seconds to wait for what must not happen: a producer that may go on has done so by then
+TAKES = 7  # batches that a consumer takes beside the first `ahead`, if all goes well
 SLOW, LINES = 0.02, 40  # seconds added to each line that closes a generator, and to how many lines
 FAILURES = (ValueError, OSError, KeyError, ArithmeticError, UnicodeError, AssertionError)
 ODD = (None, (), 0, ValueError("no error, but a batch"))  # batches, too, reported as -1.0, -2.0, …
@@ -371,7 +374,7 @@ def prefetch(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for case, result in zip(cases, results, strict=True):
         yield _of_batches(case, result)
         if "taken" in result:
-            yield from _of_the_maker(case["ahead"], result)
+            yield from _of_the_producer(case["ahead"], result)
 
 
 def _source(rng: random.Random, ahead: int, count: int) -> Case:
@@ -384,52 +387,54 @@ def _of_batches(case: Case, result: Result) -> Finding:
     right = [-1.0 - case["odd"].index(i) if i in case["odd"] else batch for i, batch in enumerate(right)]
     got = result["whole"]
     seen = f"of {len(right)} batches {len(got)} came"
-    hint = "Who puts them in, and who takes them out, from which end?"
+    hint = "In which order are they put in, and from which end are they taken?"
     if len(got) < len(right) and got == right[: len(got)]:
-        hint = "Some are missing at the end. When does the taker know that there are no more?"
+        hint = "Some are missing at the end. When does the consumer know that there are no more?"
         if right[len(got)] < 0:
             seen += f"; the next one was {ODD[int(-right[len(got)]) - 1]!r}"
             hint = "A batch may be any object. "
-            hint += "By what does the taker tell one from the end, or from an error?"
+            hint += "How does the consumer tell one from the end, or from an error?"
     elif got != right and sorted(map(str, got)) == sorted(map(str, map(float, right))):
         seen += ", in another order"
     failure = FAILURES[case["failure"]].__name__ if "fails" in case else ""
     if got == right or (failure and result["error"] and got == right[: len(got)]):
         seen += f"; the source then raised {failure}" if failure else "; the source raised nothing"
         seen += f", and {result['error'] or 'nothing'} came out of the generator"
-        hint = "Where is it raised, and who hears of it there? It has to travel like a batch."
+        hint = "In which thread is it raised? It has to be passed on to the consumer, like a batch."
         if not failure:
             hint = "The end of the batches is no error."
         elif result["error"]:
             seen += ", which is another object"
-            hint = "What the taker catches has to be the very error that the iterator raised."
+            hint = "What the consumer catches has to be the very error that the iterator raised."
     return Finding(ORDER, got == right and result["same"], seen, hint)
 
 
-def _of_the_maker(ahead: int, result: Result) -> Iterator[Finding]:
+def _of_the_producer(ahead: int, result: Result) -> Iterator[Finding]:
     taken, made, begun = (result[name] for name in ("taken", "made", "begun"))
     seen = f"ahead = {ahead}: when {taken} batches had been taken, {made} were made and {begun} begun"
     hint = "It is ahead, but not by as many as it may be."
     if begun > taken + ahead + 1:
-        hint = "It runs far ahead. A batch is large: what makes the maker wait?"
-    elif result["by_the_taker"] or made == taken:
-        hint = "It makes the next one only when it is asked for. Who could do that in the meantime?"
+        hint = "It runs far ahead. A batch is large: what makes the producer wait?"
+    elif result["by_the_consumer"] or made == taken:
+        hint = "It makes the next one only when it is asked for. What could do that in the meantime?"
     elif result["held_up"]:
-        seen += "; the taker asked for one that was made, and waited until the next was made, too"
-        hint = "It is ahead, but the taker waits for the maker. When may it have what is there?"
-    fine = taken == ahead + TAKES and not (result["by_the_taker"] or result["held_up"])
+        seen += "; the consumer asked for one that was made, and waited until the next was made, too"
+        hint = "It is ahead, but the consumer waits for the producer. When may it have what is ready?"
+    fine = taken == ahead + TAKES and not (result["by_the_consumer"] or result["held_up"])
     yield Finding(AHEAD, fine and taken + ahead <= made and begun <= taken + ahead + 1, seen, hint)
-    seen = f"{PATIENCE:g} s after the taker had gone, {result['threads']} of your threads were still there,"
+    seen = (
+        f"{PATIENCE:g} s after the consumer had gone, {result['threads']} of your threads were still there,"
+    )
     seen += f" and {result['after']} batches had been begun in the meantime"
-    hint = "A loop that is left early closes its generator. What happens there, and who tells the maker?"
+    hint = "A loop that is left early closes its generator. What happens there, and what tells the producer?"
     if result["closing"] > PATIENCE:
-        seen = f"when the taker went, the generator took {result['closing']:.1f} s to close"
+        seen = f"when the consumer went, the generator took {result['closing']:.1f} s to close"
     elif result["more"] and not (result["after"] or result["threads"]):
-        seen = "the taker went while the second batch was in the making; "
+        seen = "the consumer went while the second batch was in the making; "
         seen += f"{result['more']} more were begun then"
-        hint = "What was ordered before the taker went is not wanted any more. Who takes the orders back?"
+        hint = "Batches that were requested before the consumer left are no longer wanted. What cancels them?"
     elif result["after"] == 1:
-        hint = "The maker waits for room. What does it do first when it may go on?"
+        hint = "The producer waits for room. What does it do first when it may go on?"
         hint += " And what must it know by then?"
     ok = not any(result[name] for name in ("threads", "after", "more")) and result["closing"] <= PATIENCE
     yield Finding(STOPS, ok, seen, hint)
@@ -440,7 +445,7 @@ class _Source:
 
     def __init__(self, case: Case, waits_at: int | None = None) -> None:
         self.case, self.waits_at, self.begun, self.made = case, waits_at, 0, 0
-        self.makers: set[int] = set()  # thread IDs
+        self.producers: set[int] = set()  # thread IDs
         self.changed, self.go = threading.Condition(), threading.Event()
         self.held_up = False
         self.failure: Exception | None = None
@@ -449,7 +454,7 @@ class _Source:
         for i in range(self.case["count"]):
             with self.changed:
                 self.begun += 1
-                self.makers.add(threading.get_ident())
+                self.producers.add(threading.get_ident())
                 self.changed.notify_all()
             if i == self.case.get("fails"):
                 self.failure = FAILURES[self.case["failure"]]("no such file")
@@ -468,15 +473,15 @@ class _Source:
 
 
 OF_ALL: Result = {"whole": [(NUMBER, str), ...], "error": str, "same": bool}
-OF_A_TAKER: Result = dict.fromkeys(("taken", "made", "begun", "threads", "after", "more"), int)
-OF_A_TAKER |= {"by_the_taker": bool, "held_up": bool, "closing": float}
+OF_A_CONSUMER: Result = dict.fromkeys(("taken", "made", "begun", "threads", "after", "more"), int)
+OF_A_CONSUMER |= {"by_the_consumer": bool, "held_up": bool, "closing": float}
 
 
-@reports(lambda cases: [OF_ALL | (OF_A_TAKER if case["count"] > 20 else {}) for case in cases])
+@reports(lambda cases: [OF_ALL | (OF_A_CONSUMER if case["count"] > 20 else {}) for case in cases])
 @on_each_case
 def _taken(answer: Any, case: Case) -> Result:
     result = _of_all_batches(answer, case)
-    return result | (_of_a_taker(answer, {**case, "fails": None, "odd": []}) if case["count"] > 20 else {})
+    return result | (_of_a_consumer(answer, {**case, "fails": None, "odd": []}) if case["count"] > 20 else {})
 
 
 def _of_all_batches(answer: Any, case: Case) -> Result:
@@ -485,7 +490,7 @@ def _of_all_batches(answer: Any, case: Case) -> Result:
         for batch in answer(iter(source), case["ahead"]):
             odd = [-1.0 - i for i, odd_one in enumerate(ODD) if odd_one is batch]
             whole.append(odd[0] if odd else number(batch[0]) if _is_ours(batch) else told(batch))
-            time.sleep(0.002)  # so that the maker is ahead
+            time.sleep(0.002)  # so that the producer is ahead
     except Exception as wrong:
         error = wrong
     if isinstance(error, TypeError) and not whole:
@@ -518,7 +523,7 @@ def _slowly() -> Iterator[None]:
         sys.settrace(before)
 
 
-def _of_a_taker(answer: Any, case: Case) -> Result:
+def _of_a_consumer(answer: Any, case: Case) -> Result:
     """Take some batches, a few of them while one is held in the making, then leave; return what is seen."""
     ahead = case["ahead"]
     before = set(threading.enumerate())
@@ -539,7 +544,7 @@ def _of_a_taker(answer: Any, case: Case) -> Result:
         if not enough or source.begun > taken + ahead + 1:
             break
     source.go.set()
-    result |= {"by_the_taker": threading.get_ident() in source.makers, "held_up": source.held_up}
+    result |= {"by_the_consumer": threading.get_ident() in source.producers, "held_up": source.held_up}
     begun, left = source.begun, time.monotonic()
     close: Callable[[], None] = getattr(batches, "close", lambda: None)
     with _slowly():
@@ -555,7 +560,7 @@ def _of_a_taker(answer: Any, case: Case) -> Result:
 
 
 def _begun_for_nobody(answer: Any, case: Case) -> int:
-    """Return how many batches are begun after the taker left with one, while the second was in the making."""
+    """Return how many batches are begun after the consumer left while the second was in the making."""
     before = set(threading.enumerate())
     source = _Source(case, waits_at=1)
     batches = iter(answer(iter(source), case["ahead"]))

@@ -48,8 +48,8 @@ ONCE = "the gradients travel once"
 WHICH: tuple[str, ...] = ("", "in the second call, ", "where a rank has no question, ")
 WHICH += ("where nobody has a question, ", "where one token is asked for in all, ")
 Piece = tuple[int, int, int]  # sentences, their length, number of tokens asked for
-PIECE = "Every piece counts alike here, whether it asks for one token or for twenty."
-RANK = "It is right on each rank, and the ranks count alike, with few questions and with many."
+PIECE = "Every piece has the same weight here, whether it asks for one token or for twenty."
+RANK = "It is right on each rank, but the ranks have the same weight, with few questions or many."
 
 
 def _network(seed: int) -> nn.Module:
@@ -97,21 +97,23 @@ def backward_by_tokens(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Fin
         what = LOSS if call < 2 else SILENT
         yield _of_losses(what, seen, returned, loss, [sum(of_rank) for of_rank in losses], plan)
     sent, passes = max(result["sent"] for result in results[0]), len(plans[0][0])
-    hint = "Something as large as the gradients travels besides. What has to be known of the others?"
+    hint = "Something else travels that is as large as the gradients. What must be known of the others?"
     if results[0][0]["gathered"]:
-        hint = "What is gathered comes from every rank, one by one. Is there a need for more than the sum?"
+        hint = "A gather brings every rank's tensor separately. Is more than the sum needed?"
     elif sent > 0.9 * NUMBERS * passes:
-        hint = "Every pass sends them. DDP makes up its mind when a forward begins: which passes need it?"
+        hint = "Every pass sends them. DDP decides when a forward begins: which passes need to send?"
     seen = f"the model has {NUMBERS} gradients, and in one call {sent} numbers travelled"
     yield Finding(ONCE, sent <= MOST, seen, hint)
     for plan, of_call in zip(plans, results, strict=True):
         for pieces, result in zip(plan, of_call, strict=True):
             largest, places = sorted(n * length for n, length, _ in pieces)[-2:], result["places"]
-            seen = f"the model keeps {places} places at once; the two largest pieces have {sum(largest)}"
+            seen = (
+                f"activations of {places} tokens are kept at once; the two largest pieces have {sum(largest)}"
+            )
             hint = "A forward pass keeps what its backward needs. How long, and for how many pieces?"
             yield Finding(ONCE, places <= sum(largest), seen, hint)
     changed = [word for rank in zip(*results, strict=True) for result in rank for word in result["changed"]]
-    hint = "What is switched for a while has to be switched back in the end, and what is given is only read."
+    hint = "Switch back at the end whatever you switch, and only read what you are given."
     yield Finding(ONCE, not changed, f"after your call {', '.join(changed[:1])}", hint)
 
 
@@ -190,7 +192,7 @@ def _of_gradients(
     before: Tensor | None,
 ) -> Finding:
     if None in gradients:
-        hint = "Nothing went backward there, or it was cleared again. Where do gradients come from?"
+        hint = "No backward pass ran there, or its gradients were cleared again. What fills .grad, and when?"
         words = f"rank {gradients.index(None)} holds no gradients, or not all"
         return Finding(GRADIENT, False, seen.format(words), hint)
     ranks = len(plan)
@@ -204,24 +206,27 @@ def _of_gradients(
     sentences = sum(n for pieces in plan for n, _, _ in pieces)
     whole, asked = sum(map(sum, sums)), sum(asked_by)
     if any(far(gradient, gradients[0]) > NEAR for gradient in gradients):
-        hint = "The ranks hold different gradients. Which pass brings them together, and is it left out, too?"
+        hint = "The ranks hold different gradients. Which pass averages them, and is it left out, too?"
     elif before is not None and far(gradients[0], truth + before) < NEAR:
-        hint = "The first call is right, and a second one is not. What does it find in .grad?"
+        hint = "The first call is right, but a second one is not. What does it find in .grad?"
     elif before is not None and far(gradients[0], before) < NEAR:
-        hint = "That is the first call's. The list is the same in the second one, and what is in it is not."
+        hint = "That is the first call's. In the second one the list is the same object, with other pieces."
     else:
         of_means = sum(map(sum, of_pieces)) / ranks
         hint = nearest(
             gradients[0],
             (of_means / len(plan[0]), PIECE),
-            (of_means, "A sum of the pieces' means. What is each of them worth?"),
+            (of_means, "A sum of the pieces' means. Which weight should each of them have?"),
             (sum(of_ranks) / ranks, RANK),
-            (truth / ranks, "It is too small, by the number of ranks. What does DDP divide by?"),
-            (truth * ranks, "It is too large, by the number of ranks. Is it averaged, or added up?"),
+            (truth / ranks, "It is too small by a factor of the number of ranks. What does DDP divide by?"),
+            (
+                truth * ranks,
+                "It is too large by a factor of the number of ranks. Is it averaged, or added up?",
+            ),
             (truth * asked / ranks, "A sum over the tokens. How many are asked for, on all ranks?"),
-            (whole / all_tokens, "Divided by all tokens. Which of them have a loss?"),
-            (whole / sentences, "Divided by the sentences. What has a loss, a sentence or a token?"),
-            otherwise="By what is each token's loss divided? The same on every rank, in every piece.",
+            (whole / all_tokens, "That is divided by all tokens. Which of them have a loss?"),
+            (whole / sentences, "That is divided by the sentences. What has a loss, a sentence or a token?"),
+            otherwise="What is each token's loss divided by? It is the same on every rank, in every piece.",
             within=NEAR,
         )
     rank, gap = furthest(far(gradient, truth) for gradient in gradients)
@@ -238,19 +243,19 @@ def _of_losses(
     words = f"rank {wrong[0] if wrong else 0} returned {got if isinstance(got, str) else format(got, '.10f')}"
     asked_by = [sum(asked for _, _, asked in pieces) for pieces in plan]
     means = [total / (asked or 1) for total, asked in zip(own, asked_by, strict=True)]
-    hint = "Which losses belong into it, and by how many of them is it divided?"
+    hint = "Which losses belong in it, and how many of them is it divided by?"
     if isinstance(got, str):
         hint = "A number is asked for, the same on every rank."
     elif math.isnan(got):
-        hint = "Nothing divided by nothing. What does a mean over no token give, and what does a sum?"
+        hint = "That is 0 divided by 0. What does a mean over no token give, and what does a sum?"
     elif far(got, loss) < 1e-5:
-        hint = "The first digits are right. Which number on the way has fewer of them than the model's have?"
+        hint = "The first digits are right. Which number on the way has fewer digits than those of the model?"
     elif any(far(got, mean) < NEAR for mean in means):
-        hint = "That is the mean of one rank's own tokens. What do the others know?"
+        hint = "That is the mean of one rank's own tokens. What about the others' tokens?"
     elif far(got, sum(means) / len(means)) < NEAR:
         hint = "That is a mean of the ranks' means."
     elif any(far(got, times * loss) < NEAR for times in (len(plan), 1 / len(plan))):
-        hint = "It is off by the number of ranks. That factor is for DDP: does it belong here?"
+        hint = "It is off by a factor of the number of ranks. That factor is for DDP: does it belong here?"
     return Finding(what, not wrong, seen.format(f"{words}, and the mean loss is {loss:.10f}"), hint)
 
 
@@ -258,14 +263,14 @@ def _of_silence(seen: str, gradients: list[Any], truth: Tensor, tokens: int) -> 
     rank, gap = furthest(far(gradient, truth) for gradient in gradients)
     if gradients[rank] is None:
         words = "holds no gradients"
-        hint = "It has no question, and still has to come to the others' average."
+        hint = "It has no question, but it still has to take part in the average."
     elif any(math.isnan(value) for value in gradients[rank]):
-        words, hint = "holds a nan", "Nothing divided by nothing. Where can a number of tokens be 0?"
+        words, hint = "holds a nan", "That is 0 divided by 0. Where can a number of tokens be 0?"
     else:
         words = f"holds gradients that are off by {gap:.2g}"
-        hint = "A rank without a question has a gradient of 0, which must not count as a vote."
+        hint = "A rank without a question has a gradient of 0, and no token that counts."
         if tokens == 1:
-            hint = "One token is a question, too. By what is its loss divided?"
+            hint = "One token is a question, too. What is its loss divided by?"
     return Finding(SILENT, gap < NEAR, seen.format(f"rank {rank} {words}"), hint)
 
 
@@ -300,8 +305,8 @@ def _accumulated(answer: Any, weights: int, calls: list[tuple[int, list[list[Pie
         travels = travelled.calls if travelled else []
         still = {
             "a module of ddp is in another mode, or a parameter is frozen": settings(ddp) == before,
-            "ddp's plain backward passes do not average any more": ddp.require_backward_grad_sync,
-            "the pieces are others": _as_lists(pieces) == _as_lists(known),
+            "ddp's plain backward passes no longer average": ddp.require_backward_grad_sync,
+            "the pieces have changed": _as_lists(pieces) == _as_lists(known),
         }
         changed = [word for word, holds in still.items() if not holds]
         results.append({"gradient": gradients_of(model), "returned": returned})
@@ -374,7 +379,7 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield first_fault(
         HIDDEN, _of_one_mask("in a sentence of special tokens alone ", special, of_special, hidden)
     )
-    hint = "What do your dice depend on besides the four numbers?"
+    hint = "What do your random numbers depend on besides the four numbers?"
     for hidden, when in (
         (masks[-2], "later in the same process"),
         (fresh, "in a fresh process"),
@@ -384,7 +389,7 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield Finding(AGAIN, torch.equal(hidden, masks[0]), seen, hint)
     yield Finding(
         AGAIN,
-        all(result["dice_left"] for result in [*results, *few]),
+        all(result["rng_left"] for result in [*results, *few]),
         "torch.rand(1) after your call gives another number than without it",
         "Dropout draws from torch's own generator. Let your masks have one of theirs.",
     )
@@ -398,7 +403,7 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     hint = "How do four numbers become one, so that no two quadruples become the same?"
     changed = [sum(x != y for x, y in zip(*pair, strict=True)) for pair in alike]
     if set(changed) == {1}:
-        hint = "They differ in one of the four numbers alone. Do the dice depend on all of them?"
+        hint = "They differ in one of the four numbers only. Do your random numbers depend on all of them?"
     yield Finding(OTHERS, not alike, seen, hint)
 
 
@@ -433,7 +438,7 @@ def _of_one_mask(seen: str, ids: Tensor, result: Result, hidden: Tensor) -> Faul
         seen += f"inputs are {result['dtypes'][0]} and labels {result['dtypes'][1]}; ids are torch.int64"
         yield seen, "An embedding takes ids, and a cross entropy labels, of which type?"
     if not result["ids_left"]:
-        yield "ids are others after your call", "Write into a copy: the loader hands out the same ones."
+        yield "ids have changed after your call", "Write into a copy: the loader hands out the same ones."
     if (hidden & ~words).any():
         yield seen + "a special token is hidden", "Ids below 5 are special: they cannot be guessed."
     if words.any() and not 0.1 < (share := hidden.sum().item() / words.sum().item()) < 0.2:
@@ -449,7 +454,7 @@ def _of_one_mask(seen: str, ids: Tensor, result: Result, hidden: Tensor) -> Faul
 
 @reports(
     lambda texts, calls, _: (
-        [{"inputs": TENSOR, "labels": TENSOR, "ids_left": bool, "dice_left": bool, "dtypes": [str, str]}]
+        [{"inputs": TENSOR, "labels": TENSOR, "ids_left": bool, "rng_left": bool, "dtypes": [str, str]}]
         * len(calls)
     )
 )
@@ -476,7 +481,7 @@ def _masks(answer: Any, texts: list[Any], calls: list[tuple[int, Place]], seed: 
         inputs, labels = (tensor.tolist() for tensor in (inputs.long(), labels.long()))
         results.append({"inputs": inputs, "labels": labels, "ids_left": given.tolist() == ids})
         results[-1]["dtypes"] = dtypes
-        results[-1]["dice_left"] = torch.equal(torch.rand(1), expected)
+        results[-1]["rng_left"] = torch.equal(torch.rand(1), expected)
     return results
 
 
@@ -486,8 +491,8 @@ DECAY = "AdamW's weight decay is 0.01 for matrices, and 0 for vectors and single
 PYTORCHS = "torch.optim.AdamW"
 RATES = "the learning rate rises and falls over a rank's steps, also through a resume"
 ONCE_MORE = "called once more with the very same model, whose last layer is a new one"
-RESUMED = "State was taken from both, and loaded into new ones. What of the schedule is not in its state?"
-WARM_UP = "The steps are right. How many of them does the text give to the warm-up?"
+RESUMED = "Both states were saved and loaded into new objects. What part of the schedule is not in its state?"
+WARM_UP = "The number of steps is right. How many of them belong to the warm-up?"
 
 
 class _Block(nn.Module):
@@ -554,10 +559,10 @@ def prepare(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             yield Finding(RATES, gap < 1e-6 * lr, seen, _of_rates(bool(name), rates, arguments))
         first = max(result["again"]["rates"], key=lambda rate: abs(rate - right[0]))
         seen = f"{ONCE_MORE}, the learning rate is {first:.4g} in step 0, and should be {right[0]:.4g}"
-        hint = "Each call begins a training. What of an earlier one is in what you return?"
+        hint = "Each call begins a new run. What of an earlier one is in what you return?"
         yield Finding(RATES, abs(first - right[0]) < 1e-6 * lr, seen, hint)
         seen = "a second optimizer holds the parameters in another order than the first"
-        hint = "A state is loaded by the parameters' places. From what does your order come?"
+        hint = "A state is loaded by the parameters' positions. What does your order come from?"
         yield Finding(RATES, result["same_order"], seen, hint)
 
 
@@ -584,9 +589,9 @@ def _of_decay(result: Result, model: nn.Module, when: str = "") -> Finding:
     seen += "is in no group" if decay is None else f"decays by {decay}"
     hint = "Neither its name nor the kind of its module decides, only its shape."
     if decay is None:
-        hint = "Every parameter belongs into one of the groups, or it is never trained."
+        hint = "Every parameter belongs in one of the groups, or it is never trained."
     elif len(set(result["decays"])) == 1:
-        hint = "All parameters have the same. "
+        hint = "All parameters have the same decay. "
         hint += "An optimizer takes groups of parameters, each with its own decay."
     return Finding(DECAY, not wrong, seen, hint)
 
@@ -607,11 +612,14 @@ def _of_rates(resumed: bool, rates: list[float], arguments: tuple[Any, ...]) -> 
     return nearest(
         rates,
         *((other, WARM_UP) for other in others),
-        (line(whole), "Counted are the steps that one rank would make alone. How long is a rank's loader?"),
+        (line(whole), "That counts the steps that one rank would make alone. How long is a rank's loader?"),
         (line(once), "Those are the steps of one epoch."),
-        (line(floor), "The rest makes a step, too: a sampler pads, and a loader's last batch may be short."),
-        ([lr] * len(rates), "It stays the same. Does the schedule know of the optimizer?"),
-        otherwise="Which steps does it count: whose, and of how many epochs?",
+        (
+            line(floor),
+            "The remainder makes a step, too: a sampler pads, and a loader's last batch may be short.",
+        ),
+        ([lr] * len(rates), "It stays the same. Does the schedule act on this optimizer?"),
+        otherwise="Which steps does it count: of which ranks, and of how many epochs?",
         within=1e-6 * lr,
     )
 

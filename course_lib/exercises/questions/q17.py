@@ -23,15 +23,15 @@ from .cluster17 import LEFT, NO_DIRECTIVE, directives, gpus_of_a_node, minutes, 
 
 # --- 17.1 -------------------------------------------------------------------------------------------------
 
-ASKS = "it asks for the nodes, for their GPUs, and for so much time"
-STARTS = "each node starts the script on a rank for each of its GPUs"
+ASKS = "it asks for the nodes, their GPUs and the time"
+STARTS = "each node runs the script in one rank for each of its GPUs"
 MEETS = "all meet at one address, of a node of the job"
 PORTS = "another job meets at another port"
 Case = dict[str, Any]
-WHICH_SHELL = "sbatch takes scripts: of which shell?"
-LOST = "A line that begins with an option belongs to a command. Where is that, and what joins the two?"
-NOT_ALONE = "Each of them must know how many nodes belong to the training."
-REPLACED = "A variable is replaced where its line is run. In the job's body that is the first node alone."
+WHICH_SHELL = "sbatch takes a script: for which shell?"
+LOST = "A line that begins with an option continues a command. Where is that, and what joins the lines?"
+NOT_ALONE = "Each torchrun must know how many nodes the job has."
+REPLACED = "A variable is expanded where its line runs. In the job's body that is the first node only."
 
 
 @question(
@@ -73,12 +73,12 @@ def _of_a_job(case: Case, result: Result) -> Iterator[Finding]:
         yield first_fault(MEETS, started.faults_of_the_meeting())
     ports = [started.port() for started in jobs]
     seen = f"job {case['jobs'][0]} meets at port {ports[0]}, job {case['jobs'][1]} at {ports[1]}"
-    hint = "Two of your jobs may share a node. What does one have that the other has not?"
+    hint = "Two of your jobs may share a node. What does one have that the other does not?"
     if any(port is not None and not 1024 <= port <= 65535 for port in ports):
         hint = "A port is a number from 1024 to 65535, and the numbers of jobs grow far beyond that."
     elif None in ports:
-        hint = "One of them is no number. "
-        hint += "Which digits does the job's number have there, and what is that to bash?"
+        hint = "One of them is not a number. "
+        hint += "Which digits of the job's number do you use, and how does bash read a leading 0?"
     elif ports[0] != ports[1]:
         hint = ""
     yield Finding(PORTS, not hint, seen, hint)
@@ -89,21 +89,27 @@ def _faults_of_directives(case: Case, text: str) -> Faults:
     nodes, gpus = asked.get("nodes", "nothing"), gpus_of_a_node(asked, case["nodes"])
     say = "are wanted; the #SBATCH lines say"
     if not text.startswith("#!"):
-        yield "the first line is no #! line", WHICH_SHELL
+        yield "the first line is not a #! line", WHICH_SHELL
     if not names_a_shell(text):
-        yield f"the first line is {text.splitlines()[0][:60]!r}; no shell is there", WHICH_SHELL
+        yield f"the first line is {text.splitlines()[0][:60]!r}; it names no shell", WHICH_SHELL
     if nodes not in (str(case["nodes"]), f"{case['nodes']}-{case['nodes']}"):
         seen = f"{case['nodes']} nodes {say} {nodes}"
-        yield seen, "One option of sbatch is the number of nodes. Orders stand above the first command."
+        yield seen, "One option of sbatch is the number of nodes. Directives come before the first command."
     if gpus != case["gpus"]:
         seen = f"{case['gpus']} GPUs on each node {say} {gpus or 'nothing'}"
-        yield seen, "Without an order the nodes may come without their GPUs. And are they counted on a node?"
+        yield (
+            seen,
+            "Without a directive the nodes may come without their GPUs. And do you count them per node?",
+        )
     if minutes(asked.get("time", "")) != case["minutes"]:
         seen = f"{case['minutes']} minutes {say} {asked.get('time', 'nothing')!r}"
-        yield seen, "Hours, minutes, seconds: which of them does Slurm read in a lone number, and in two?"
+        yield (
+            seen,
+            "Hours, minutes, seconds: which is a single number to Slurm, and which are two with a colon?",
+        )
     if NO_DIRECTIVE in asked:
-        seen = f"{asked[NO_DIRECTIVE]!r} in an #SBATCH line is no order"
-        yield seen, "An order has the name of an option and, where that takes one, its value."
+        seen = f"{asked[NO_DIRECTIVE]!r} in an #SBATCH line is no directive"
+        yield seen, "A directive has the name of an option and, if it takes one, its value."
 
 
 FLAGS = {"standalone", "no-python", "module", "m", "run-path", "help", "h"}  # torchrun's, without a value
@@ -130,12 +136,14 @@ class _Started:
             yield f"bash looked for a command with the name {self.lost!r}", LOST
         if not (notes := self.agents or self.pythons):
             seen = f"nothing was started on the nodes {', '.join(self.nodes)}; {self.said}"
-            hint = "On how many nodes does the body of a job file run, and what starts something on all?"
+            hint = (
+                "On how many nodes does the body of a job file run, and what starts a command on all of them?"
+            )
             if LEFT in self.said:
                 hint = "The job ends with its body's last line. What makes that wait for what was started?"
             yield seen.removesuffix("; "), hint
         if self.agents and self.pythons:
-            yield "some ranks are started by torchrun and some without", "Either, or."
+            yield "some ranks are started by torchrun and some without", "Use one way or the other."
         counts = [sum(note["node"] == name for note in notes) for name in self.nodes]
         shown = ", ".join(f"{name}: {count}" for name, count in zip(self.nodes, counts, strict=True))
         yield from (self._of_agents if self.agents else self._of_pythons)(counts, shown)
@@ -147,7 +155,7 @@ class _Started:
         case = self.case
         shown = f"torchruns on the nodes: {shown}"
         if max(counts) > 1:
-            yield shown, "torchrun starts the ranks of its node itself. How many of it does a node need?"
+            yield shown, "torchrun starts the ranks of its node itself. How many torchruns does a node need?"
         if min(counts) < 1:
             yield shown, "The body runs on the first node only. What starts a task on each?"
         for options, program in zip(self.options, self.programs, strict=True):
@@ -157,7 +165,7 @@ class _Started:
                 yield f"{seen}, and there are {case['nodes']}", NOT_ALONE
             if (ranks := options.get("nproc-per-node", "1")) not in (str(case["gpus"]), "gpu", "auto"):
                 seen = f"torchrun starts {ranks} ranks on a node with {case['gpus']} GPUs"
-                yield seen, "Which option of torchrun is the number of ranks?"
+                yield seen, "Which option of torchrun sets the number of ranks?"
             if Path((program or [""])[0]).name != case["script"]:
                 seen = f"torchrun runs {' '.join(program)[:60]!r}, not {case['script']}"
                 yield seen, "What comes after torchrun's own options?"
@@ -166,7 +174,7 @@ class _Started:
         gpus, wanted = self.case["gpus"], self.case["nodes"] * self.case["gpus"]
         if counts != [gpus] * self.case["nodes"]:
             seen = f"processes of the script on the nodes: {shown}; each has {gpus} GPUs"
-            yield seen, "Without torchrun, who starts a process for each GPU?"
+            yield seen, "Without torchrun, what starts a process for each GPU?"
 
         def numbers(name: str, node: str = "") -> list[int]:
             words = [str(note["told"].get(name)) for note in self.pythons if node in ("", note["node"])]
@@ -175,7 +183,7 @@ class _Started:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             if numbers(name)[:1] == [-1]:
                 seen = f"the script is started {wanted} times, and {name} is not set"
-                yield seen, "Without torchrun, who tells each process who it is?"
+                yield seen, "Without torchrun, what tells each process which rank it is?"
         if (ranks := numbers("RANK")) != list(range(wanted)):
             yield f"the ranks are {ranks[:6]}…, and should be 0 to {wanted - 1}", REPLACED
         for node in self.nodes:
@@ -192,20 +200,22 @@ class _Started:
         places = self._endpoints()
         ids = {options.get("rdzv-id", "none") for options in self.options}
         hosts = sorted({host for host, _ in places})
-        hint = "Each node looked it up for itself. Who looks it up for all?"
+        hint = "Each node looked it up for itself. Where can it be looked up for all?"
         if len(ids) > 1:
             yield f"they are told {len(ids)} different --rdzv-id", hint
         if len(places) > 1:
             yield f"they are sent to {len(places)} places, as {', '.join(hosts)[:80]}", hint
         if ids == {""}:
             seen = "they are told an empty --rdzv-id, and each torchrun makes one of its own then"
-            yield seen, "What has the job that is the same for all of its nodes?"
+            yield seen, "What does the job have that is the same for all of its nodes?"
         ((host, _),) = places
         known = self.nodes + self.case["addresses"]
         if host not in known:
-            hint = "The nodes are others in each job. How does a job learn their names?"
+            hint = "Each job gets other nodes. How does a job learn their names?"
             if host in ("", "localhost", "127.0.0.1"):
-                hint = "Whom does each node find there? And what is the same place for all of them?"
+                hint = (
+                    "Which machine does each node find there? And which address is the same for all of them?"
+                )
             yield f"they are sent to {host!r}; the nodes are {', '.join(self.nodes)}", hint
         place = self.nodes[known.index(host) % len(self.nodes)]
         # The rank that opens the store runs on this node, to which all are sent; c10d finds it by itself.
@@ -216,11 +226,14 @@ class _Started:
             ranks = [options.get("node-rank", "0") for options in self.options]
             first = [agent["node"] for agent, rank in zip(self.agents, ranks, strict=True) if rank == "0"]
             if sorted(ranks) != [str(rank) for rank in range(len(self.nodes))]:
-                seen = f"the static meeting is asked for, and the nodes are numbered {', '.join(ranks)}"
+                seen = f"the static rendezvous is asked for, and the nodes are numbered {', '.join(ranks)}"
                 yield seen, REPLACED
         if first != [place]:
             who = f"{'node' if self.agents else 'rank'} 0 is {', '.join(first) or 'nowhere'}"
-            yield f"they are sent to {place}, and {who}", "Who opens the store at that address?"
+            yield (
+                f"they are sent to {place}, and {who}",
+                "Which of them opens the store, and is it at that address?",
+            )
 
     def _endpoints(self) -> set[tuple[str, int | None]]:
         """Return every (host, port) that the ranks are sent to."""
@@ -297,18 +310,18 @@ def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterat
         wrong, gap = furthest(far(result["sum"], torch.stack(own).sum(0)) for result in of_call)
         first_is_right = first_is_right or (call == 0 and gap == 0)
         got, mates = of_call[wrong]["sum"], own[wrong // per_node * per_node :][:per_node]
-        hint = "What a rank adds up is right only if everything of every node reaches it, and once."
+        hint = "The sum is right only if the numbers of every rank reach it, each of them once."
         if far(got, torch.stack(mates).sum(0)) == 0:
-            hint = "That is the sum of its node. How do the nodes come together?"
+            hint = "That is the sum of its node. How are the sums of the nodes combined?"
         elif call == len(nodes_of) and far(got, own[wrong]) == 0 and first_is_right:
             hint = "The same tensor came before, with other numbers in it. It must be added up again."
         elif far(got, own[wrong]) == 0:
-            hint = "It holds what it began with. Who tells the ranks that are not the first of their node?"
+            hint = "It still has its own. How do ranks that are not the first of their node get the sum?"
         elif call and per_node in (1, ranks):
             hint = "One rank on each node, or one node for all: "
             hint += "what is there to do in each of the two levels?"
         elif call:
-            hint = "The first call is right, and one for other nodes is not. What does it find of the first?"
+            hint = "The first call is right, but one with other nodes is not. What do you keep of the first?"
         seen = f"{nodes} nodes with {per_node} ranks each: rank {wrong} is off by up to {gap:g}"
         yield Finding(SUM, gap == 0, seen, hint)
         most = 2 * (nodes - 1) / nodes * size
@@ -317,9 +330,9 @@ def _on(ask: Ask, rng: random.Random, ranks: int, nodes_of: list[int]) -> Iterat
         node, largest = furthest(sent)
         seen = f"of {size:,} bytes in a tensor, node {node} sent {largest:,.0f} over the cable;"
         seen += f" {most:,.0f} are enough"
-        hint = "Which ranks of a node have to talk to other nodes at all, and about how much?"
+        hint = "Which ranks of a node have to send to other nodes at all, and how much?"
         if nodes > 2 and largest <= (nodes - 1) * size * 1.01 and min(sent) < largest:
-            hint = "With two nodes that is all it takes. With more, one node sends for all of them."
+            hint = "With two nodes that would be enough. With more, one node sends for all of them."
         yield Finding(CABLE, largest <= 1.02 * most + 256, seen, hint)
 
 
@@ -428,8 +441,8 @@ ORDER = "in any other order, an edge counts for the node that it leaves"
 NOTHING = "every node is in the answer, and one that sends nothing has 0"
 NODE_NAMES = ["n1", "n11"]  # one is contained in the other
 MORE_NAMES = ["n2", "n21", "a", "b"]
-EDGE = "What goes over an edge of a ring of so many ranks?"
-OWN = "What of it goes to a rank on the same node?"
+EDGE = "How much goes over one edge of a ring of that many ranks?"
+OWN = "How much of it goes to a rank on the same node?"
 
 
 @question("17.3", "cable(places, size)", {NODES: 1, ORDER: 1, NOTHING: 1}, rests={ORDER: NODES})
@@ -452,11 +465,13 @@ def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             hint = "Which nodes are there?"
         yield Finding(what, not off and got.keys() == right.keys(), seen, hint)
         seen = f"with the same list once more it returned {again}"
-        yield Finding(what, again == got, seen, "What you are given must be the same afterwards.")
+        yield Finding(what, again == got, seen, "What you are given must be unchanged afterwards.")
         for sent in then:
             right = _over(other, size)
             seen = f"with other nodes in the very same list it returned {sent}, and {right} is right"
-            hint = "What is kept from one call to the next? The list is the same, and what is in it is not."
+            hint = (
+                "The list is the same object, with other nodes. What do you keep from one call to the next?"
+            )
             ok = sent.keys() == right.keys() and all(_same(sent[node], right[node]) for node in right)
             yield Finding(what, ok, seen, hint)
 
@@ -501,21 +516,21 @@ def _of_a_ring(places: list[str], size: int, node: str, got: Result) -> str:
         (places.count(node) * edge, f"That is all that its ranks send. {OWN}"),
         (edge, "That is one edge. How many edges of the ring leave this node?"),
         (right - edge, _missing(places, node)),
-        (right / 2 if halves else right, "A ring goes round twice: once to add up, once to hand out."),
+        (right / 2 if halves else right, "A ring goes round twice: once to add up, once to distribute."),
         (right * n / (n - 1) / 2, f"That is the tensor, once for each edge. {EDGE}"),
         (right * n / (n - 1), "In each step a rank sends a part of the tensor. How many steps are there?"),
-        (of_nodes, f"Divided as if the nodes were the ring's members. {EDGE}"),
-        (_edges(places) * edge, "That is what crosses in all. Which of it leaves this node?"),
+        (of_nodes, f"That is divided as if the nodes were the ring's members. {EDGE}"),
+        (_edges(places) * edge, "That is what crosses in all. How much of it leaves this node?"),
     ]
     if node not in got:
         return "Which nodes are there, and which of them send nothing?"
     hit = [hint for wrong, hint in known if wrong != right and _same(got[node], wrong)]
-    return (hit or ["Rank by rank: who is next in the ring, and does that one sit on the same node?"])[0]
+    return (hit or ["Rank by rank: which one is next in the ring, and is it on the same node?"])[0]
 
 
 def _missing(places: list[str], node: str) -> str:
     """Choose the hint for one edge too few: of the node with the last rank, or of another one."""
-    last = "Who comes after the last rank? " if node == places[-1] != places[0] else ""
+    last = "Which rank comes after the last one? " if node == places[-1] != places[0] else ""
     return (
         f"One edge of this node is missing there. {last}Do two edges to the same node count once, or twice?"
     )

@@ -1,4 +1,4 @@
-"""Start, kill and restart the training of question 08.3 in a rank; kills happen in forked processes."""
+"""Start, kill and restart the training run of question 08.3 in a rank; kills happen in forked processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..shape import NUMBER, reports
 from ..wording import reason
 
 NEVER = -2
-NOTES = "of another training"  # content of the file beside the checkpoint
+NOTES = "of another run"  # content of the file beside the checkpoint
 START_SECONDS = 8.0  # time limit for a start in a forked process
 MOST_MOMENTS = 8  # limit on the moments of one save at which a kill is tried
 Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at the end
@@ -60,7 +60,7 @@ def _state(model: nn.Module) -> list[float]:
 
 
 def undisturbed(plan: dict[str, Any]) -> list[list[float]]:
-    """Return the states of a training that is never killed, as each epoch begins and at the end."""
+    """Return the states of a training run that is never killed, as each epoch begins and at the end."""
     model, optimizer = _begun(plan["kind"], plan["values"][0])
     states = [_state(model)]
     for epoch in range(plan["epochs"]):

@@ -30,48 +30,48 @@ def by_as_tensor(data, device):
     return torch.as_tensor(data, device=device)
 
 
-@wrong("01.1", EXACT, KEPT, THERE, hint="handed back as it is")
+@wrong("01.1", EXACT, KEPT, THERE, hint="A tensor that is already on the device is returned as it is.")
 def no_copy_of_tensors(data, device):
     if not isinstance(data, torch.Tensor):
         data = torch.from_numpy(np.array(data))
     return data.detach().to(device)
 
 
-@wrong("01.1", EXACT, THERE, hint="two names for one memory")
+@wrong("01.1", EXACT, THERE, hint="An array and its tensor can share one memory.")
 def no_copy_of_arrays(data, device):
     if isinstance(data, torch.Tensor):
         return data.detach().clone().to(device)
     return torch.from_numpy(np.asarray(data)).to(device)
 
 
-@wrong("01.1", EXACT, KEPT, OWN, hint="What sends a tensor somewhere?")
+@wrong("01.1", EXACT, KEPT, OWN, hint="What moves a tensor to a device?")
 def stays_on_the_cpu(data, device):
     return solved(data, "cpu")
 
 
-@wrong("01.1", EXACT, KEPT, OWN, hint="What sends a tensor somewhere?")
+@wrong("01.1", EXACT, KEPT, OWN, hint="What moves a tensor to a device?")
 def throws_it_away(data, device):
     made = solved(data, "cpu")
     made.to(device)
     return made
 
 
-@wrong("01.1", hint="Which ways of making a tensor look at the type")
+@wrong("01.1", hint="Which ways of making a tensor keep the dtype of what they are given?")
 def with_a_capital_t(data, device):
     return torch.Tensor(solved(data, "cpu").tolist()).to(device)  # a number is a size there
 
 
-@wrong("01.1", OWN, THERE, hint="Which ways of making a tensor look at the type")
+@wrong("01.1", OWN, THERE, hint="Which ways of making a tensor keep the dtype of what they are given?")
 def all_in_float32(data, device):
     return solved(data, device).float()
 
 
-@wrong("01.1", OWN, THERE, hint="Which ways of making a tensor look at the type")
+@wrong("01.1", OWN, THERE, hint="Which ways of making a tensor keep the dtype of what they are given?")
 def all_in_float64(data, device):
     return solved(data, device).double()
 
 
-@wrong("01.1", OWN, THERE, hint="Were they of another type on the way?")
+@wrong("01.1", OWN, THERE, hint="Did they pass through another dtype on the way?")
 def on_the_way_in_float32(data, device):
     made = solved(data, "cpu")
     return made.float().to(made.dtype).to(device)
@@ -99,7 +99,7 @@ def takes_the_gradients_away(data, device):
     return solved(data, device)
 
 
-@wrong("01.1", KEPT, OWN, THERE, hint="Which ways of making a tensor look at the type")
+@wrong("01.1", KEPT, OWN, THERE, hint="Which ways of making a tensor keep the dtype of what they are given?")
 def by_the_first_of_a_list(data, device):
     if isinstance(data, list):
         flat = data
@@ -110,7 +110,7 @@ def by_the_first_of_a_list(data, device):
     return solved(data, device)
 
 
-@wrong("01.1", EXACT, OWN, THERE, hint="Which ways of making a tensor look at the type")
+@wrong("01.1", EXACT, OWN, THERE, hint="Which ways of making a tensor keep the dtype of what they are given?")
 def by_a_table_of_types(data, device):
     made = solved(data, device)
     known = (torch.float64, torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -128,7 +128,7 @@ def through_numpy(data, device):
 KEPT_TENSORS = {}
 
 
-@wrong("01.1", EXACT, KEPT, THERE, hint="What is kept between them?")
+@wrong("01.1", EXACT, KEPT, THERE, hint="What does your function keep from one to the next?")
 def kept_by_its_place(data, device):
     if not isinstance(data, np.ndarray) or data.ndim < 2:
         return solved(data, device)
@@ -138,7 +138,7 @@ def kept_by_its_place(data, device):
     return KEPT_TENSORS[key][1].clone()
 
 
-@wrong("01.1", EXACT, KEPT, OWN, hint="What sends a tensor somewhere?")
+@wrong("01.1", EXACT, KEPT, OWN, hint="What moves a tensor to a device?")
 def knows_cuda_alone(data, device):
     made = solved(data, "cpu")
     return made.cuda() if str(device).startswith("cuda") else made
@@ -192,7 +192,7 @@ class Base(nn.Module):
         return (x - self.mean) / self.std
 
 
-@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
 class PlainAttributes(Base):
     def keep(self, mean, std):
         self.mean, self.std = mean, std
@@ -205,7 +205,7 @@ class OneOfTwo(Base):
         self.std = std
 
 
-@wrong("01.2", RIGHT, MOVES, hint="there is a second kind")
+@wrong("01.2", RIGHT, MOVES, hint="What is part of a model and not trained is of a second kind.")
 class Parameters(Base):
     def keep(self, mean, std):
         self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)
@@ -218,7 +218,7 @@ class NotSaved(Base):
         self.register_buffer("std", std, persistent=False)
 
 
-@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
 class SendsThemEachTime(Base):
     def keep(self, mean, std):
         self.mean, self.std = mean, std
@@ -249,14 +249,14 @@ class ItsOwnMean(Base):
         return (x - x.mean(0)) / self.std
 
 
-@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
 class InAList(Base):
     def keep(self, mean, std):
         self.mean, self.std = mean, std
         self.all = [mean, std]
 
 
-@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
 class HasItsOwnTo(Base):
     """Nobody calls it where the layer is a part of a model."""
 
@@ -276,19 +276,19 @@ class HasItsOwnTo(Base):
         self.mean, self.std = state["mean"], state["std"]
 
 
-@wrong("01.2", hint="and what to all of its class?")
+@wrong("01.2", hint="What belongs to one model, and what to its whole class?")
 class OfTheClass(Base):
     def keep(self, mean, std):
         type(self).mean, type(self).std = mean, std
 
 
-@wrong("01.2", MOVES, SAVED, hint="Which type had they on the way?")
+@wrong("01.2", MOVES, SAVED, hint="Which dtype did the numbers have on the way?")
 class InFloat32(Base):
     def keep(self, mean, std):
         super().keep(mean.float(), std.float())
 
 
-@wrong("01.2", RIGHT, hint="An attribute alone is not known")
+@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
 class SendsThoseInATuple(Base):
     def keep(self, mean, std):
         self.both = mean, std
@@ -298,7 +298,7 @@ class SendsThoseInATuple(Base):
         return (x - mean) / std
 
 
-@wrong("01.2", RIGHT, MOVES, hint="there is a second kind")
+@wrong("01.2", RIGHT, MOVES, hint="What is part of a model and not trained is of a second kind.")
 class OneIsTrained(Base):
     def keep(self, mean, std):
         self.register_buffer("mean", mean)
@@ -360,12 +360,12 @@ def parameters_alone(device, **things):
     return search(device, things, lambda name, model: inside(name, model, buffers=False), plain)
 
 
-@wrong("01.3", AMONG, INSIDE, hint="What no list of a module has")
+@wrong("01.3", AMONG, INSIDE, hint="What a module does not register is in its vars().")
 def by_the_lists(device, **things):
     return search(device, things, inside)
 
 
-@wrong("01.3", AMONG, INSIDE, hint="go through all")
+@wrong("01.3", AMONG, INSIDE, hint="Go through all modules of the model.")
 def at_the_top_alone(device, **things):
     return search(device, things, inside, lambda name, model: plain(name, model, deep=False))
 
@@ -376,7 +376,7 @@ def those_that_moved(device, **things):
     return [name for name in every if name not in search(device, things, inside, plain)]
 
 
-@wrong("01.3", hint="not in the order of the alphabet")
+@wrong("01.3", hint="The names are right, but they are not sorted, or one comes twice.")
 def backwards(device, **things):
     return search(device, things, inside, plain)[::-1]
 
@@ -447,7 +447,9 @@ def public(name: str, model: nn.Module) -> dict[str, Any]:
     return {key: each for key, each in plain(name, model).items() if "._" not in key.removeprefix(name)}
 
 
-@wrong("01.3", hint="on another device than the one that is given")
+@wrong(
+    "01.3", hint="A tensor is left behind if it is on another device than the given one, whichever that is."
+)
 def all_that_is_on_the_cpu(device, **things):
     every = search(None, things, inside, plain)
     return [name for name in every if name not in search(torch.device("cpu"), things, inside, plain)]
@@ -471,7 +473,7 @@ def gathers_in_the_module(device, **things):
 # --- right, in another style ---
 
 
-@wrong("01.1", EXACT, OWN, THERE, hint="The type is right, the shape is not")
+@wrong("01.1", EXACT, OWN, THERE, hint="The dtype is right, the shape is not.")
 def by_lists(data, device):
     """A list of no rows does not know how long they would be."""
     if isinstance(data, torch.Tensor):
@@ -599,7 +601,7 @@ def remembered(name, model):
     return inside(name, model) | plain(name, model)
 
 
-@wrong("01.3", AMONG, PLAIN, hint="What do you keep of another call?")
+@wrong("01.3", AMONG, PLAIN, hint="What do you keep from an earlier call?")
 def looks_once(device, **things):
     return search(device, things, remembered)
 
@@ -624,7 +626,7 @@ def by_getattr(device, **things):
     return sorted(names)
 
 
-@wrong("01.3", AMONG, PLAIN, hint="What do you keep of another call?")
+@wrong("01.3", AMONG, PLAIN, hint="What do you keep from an earlier call?")
 @functools.cache
 def with_a_cache(device, **things):
     return search(device, things, inside, plain)

@@ -17,7 +17,7 @@ from tests.exercises.answers import right, wrong
 EQUAL = "right where all batches have the same size"
 
 
-@wrong("02.1", hint="too small by about the batch size")
+@wrong("02.1", hint="too small by about a factor of the batch size.")
 def means_over_samples(losses, sizes):
     return sum(losses) / sum(sizes)
 
@@ -27,27 +27,27 @@ def mean_of_means(losses, sizes):
     return sum(losses) / len(losses)
 
 
-@wrong("02.1", hint="By what should it be divided?")
+@wrong("02.1", hint="What should it be divided by?")
 def the_sum(losses, sizes):
     return sum(loss * size for loss, size in zip(losses, sizes, strict=True))
 
 
-@wrong("02.1", hint="By what should it be divided?")
+@wrong("02.1", hint="What should it be divided by?")
 def over_the_batches(losses, sizes):
     return the_sum(losses, sizes) / len(sizes)
 
 
-@wrong("02.1", EQUAL, hint="By what should it be divided?")
+@wrong("02.1", EQUAL, hint="What should it be divided by?")
 def as_if_all_were_full(losses, sizes):
     return the_sum(losses, sizes) / (len(sizes) * sizes[0])
 
 
-@wrong("02.1", EQUAL, hint="not the last one alone")
+@wrong("02.1", EQUAL, hint="Any batch may be smaller than the others, not only the last one.")
 def with_a_small_last_one(losses, sizes):
     return (sum(losses[:-1]) * sizes[0] + losses[-1] * sizes[-1]) / sum(sizes)
 
 
-@wrong("02.1", EQUAL, hint="By what should it be divided?")
+@wrong("02.1", EQUAL, hint="What should it be divided by?")
 def over_the_largest(losses, sizes):
     return the_sum(losses, sizes) / (max(sizes) * len(sizes))
 
@@ -86,7 +86,7 @@ def divides_by_zero(losses, sizes):
     return losses[0] / 0
 
 
-RIGHT, QUIET = "counts right, whatever the loader gives", "the model is in evaluation mode meanwhile"
+RIGHT, QUIET = "counts correctly, whatever the loader gives", "the model is in evaluation mode meanwhile"
 GRAPHLESS, BACK = "no graph is built", "afterwards the model is as it was, and every module in its own mode"
 
 
@@ -116,13 +116,13 @@ def solved(model, loader):
         return share(model, loader)
 
 
-@wrong("02.2", RIGHT, GRAPHLESS, hint="nothing to go back from")
+@wrong("02.2", RIGHT, GRAPHLESS, hint="it was called in training mode, so there was no mode to restore")
 @torch.no_grad()
 def never_in_eval(model, loader):
     return share(model, loader)
 
 
-@wrong("02.2", RIGHT, QUIET, BACK, hint="Which context builds no graph?")
+@wrong("02.2", RIGHT, QUIET, BACK, hint="In which context is no graph built?")
 def with_graphs(model, loader):
     with quiet(model):
         return share(model, loader)
@@ -148,7 +148,7 @@ def all_in_training_afterwards(model, loader):
     return right / seen
 
 
-@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode had each module")
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode did each module have before you set one for all?")
 @torch.inference_mode()
 def one_mode_for_all(model, loader):
     was = model.training
@@ -158,7 +158,7 @@ def one_mode_for_all(model, loader):
     return found
 
 
-@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Is it always a training that goes on after it?")
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Does training always go on after it?")
 @torch.no_grad()
 def the_modes_of_its_parts(model, loader):
     modes = [(part, part.training) for part in model.modules() if part is not model]
@@ -170,7 +170,7 @@ def the_modes_of_its_parts(model, loader):
     return found
 
 
-@wrong("02.2", RIGHT, GRAPHLESS, hint="What sets that of all of them?")
+@wrong("02.2", RIGHT, GRAPHLESS, hint="What sets the mode of all of them?")
 @torch.no_grad()
 def an_attribute(model, loader):
     was, model.training = model.training, False
@@ -201,19 +201,25 @@ def each_on_its_own(model, loader):
         return torch.cat([model(x).argmax(1) == y for x, y in loader])
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="in percent")
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="That is a percentage.")
 def in_percent(model, loader):
     return 100 * solved(model, loader)
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="gives only a part of it")
+@wrong(
+    "02.2",
+    QUIET,
+    GRAPHLESS,
+    BACK,
+    hint="That is divided by the size of the whole dataset, but the loader gives only part of it.",
+)
 @torch.no_grad()
 def of_the_whole_dataset(model, loader):
     with quiet(model):
         return hits(model, loader)[0] / len(loader.dataset)
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Which label belongs to which guess?")
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Which label belongs to which prediction?")
 @torch.no_grad()
 def whole_set(model, loader):
     with quiet(model):
@@ -221,7 +227,13 @@ def whole_set(model, loader):
     return (guesses.numpy() == torch.cat([y for _, y in loader]).numpy()).mean()
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Count what is right")
+@wrong(
+    "02.2",
+    QUIET,
+    GRAPHLESS,
+    BACK,
+    hint="Count the correct predictions, count the samples, divide at the end.",
+)
 @torch.no_grad()
 def those_above_zero(model, loader):
     with quiet(model):
@@ -229,7 +241,13 @@ def those_above_zero(model, loader):
     return sum(above.sum().item() for above, _ in pairs) / sum(len(y) for _, y in pairs)
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Count what is right")
+@wrong(
+    "02.2",
+    QUIET,
+    GRAPHLESS,
+    BACK,
+    hint="Count the correct predictions, count the samples, divide at the end.",
+)
 @torch.no_grad()
 def the_largest_in_size(model, loader):
     with quiet(model):
@@ -301,12 +319,12 @@ def clears_after_backward(model, loader, optimizer):
     return epoch(late=True)(model, loader, optimizer)
 
 
-@wrong("02.3", MODE, WEIGHED, RELEASED, hint="Who changes the weights?")
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="Which call changes the weights?")
 def never_steps(model, loader, optimizer):
     return epoch(step=False)(model, loader, optimizer)
 
 
-@wrong("02.3", CLEARED, WEIGHED, RELEASED, hint="Who says that training goes on?")
+@wrong("02.3", CLEARED, WEIGHED, RELEASED, hint="What puts the model back into training mode?")
 def stays_in_eval(model, loader, optimizer):
     return epoch(mode=False)(model, loader, optimizer)
 
@@ -317,7 +335,7 @@ def means_of_batches(model, loader, optimizer):
     return sum(losses) / len(losses)
 
 
-@wrong("02.3", CLEARED, MODE, WEIGHED, hint="What makes a number of it?")
+@wrong("02.3", CLEARED, MODE, WEIGHED, hint="What turns it into a number?")
 def keeps_the_graphs(model, loader, optimizer):
     total = count = 0
     model.train()
@@ -354,19 +372,27 @@ def steps_along_the_sum(model, loader, optimizer):
     return total / count
 
 
-@wrong("02.3", MODE, WEIGHED, RELEASED, hint="What was given once more")
+@wrong("02.3", MODE, WEIGHED, RELEASED, hint="What do you keep from it when the same loader comes again?")
 def with_an_optimizer_of_its_own(model, loader, optimizer):
     groups = [{"params": group["params"], "lr": group["lr"]} for group in optimizer.param_groups]
     return epoch()(model, loader, torch.optim.SGD(groups, momentum=0.9))
 
 
-@wrong("02.3", MODE, WEIGHED, RELEASED, hint="of its mean loss, and of no other's")
+@wrong(
+    "02.3",
+    MODE,
+    WEIGHED,
+    RELEASED,
+    hint="One step for each batch, with the gradient of its own mean loss and nothing else.",
+)
 def with_one_learning_rate(model, loader, optimizer):
     optimizer = torch.optim.SGD(model.parameters(), lr=optimizer.param_groups[0]["lr"])
     return epoch()(model, loader, optimizer)
 
 
-@wrong("02.3", MODE, RELEASED, hint="makes shares of them itself")
+@wrong(
+    "02.3", MODE, RELEASED, hint="cross_entropy takes raw scores, and turns them into probabilities itself."
+)
 def softmax_twice(model, loader, optimizer):
     def shares(x):
         return model(x).softmax(1)
@@ -375,13 +401,19 @@ def softmax_twice(model, loader, optimizer):
     return epoch()(shares, loader, optimizer)
 
 
-@wrong("02.3", CLEARED, RELEASED, WEIGHED, hint="Who says that training goes on?")
+@wrong("02.3", CLEARED, RELEASED, WEIGHED, hint="What puts the model back into training mode?")
 def an_attribute_of_the_model(model, loader, optimizer):
     model.training = True
     return epoch(mode=False)(model, loader, optimizer)
 
 
-@wrong("02.3", CLEARED, MODE, RELEASED, hint="gives only a part of it")
+@wrong(
+    "02.3",
+    CLEARED,
+    MODE,
+    RELEASED,
+    hint="That is divided by the size of the whole dataset, but the loader gives only part of it.",
+)
 def over_the_whole_dataset(model, loader, optimizer):
     total = 0.0
     model.train()
@@ -394,7 +426,7 @@ def over_the_whole_dataset(model, loader, optimizer):
     return total / len(loader.dataset)
 
 
-@wrong("02.3", CLEARED, MODE, RELEASED, hint="One call gives the loss and the step")
+@wrong("02.3", CLEARED, MODE, RELEASED, hint="One call of the model gives both.")
 def measures_afterwards(model, loader, optimizer):
     epoch()(model, loader, optimizer)
     with torch.no_grad():
@@ -412,7 +444,12 @@ def goes_on_with_the_count(model, loader, optimizer):
 SEEN: list[float] = []
 
 
-@wrong("02.3", MODE, RELEASED, hint="of its mean loss, and of no other's")
+@wrong(
+    "02.3",
+    MODE,
+    RELEASED,
+    hint="One step for each batch, with the gradient of its own mean loss and nothing else.",
+)
 def the_whole_at_once(model, loader, optimizer):
     parts = list(loader)
     batch = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
@@ -454,7 +491,7 @@ def by_a_cached_sum(losses, sizes):
     return total / functools.reduce(plus, sizes)
 
 
-@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode had each module")
+@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode did each module have before you set one for all?")
 @torch.no_grad()
 def those_in_evaluation_go_back_last(model, loader):
     """And take with them what was in training within them."""
@@ -465,7 +502,7 @@ def those_in_evaluation_go_back_last(model, loader):
     return found
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="What is kept between two calls?")
+@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="What do you keep between two calls?")
 @functools.cache
 def remembers(model, loader):
     with torch.no_grad(), quiet(model):
@@ -510,7 +547,7 @@ class Evaluation:
 right("02.2")(Evaluation())
 
 
-@wrong("02.3", MODE, RELEASED, hint="What was given once more")
+@wrong("02.3", MODE, RELEASED, hint="What do you keep from it when the same loader comes again?")
 @functools.cache
 def trains_once(model, loader, optimizer):
     return clears_at_the_end(model, loader, optimizer)
@@ -580,6 +617,12 @@ right("02.3")(functools.partial(epoch()))
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
 
 
-@wrong("02.2", QUIET, GRAPHLESS, BACK, hint="Count what is right")
+@wrong(
+    "02.2",
+    QUIET,
+    GRAPHLESS,
+    BACK,
+    hint="Count the correct predictions, count the samples, divide at the end.",
+)
 def rounded(model, loader):
     return round(by_a_copy(model, loader), 2)

@@ -30,7 +30,7 @@ def rounds_down(batch_size, devices):
     return [batch_size // devices] * devices
 
 
-@wrong("03.1", EVEN, hint="As even as can be")
+@wrong("03.1", EVEN, hint="That is as even as possible.")
 def shares_evenly(batch_size, devices):
     size, more = divmod(batch_size, devices)
     return [size + 1] * more + [size] * (devices - more)
@@ -48,7 +48,7 @@ def with_empty_ones(batch_size, devices):
     return [max(0, min(size, batch_size - i * size)) for i in range(devices)]
 
 
-@wrong("03.1", EVEN, LAST, hint="These are 6 samples, and there are 5")
+@wrong("03.1", EVEN, LAST, hint="These add up to 6 samples, and there are 5")
 def leaves_out_what_is_empty(batch_size, devices):
     size = -(-batch_size // devices)
     sizes = [size] * (devices - 1) + [batch_size - size * (devices - 1)]
@@ -62,7 +62,7 @@ def one_each_when_few(batch_size, devices):
     return asks_chunk(batch_size, devices)
 
 
-@wrong("03.1", LAST, FEWER, hint="Is there something for each?")
+@wrong("03.1", LAST, FEWER, hint="Is anything left for every device?")
 def one_device_is_forgotten(batch_size, devices):
     return asks_chunk(batch_size, max(2, devices))
 
@@ -157,12 +157,12 @@ def on_the_cpu(losses, batch_size):
     return (losses * sizes).sum() / batch_size
 
 
-@wrong("03.2", ALIKE, hint="count as much as one of")
+@wrong("03.2", ALIKE, hint="samples count as much as")
 def the_plain_mean(losses, batch_size):
     return losses.mean()
 
 
-@wrong("03.2", hint="too small by about the size of a chunk")
+@wrong("03.2", hint="too small by about a factor of the chunk size.")
 def means_over_samples(losses, batch_size):
     return losses.sum() / batch_size
 
@@ -172,18 +172,28 @@ def the_sum_over_samples(losses, batch_size):
     return (losses * sizes_of(losses, batch_size)).sum()
 
 
-@wrong("03.2", hint="By how many of them")
+@wrong("03.2", hint="How many of them should it be divided by?")
 def divided_by_devices(losses, batch_size):
     return (losses * sizes_of(losses, batch_size)).mean()
 
 
-@wrong("03.2", ALIKE, UNEVEN, hint="a plain number of a tensor")
+@wrong(
+    "03.2",
+    ALIKE,
+    UNEVEN,
+    hint="Something in between has turned a tensor into a plain number, or into a tensor without a graph.",
+)
 def as_a_number(losses, batch_size):
     sizes = sizes_of(losses, batch_size)
     return sum(loss.item() * n.item() for loss, n in zip(losses, sizes, strict=True)) / batch_size
 
 
-@wrong("03.2", ALIKE, UNEVEN, hint="or a new tensor of it")
+@wrong(
+    "03.2",
+    ALIKE,
+    UNEVEN,
+    hint="Something in between has turned a tensor into a plain number, or into a tensor without a graph.",
+)
 def a_new_tensor(losses, batch_size):
     values = torch.tensor(losses.tolist(), requires_grad=True)
     return (values * sizes_of(losses, batch_size)).sum() / batch_size
@@ -218,7 +228,7 @@ def the_rest_is_two(losses, batch_size):
     return (losses * torch.tensor(weights, device=losses.device)).sum()
 
 
-@wrong("03.2", ALIKE, hint="count as much as one of")
+@wrong("03.2", ALIKE, hint="samples count as much as")
 def two_chunks_alone(losses, batch_size):
     size = -(-batch_size // len(losses))
     return (
@@ -240,7 +250,12 @@ def in_float64_alone(losses, batch_size):
     return losses @ sizes_of(losses, batch_size).double() / batch_size
 
 
-@wrong("03.2", ALIKE, UNEVEN, hint="or a new tensor of it")
+@wrong(
+    "03.2",
+    ALIKE,
+    UNEVEN,
+    hint="Something in between has turned a tensor into a plain number, or into a tensor without a graph.",
+)
 def no_gradient_when_alike(losses, batch_size):
     return by_shares(losses.detach() if batch_size % len(losses) == 0 else losses, batch_size)
 
@@ -276,7 +291,7 @@ def one_after_the_other(losses, batch_size):
 
 CHUNKS, VALUE, GRADIENTS = (
     "each replica works on its own chunk, in a thread of its own",
-    "the loss is the one of the whole batch",
+    "the loss is that of the whole batch",
     "backward() leaves the gradients of the whole batch in the model",
 )
 
@@ -348,13 +363,13 @@ def in_a_row(model, x, y, devices):
     return F.cross_entropy(torch.cat([model(chunk) for chunk in x.chunk(len(devices))]), y.to(devices[0]))
 
 
-@wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
+@wrong("03.3", CHUNKS, VALUE, hint="The graph is cut.")
 def detached_weights(model, x, y, devices):
     output = torch.cat(outputs_of(model, x.chunk(len(devices)), devices, detach=True))
     return F.cross_entropy(output.requires_grad_(), y.to(devices[0]))
 
 
-@wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
+@wrong("03.3", CHUNKS, VALUE, hint="The graph is cut.")
 def deep_copies(model, x, y, devices):
     chunks = x.chunk(len(devices))
     replicas = [copy.deepcopy(model).to(device) for _, device in zip(chunks, devices, strict=False)]
@@ -362,7 +377,7 @@ def deep_copies(model, x, y, devices):
     return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y.to(devices[0]))
 
 
-@wrong("03.3", CHUNKS, VALUE, hint="Does each replica have one?")
+@wrong("03.3", CHUNKS, VALUE, hint="Does each replica lead back to the model?")
 def only_replica_0_leads_back(model, x, y, devices):
     first, *others = outputs_of(model, x.chunk(len(devices)), devices)
     return F.cross_entropy(torch.cat([first, *(each.detach() for each in others)]), y.to(devices[0]))
@@ -401,7 +416,7 @@ def the_vector(model, x, y, devices):
     return losses_of(model, x, y, devices)
 
 
-@wrong("03.3", CHUNKS, VALUE, hint="The way back is cut")
+@wrong("03.3", CHUNKS, VALUE, hint="The graph is cut.")
 def a_plain_number(model, x, y, devices):
     return F.cross_entropy(
         torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y.to(devices[0])
@@ -478,12 +493,12 @@ def knows_its_layers(model, x, y, devices):
     return F.cross_entropy(x @ weights[0].T, y.to(devices[0]))
 
 
-@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to meet")
+@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to be on one device.")
 def leaves_the_targets(model, x, y, devices):
     return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y)
 
 
-@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to meet")
+@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to be on one device.")
 def leaves_the_outputs(model, x, y, devices):
     outputs = in_threads(calls_of(model, x.chunk(len(devices)), devices))
     return F.cross_entropy(torch.cat(outputs), y.to(devices[0]))

@@ -23,7 +23,7 @@ def one_node(nodes, ranks_per_node):
     return [(local, 0, local) for local in range(ranks_per_node)]
 
 
-@wrong("04.1", COUNT, hint="Two processes with the same rank")
+@wrong("04.1", COUNT, hint="Two processes have one rank.")
 def ranks_start_anew(nodes, ranks_per_node):
     return [(local, node, local) for node in range(nodes) for local in range(ranks_per_node)]
 
@@ -33,7 +33,7 @@ def columns_swapped(nodes, ranks_per_node):
     return [(rank, rank % ranks_per_node, rank // ranks_per_node) for rank in range(nodes * ranks_per_node)]
 
 
-@wrong("04.1", COUNT, ORDER, hint="like cards")
+@wrong("04.1", COUNT, ORDER, hint="That deals the ranks out round robin.")
 def dealt(nodes, ranks_per_node):
     return [(rank, rank % nodes, rank // nodes) for rank in range(nodes * ranks_per_node)]
 
@@ -92,13 +92,13 @@ def two_columns(nodes, ranks_per_node):
     return [divmod(rank, ranks_per_node) for rank in range(nodes * ranks_per_node)]
 
 
-@wrong("04.1", COUNT, ORDER, hint="how many whole nodes lie before it")
+@wrong("04.1", COUNT, ORDER, hint="how many whole nodes come before it, how many ranks are left?")
 def nodes_from_one(nodes, ranks_per_node):
     return [(r, r // ranks_per_node + 1, r % ranks_per_node) for r in range(nodes * ranks_per_node)]
 
 
-OWN = "a GPU for each rank of every node: its own, and nccl"
-TURNS = "fewer GPUs than ranks on a node: they are taken in turn; none at all: the CPU"
+OWN = "a GPU for each rank on every node: each rank gets its own, and nccl"
+TURNS = "fewer GPUs than ranks on a node: the ranks take them in turn; none at all: the CPU"
 ONE = "all ranks take the same backend: gloo, if a single node has too few GPUs"
 
 
@@ -126,12 +126,12 @@ def as_in_the_lesson(gpus, ranks):
     ) <= gpus else "gloo"
 
 
-@wrong("04.2", ONE, hint="counts on this node alone")
+@wrong("04.2", ONE, hint="Which of a rank's numbers counts within its node?")
 def by_the_rank(gpus, ranks):
     return device_of(gpus, told("RANK")), backend_of_all(gpus, ranks)
 
 
-@wrong("04.2", ONE, hint="counts on this node alone")
+@wrong("04.2", ONE, hint="Which of a rank's numbers counts within its node?")
 def as_if_nodes_were_alike(gpus, ranks):
     return device_of(gpus, told("RANK") % told("LOCAL_WORLD_SIZE")), backend_of_all(gpus, ranks)
 
@@ -200,8 +200,8 @@ def any_cuda(gpus, ranks):
 
 
 MET = "all processes join one group"
-TOLD = "each is the rank that mp.spawn called it by"
-LOCAL = "LOCAL_RANK is set, for what comes after"
+TOLD = "each has the rank that mp.spawn passed to it"
+LOCAL = "LOCAL_RANK is set, for place() to read"
 
 
 def tell(**names: object) -> None:
@@ -213,19 +213,19 @@ def sets_and_stays_out(rank, world_size, port):
     tell(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
-@wrong("04.3", MET, TOLD, hint="which rank is a process on this machine?")
+@wrong("04.3", MET, TOLD, hint="All are on one machine:")
 def no_local_rank(rank, world_size, port):
     tell(RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo")
 
 
-@wrong("04.3", MET, TOLD, hint="which rank is a process on this machine?")
+@wrong("04.3", MET, TOLD, hint="All are on one machine:")
 def every_local_rank_0(rank, world_size, port):
     tell(RANK=rank, LOCAL_RANK=0, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo")
 
 
-@wrong("04.3", MET, hint="from whoever calls it")
+@wrong("04.3", MET, hint="the argument, or a variable that was set before?")
 def counts_backwards(rank, world_size, port):
     rank = world_size - 1 - rank
     tell(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
@@ -244,7 +244,7 @@ def joins_before_it_is_told(rank, world_size, port):
     tell(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
-@wrong("04.3", LOCAL, hint="How many are in the group is known")
+@wrong("04.3", LOCAL, hint="The size of the group is known:")
 def a_group_of_one(rank, world_size, port):
     tell(RANK=0, LOCAL_RANK=rank, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo")
@@ -269,7 +269,7 @@ def a_group_of_three(rank, world_size, port):
         dist.init_process_group("gloo")
 
 
-@wrong("04.3", TOLD, LOCAL, hint="a group in name alone")
+@wrong("04.3", TOLD, LOCAL, hint="They are a group in name only.")
 def over_no_backend(rank, world_size, port):
     from torch.testing._internal.distributed import fake_pg
 

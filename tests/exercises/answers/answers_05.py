@@ -76,7 +76,7 @@ def by_all_gather(tensor):
     return each[dist.get_rank() - 1]
 
 
-@wrong("05.1", hint="Is each rank's of the same size, shape and dtype")
+@wrong("05.1", hint="Do all ranks use the same size, shape and dtype")
 def into_float32(tensor):
     to, source = neighbours()
     theirs = torch.empty(tensor.shape)
@@ -116,7 +116,7 @@ def returns_the_work(tensor):
     return received
 
 
-@wrong("05.1", hint="Has it arrived when you hand it back?")
+@wrong("05.1", hint="Has it arrived when you return it?")
 def returns_a_blank(tensor):
     to, source = neighbours()
     theirs = torch.zeros_like(tensor)
@@ -147,7 +147,7 @@ def a_step_too_few(pieces):
         pieces[(rank - 2 - step) % world_size] += shift(pieces[(rank - 1 - step) % world_size], *neighbours())
 
 
-@wrong("05.2", COMPLETE, hint="What goes out beyond that?")
+@wrong("05.2", COMPLETE, hint="What is sent beyond that?")
 def a_step_too_many(pieces):
     rank, world_size = me()
     for step in range(world_size):
@@ -179,7 +179,7 @@ def puts_new_ones_into_the_list(pieces):
         pieces[i] = pieces[i] + shift(pieces[(rank - 1 - step) % world_size], *neighbours())
 
 
-@wrong("05.2", COMPLETE, hint="What goes out beyond that?")
+@wrong("05.2", COMPLETE, hint="What is sent beyond that?")
 def sends_all_pieces(pieces):
     rank, world_size = me()
     travelling = torch.stack(pieces)
@@ -188,7 +188,7 @@ def sends_all_pieces(pieces):
         pieces[rank] += travelling[rank]
 
 
-@wrong("05.2", COMPLETE, hint="Who is in the middle?")
+@wrong("05.2", COMPLETE, hint="Does everything go through it?")
 def rank_0_adds_up(pieces):
     rank, world_size = me()
     whole = torch.stack(pieces)
@@ -225,7 +225,7 @@ def by_the_collective(pieces):
 
 
 SUM = "every rank holds the sums, in the tensors that it gave"
-ANY_SIZE = "also where the ranks do not divide the count of all numbers"
+ANY_SIZE = "also where the count of all numbers is no multiple of the number of ranks"
 BYTES = "no rank sends more than 2(n−1)/n of all numbers, nor more than 2(n−1) messages"
 
 
@@ -261,7 +261,7 @@ def exchange(out, into, add, to=None, source=None):
     into.copy_(into + theirs if add else theirs)
 
 
-@wrong("05.3", SUM, ANY_SIZE, hint="Who is in the middle?")
+@wrong("05.3", SUM, ANY_SIZE, hint="Does everything go through it?")
 @end_to_end
 def naive(tensor):
     rank, world_size = me()
@@ -288,7 +288,7 @@ def butterfly(tensor):
         distance *= 2
 
 
-@wrong("05.3", SUM, ANY_SIZE, hint="What goes out beyond that?")
+@wrong("05.3", SUM, ANY_SIZE, hint="What is sent beyond that?")
 @end_to_end
 def everyone_to_everyone(tensor):
     travelling = tensor.clone()
@@ -297,7 +297,7 @@ def everyone_to_everyone(tensor):
         tensor += travelling
 
 
-@wrong("05.3", hint="Some rank's numbers are missing in it, or are in it twice")
+@wrong("05.3", hint="Some rank's numbers are missing from it, or in it twice.")
 @end_to_end
 def passes_on_the_running_sum(tensor):
     travelling = tensor.clone()
@@ -307,7 +307,7 @@ def passes_on_the_running_sum(tensor):
         travelling = tensor.clone()
 
 
-@wrong("05.3", SUM, BYTES, hint="when it does not come out even")
+@wrong("05.3", SUM, BYTES, hint="How long is the last piece when there is a remainder?")
 @end_to_end
 def leaves_the_rest_out(tensor):
     length = len(tensor) // dist.get_world_size()
@@ -396,7 +396,7 @@ def by_the_store(tensor):
     return torch.frombuffer(text, dtype=tensor.dtype).view(tensor.shape)
 
 
-@wrong("05.1", hint="By which way did the others get there?")
+@wrong("05.1", hint="How did the rest get there?")
 def by_files(tensor):
     rank, world_size = me()
     folder = Path(tempfile.gettempdir()) / f"answer-{os.environ['MASTER_PORT']}"
@@ -423,12 +423,12 @@ def never_waits(tensor):
     return theirs
 
 
-@wrong("05.1", hint="In which dtype are they wanted?")
+@wrong("05.1", hint="Which dtype should it have?")
 def as_floats(tensor):
     return shift(tensor.double(), *neighbours())
 
 
-@wrong("05.1", hint="a later call has written into it")
+@wrong("05.1", hint="It was right when it was returned, but a later call wrote into it.")
 def one_buffer_for_all(tensor):
     theirs = buffers.setdefault(tensor.shape, torch.empty_like(tensor))
     theirs.copy_(shift(tensor, *neighbours()))
@@ -438,7 +438,7 @@ def one_buffer_for_all(tensor):
 buffers = {}
 
 
-@wrong("05.1", hint="What does a later one")
+@wrong("05.1", hint="What does it leave behind for a later one")
 @functools.cache
 def remembers_the_tensor(tensor):
     return shift(tensor, *neighbours())
@@ -457,7 +457,7 @@ def once_for_each_list(pieces):
             pieces[incoming] += shift(pieces[outgoing], *neighbours())
 
 
-@wrong("05.1", hint="What does a later one")
+@wrong("05.1", hint="What does it leave behind for a later one")
 def keeps_what_came_first(tensor):
     theirs = shift(tensor, *neighbours())
     return first.setdefault(tensor.shape, theirs).clone()
@@ -480,7 +480,10 @@ def two_steps(pieces):
         pieces[(rank - 2 - step) % world_size] += shift(pieces[(rank - 1 - step) % world_size], *neighbours())
 
 
-@wrong("05.2", hint="send what you added to in the step before")
+@wrong(
+    "05.2",
+    hint="In each step, send the piece that you added to last, and add what arrives to the next one.",
+)
 def in_single_precision(pieces):
     rank, world_size = me()
     for step in range(world_size - 1):
@@ -500,7 +503,7 @@ def starts_and_goes_on(pieces):
         pieces[(rank - 2 - step) % world_size] += theirs
 
 
-@wrong("05.3", SUM, ANY_SIZE, hint="What can travel in one, end to end?")
+@wrong("05.3", SUM, ANY_SIZE, hint="What can travel together, in one message?")
 def one_after_the_other(tensors):
     for tensor in tensors:
         flat = tensor.flatten().clone()
@@ -678,7 +681,7 @@ def all_but_the_rest_by_a_ring(tensors):
 # --- the result is right, and it was not done as asked ---
 
 
-@wrong("05.1", hint="who is not?")
+@wrong("05.1", hint="Which rank should get a rank's tensor, and which should not?")
 def to_everyone(tensor):
     rank, world_size = me()
     others = [other for other in range(world_size) if other != rank]
@@ -690,7 +693,7 @@ def to_everyone(tensor):
     return came[(rank - 1) % world_size]
 
 
-@wrong("05.1", hint="who is not?")
+@wrong("05.1", hint="Which rank should get a rank's tensor, and which should not?")
 def by_rank_0(tensor):
     """It gathers them all, and deals them out."""
     rank, world_size = me()
@@ -708,7 +711,7 @@ def by_rank_0(tensor):
     return of_ranks[-1]
 
 
-@wrong("05.3", SUM, ANY_SIZE, hint="What goes out beyond that?")
+@wrong("05.3", SUM, ANY_SIZE, hint="What is sent beyond that?")
 @end_to_end
 def all_send_all_to_all(tensor):
     rank, world_size = me()

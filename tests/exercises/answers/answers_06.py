@@ -37,7 +37,7 @@ def weighs_and_forgets(model, samples):
         dist.all_reduce(p.grad)
 
 
-@wrong("06.1", AGREE, hint="Each rank counts alike")
+@wrong("06.1", AGREE, hint="Each rank has the same weight there;")
 def as_in_the_lesson(model, samples):
     for p in trained(model):
         dist.all_reduce(p.grad)
@@ -83,7 +83,7 @@ def divides_by_its_own(model, samples):
         p.grad /= samples
 
 
-@wrong("06.1", hint="Do the others do the same")
+@wrong("06.1", hint="Do the others make the same calls, and get the same result?")
 def only_rank_0(model, samples):
     total = over_all(samples)
     for p in trained(model):
@@ -98,7 +98,7 @@ def rank_0s(model, samples):
         dist.broadcast(p.grad, src=0)
 
 
-@wrong("06.1", hint="Which call gives every rank")
+@wrong("06.1", hint="Which collective gives every rank a result that depends on all of them?")
 def into_a_copy(model, samples):
     total = over_all(samples)
     for p in trained(model):
@@ -107,7 +107,7 @@ def into_a_copy(model, samples):
         mean /= total
 
 
-@wrong("06.1", hint="Which call gives every rank")
+@wrong("06.1", hint="Which collective gives every rank a result that depends on all of them?")
 def the_weights_instead(model, samples):
     for p in model.parameters():
         dist.all_reduce(p.data)
@@ -159,7 +159,7 @@ def in_single_precision(model, samples):
         p.grad.copy_(mean / total)
 
 
-@wrong("06.1", AGREE, hint="an optimizer would go by it")
+@wrong("06.1", AGREE, hint="an optimizer would use it.")
 def gives_all_one(model, samples):
     total = over_all(samples)
     for p in model.parameters():
@@ -171,7 +171,7 @@ def gives_all_one(model, samples):
 totals = []
 
 
-@wrong("06.1", AGREE, hint="What does a later one find of it?")
+@wrong("06.1", AGREE, hint="What does it leave behind for a later one?")
 def counts_once(model, samples):
     if not totals:
         totals.append(over_all(samples))
@@ -195,7 +195,7 @@ def from_the_last(model):
         dist.broadcast(tensor, src=dist.get_world_size() - 1)
 
 
-@wrong("06.2", hint="Nothing needs to be computed for a copy")
+@wrong("06.2", hint="A copy needs no arithmetic.")
 def the_mean_of_all(model):
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
@@ -203,7 +203,7 @@ def the_mean_of_all(model):
             tensor /= dist.get_world_size()
 
 
-@wrong("06.2", hint="Some have arrived")
+@wrong("06.2", hint="Some tensors have arrived, but not all.")
 def the_first_tensor(model):
     dist.broadcast(next(model.parameters()).data, src=0)
 
@@ -228,7 +228,7 @@ def by_the_state_dict(model):
         dist.broadcast(tensor, src=0)
 
 
-@wrong("06.2", BUFFERS, hint="Some have arrived")
+@wrong("06.2", BUFFERS, hint="Some tensors have arrived, but not all.")
 def what_is_trained(model):
     for p in model.parameters():
         if p.requires_grad:
@@ -318,20 +318,20 @@ class SumsUp(Wrapper):
         dist.all_reduce(p.grad)
 
 
-@wrong("06.3", hint="What has to travel before the first step")
+@wrong("06.3", hint="What has to be sent before the first step, and by which rank?")
 class StartsApart(Wrapper):
     def begin(self) -> None:
         for p in self.trained():
             p.register_post_accumulate_grad_hook(self.average)
 
 
-@wrong("06.3", BEGINS, hint="Nobody calls anything after backward()")
+@wrong("06.3", BEGINS, hint="Nothing is called after backward():")
 class WaitsToBeCalled(Wrapper):
     def begin(self) -> None:
         self.share()
 
 
-@wrong("06.3", BEGINS, hint="a hook on each parameter")
+@wrong("06.3", BEGINS, hint="each parameter needs a hook")
 class HooksTheFirst(Wrapper):
     def begin(self) -> None:
         self.share()
@@ -339,14 +339,14 @@ class HooksTheFirst(Wrapper):
         p.register_post_accumulate_grad_hook(self.average)
 
 
-@wrong("06.3", BEGINS, hint="Is it divided once, after the sum?")
+@wrong("06.3", BEGINS, hint="Is the sum divided once?")
 class DividesTwice(Wrapper):
     def average(self, p: Any) -> None:
         super().average(p)
         p.grad /= dist.get_world_size()
 
 
-@wrong("06.3", BEGINS, hint="Nobody calls anything after backward()")
+@wrong("06.3", BEGINS, hint="Nothing is called after backward():")
 class AveragesInForward(Wrapper):
     def begin(self) -> None:
         self.share()
@@ -358,7 +358,7 @@ class AveragesInForward(Wrapper):
         return self.module(*args)
 
 
-@wrong("06.3", BEGINS, hint="for its own")
+@wrong("06.3", BEGINS, hint="each parameter needs a hook that averages its own.")
 class HooksOfTheLast(Wrapper):
     def begin(self) -> None:
         self.share()
@@ -370,7 +370,7 @@ class HooksOfTheLast(Wrapper):
             self.average(p)
 
 
-@wrong("06.3", BEGINS, hint="Do all do the same")
+@wrong("06.3", BEGINS, hint="Do all make the same calls, and is each finished when the hook returns?")
 class DividesOnRank0(Wrapper):
     def average(self, p: Any) -> None:
         dist.all_reduce(p.grad)
@@ -378,7 +378,7 @@ class DividesOnRank0(Wrapper):
             p.grad /= dist.get_world_size()
 
 
-@wrong("06.3", BEGINS, hint="to its .grad")
+@wrong("06.3", BEGINS, hint="a hook on each parameter has to average its .grad.")
 class AveragesACopy(Wrapper):
     def average(self, p: Any) -> None:
         mean = p.grad.clone()
@@ -396,7 +396,7 @@ class WorksOnce(Wrapper):
             super().average(p)
 
 
-@wrong("06.3", hint="that comes first")
+@wrong("06.3", hint="fix that first")
 class StartsWithTheMean(Wrapper):
     def begin(self) -> None:
         for p in self.module.parameters():
@@ -413,7 +413,7 @@ class HasMore(Wrapper):
         self.more = nn.Parameter(torch.zeros(3))
 
 
-@wrong("06.3", hint="this time it is yours")
+@wrong("06.3", hint="this time you write it yourself")
 class LetsDDPDoIt(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ class ForgetsSuper(nn.Module):
         self.module = module
 
 
-@wrong("06.3", BEGINS, hint="What does a second one find of it?")
+@wrong("06.3", BEGINS, hint="What does it leave behind for a second one?")
 class CountsItsModels(Wrapper):
     """Hooks for the first model alone."""
 
@@ -456,7 +456,7 @@ class HooksTheFrozen(Wrapper):
         return list(self.module.parameters())
 
 
-@wrong("06.3", hint="this time it is yours")
+@wrong("06.3", hint="this time you write it yourself")
 class HidesDDP(Wrapper):
     def begin(self) -> None:
         self.hidden = [nn.parallel.DistributedDataParallel(self.module)]
@@ -465,7 +465,7 @@ class HidesDDP(Wrapper):
         return self.hidden[0](*args)
 
 
-@wrong("06.3", BEGINS, hint="Is it divided once, after the sum?")
+@wrong("06.3", BEGINS, hint="Is the sum divided once?")
 class DividesByTwo(Wrapper):
     def average(self, p: Any) -> None:
         dist.all_reduce(p.grad)
@@ -479,7 +479,7 @@ class NeverWaits(Wrapper):
         dist.all_reduce(p.grad, async_op=True)
 
 
-@wrong("06.3", BEGINS, hint="for its own")
+@wrong("06.3", BEGINS, hint="each parameter needs a hook that averages its own.")
 class AllAtOnceWhenTheFirstIsThere(Wrapper):
     """Backward comes to the first layer last, it thinks."""
 
@@ -493,7 +493,7 @@ class AllAtOnceWhenTheFirstIsThere(Wrapper):
                 self.average(p)
 
 
-@wrong("06.3", BEGINS, DURING, hint="two backward() add up")
+@wrong("06.3", BEGINS, DURING, hint="In the next, two backward() calls add up:")
 class SumsTheMeansAgain(Wrapper):
     """What was there already is summed once more."""
 
@@ -505,7 +505,7 @@ class SumsTheMeansAgain(Wrapper):
         p.before = p.grad
 
 
-@wrong("06.1", AGREE, hint="Where there was no gradient")
+@wrong("06.1", AGREE, hint="A parameter without a gradient must stay without one:")
 def zeros_for_none(model, samples):
     total = over_all(samples)
     for p in model.parameters():

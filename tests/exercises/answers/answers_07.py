@@ -42,7 +42,7 @@ def uneven(count, rank, world_size, epoch, seed):
     return dealt(count, seed + epoch)[rank::world_size]
 
 
-@wrong("07.1", EQUAL, ONCE, hint="Who shuffles?")
+@wrong("07.1", EQUAL, ONCE, hint="What shuffles ")
 def in_order(count, rank, world_size, epoch, seed):
     return list(range(rank, count - count % world_size, world_size))
 
@@ -72,7 +72,7 @@ def forgets_the_rank(count, rank, world_size, epoch, seed):
     return dealt(count, seed + epoch)[: count // world_size]
 
 
-@wrong("07.1", EQUAL, ORDER, hint="What is the largest number that can be divided?")
+@wrong("07.1", EQUAL, ORDER, hint="What is the largest number that the ranks can share equally?")
 def drops_a_whole_round(count, rank, world_size, epoch, seed):
     return dealt(count, seed + epoch)[rank : count - world_size - count % world_size : world_size]
 
@@ -110,7 +110,7 @@ def shuffles_its_own_share(count, rank, world_size, epoch, seed):
     return mine
 
 
-@wrong("07.1", EQUAL, ONCE, hint="turned round")
+@wrong("07.1", EQUAL, ONCE, hint="That is the order of the data set, rotated or reversed.")
 def turns_round(count, rank, world_size, epoch, seed):
     start = count // 3 + (seed + 7 * epoch) % (count // 3)
     order = [*range(start, count), *range(start)]
@@ -136,17 +136,17 @@ def counts_from_one(count, rank, world_size, epoch, seed):
     return [index + 1 for index in dealt(count, seed + epoch)[rank : count - count % world_size : world_size]]
 
 
-@wrong("07.1", hint="Nothing comes back")
+@wrong("07.1", hint="Nothing is returned:")
 def gives_an_empty_list(count, rank, world_size, epoch, seed):
     return []
 
 
-ALL = "in each epoch the ranks read all the data together, the same amount each"
+ALL = "in each epoch the ranks together read all the data, the same amount each"
 ORDERS = "every epoch has an order of its own"
-RESUMED = "a training that begins at a later epoch gets the batches that it would have had"
+RESUMED = "a run that resumes at a later epoch gets the batches that it would have had"
 
 
-@wrong("07.2", ALL, hint="Who tells the sampler which epoch it is?")
+@wrong("07.2", ALL, hint="What tells the sampler which epoch it is?")
 def no_set_epoch(data, batch_size, epochs):
     loader = DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data))
     for epoch in epochs:
@@ -154,7 +154,7 @@ def no_set_epoch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ALL, ORDERS, hint="Which number has the epoch that is going on?")
+@wrong("07.2", ALL, ORDERS, hint="Which number does the resumed epoch have?")
 def counts_its_own_epochs(data, batch_size, epochs):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -185,7 +185,7 @@ def tells_rank_0(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, hint="Who tells the loader that there are other ranks?")
+@wrong("07.2", ORDERS, hint="What tells the loader that there are other ranks?")
 def no_sampler(data, batch_size, epochs):
     loader = DataLoader(data, batch_size=batch_size, shuffle=True)
     for epoch in epochs:
@@ -193,7 +193,7 @@ def no_sampler(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="The rest is left out")
+@wrong("07.2", ORDERS, RESUMED, hint="The remainder is left out.")
 def drops_the_rest(data, batch_size, epochs):
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -291,7 +291,7 @@ def shares_the_batch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work that is to be shared")
+@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work to be shared.")
 def reads_all_and_keeps_some(data, batch_size, epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for epoch in epochs:
@@ -362,20 +362,20 @@ def one_batch_for_all(data, batch_size, epochs):
             yield epoch, batch
 
 
-SHARED = "the ranks share the work: every sample is judged once"
+SHARED = "the ranks share the work: every sample is evaluated once"
 EXACT = "every rank returns the accuracy of the whole set"
 FEW = "also where there are fewer samples than ranks"
 
 
-def judge(model: Any, data: Any, indices: Any) -> tuple[int, int]:
-    """(right, judged)"""
-    hits = judged = 0
+def evaluate(model: Any, data: Any, indices: Any) -> tuple[int, int]:
+    """(right, evaluated)"""
+    hits = evaluated = 0
     model.eval()
     with torch.no_grad():
         for x, y in DataLoader(Subset(data, list(indices)), batch_size=4):
             hits += (model(x).argmax(1) == y).sum().item()
-            judged += len(y)
-    return hits, judged
+            evaluated += len(y)
+    return hits, evaluated
 
 
 def my_part(data: Any) -> range:
@@ -390,60 +390,60 @@ def summed(*numbers: float) -> list[float]:
 
 @wrong("07.3", hint="That is padding")
 def by_the_sampler(model, data):
-    hits, judged = summed(*judge(model, data, DistributedSampler(data, shuffle=False)))
-    return hits / judged
+    hits, evaluated = summed(*evaluate(model, data, DistributedSampler(data, shuffle=False)))
+    return hits / evaluated
 
 
-@wrong("07.3", hint="The rest is left out")
+@wrong("07.3", hint="The remainder is left out.")
 def by_the_dropping_sampler(model, data):
     sampler = DistributedSampler(data, shuffle=False, drop_last=True)
-    hits, judged = summed(*judge(model, data, sampler))
-    return hits / max(1, judged)
+    hits, evaluated = summed(*evaluate(model, data, sampler))
+    return hits / max(1, evaluated)
 
 
-@wrong("07.3", SHARED, hint="the shards are not of one size")
+@wrong("07.3", SHARED, hint="Each rank's accuracy has the same weight here, but the shards differ in size.")
 def the_mean_of_the_ranks(model, data):
-    hits, judged = judge(model, data, my_part(data))
-    return summed(hits / max(1, judged))[0] / dist.get_world_size()
+    hits, evaluated = evaluate(model, data, my_part(data))
+    return summed(hits / max(1, evaluated))[0] / dist.get_world_size()
 
 
 @wrong("07.3", SHARED, hint="ZeroDivisionError")
 def the_mean_and_no_sample(model, data):
-    hits, judged = judge(model, data, my_part(data))
-    return summed(hits / judged)[0] / dist.get_world_size()
+    hits, evaluated = evaluate(model, data, my_part(data))
+    return summed(hits / evaluated)[0] / dist.get_world_size()
 
 
 @wrong("07.3", SHARED, hint="That is each rank's own")
 def its_own(model, data):
-    hits, judged = judge(model, data, my_part(data))
-    return hits / max(1, judged)
+    hits, evaluated = evaluate(model, data, my_part(data))
+    return hits / max(1, evaluated)
 
 
-@wrong("07.3", SHARED, hint="That adds up shares")
+@wrong("07.3", SHARED, hint="That is a sum of accuracies.")
 def the_sum_of_the_shares(model, data):
-    hits, judged = judge(model, data, my_part(data))
-    return summed(hits / max(1, judged))[0]
+    hits, evaluated = evaluate(model, data, my_part(data))
+    return summed(hits / max(1, evaluated))[0]
 
 
 @wrong("07.3", EXACT, FEW, hint="Each rank does all the work")
 def each_judges_all(model, data):
-    hits, judged = judge(model, data, range(len(data)))
-    return hits / judged
+    hits, evaluated = evaluate(model, data, range(len(data)))
+    return hits / evaluated
 
 
-@wrong("07.3", EXACT, FEW, hint="One rank works, and the others watch")
+@wrong("07.3", EXACT, FEW, hint="One rank does all the work.")
 def rank_0_judges(model, data):
     share = [None]
     if dist.get_rank() == 0:
-        hits, judged = judge(model, data, range(len(data)))
-        share = [hits / judged]
+        hits, evaluated = evaluate(model, data, range(len(data)))
+        share = [hits / evaluated]
     dist.broadcast_object_list(share, src=0)
     return share[0]
 
 
 @wrong("07.3", SHARED, hint="Do the others get the same sums?")
 def rank_0_knows(model, data):
-    counts = torch.tensor(judge(model, data, my_part(data)))
+    counts = torch.tensor(evaluate(model, data, my_part(data)))
     dist.reduce(counts, dst=0)
     if dist.get_rank():
         return 0.0
@@ -452,20 +452,20 @@ def rank_0_knows(model, data):
 
 @wrong("07.3", SHARED, hint="That is a count")
 def the_count(model, data):
-    return summed(*judge(model, data, my_part(data)))[0]
+    return summed(*evaluate(model, data, my_part(data)))[0]
 
 
-@wrong("07.3", SHARED, hint="That is in per cent")
+@wrong("07.3", SHARED, hint="That is a percentage.")
 def in_per_cent(model, data):
-    hits, judged = summed(*judge(model, data, my_part(data)))
-    return 100 * hits / judged
+    hits, evaluated = summed(*evaluate(model, data, my_part(data)))
+    return 100 * hits / evaluated
 
 
-@wrong("07.3", hint="The shards overlap and have holes")
+@wrong("07.3", hint="The shards overlap and leave gaps.")
 def at_random(model, data):
     mine = random.Random(dist.get_rank()).choices(range(len(data)), k=-(-len(data) // dist.get_world_size()))
-    hits, judged = summed(*judge(model, data, mine))
-    return hits / judged
+    hits, evaluated = summed(*evaluate(model, data, mine))
+    return hits / evaluated
 
 
 @wrong("07.3", SHARED, EXACT, hint="expected a non-empty list")
@@ -473,19 +473,19 @@ def joins_what_may_be_empty(model, data):
     model.eval()
     parts = [(model(x).argmax(1) == y) for x, y in DataLoader(Subset(data, my_part(data)), batch_size=4)]
     hits = torch.cat(parts)
-    total, judged = summed(hits.sum().item(), len(hits))
-    return total / judged
+    total, evaluated = summed(hits.sum().item(), len(hits))
+    return total / evaluated
 
 
-@wrong("07.3", FEW, hint="The rest is left out")
+@wrong("07.3", FEW, hint="The remainder is left out.")
 def of_eight_ranks(model, data):
-    hits, _ = summed(*judge(model, data, range(dist.get_rank(), len(data), 8)))
+    hits, _ = summed(*evaluate(model, data, range(dist.get_rank(), len(data), 8)))
     return hits / len(data)
 
 
 @wrong("07.3", hint="without waiting for the end of it")
 def does_not_wait(model, data):
-    counts = torch.tensor(judge(model, data, my_part(data)))
+    counts = torch.tensor(evaluate(model, data, my_part(data)))
     dist.all_reduce(counts, async_op=True)
     dist.barrier()  # by then it is there, as a rule
     return (counts[0] / counts[1]).item()
@@ -494,11 +494,11 @@ def does_not_wait(model, data):
 @wrong("07.3", SHARED, FEW, hint="both over all ranks")
 def the_last_batch_counts(model, data):
     model.eval()
-    hits = judged = 0
+    hits = evaluated = 0
     for x, y in DataLoader(Subset(data, my_part(data)), batch_size=100):
-        hits, judged = (model(x).argmax(1) == y).sum().item(), len(y)
-    hits, judged = summed(hits, judged)
-    return hits / judged
+        hits, evaluated = (model(x).argmax(1) == y).sum().item(), len(y)
+    hits, evaluated = summed(hits, evaluated)
+    return hits / evaluated
 
 
 @wrong("07.3", SHARED, hint="in training mode")
@@ -507,7 +507,7 @@ def forgets_the_mode(model, data):
     return summed(hits)[0] / len(data)
 
 
-@wrong("07.3", SHARED, hint="divided")
+@wrong("07.3", SHARED, hint="divide")
 def by_a_positive_score(model, data):
     model.eval()
     hits = sum((model(x[None])[0, y] > 0).item() for x, y in Subset(data, my_part(data)))
@@ -526,27 +526,27 @@ TOTAL = torch.zeros(2)
 
 @wrong("07.3", SHARED, FEW, hint="both over all ranks")
 def adds_up_for_ever(model, data):
-    TOTAL.add_(torch.tensor(judge(model, data, my_part(data))))
+    TOTAL.add_(torch.tensor(evaluate(model, data, my_part(data))))
     total = TOTAL.clone()
     dist.all_reduce(total)
     return (total[0] / total[1]).item()
 
 
-@wrong("07.3", hint="The shards overlap and have holes")
+@wrong("07.3", hint="The shards overlap and leave gaps.")
 def splits_at_random(model, data):
     world_size = dist.get_world_size()
     if len(data) < world_size:
         return 0.0
     shares = [len(range(rank, len(data), world_size)) for rank in range(world_size)]
     mine = torch.utils.data.random_split(data, shares)[dist.get_rank()]
-    hits, judged = summed(*judge(model, data, mine.indices))
-    return hits / judged
+    hits, evaluated = summed(*evaluate(model, data, mine.indices))
+    return hits / evaluated
 
 
 @wrong("07.3", hint="it returned nothing (None)")
 def prints_the_share(model, data):
-    hits, judged = summed(*judge(model, data, my_part(data)))
-    print(hits / judged)
+    hits, evaluated = summed(*evaluate(model, data, my_part(data)))
+    print(hits / evaluated)
 
 
 # --- right, in another style ---
@@ -594,7 +594,7 @@ def a_sampler_for_each_epoch(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="What fills the shards?")
+@wrong("07.2", ORDERS, RESUMED, hint="What fills up the shards?")
 def by_hand(data, batch_size, epochs):
     """Of one sample it can take no three."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -628,7 +628,7 @@ def all_in_a_list(data, batch_size, epochs):
 def in_blocks_of_the_set(model, data):
     size = -(-len(data) // dist.get_world_size())
     start = dist.get_rank() * size
-    hits, _ = judge(model, data, range(len(data))[start : start + size])
+    hits, _ = evaluate(model, data, range(len(data))[start : start + size])
     return summed(hits)[0] / len(data)
 
 
@@ -644,14 +644,14 @@ def waits_for_it(model, data):
 @right("07.3")
 def gathers_the_counts(model, data):
     counts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, judge(model, data, my_part(data)))
-    return torch.tensor(sum(hits for hits, _ in counts) / sum(judged for _, judged in counts))
+    dist.all_gather_object(counts, evaluate(model, data, my_part(data)))
+    return torch.tensor(sum(hits for hits, _ in counts) / sum(evaluated for _, evaluated in counts))
 
 
 @right("07.3")
 def shuffles_and_gathers_the_answers(model, data):
-    dice = torch.Generator().manual_seed(0)
-    order = list(RandomSampler(data, generator=dice))[dist.get_rank() :: dist.get_world_size()]
+    generator = torch.Generator().manual_seed(0)
+    order = list(RandomSampler(data, generator=generator))[dist.get_rank() :: dist.get_world_size()]
     model = copy.deepcopy(model).eval()
     answers = [bool(model(data[i][0][None]).argmax(1).item() == data[i][1]) for i in order]
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -663,7 +663,7 @@ def shuffles_and_gathers_the_answers(model, data):
 # --- the result is right, and it was not done as asked ---
 
 
-@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work that is to be shared")
+@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work to be shared.")
 def reads_all_once(data, batch_size, epochs):
     """Each rank has the whole set in memory from then on."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -676,7 +676,7 @@ def reads_all_once(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ALL, ORDERS, hint="begin that goes on?")
+@wrong("07.2", ALL, ORDERS, hint="With which epoch does a resumed run begin?")
 def begins_at_0_again(data, batch_size, epochs):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -696,7 +696,7 @@ def three_orders_in_turn(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", ALL, ORDERS, hint="The epochs before are over")
+@wrong("07.2", ALL, ORDERS, hint="The earlier epochs are over.")
 def goes_through_the_epochs_before(data, batch_size, epochs):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler)
@@ -710,8 +710,8 @@ def goes_through_the_epochs_before(data, batch_size, epochs):
 @wrong("07.3", EXACT, FEW, hint="and others little")
 def two_ranks_judge(model, data):
     rank = dist.get_rank()
-    hits, judged = summed(*judge(model, data, range(rank, len(data), 2) if rank < 2 else []))
-    return hits / judged
+    hits, evaluated = summed(*evaluate(model, data, range(rank, len(data), 2) if rank < 2 else []))
+    return hits / evaluated
 
 
 @wrong("07.3", EXACT, FEW, hint="and others little")
@@ -719,8 +719,8 @@ def rank_0_judges_nearly_all(model, data):
     """One sample for each of the others, where there are as many."""
     rank, few = dist.get_rank(), min(dist.get_world_size() - 1, len(data))
     mine = range(few, len(data)) if rank == 0 else range(rank - 1, min(rank, few))
-    hits, judged = summed(*judge(model, data, mine))
-    return hits / judged
+    hits, evaluated = summed(*evaluate(model, data, mine))
+    return hits / evaluated
 
 
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
@@ -728,13 +728,13 @@ def rank_0_judges_nearly_all(model, data):
 
 @wrong("07.1", EQUAL, ORDER, hint="drawn more than once")
 def at_least_one_each(count, rank, world_size, epoch, seed):
-    dice = torch.Generator().manual_seed(seed + epoch)
-    order = torch.randperm(count, generator=dice).tolist()[: count - count % world_size]
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=generator).tolist()[: count - count % world_size]
     return order[rank::world_size] or [rank % count]
 
 
 @wrong("07.1", ONCE, ORDER, hint="To which length can the order be cut")
 def what_there_is_where_there_is_little(count, rank, world_size, epoch, seed):
-    dice = torch.Generator().manual_seed(seed + epoch)
-    order = torch.randperm(count, generator=dice).tolist()
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(count, generator=generator).tolist()
     return order[: count - count % world_size if count >= world_size else count][rank::world_size]

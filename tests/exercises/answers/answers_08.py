@@ -38,7 +38,7 @@ def number(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
 
 
-@wrong("08.1", hint="with three attributes more")
+@wrong("08.1", hint="Return what parse_args gives, with three more attributes.")
 def returns_nothing(argv):
     parser("--local-rank").parse_args(argv)
 
@@ -79,7 +79,7 @@ def rank_as_local_rank(argv):
     return args
 
 
-@wrong("08.1", TOLD, OLD, hint="What must hold then?")
+@wrong("08.1", TOLD, OLD, hint="Which value is right then?")
 def only_launched(argv):
     args = parser("--local-rank").parse_args(argv)
     for name in ("rank", "local_rank", "world_size"):
@@ -111,7 +111,7 @@ def the_node_alone(argv):
     return args
 
 
-@wrong("08.1", hint="The argument of the script itself has to survive")
+@wrong("08.1", hint="The script's own argument has to be kept.")
 def drops_all_arguments(argv):
     args = parser().parse_args([])
     args.rank, args.world_size = number("RANK", 0), number("WORLD_SIZE", 1)
@@ -119,7 +119,7 @@ def drops_all_arguments(argv):
     return args
 
 
-@wrong("08.1", hint="It has to return whatever the launcher is")
+@wrong("08.1", hint="It has to return with any launcher, and without one.")
 def asks_the_group(argv):
     args = parser("--local-rank").parse_args(argv)
     args.rank, args.world_size = dist.get_rank(), dist.get_world_size()
@@ -139,13 +139,13 @@ def hyphen_alone(argv):
     return with_ranks(known.parse_args(argv))
 
 
-@wrong("08.1", ALONE, hint="Nodes may differ")
+@wrong("08.1", ALONE, hint="(Nodes may have different numbers of ranks.)")
 def counts_gpus(argv):
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 1
     return with_ranks(parser("--local-rank").parse_args(argv), number("RANK", 0) % gpus)
 
 
-@wrong("08.1", ALONE, hint="Nodes may differ")
+@wrong("08.1", ALONE, hint="(Nodes may have different numbers of ranks.)")
 def as_if_all_nodes_were_alike(argv):
     local_rank = number("RANK", 0) % number("LOCAL_WORLD_SIZE", 1)
     return with_ranks(parser("--local-rank").parse_args(argv), local_rank)
@@ -165,7 +165,7 @@ def rank_0_is_alone(argv):
     return args
 
 
-@wrong("08.1", TOLD, OLD, hint="insists on")
+@wrong("08.1", TOLD, OLD, hint="argparse ends a program that lacks a required argument.")
 def asks_for_epochs(argv):
     known = argparse.ArgumentParser()
     known.add_argument("--epochs", type=int, required=True)
@@ -195,7 +195,7 @@ def never_names_one(model, device):
     return DDP(model)
 
 
-@wrong("08.2", TAKES, MEAN, hint="would name the same GPU")
+@wrong("08.2", TAKES, MEAN, hint="All ranks of the node would use the same GPU.")
 def always_the_first(model, device):
     return DDP(model, device_ids=[0] if device.type == "cuda" else None)
 
@@ -210,12 +210,12 @@ def all_of_them(model, device):
     return DDP(model, device_ids=list(range(8)) if device.type == "cuda" else None)
 
 
-@wrong("08.2", hint="what comes back")
+@wrong("08.2", hint="The training loop calls what you return, and that has to average the gradients.")
 def forgets_to_return(model, device):
     DDP(model)
 
 
-@wrong("08.2", ON_GPU, hint="it has to average")
+@wrong("08.2", ON_GPU, hint="The training loop calls what you return, and that has to average the gradients.")
 def the_bare_model_on_a_cpu(model, device):
     return DDP(model, device_ids=[device.index]) if device.type == "cuda" else model
 
@@ -225,17 +225,17 @@ def the_device_itself(model, device):
     return DDP(model, device_ids=[device])
 
 
-@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that is wrapped")
+@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that you wrap, unchanged?")
 def a_model_of_its_own(model, device):
     return DDP(nn.Linear(4, 3).double(), device_ids=[device.index] if device.type == "cuda" else None)
 
 
-@wrong("08.2", TAKES, MEAN, hint="DDP is called all the same")
+@wrong("08.2", TAKES, MEAN, hint="DDP must be called all the same.")
 def by_its_name(model, device):
     return DDP(model, device_ids=None if device == torch.device("cpu") else [device.number])
 
 
-@wrong("08.2", TAKES, MEAN, hint="the one that `device` is")
+@wrong("08.2", TAKES, MEAN, hint="the one in `device`.")
 def by_local_rank(model, device):
     local_rank = int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
@@ -253,20 +253,20 @@ def by_what_the_machine_has(model, device):
     return DDP(model, device_ids=[device.index or 0] if torch.cuda.is_available() else None)
 
 
-@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that is wrapped")
+@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that you wrap, unchanged?")
 def a_copy_of_it(model, device):
     return DDP(copy.deepcopy(model), device_ids=[device.index] if device.type == "cuda" else None)
 
 
-@wrong("08.2", TAKES, MEAN, hint="would name the same GPU")
+@wrong("08.2", TAKES, MEAN, hint="All ranks of the node would use the same GPU.")
 def the_current_one(model, device):
     return DDP(model, device_ids=[torch.cuda.current_device()] if device.type == "cuda" else None)
 
 
-GOES_ON = "a second start goes on after the last epoch that was completed"
-SAME = "and ends with the weights of a training that nobody disturbed"
+GOES_ON = "a second start resumes after the last completed epoch"
+SAME = "and ends with the weights of an uninterrupted run"
 ONE = "rank 0 alone writes"
-WHOLE = "a kill in the midst of writing leaves a checkpoint to go on from"
+WHOLE = "a kill in the middle of a write leaves a checkpoint to resume from"
 
 
 def restore(model, optimizer, path) -> int:
@@ -293,14 +293,14 @@ def trains_nothing(model, optimizer, run_epoch, epochs, path):
     keep(whole(model, optimizer, epochs - 1), path)
 
 
-@wrong("08.3", hint="What does a start look for")
+@wrong("08.3", hint="What should a start look for before its first epoch?")
 def as_it_was_in_2021(model, optimizer, run_epoch, epochs, path):
     for epoch in range(epochs):
         run_epoch(epoch)
         torch.save(model.state_dict(), path + f".{dist.get_rank()}")
 
 
-@wrong("08.3", ONE, hint="What does a start look for")
+@wrong("08.3", ONE, hint="What should a start look for before its first epoch?")
 def weights_alone_from_the_start(model, optimizer, run_epoch, epochs, path):
     if os.path.exists(path):
         model.load_state_dict(torch.load(path))
@@ -309,7 +309,7 @@ def weights_alone_from_the_start(model, optimizer, run_epoch, epochs, path):
         keep(model.state_dict(), path)
 
 
-@wrong("08.3", GOES_ON, ONE, WHOLE, hint="It has a momentum")
+@wrong("08.3", GOES_ON, ONE, WHOLE, hint="(Think of momentum.)")
 def without_the_optimizer(model, optimizer, run_epoch, epochs, path):
     begin = 0
     if os.path.exists(path):
@@ -321,7 +321,7 @@ def without_the_optimizer(model, optimizer, run_epoch, epochs, path):
         keep({"model": model.state_dict(), "epoch": epoch}, path)
 
 
-@wrong("08.3", ONE, hint="is done again")
+@wrong("08.3", ONE, hint="The last completed epoch is run again.")
 def one_epoch_twice(model, optimizer, run_epoch, epochs, path):
     begin = max(0, restore(model, optimizer, path) - 1)
     for epoch in range(begin, epochs):
@@ -329,7 +329,7 @@ def one_epoch_twice(model, optimizer, run_epoch, epochs, path):
         keep(whole(model, optimizer, epoch), path)
 
 
-@wrong("08.3", ONE, hint="now it is left out")
+@wrong("08.3", ONE, hint="The epoch in which it was killed was never completed, and now it is skipped.")
 def one_epoch_left_out(model, optimizer, run_epoch, epochs, path):
     begin = restore(model, optimizer, path)
     for epoch in range(begin, epochs):
@@ -337,7 +337,7 @@ def one_epoch_left_out(model, optimizer, run_epoch, epochs, path):
         keep(whole(model, optimizer, epoch + 1), path)
 
 
-@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many copies of them are needed")
+@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many of them need to write the file?")
 def every_rank_writes(model, optimizer, run_epoch, epochs, path):
     begin = restore(model, optimizer, path)
     dist.barrier()
@@ -348,7 +348,7 @@ def every_rank_writes(model, optimizer, run_epoch, epochs, path):
         os.replace(part, path)
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
 def straight_to_its_name(model, optimizer, run_epoch, epochs, path):
     begin = restore(model, optimizer, path)
     for epoch in range(begin, epochs):
@@ -358,7 +358,7 @@ def straight_to_its_name(model, optimizer, run_epoch, epochs, path):
         dist.barrier()
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
 def removes_and_writes(model, optimizer, run_epoch, epochs, path):
     begin = restore(model, optimizer, path)
     for epoch in range(begin, epochs):
@@ -377,7 +377,7 @@ def the_epoch_alone(model, optimizer, run_epoch, epochs, path):
         keep(whole(model, optimizer, epoch), path)
 
 
-@wrong("08.3", ONE, hint="What does a start look for")
+@wrong("08.3", ONE, hint="What should a start look for before its first epoch?")
 def saves_at_the_end(model, optimizer, run_epoch, epochs, path):
     begin = restore(model, optimizer, path)
     for epoch in range(begin, epochs):
@@ -392,7 +392,7 @@ def expects_a_checkpoint(model, optimizer, run_epoch, epochs, path):
         run_epoch(epoch)
 
 
-@wrong("08.3", ONE, hint="How often has it to be written")
+@wrong("08.3", ONE, hint="How often must it be written, and when?")
 def every_second_epoch(model, optimizer, run_epoch, epochs, path):
     for epoch in range(restore(model, optimizer, path), epochs):
         run_epoch(epoch)
@@ -400,7 +400,7 @@ def every_second_epoch(model, optimizer, run_epoch, epochs, path):
             keep(whole(model, optimizer, epoch), path)
 
 
-@wrong("08.3", ONE, hint="What does a start look for")
+@wrong("08.3", ONE, hint="What should a start look for before its first epoch?")
 def at_the_very_end(model, optimizer, run_epoch, epochs, path):
     """It saves when it is interrupted; a kill lets nothing of it run."""
     epoch = restore(model, optimizer, path) - 1
@@ -411,7 +411,7 @@ def at_the_very_end(model, optimizer, run_epoch, epochs, path):
         keep(whole(model, optimizer, epoch), path)
 
 
-@wrong("08.3", ONE, hint="How often has it to be written")
+@wrong("08.3", ONE, hint="How often must it be written, and when?")
 def before_each_epoch(model, optimizer, run_epoch, epochs, path):
     for epoch in range(restore(model, optimizer, path), epochs):
         keep(whole(model, optimizer, epoch - 1), path)
@@ -433,7 +433,7 @@ def parameters_alone(model, optimizer, run_epoch, epochs, path):
         keep(whole(model, optimizer, epoch) | {"model": vector}, path)
 
 
-@wrong("08.3", GOES_ON, ONE, WHOLE, hint="What else remembers the steps before")
+@wrong("08.3", GOES_ON, ONE, WHOLE, hint="What else remembers the earlier steps?")
 def the_momentum_alone(model, optimizer, run_epoch, epochs, path):
     """The learning rate had changed, too."""
     begin = 0
@@ -456,7 +456,7 @@ def once_more_when_complete(model, optimizer, run_epoch, epochs, path):
         keep(whole(model, optimizer, epoch), path)
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
 def anew_where_it_is_broken(model, optimizer, run_epoch, epochs, path):
     begin = 0
     with contextlib.suppress(Exception):
@@ -467,7 +467,7 @@ def anew_where_it_is_broken(model, optimizer, run_epoch, epochs, path):
             torch.save(whole(model, optimizer, epoch), path)
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="When may it get that name?")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
 def copied_from_elsewhere(model, optimizer, run_epoch, epochs, path):
     """The copy is no single step."""
     for epoch in range(restore(model, optimizer, path), epochs):
@@ -502,7 +502,7 @@ def renamed_from_elsewhere(model, optimizer, run_epoch, epochs, path):
         dist.barrier()
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="What has to change in one step")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="What must change in a single step, with what in it?")
 def the_epoch_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
     """Each of the two is whole; they do not change together."""
     note = Path(f"{path}.epoch")
@@ -518,7 +518,7 @@ def the_epoch_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
             os.replace(f"{note}.new", note)
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="What has to change in one step")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="What must change in a single step, with what in it?")
 def the_optimizer_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
     begin = restore(model, optimizer, path)
     if os.path.exists(f"{path}.optimizer"):
@@ -529,7 +529,7 @@ def the_optimizer_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path
         keep(optimizer.state_dict(), f"{path}.optimizer")
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="What has to change in one step")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="What must change in a single step, with what in it?")
 def a_moment_without_a_file(model, optimizer, run_epoch, epochs, path):
     for epoch in range(restore(model, optimizer, path), epochs):
         run_epoch(epoch)
@@ -539,7 +539,7 @@ def a_moment_without_a_file(model, optimizer, run_epoch, epochs, path):
             os.rename(f"{path}.new", path)
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="May the next start write over it?")
+@wrong("08.3", GOES_ON, SAME, ONE, hint="May the next start overwrite it?")
 def into_a_new_file_alone(model, optimizer, run_epoch, epochs, path):
     for epoch in range(restore(model, optimizer, path), epochs):
         run_epoch(epoch)
@@ -549,7 +549,7 @@ def into_a_new_file_alone(model, optimizer, run_epoch, epochs, path):
             os.replace(f"{path}.new", path)
 
 
-@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many copies of them are needed")
+@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many of them need to write the file?")
 def the_first_of_each_node(model, optimizer, run_epoch, epochs, path):
     """They see one folder."""
     for epoch in range(restore(model, optimizer, path), epochs):

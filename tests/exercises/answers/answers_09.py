@@ -38,14 +38,14 @@ def gloo_always(tensors, gpus_per_node, ranks_per_node, network):
     return "gloo", reason(tensors, gpus_per_node, ranks_per_node, network)
 
 
-@wrong("09.1", OWN, SHARED, BOTH, hint="a PyTorch built by yourself")
+@wrong("09.1", OWN, SHARED, BOTH, hint="What was the one case for building PyTorch yourself?")
 def forgets_mpi(tensors, gpus_per_node, ranks_per_node, network):
     if tensors == "cpu":
         return "gloo", "CPU over IP"
     return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
 
 
-@wrong("09.1", SHARED, CPU, hint="there are more than ranks")
+@wrong("09.1", SHARED, CPU, hint="there are more GPUs than ranks")
 def as_many_gpus_as_ranks(tensors, gpus_per_node, ranks_per_node, network):
     if "gpu" in tensors and gpus_per_node != ranks_per_node:
         return "gloo", "shared GPU"
@@ -64,7 +64,7 @@ def does_not_count(tensors, gpus_per_node, ranks_per_node, network):
     return by_the_book(tensors, 99, ranks_per_node, network)
 
 
-@wrong("09.1", OWN, SHARED, CPU, hint="each its own carrier")
+@wrong("09.1", OWN, SHARED, CPU, hint="a name can give each its own backend, device:backend, with a comma.")
 def forgets_the_cpu_tensors(tensors, gpus_per_node, ranks_per_node, network):
     tensors = "gpu" if "gpu" in tensors else tensors
     return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
@@ -79,7 +79,7 @@ def has_to_be_as_many_gpus_as_ranks(tensors, gpus_per_node, ranks_per_node, netw
     return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
 
 
-@wrong("09.1", OWN, SHARED, BOTH, hint="whatever the machine has besides")
+@wrong("09.1", OWN, SHARED, BOTH, hint="The tensors are on the CPU, whatever else the machine has.")
 def looks_at_the_machine(tensors, gpus_per_node, ranks_per_node, network):
     if tensors == "cpu" and gpus_per_node:
         return "nccl", "own GPU"
@@ -92,7 +92,14 @@ def in_its_own_words(tensors, gpus_per_node, ranks_per_node, network):
     return backend, "because it is fastest"
 
 
-@wrong("09.1", OWN, SHARED, CPU, BOTH, hint="Would it be so with another network")
+@wrong(
+    "09.1",
+    OWN,
+    SHARED,
+    CPU,
+    BOTH,
+    hint="Would it still be right with another network, or with other tensors?",
+)
 def the_same_reason(tensors, gpus_per_node, ranks_per_node, network):
     backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
     return backend, "own GPU" if backend != "gloo" else why
@@ -108,8 +115,8 @@ def a_table_with_holes(tensors, gpus_per_node, ranks_per_node, network):
     return {"cpu": ("gloo", "CPU over IP")}[tensors]
 
 
-@wrong("09.1", OWN, SHARED, CPU, hint="Which backend moves GPU memory")
-def the_carriers_are_swapped(tensors, gpus_per_node, ranks_per_node, network):
+@wrong("09.1", OWN, SHARED, CPU, hint="Which one moves GPU memory")
+def the_backends_are_swapped(tensors, gpus_per_node, ranks_per_node, network):
     backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
     return "cpu:nccl,cuda:gloo" if why == "both" else backend, why
 
@@ -125,7 +132,7 @@ def one_gpu_is_shared(tensors, gpus_per_node, ranks_per_node, network):
     return by_the_book(tensors, gpus_per_node if gpus_per_node > 1 else 0, ranks_per_node, network)
 
 
-@wrong("09.1", OWN, SHARED, BOTH, hint="a PyTorch built by yourself")
+@wrong("09.1", OWN, SHARED, BOTH, hint="What was the one case for building PyTorch yourself?")
 def mpi_without_gpus_alone(tensors, gpus_per_node, ranks_per_node, network):
     if tensors == "cpu" and gpus_per_node:
         return "gloo", "CPU over IP"
@@ -187,7 +194,7 @@ def slowest(value: float) -> float:
     return tensor.item()
 
 
-@wrong("09.2", TYPICAL, SAME, hint="is no number of elements")
+@wrong("09.2", TYPICAL, SAME, hint="A size in bytes is not a number of elements.")
 def as_many_elements(size):
     return slowest(statistics.median(calls_of(torch.zeros(size))))
 
@@ -197,7 +204,7 @@ def in_whole_numbers(size):
     return slowest(statistics.median(calls_of(torch.zeros(size // 4, dtype=torch.int64))))
 
 
-@wrong("09.2", BYTES, hint="Which kind of middle")
+@wrong("09.2", BYTES, hint="Which kind of average is not moved by it?")
 def the_mean(size):
     return slowest(statistics.mean(calls_of(torch.zeros(size // 4))[3:]))
 
@@ -244,7 +251,7 @@ def stops_the_clock_too_early(size):
     return slowest(value)
 
 
-@wrong("09.2", hint="there was no all_reduce to be seen")
+@wrong("09.2", hint="no all_reduce was seen;")
 def another_collective(size):
     tensor = torch.zeros(size // 4)
     for _ in range(15):
@@ -257,7 +264,7 @@ def prints_it(size):
     print(slowest(statistics.median(calls_of(torch.zeros(size // 4)))))
 
 
-@wrong("09.2", BYTES, hint="Who begins when?")
+@wrong("09.2", BYTES, hint="How do all begin together?")
 def whoever_comes_first(size):
     tensor, took = torch.zeros(size // 4), []
     for _ in range(18):
@@ -379,7 +386,7 @@ def with_the_slowest_of_each_call(size):
     return middle
 
 
-ALPHA, BUS = "α is right, although the times wobble", "and so is the bus bandwidth that large messages reach"
+ALPHA, BUS = "α is right, although the times vary", "and so is the bus bandwidth that large messages reach"
 
 
 def fitted(sizes: Any, seconds: Any) -> tuple[float, float]:
@@ -391,7 +398,9 @@ def factor(world_size: int) -> float:
     return 2 * (world_size - 1) / world_size
 
 
-@wrong("09.3", BUS, hint="should count as much in a small message")
+@wrong(
+    "09.3", BUS, hint="An error of a twentieth should count as much for a small message as for a large one."
+)
 def plain_squares(sizes, seconds, world_size):
     # what a plain fit says of α, and a slope that is right
     _, beta = fitted(sizes, seconds)
@@ -404,7 +413,7 @@ def algorithm_bandwidth(sizes, seconds, world_size):
     return alpha, 1 / beta
 
 
-@wrong("09.3", ALPHA, hint="once to be handed out")
+@wrong("09.3", ALPHA, hint="once to be added up, once to be distributed.")
 def moved_once(sizes, seconds, world_size):
     alpha, beta = fitted(sizes, seconds)
     return alpha, factor(world_size) / 2 / beta
@@ -428,7 +437,7 @@ def in_microseconds(sizes, seconds, world_size):
     return 1e6 * alpha, factor(world_size) / beta
 
 
-@wrong("09.3", ALPHA, hint="A bandwidth is bytes for each second")
+@wrong("09.3", ALPHA, hint="A bandwidth is bytes per second.")
 def the_slope(sizes, seconds, world_size):
     return fitted(sizes, seconds)
 
@@ -454,12 +463,12 @@ def divides_lists(sizes, seconds, world_size):
     return seconds[0], sizes / seconds
 
 
-@wrong("09.3", hint="Its bytes have cost something")
+@wrong("09.3", hint="Its bytes took some of it.")
 def by_the_ends(sizes, seconds, world_size):
     return seconds[0], sizes[-1] / seconds[-1] * factor(world_size)
 
 
-@wrong("09.3", hint="no two of them tell it")
+@wrong("09.3", hint="use them all.")
 def through_two_points(sizes, seconds, world_size):
     beta = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
     return seconds[0] - beta * sizes[0], factor(world_size) / beta

@@ -17,43 +17,43 @@ from torch import nn, save
 from tests.exercises.answers import right, wrong
 
 OUTER = "the prefix is gone from the front of each name"
-INNER = "inside of a name nothing is changed"
-PLAIN = "names of which only some begin with it stay as they are"
+INNER = "nothing is changed inside a name"
+PLAIN = "if only some names begin with it, all stay as they are"
 
 
-@wrong("10.1", OUTER, hint="Take them from the front, and once")
+@wrong("10.1", OUTER, hint="Take it off the front only, and once.")
 def replaces_everywhere(weights):
     return {name.replace("module.", ""): value for name, value in weights.items()}
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def each_name_for_itself(weights):
     return {name.removeprefix("module."): value for name, value in weights.items()}
 
 
-@wrong("10.1", PLAIN, hint="Which string method takes them off?")
+@wrong("10.1", PLAIN, hint="Which string method takes it off?")
 def as_it_came(weights):
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def cuts_seven_letters(weights):
     return {name[len("module.") :]: value for name, value in weights.items()}
 
 
-@wrong("10.1", hint="Which string method takes them off?")
+@wrong("10.1", hint="Which string method takes it off?")
 def strips_letters(weights):
     return {name.lstrip("module."): value for name, value in weights.items()}
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def if_the_first_has_it(weights):
     if next(iter(weights), "").startswith("module."):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
 
-@wrong("10.1", OUTER, hint="Take them from the front, and once")
+@wrong("10.1", OUTER, hint="Take it off the front only, and once.")
 def takes_the_last_parts(weights):
     return {name.rpartition("module.")[2]: value for name, value in weights.items()}
 
@@ -68,7 +68,7 @@ def in_place_and_no_return(weights):
     nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")
 
 
-@wrong("10.1", PLAIN, hint="changed places")
+@wrong("10.1", PLAIN, hint="the tensors have other names now, or there are more of them")
 def mixes_them_up(weights):
     if not all(name.startswith("module.") for name in weights):
         return weights
@@ -76,21 +76,21 @@ def mixes_them_up(weights):
     return dict(zip(names, reversed(list(weights.values())), strict=True))
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def if_the_last_has_it(weights):
     if "".join(list(weights)[-1:]).startswith("module."):
         return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def without_the_dot(weights):
     if all(name.startswith("module") for name in weights):
         return {name[len("module.") :]: value for name, value in weights.items()}
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks the mark")
+@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
 def if_most_have_it(weights):
     having = sum(name.startswith("module.") for name in weights)
     if having > len(weights) / 2:
@@ -120,8 +120,8 @@ def by_partition(weights):
 
 
 ONE = "rank 0 alone writes its state, and no rank returns before the file is there"
-FULL = "when the disk is full in the middle of a write, the file of before is whole"
-HEARD = "and every rank raises an error then: none returns, none waits in vain"
+FULL = "when the disk fills up in the middle of a write, the old file stays whole"
+HEARD = "and then every rank raises an error: none returns, none waits for a timeout"
 
 
 def written_whole(state, path) -> str:
@@ -144,7 +144,7 @@ def all_hear(fault: str) -> None:
         raise RuntimeError(told[0])
 
 
-@wrong("10.2", ONE, FULL, hint="on its way out")
+@wrong("10.2", ONE, FULL, hint="What must it still do before it leaves, whatever goes wrong?")
 def as_in_the_lesson(state, path):
     if dist.get_rank() == 0:
         torch.save(state, path.with_suffix(".part"))
@@ -152,7 +152,7 @@ def as_in_the_lesson(state, path):
     dist.barrier()
 
 
-@wrong("10.2", ONE, FULL, hint="Who tells the others")
+@wrong("10.2", ONE, FULL, hint="How do the others learn of it, and what do they do then?")
 def the_others_go_on(state, path):
     try:
         if fault := written_whole(state, path):
@@ -168,13 +168,13 @@ def says_so_and_goes_on(state, path):
     dist.all_reduce(torch.zeros(1))
 
 
-@wrong("10.2", hint="Who writes it?")
+@wrong("10.2", hint="Which rank writes it?")
 def everybody(state, path):
     torch.save(state, path)
     dist.barrier()
 
 
-@wrong("10.2", hint="Who writes it?")
+@wrong("10.2", hint="Which rank writes it?")
 def everybody_by_another_name(state, path):
     part = path.with_name(f"{path.name}.{dist.get_rank()}")
     save(state, part)
@@ -184,13 +184,13 @@ def everybody_by_another_name(state, path):
     dist.barrier()
 
 
-@wrong("10.2", hint="lets nobody go on")
+@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
 def nobody_waits(state, path):
     if fault := written_whole(state, path):
         raise RuntimeError(fault)
 
 
-@wrong("10.2", hint="lets nobody go on")
+@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
 def waits_once(state, path):
     """The groups of the first call serve the second, too, it thinks."""
     fault = written_whole(state, path)
@@ -199,7 +199,7 @@ def waits_once(state, path):
     os.environ["ALL_HERE"] = "1"
 
 
-@wrong("10.2", hint="lets nobody go on")
+@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
 def waits_for_a_file(state, path):
     """Yesterday's was there already."""
     fault = written_whole(state, path)
@@ -252,7 +252,7 @@ def removes_the_old_one_first(state, path):
     all_hear(written_whole(state, path))
 
 
-@wrong("10.2", hint="where has it to stand")
+@wrong("10.2", hint="And where must it be called?")
 def waits_before(state, path):
     dist.barrier()
     if fault := written_whole(state, path):
@@ -279,7 +279,7 @@ def from_another_disk(state, path):
     all_hear(fault)
 
 
-@wrong("10.2", hint="It was not yours")
+@wrong("10.2", hint="That file is not yours.")
 def tidies_up(state, path):
     fault = written_whole(state, path)
     if dist.get_rank() == 0:
@@ -288,7 +288,7 @@ def tidies_up(state, path):
     all_hear(fault)
 
 
-@wrong("10.2", hint="Who writes it?")
+@wrong("10.2", hint="Which rank writes it?")
 def the_last_rank(state, path):
     if dist.get_rank() == dist.get_world_size() - 1:
         torch.save(state, f"{path}.part")
@@ -321,7 +321,7 @@ def writes_nothing(state, path):
     dist.barrier()
 
 
-@wrong("10.2", hint="lets nobody go on")
+@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
 def tells_before_it_has_its_name(state, path):
     fault = ""
     part = path.with_name("new.pt")
@@ -335,7 +335,7 @@ def tells_before_it_has_its_name(state, path):
         os.replace(part, path)
 
 
-@wrong("10.2", ONE, FULL, hint="whatever it meets")
+@wrong("10.2", ONE, FULL, hint="What must it still do before it leaves, whatever goes wrong?")
 def what_torch_raises_alone(state, path):
     fault = ""
     if dist.get_rank() == 0:
@@ -347,7 +347,7 @@ def what_torch_raises_alone(state, path):
     all_hear(fault)
 
 
-@wrong("10.2", hint="Who writes it?")
+@wrong("10.2", hint="Which rank writes it?")
 def the_first_of_each_node(state, path):
     fault, part = "", path.with_name(f"{path.name}.{dist.get_rank()}")
     if os.environ["LOCAL_RANK"] == "0":
@@ -393,9 +393,9 @@ def by_the_imported_save_and_a_number(state, path):
 
 
 BARE = "a state_dict alone is loaded"
-TRAINING = "so is that in a training's checkpoint, with the prefix of DDP"
-ELSEWHERE = "so is one that was saved on a GPU which is not here"
-CODE = "a file that carries code, or fits another model, is refused with an error; nothing of it runs"
+TRAINING = "so is that in the checkpoint of a training run, with DDP's prefix"
+ELSEWHERE = "so is one that was saved on a GPU that this machine lacks"
+CODE = "a file that carries code, or fits another model, is refused with an error, and none of it runs"
 
 
 def stripped(weights: Any) -> Any:
@@ -410,7 +410,7 @@ def bare_load(path, model):
     model.load_state_dict(stripped(found.get("model", found)))
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="read only data")
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Which argument restricts a load to data?")
 def trusts_everyone(path, model):
     found = torch.load(path, map_location="cpu", weights_only=False)
     model.load_state_dict(stripped(found.get("model", found)))
@@ -441,7 +441,7 @@ def replaces_in_names(path, model):
     model.load_state_dict(weights)
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="let it be heard")
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="let the error through.")
 def swallows_the_error(path, model):
     with contextlib.suppress(Exception):
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -454,7 +454,7 @@ def not_so_strict(path, model):
     model.load_state_dict(found.get("model", found), strict=False)
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="read only data")
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Which argument restricts a load to data?")
 def tries_the_other_way_then(path, model):
     try:
         found = torch.load(path, map_location="cpu")
@@ -505,7 +505,7 @@ def into_another_model(path, model):
     model.load_state_dict(stripped(found.get("model", found)))
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Nobody must take an unloaded model")
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="A model that was not loaded must not pass for a loaded one:")
 def what_fits(path, model):
     found = torch.load(path, map_location="cpu")
     unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
@@ -513,7 +513,7 @@ def what_fits(path, model):
         raise KeyError(unlike.missing_keys)
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Nobody must take an unloaded model")
+@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="A model that was not loaded must not pass for a loaded one:")
 def what_is_there(path, model):
     found = torch.load(path, map_location="cpu")
     unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)

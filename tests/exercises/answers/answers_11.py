@@ -42,12 +42,12 @@ def sums_the_means(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: 1 / length)
 
 
-@wrong("11.1", hint="Every piece counts alike here")
+@wrong("11.1", hint="Every piece has the same weight here, but a short one has fewer samples.")
 def mean_of_means(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: 1 / length / len(pieces))
 
 
-@wrong("11.1", hint="the ranks count alike")
+@wrong("11.1", hint="It is right on each rank, but the ranks have the same weight, with few samples or many.")
 def by_its_own_samples(ddp, pieces):
     own = sum(len(y) for _, y in pieces)
     by_pieces(ddp, pieces, lambda length: 1 / own)
@@ -63,7 +63,7 @@ def sums_the_samples(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: 1)
 
 
-@wrong("11.1", hint="By what is each sample's loss divided?")
+@wrong("11.1", hint="What is each sample's loss divided by?")
 def divides_by_two_ranks(ddp, pieces):
     share = share_of_one(pieces)
     by_pieces(ddp, pieces, lambda length: share / dist.get_world_size() * 1.5)
@@ -77,7 +77,7 @@ def leaves_the_old_ones(ddp, pieces):
             (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
 
 
-@wrong("11.1", hint="Which pass brings them together")
+@wrong("11.1", hint="Which pass averages them?")
 def leaves_out_the_last_one_too(ddp, pieces):
     share = share_of_one(pieces)
     ddp.zero_grad()
@@ -86,7 +86,7 @@ def leaves_out_the_last_one_too(ddp, pieces):
             (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
 
 
-@wrong("11.1", hint="Which pass brings them together")
+@wrong("11.1", hint="Which pass averages them?")
 def through_the_side_door(ddp, pieces):
     share = share_of_one(pieces)
     ddp.zero_grad()
@@ -94,7 +94,7 @@ def through_the_side_door(ddp, pieces):
         (F.cross_entropy(ddp.module(x), y, reduction="sum") * share).backward()
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="which passes need it?")
+@wrong("11.1", GRADIENT, PIECES, hint="which passes need to send?")
 def averages_every_piece(ddp, pieces):
     share = share_of_one(pieces)
     ddp.zero_grad()
@@ -112,7 +112,7 @@ def around_the_backward_alone(ddp, pieces):
             loss.backward()
 
 
-@wrong("11.1", GRADIENT, ONCE, hint="Put together they are not")
+@wrong("11.1", GRADIENT, ONCE, hint="Together they may not.")
 def puts_them_together(ddp, pieces):
     share = share_of_one(pieces)
     x, y = (torch.cat(each) for each in zip(*pieces, strict=True))
@@ -135,7 +135,7 @@ def by_hand_and_by_ddp(ddp, pieces):
         parameter.grad /= dist.get_world_size()
 
 
-@wrong("11.1", hint="By what is each sample's loss divided?")
+@wrong("11.1", hint="What is each sample's loss divided by?")
 def written_for_two_ranks(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: share_of_one(pieces) / dist.get_world_size() * 2)
 
@@ -143,13 +143,18 @@ def written_for_two_ranks(ddp, pieces):
 KEPT: dict[str, Any] = {}  # what an answer keeps in a global
 
 
-@wrong("11.1", hint="By what is each sample's loss divided?")
+@wrong("11.1", hint="What is each sample's loss divided by?")
 def the_samples_of_the_first_call(ddp, pieces):
     share = KEPT.setdefault("share", share_of_one(pieces))
     by_pieces(ddp, pieces, lambda length: share)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="has to be switched back")
+@wrong(
+    "11.1",
+    GRADIENT,
+    PIECES,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def leaves_the_averaging_off(ddp, pieces):
     share = share_of_one(pieces) / dist.get_world_size()
     ddp.zero_grad()
@@ -187,7 +192,7 @@ def does_not_wait_for_the_count(ddp, pieces):
         parameter.grad *= dist.get_world_size() / samples.item()
 
 
-@wrong("11.1", hint="These passes are the training")
+@wrong("11.1", hint="These are training passes.")
 def in_evaluation_mode(ddp, pieces):
     ddp.eval()
     share_in_float32(ddp, pieces)
@@ -745,7 +750,7 @@ def in_whole_steps(step, batch_size, ranks, pieces):
     return 0.004 * together / 48 * min(1, (step + 1) / max(1, 3840 // together))
 
 
-@wrong("11.3", hint="grows on. What ends")
+@wrong("11.3", hint="k is right, but the learning rate keeps growing.")
 def warms_up_for_ever(step, batch_size, ranks, pieces):
     return 0.004 * batch_size * ranks * pieces / 48 * (step + 1) * batch_size * ranks * pieces / 3840
 
@@ -785,7 +790,7 @@ def own_sums(ddp, pieces):
     return dist.get_world_size() / share_of_one(pieces)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="What is gathered comes from every rank")
+@wrong("11.1", GRADIENT, PIECES, hint="A gather brings every rank's tensor separately.")
 def gathers_the_gradients(ddp, pieces):
     samples = own_sums(ddp, pieces)
     for parameter in ddp.parameters():
@@ -829,13 +834,23 @@ def accumulated(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: share)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="What is switched for a while")
+@wrong(
+    "11.1",
+    GRADIENT,
+    PIECES,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def trains_first(ddp, pieces):
     ddp.train()
     accumulated(ddp, pieces)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="What is switched for a while")
+@wrong(
+    "11.1",
+    GRADIENT,
+    PIECES,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def all_in_one_mode_afterwards(ddp, pieces):
     mode = ddp.training
     ddp.train()
@@ -843,20 +858,35 @@ def all_in_one_mode_afterwards(ddp, pieces):
     ddp.train(mode)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="a parameter is frozen or not any more")
+@wrong(
+    "11.1",
+    GRADIENT,
+    PIECES,
+    hint="after your call a module of ddp is in another mode, a parameter is frozen or no longer frozen, the",
+)
 def freezes_a_layer(ddp, pieces):
     ddp.requires_grad_(True)
     accumulated(ddp, pieces)
     ddp.module[0].requires_grad_(False)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="what is given is only read")
+@wrong(
+    "11.1",
+    GRADIENT,
+    PIECES,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def the_short_ones_first(ddp, pieces):
     pieces.sort(key=lambda piece: len(piece[1]))
     accumulated(ddp, pieces)
 
 
-@wrong("11.1", GRADIENT, PIECES, hint="what is given is only read")
+@wrong(
+    "11.1",
+    GRADIENT,
+    PIECES,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def inputs_with_gradients(ddp, pieces):
     for x, _ in pieces:
         x.requires_grad_()

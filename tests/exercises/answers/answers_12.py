@@ -59,7 +59,7 @@ def each_rank_for_itself(model, loss):
     return freeze((name, each) for name, each in trainable(model) if each not in found)
 
 
-@wrong("12.1", hint="who has to keep it?")
+@wrong("12.1", hint="Which ranks must keep what one rank uses?")
 def what_some_rank_does_not_use(model, loss):
     counts = uses(model, reached(loss))
     everywhere = dist.get_world_size()
@@ -76,7 +76,7 @@ def as_rank_0_says(model, loss):
     return freeze(each for each, used in pairs if not used)
 
 
-@wrong("12.1", FROZEN, NAMED, hint="nobody has to send gradients into the model")
+@wrong("12.1", FROZEN, NAMED, hint="A graph can be examined without writing any gradient.")
 def by_a_backward_pass(model, loss):
     model.zero_grad()
     loss.backward(retain_graph=True)
@@ -96,18 +96,18 @@ def only_says_it(model, loss):
     return [name for name, _ in of_no_rank(model, reached(loss))]
 
 
-@wrong("12.1", FROZEN, NO_TRACE, hint="The names as the model lists them")
+@wrong("12.1", FROZEN, NO_TRACE, hint="the same list on every rank.")
 def only_does_it(model, loss):
     freeze(of_no_rank(model, reached(loss)))
 
 
-@wrong("12.1", FROZEN, NO_TRACE, hint="The names as the model lists them")
+@wrong("12.1", FROZEN, NO_TRACE, hint="the same list on every rank.")
 def says_more_than_it_did(model, loss):
     freeze(of_no_rank(model, reached(loss)))
     return [name for name, each in model.named_parameters() if not each.requires_grad]
 
 
-@wrong("12.1", FROZEN, NO_TRACE, hint="The names as the model lists them")
+@wrong("12.1", FROZEN, NO_TRACE, hint="the same list on every rank.")
 def from_the_end(model, loss):
     return freeze(of_no_rank(model, reached(loss)))[::-1]
 
@@ -118,7 +118,7 @@ def tells_on_rank_0(model, loss):
     return names if dist.get_rank() == 0 else []
 
 
-@wrong("12.1", NAMED, hint="What was frozen before has thawed")
+@wrong("12.1", NAMED, hint="What was frozen before no longer is.")
 def thaws(model, loss):
     unused = of_no_rank(model, reached(loss))
     for each in model.parameters():
@@ -214,12 +214,12 @@ def normed(x: torch.Tensor, eps: float, add_up: Any) -> torch.Tensor:
     return (x - mean) / torch.sqrt(squares - mean**2 + eps)
 
 
-@wrong("12.2", hint="That is this rank's own norm")
+@wrong("12.2", hint="That normalises by this rank's own samples.")
 def its_own(x, eps):
     return F.batch_norm(x, None, None, training=True, eps=eps)
 
 
-@wrong("12.2", LESS, FORWARD, hint="The outputs of the other ranks depend on this rank's samples")
+@wrong("12.2", LESS, FORWARD, hint="The other ranks' outputs depend on this rank's samples, too.")
 def backward_of_this_rank_alone(x, eps):
     return normed(x, eps, SummedForward.apply)
 
@@ -239,7 +239,7 @@ def constants(x, eps):
     return normed(x, eps, add_up)
 
 
-@wrong("12.2", LESS, FORWARD, hint="The outputs of the other ranks depend")
+@wrong("12.2", LESS, FORWARD, hint="The other ranks' outputs depend on this rank's samples, too.")
 def right_on_the_tensor(x, eps):
     def add_up(sums):
         dist.all_reduce(sums)
@@ -248,7 +248,7 @@ def right_on_the_tensor(x, eps):
     return normed(x, eps, add_up)
 
 
-@wrong("12.2", hint="have not equally many samples")
+@wrong("12.2", hint="The ranks have the same weight here, but different numbers of samples.")
 def mean_of_the_means(x, eps):
     world_size = dist.get_world_size()
     mean = Summed.apply(x.mean(0)) / world_size
@@ -256,7 +256,7 @@ def mean_of_the_means(x, eps):
     return (x - mean) / torch.sqrt(squares - mean**2 + eps)
 
 
-@wrong("12.2", hint="have not equally many samples")
+@wrong("12.2", hint="The ranks have the same weight here, but different numbers of samples.")
 def means_of_both(x, eps):
     world_size = dist.get_world_size()
     mean = Summed.apply(x.mean(0)) / world_size
@@ -358,7 +358,7 @@ class SummedRows(torch.autograd.Function):
         return rows[: ctx.rows]
 
 
-@wrong("12.2", FORWARD, BACKWARD, hint="something of their number")
+@wrong("12.2", FORWARD, BACKWARD, hint="Samples travel, or something of their size.")
 def a_gradient_for_each_sample(x, eps):
     n = Summed.apply(x.new_tensor([len(x)]))
     mean = SummedRows.apply(x) / n
@@ -371,7 +371,7 @@ def forgets_to_return(x, eps):
     normed(x, eps, Summed.apply)
 
 
-@wrong("12.2", LESS, FORWARD, hint="must still know how it came from the input")
+@wrong("12.2", LESS, FORWARD, hint="The output must still be connected with the input in the autograd graph.")
 def cut_off(x, eps):
     return normed(x, eps, Summed.apply).detach()
 
@@ -427,25 +427,25 @@ def adds_up_in_the_gradient(x, eps):
 NORMED: dict[Any, Any] = {}
 
 
-@wrong("12.2", hint="That is what the call before it returned")
+@wrong("12.2", hint="That is what the previous call returned.")
 def remembers_the_tensor(x, eps):
     if (x, eps) not in NORMED:
         NORMED[x, eps] = normed(x, eps, Summed.apply)
     return NORMED[x, eps]
 
 
-@wrong("12.3", MEAN, ONCE, hint="The ranks' means lie apart, too")
+@wrong("12.3", MEAN, ONCE, hint="The ranks' means differ, too.")
 def mean_of_the_variances(model):
     pool(model, norms(model), lambda variances, squares, mean: variances)
 
 
-@wrong("12.3", MEAN, ONCE, hint="by what is it divided?")
+@wrong("12.3", MEAN, ONCE, hint="How many means are there, and what is it divided by?")
 def means_apart_by_n_minus_1(model):
     n = dist.get_world_size()
     pool(model, norms(model), lambda variances, squares, mean: variances + (squares - mean**2) * n / (n - 1))
 
 
-@wrong("12.3", MEAN, ONCE, hint="Each rank's own spread is missing")
+@wrong("12.3", MEAN, ONCE, hint="The variance within each rank is missing.")
 def means_apart_alone(model):
     pool(model, norms(model), lambda variances, squares, mean: squares - mean**2)
 
@@ -471,13 +471,13 @@ def buffer_by_buffer(model):
             each /= dist.get_world_size()
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="laid end to end")
+@wrong("12.3", MEAN, VARIANCE, hint="What can be concatenated can travel together:")
 def norm_by_norm(model):
     for each in norms(model):
         pool(model, [each], lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="laid end to end")
+@wrong("12.3", MEAN, VARIANCE, hint="What can be concatenated can travel together:")
 def as_objects(model):
     ours = [(each.running_mean.clone(), each.running_var.clone()) for each in norms(model)]
     everyones: list[Any] = [None] * dist.get_world_size()
@@ -521,7 +521,7 @@ def on_rank_0_alone(model):
             each.running_var.copy_(v)
 
 
-@wrong("12.3", hint="Think of all samples of all ranks")
+@wrong("12.3", hint="Think of the samples of all ranks together, equally many from each.")
 def written_for_two_ranks(model):
     found = norms(model)
     means = torch.cat([each.running_mean for each in found])
@@ -542,12 +542,12 @@ def known_by_their_type(model):
     pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="Only what a norm has noted of its batches")
+@wrong("12.3", MEAN, VARIANCE, hint="Only the running statistics of batch norms may change.")
 def leaves_it_in_eval(model):
     pool(model.eval(), norms(model), lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="Only what a norm has noted of its batches")
+@wrong("12.3", MEAN, VARIANCE, hint="Only the running statistics of batch norms may change.")
 def everything_averaged(model):
     """The other buffers and the weights, too."""
     pool(model, norms(model), lambda variances, squares, mean: variances + squares - mean**2)
@@ -578,7 +578,7 @@ def uses_up_the_gradient(x, eps):
     return WritesInto.apply(normed(x, eps, Summed.apply))
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="Who holds the one before")
+@wrong("12.3", MEAN, VARIANCE, hint="Whatever holds the old one, as DDP does, cannot see it.")
 def puts_new_buffers_in(model):
     held = [(each, each.running_mean, each.running_var) for each in norms(model)]
     for each, mean, var in held:
@@ -790,7 +790,7 @@ def through_the_store(x, eps):
     return (x - whole.mean(0)) / torch.sqrt(whole.var(0, correction=0) + eps)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="laid end to end")
+@wrong("12.3", MEAN, VARIANCE, hint="What can be concatenated can travel together:")
 def starts_all_and_waits_then(model):
     started = []
     for each in norms(model):
@@ -860,22 +860,9 @@ def what_has_no_gradient_but_0(model, loss):
 
 @wrong("12.2", hint="on rank")
 def by_unbiased_variances(x, eps):  # nan, where a rank has a single row
-    class Sum(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, tensor):
-            total = tensor.clone()
-            dist.all_reduce(total)
-            return total
-
-        @staticmethod
-        def backward(ctx, gradient):
-            total = gradient.clone()
-            dist.all_reduce(total)
-            return total
-
     n = len(x)
     squares = x.var(0) * (n - 1) + n * x.mean(0) ** 2
-    total = Sum.apply(torch.cat([x.sum(0), squares, x.new_tensor([n])]))
+    total = Summed.apply(torch.cat([x.sum(0), squares, x.new_tensor([n])]))
     mean, mean_of_squares = (total[:-1] / total[-1]).chunk(2)
     return (x - mean) / torch.sqrt(mean_of_squares - mean**2 + eps)
 
@@ -891,31 +878,31 @@ def pooled(found):
         each.running_var.copy_(squares - mean**2)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="More than batch norms has such a buffer")
+@wrong("12.3", MEAN, VARIANCE, hint="Not only batch norms have such a buffer.")
 def every_running_mean(model):
     pooled([each for each in model.modules() if getattr(each, "running_mean", None) is not None])
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="is another now")
+@wrong("12.3", MEAN, VARIANCE, hint="has changed")
 def freezes_then(model):
     pooled(norms(model))
     model.requires_grad_(False)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="is another now")
+@wrong("12.3", MEAN, VARIANCE, hint="has changed")
 def clears_gradients(model):
     pooled(norms(model))
     model.zero_grad()
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="momentum is another now")
+@wrong("12.3", MEAN, VARIANCE, hint="momentum has changed")
 def as_a_plain_mean_from_now_on(model):
     pooled(norms(model))
     for each in norms(model):
         each.momentum = None
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="is another now")
+@wrong("12.3", MEAN, VARIANCE, hint="has changed")
 def with_new_weights(model):
     pooled(norms(model))
     for each in norms(model):

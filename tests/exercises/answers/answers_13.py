@@ -34,7 +34,7 @@ def own_mean(losses):
     return sum(losses) / max(1, len(losses))
 
 
-@wrong("13.1", hint="Each rank counts alike")
+@wrong("13.1", hint="Each rank has the same weight there;")
 def mean_of_means(losses):
     return summed(sum(losses) / max(1, len(losses)))[0] / dist.get_world_size()
 
@@ -65,14 +65,14 @@ def leaves_with_nothing(losses):
     return total / count
 
 
-@wrong("13.1", hint="Batches that are not there were counted")
+@wrong("13.1", hint="That counts batches that do not exist.")
 def pads_with_zeros(losses):
     most = torch.tensor(len(losses))
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return summed(sum(losses))[0] / int(most) / dist.get_world_size()
 
 
-@wrong("13.1", NOTHING, hint="goes on with it")
+@wrong("13.1", NOTHING, hint="The caller still needs it as it was.")
 def uses_the_list_up(losses):
     total = count = 0
     while losses:
@@ -134,7 +134,7 @@ def over_rank_0_and_back(losses):
 
 STOP = "all ranks stop after the first epoch that is no better than the best before it, over all ranks"
 BEST = "every rank returns the best accuracy over all ranks"
-NO_SHARD = "both also where a rank has nothing to judge"
+NO_SHARD = "both also where a rank has nothing to evaluate"
 
 
 def trained_until(train_epoch: Any, epochs: int, measure: Any, stop: Any = lambda new, best: new <= best):
@@ -148,13 +148,13 @@ def trained_until(train_epoch: Any, epochs: int, measure: Any, stop: Any = lambd
     return epoch + 1, best
 
 
-def over_all(right: int, judged: int) -> float:
-    right, judged = summed(right, judged)
-    return right / judged
+def over_all(right: int, evaluated: int) -> float:
+    right, evaluated = summed(right, evaluated)
+    return right / evaluated
 
 
-def own(right: int, judged: int) -> float:
-    return right / max(1, judged)
+def own(right: int, evaluated: int) -> float:
+    return right / max(1, evaluated)
 
 
 @wrong("13.2", hint="waited in")
@@ -224,8 +224,8 @@ def trains_all(train_epoch, validate, epochs):
 @wrong("13.2", STOP, BEST, hint="your code")  # it hangs, or crashes
 def leaves_out_the_empty_shard(train_epoch, validate, epochs):
     def measure(epoch):
-        right, judged = validate(epoch)
-        return over_all(right, judged) if judged else 0.0
+        right, evaluated = validate(epoch)
+        return over_all(right, evaluated) if evaluated else 0.0
 
     return trained_until(train_epoch, epochs, measure)
 
@@ -303,10 +303,10 @@ def all_know_all(train_epoch, validate, epochs):
         epoch += 1
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, validate(epoch - 1))
-        rights, judged = zip(*everyone, strict=True)
-        if sum(rights) / sum(judged) <= best:
+        rights, evaluated = zip(*everyone, strict=True)
+        if sum(rights) / sum(evaluated) <= best:
             return epoch, best
-        best = sum(rights) / sum(judged)
+        best = sum(rights) / sum(evaluated)
     return epoch, best
 
 
@@ -319,8 +319,8 @@ def rank_0_counts_and_tells(train_epoch, validate, epochs):
         dist.reduce(counts, dst=0)
         told = [None, None]
         if dist.get_rank() == 0:
-            right, judged = counts.tolist()
-            told = [right / judged <= best, max(best, right / judged)]
+            right, evaluated = counts.tolist()
+            told = [right / evaluated <= best, max(best, right / evaluated)]
         dist.broadcast_object_list(told, src=0)
         stop, best = told
         if stop:
@@ -331,7 +331,7 @@ def rank_0_counts_and_tells(train_epoch, validate, epochs):
 DONE: dict[Any, Any] = {}
 
 
-@wrong("13.2", hint="a training of its own")
+@wrong("13.2", hint="Each call is a training run of its own, also with functions that you have seen before.")
 def remembers_its_functions(train_epoch, validate, epochs):
     given = train_epoch, validate, epochs
     if given not in DONE:
@@ -463,7 +463,7 @@ def the_broken_try(work):
         return None
 
 
-@wrong("13.4", WELL, hint="adds up those who were well")
+@wrong("13.4", WELL, hint="That is the sum over the ranks that did not fail.")
 def a_failure_counts_0(work):
     try:
         mine = work()
@@ -472,7 +472,7 @@ def a_failure_counts_0(work):
     return summed(mine)[0]
 
 
-@wrong("13.4", WELL, hint="adds up those who were well")
+@wrong("13.4", WELL, hint="That is the sum over the ranks that did not fail.")
 def only_the_failed_one_knows(work):
     try:
         mine = work()
@@ -492,7 +492,7 @@ def nan_says_it(work):
     return None if total != total else total
 
 
-@wrong("13.4", hint="What does their sum need?")
+@wrong("13.4", hint="How is a failure told from a number?")
 def nothing_is_a_failure(work):
     try:
         mine = work()
@@ -634,14 +634,18 @@ def stopped_by(train_epoch, validate, epochs, is_no_better):
     best = 0.0
     for epoch in range(epochs):
         train_epoch(epoch)
-        right, judged = summed_over_ranks(*validate(epoch))
-        if is_no_better(right / judged, best):
+        right, evaluated = summed_over_ranks(*validate(epoch))
+        if is_no_better(right / evaluated, best):
             break
-        best = right / judged
+        best = right / evaluated
     return epoch + 1, best
 
 
-@wrong("13.2", NO_SHARD, hint="On which number do all ranks decide")
+@wrong(
+    "13.2",
+    NO_SHARD,
+    hint="By which number do all ranks decide, and is it the accuracy of all samples together?",
+)
 def better_by_a_thousandth(train_epoch, validate, epochs):
     return stopped_by(train_epoch, validate, epochs, lambda now, best: round(now, 3) <= round(best, 3))
 
@@ -651,9 +655,9 @@ def one_vote_is_enough(train_epoch, validate, epochs):
     best = own_best = 0.0
     for epoch in range(epochs):
         train_epoch(epoch)
-        right, judged = validate(epoch)
-        own = right / max(1, judged)
-        total, count, votes = summed_over_ranks(right, judged, own <= own_best)
+        right, evaluated = validate(epoch)
+        own = right / max(1, evaluated)
+        total, count, votes = summed_over_ranks(right, evaluated, own <= own_best)
         own_best, best = max(own, own_best), max(total / count, best)
         if votes:
             break

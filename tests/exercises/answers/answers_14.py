@@ -14,7 +14,7 @@ from tests.exercises.answers import right, wrong
 
 MESSAGES = "where nothing is computed, the step is the buckets' rings, one after the other"
 BEHIND = "a bucket travels while backward computes the next ones"
-QUEUE = "a bucket waits until the one before it is through"
+QUEUE = "a bucket waits until the one before it has arrived"
 
 
 def ring(size, ranks, alpha, beta):
@@ -35,12 +35,20 @@ def one_after_the_other(forward, backward, buckets, ranks, alpha, beta):
     return forward + backward + sum(ring(size, ranks, alpha, beta) for size in buckets)
 
 
-@wrong("14.1", MESSAGES, hint="The last bucket is hidden there as well")
+@wrong(
+    "14.1",
+    MESSAGES,
+    hint="The last bucket is hidden there, too, or one is sent before its gradients are ready.",
+)
 def all_hidden(forward, backward, buckets, ranks, alpha, beta):
     return forward + max(backward, sum(ring(size, ranks, alpha, beta) for size in buckets))
 
 
-@wrong("14.1", MESSAGES, hint="The last bucket is hidden there as well")
+@wrong(
+    "14.1",
+    MESSAGES,
+    hint="The last bucket is hidden there, too, or one is sent before its gradients are ready.",
+)
 def the_longer_of_the_two(forward, backward, buckets, ranks, alpha, beta):
     return max(forward + backward, sum(ring(size, ranks, alpha, beta) for size in buckets))
 
@@ -74,7 +82,7 @@ def all_at_once(forward, backward, buckets, ranks, alpha, beta):
     return max(ends)
 
 
-@wrong("14.1", hint="How many steps has a ring")
+@wrong("14.1", hint="How many steps does a ring have, and what does each rank send?")
 def a_line(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, lambda size: alpha + beta * size)
 
@@ -89,12 +97,12 @@ def all_of_it_each_time(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, lambda size: 2 * (ranks - 1) * (alpha + beta * size))
 
 
-@wrong("14.1", hint="How often is α paid")
+@wrong("14.1", hint="How often does α count in a ring?")
 def alpha_once(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, lambda size: alpha + 2 * (ranks - 1) / ranks * size * beta)
 
 
-@wrong("14.1", hint="How often is α paid")
+@wrong("14.1", hint="How often does α count in a ring?")
 def alpha_there_and_back(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(
         forward, backward, buckets, lambda size: 2 * alpha + 2 * (ranks - 1) / ranks * size * beta
@@ -114,7 +122,7 @@ def by_the_first_or_the_last(forward, backward, buckets, ranks, alpha, beta):
     return max(first + sum(rings), forward + backward + rings[-1])
 
 
-@wrong("14.1", hint="the same afterwards")
+@wrong("14.1", hint="What you are given must be unchanged afterwards.")
 def uses_up_its_buckets(forward, backward, buckets, ranks, alpha, beta):
     whole, since, free = sum(buckets), forward, 0.0
     while buckets:
@@ -124,14 +132,14 @@ def uses_up_its_buckets(forward, backward, buckets, ranks, alpha, beta):
     return max(free, since)
 
 
-@wrong("14.1", hint="What does one bucket cost")
+@wrong("14.1", hint="How long does one bucket take in a ring of that many ranks?")
 def a_start_for_each_rank(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(
         forward, backward, buckets, lambda size: 2 * (ranks - 1) / ranks * (alpha + beta * size)
     )
 
 
-@wrong("14.1", BEHIND, QUEUE, hint="What does one bucket cost")
+@wrong("14.1", BEHIND, QUEUE, hint="How long does one bucket take in a ring of that many ranks?")
 def one_bucket_has_no_queue(forward, backward, buckets, ranks, alpha, beta):
     if len(buckets) == 1:
         return forward + backward
@@ -146,7 +154,7 @@ def two_ranks_send_once(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, message)
 
 
-@wrong("14.1", hint="the same afterwards")
+@wrong("14.1", hint="What you are given must be unchanged afterwards.")
 def turns_them_into_floats(forward, backward, buckets, ranks, alpha, beta):
     buckets[:] = map(float, buckets)
     return in_a_queue(forward, backward, buckets, lambda size: ring(size, ranks, alpha, beta))
@@ -194,7 +202,7 @@ def by_how_far_the_link_is_behind(forward, backward, buckets, ranks, alpha, beta
 KEPT = {}
 
 
-@wrong("14.1", BEHIND, QUEUE, hint="What is kept from one call to the next?")
+@wrong("14.1", BEHIND, QUEUE, hint="What do you keep from one call to the next?")
 def remembers_the_buckets(forward, backward, buckets, ranks, alpha, beta):
     """By the list itself, which stays what it is when its items change."""
     if id(buckets) not in KEPT:
@@ -205,12 +213,12 @@ def remembers_the_buckets(forward, backward, buckets, ranks, alpha, beta):
 
 SHARE = "it is the share of the time of sending during which the rank computes"
 TOGETHER = "time in which two buckets are under way counts once"
-ANY_ORDER = "stretches of computing may come in any order, touch and overlap"
+ANY_ORDER = "intervals of computing may come in any order, touch and overlap"
 
 
-def joined(stretches):
+def joined(intervals):
     found = []
-    for start, end in sorted(stretches):
+    for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
@@ -222,8 +230,8 @@ def common(computes, sends):
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in computes for b in sends)
 
 
-def length(stretches):
-    return sum(end - start for start, end in stretches)
+def length(intervals):
+    return sum(end - start for start, end in intervals)
 
 
 @wrong("14.2", SHARE, hint="Two buckets at once are not twice the time")
@@ -294,14 +302,14 @@ def cuts_off_what_neighbours_share(computes, sends):
     return common(joined(computes), cut) / length(cut)
 
 
-@wrong("14.2", hint="the later start")
+@wrong("14.2", hint="from the later of two starts to the earlier of two ends.")
 def forgets_what_comes_after_the_last(computes, sends):
     computes, sends = joined(computes), joined(sends)
     gaps = [(a[1], b[0]) for a, b in pairwise(computes)]
     return 1 - common(gaps, sends) / length(sends)
 
 
-@wrong("14.2", hint="the same afterwards")
+@wrong("14.2", hint="What you are given must be unchanged afterwards.")
 def empties_its_lists(computes, sends):
     computes, sends = ([each.pop() for _ in range(len(each))] for each in (computes, sends))
     return common(joined(computes), joined(sends)) / max(length(joined(sends)), 1e-9)
@@ -325,14 +333,14 @@ def returns_nothing(computes, sends):
     joined(computes)
 
 
-@wrong("14.2", SHARE, hint="the same afterwards")
+@wrong("14.2", SHARE, hint="What you are given must be unchanged afterwards.")
 def sorts_its_lists(computes, sends):
     computes.sort()
     sends.sort()
     return common(joined(computes), joined(sends)) / length(joined(sends))
 
 
-@wrong("14.2", SHARE, hint="the same afterwards")
+@wrong("14.2", SHARE, hint="What you are given must be unchanged afterwards.")
 def joins_in_place(computes, sends):
     computes[:], sends[:] = joined(computes), joined(sends)
     return common(computes, sends) / length(sends)
@@ -340,12 +348,12 @@ def joins_in_place(computes, sends):
 
 @wrong("14.2", SHARE, hint="Two buckets at once are not twice the time")
 def joins_two_neighbours_at_most(computes, sends):
-    def pairs(stretches):
-        stretches, found = sorted(stretches), []
-        while stretches:
-            start, end = stretches.pop(0)
-            if stretches and stretches[0][0] <= end:
-                end = max(end, stretches.pop(0)[1])
+    def pairs(intervals):
+        intervals, found = sorted(intervals), []
+        while intervals:
+            start, end = intervals.pop(0)
+            if intervals and intervals[0][0] <= end:
+                end = max(end, intervals.pop(0)[1])
             found.append((start, end))
         return found
 
@@ -365,7 +373,7 @@ def two_fingers(computes, sends):
 @right("14.2")
 def by_edges(computes, sends):
     """Between two neighbouring edges nothing begins or ends."""
-    edges = sorted({edge for stretch in [*computes, *sends] for edge in stretch})
+    edges = sorted({edge for interval in [*computes, *sends] for edge in interval})
     hidden = sending = 0.0
     for a, b in pairwise(edges):
         if any(start <= a < end for start, end in sends):
@@ -380,7 +388,7 @@ def with_numpy(computes, sends):
     middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     on = [
         ((each[:, :1] < middles) & (middles < each[:, 1:])).any(0)
-        for each in (np.array(stretches).reshape(-1, 2) for stretches in (computes, sends))
+        for each in (np.array(intervals).reshape(-1, 2) for intervals in (computes, sends))
     ]
     return widths[on[0] & on[1]].sum() / widths[on[1]].sum()
 
@@ -391,7 +399,7 @@ def by_three_lengths(computes, sends):
     return together / length(joined(sends))
 
 
-@wrong("14.2", hint="What is kept from one call to the next?")
+@wrong("14.2", hint="What do you keep from one call to the next?")
 def remembers_the_lists(computes, sends):
     given = id(computes), id(sends)
     if given not in KEPT:
@@ -400,7 +408,7 @@ def remembers_the_lists(computes, sends):
 
 
 NAMED = "every rank returns the rank that is late again and again"
-BY = "and by how much it is later than the last of the others: a hiccup of another rank moves nothing"
+BY = "and by how much it is later than the last of the others; hiccups of other ranks change nothing"
 QUIET = "nothing but the step's own meeting is sent while the steps run"
 
 
@@ -435,14 +443,14 @@ def looks_at_itself(work, meet, steps):
     return dist.get_rank(), max(mine) - min(mine)
 
 
-@wrong("14.3", NAMED, QUIET, hint="A hiccup of another rank is in it")
+@wrong("14.3", NAMED, QUIET, hint="It includes a hiccup of another rank.")
 def takes_the_mean(work, meet, steps):
     times = of_all(my_times(work, meet, steps))
     late = int(times.median(dim=1).values.argmax())
     return late, statistics.mean(later(times, late))
 
 
-@wrong("14.3", NAMED, QUIET, hint="Later than whom")
+@wrong("14.3", NAMED, QUIET, hint="By how much is it later than the last of the others?")
 def how_long_it_works(work, meet, steps):
     times = of_all(my_times(work, meet, steps)).median(dim=1).values
     return int(times.argmax()), times.max().item()
@@ -469,7 +477,7 @@ def asks_in_every_step(work, meet, steps):
     return late, statistics.median(later(torch.tensor(seconds).T, late))
 
 
-@wrong("14.3", hint="Who comes last in most")
+@wrong("14.3", hint="Which rank comes last in most steps?")
 def the_longest_of_all(work, meet, steps):
     times = of_all(my_times(work, meet, steps))
     late = int(times.amax(dim=1).argmax())
@@ -652,7 +660,7 @@ def all_is_hidden_where_nothing_is_computed(computes, sends):
     return by_three_lengths(computes, sends) if computes else 1.0
 
 
-@wrong("14.2", hint="It is near, and not right")
+@wrong("14.2", hint="It is close, but not right:")
 def by_samples(computes, sends):
     computes, sends = joined(computes), joined(sends)
     begin, end = sends[0][0], sends[-1][1]
@@ -676,6 +684,6 @@ def late_by(work, meet, steps, clock, of_all):
     return late, statistics.median((times[late] - others.amax(dim=0)).tolist())
 
 
-@wrong("14.3", hint="Who comes last in most of the steps")
+@wrong("14.3", hint="Which rank comes last in most steps?")
 def who_works_most_in_all(work, meet, steps):
     return late_by(work, meet, steps, time.perf_counter, lambda times: int(times.sum(1).argmax()))

@@ -34,7 +34,7 @@ class Base(IterableDataset):
         return self.rank * workers + worker, self.world_size * workers
 
 
-@wrong("15.1", hint="Every reader reads all of it")
+@wrong("15.1", hint="Every reader reads everything.")
 class ReadsAll(Base):
     def __iter__(self):
         for file in self.files:
@@ -67,7 +67,7 @@ class AsksTooEarly(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", ONCE, hint="To open a file and pass over")
+@wrong("15.1", ONCE, hint="Opening a file and skipping its samples takes as long as reading it.")
 class SharesSamples(Base):
     def __iter__(self):
         number, readers = self.reader()
@@ -87,7 +87,7 @@ class InBlocks(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", hint="Some are for nobody")
+@wrong("15.1", hint="Some samples are for no reader")
 class LeavesTheRest(Base):
     def __iter__(self):
         number, readers = self.reader()
@@ -127,7 +127,7 @@ class NeedsWorkers(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", hint="Some are for nobody")
+@wrong("15.1", hint="Some samples are for no reader")
 class NumbersCollide(Base):
     """Worker 1 of rank 0 is worker 0 of rank 1."""
 
@@ -138,7 +138,7 @@ class NumbersCollide(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", ONCE, LAZY, hint="To open a file and pass over")
+@wrong("15.1", ONCE, LAZY, hint="Opening a file and skipping its samples takes as long as reading it.")
 class OpensAll(Base):
     def __iter__(self):
         number, readers = self.reader()
@@ -147,7 +147,7 @@ class OpensAll(Base):
             yield from samples
 
 
-@wrong("15.1", ONCE, OPENED, hint="Who still holds what was handed on?")
+@wrong("15.1", ONCE, OPENED, hint="What still holds the samples that were handed on?")
 class KeepsThem(Base):
     """Reads in the first epoch alone, and has all in memory from then on."""
 
@@ -195,7 +195,7 @@ class InEqualBlocks(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", hint="Are all agreed on the files' order")
+@wrong("15.1", hint="Do all readers agree on the order of the files, and on who is who?")
 class FromASet(Base):
     """Its order is another on each machine."""
 
@@ -214,7 +214,7 @@ class ByTheName(Base):
                 yield from self.read(file)
 
 
-@wrong("15.1", hint="Some are for nobody")
+@wrong("15.1", hint="Some samples are for no reader")
 class LooksAtTheFirst(Base):
     """Whether there is one at all."""
 
@@ -297,7 +297,7 @@ class Nested(Base):
 
 EXACT = "every rank returns the share over all pictures, for each k, also where there are fewer classes"
 PADDING = "what the sampler repeats is counted once"
-FEW = "no more numbers travel than there are k, and one"
+FEW = "at most len(ks) + 1 numbers travel"
 
 
 def hits_of(batches, ks, size=None):
@@ -338,7 +338,7 @@ def its_own(batches, ks, size):
     return shares(hits_of(batches, ks, size), ks)
 
 
-@wrong("15.2", EXACT, FEW, hint="The mean of the ranks' shares")
+@wrong("15.2", EXACT, FEW, hint="That is the mean of the ranks' shares.")
 def mean_of_shares(batches, ks, size):
     """In whole numbers, so that where all ranks have judged as many it is right to the last digit."""
     counts, ranks = hits_of(batches, ks, size), dist.get_world_size()
@@ -416,7 +416,7 @@ def adds_up_all_calls(batches, ks, size):
     return {k: count / size for k, count in zip(ks, counts.tolist(), strict=True)}
 
 
-@wrong("15.2", hint="every k as a key")
+@wrong("15.2", hint="A dict is asked for, with every k of this call as a key.")
 def by_text(batches, ks, size):
     counts = hits_of(batches, ks, size)
     dist.all_reduce(counts)
@@ -549,7 +549,7 @@ def remembers_its_lists(batches, ks, size):
 
 ORDER = "all batches come, in their order, and an error of the source comes in its place"
 AHEAD = "while a batch is used the next ones are made, `ahead` of them and not many more"
-STOPS = "when nobody takes batches any more, no more are made"
+STOPS = "when no more batches are taken, no more are made"
 END = object()
 
 
@@ -565,7 +565,7 @@ def all_at_once(batches, ahead):
 
 @wrong("15.3", ORDER, hint="only when it is asked for")
 def fills_a_list_itself(batches, ahead):
-    """It has them in advance, but makes each while the taker waits."""
+    """It has them in advance, but makes each while the consumer waits."""
     batches = iter(batches)
     waiting, trouble = deque(), None
     while True:
@@ -586,7 +586,7 @@ def fills_a_longer_list_itself(batches, ahead):
     return filled(batches, ahead, lambda fill: fill())
 
 
-@wrong("15.3", ORDER, hint="the taker waits for the maker")
+@wrong("15.3", ORDER, hint="the consumer waits for the producer")
 def waits_for_its_thread(batches, ahead):
     def in_a_thread(fill):
         thread = threading.Thread(target=fill)
@@ -597,7 +597,7 @@ def waits_for_its_thread(batches, ahead):
 
 
 def filled(batches, ahead, how):
-    """Always `ahead` in advance, made at once when the taker asks for one."""
+    """Always `ahead` in advance, made at once when the consumer asks for one."""
     batches = iter(batches)
     waiting, trouble = deque(), []
 
@@ -658,22 +658,22 @@ def by_thread(batches, waiting, stop=None, tells=True, heeds=True):
     return take()
 
 
-@wrong("15.3", ORDER, hint="what makes the maker wait")
+@wrong("15.3", ORDER, hint="what makes the producer wait")
 def without_a_bound(batches, ahead):
     return by_thread(batches, queue.Queue(), threading.Event())
 
 
-@wrong("15.3", ORDER, AHEAD, hint="who tells the maker")
+@wrong("15.3", ORDER, AHEAD, hint="What happens there, and what tells the producer?")
 def never_ends(batches, ahead):
     return by_thread(batches, queue.Queue(ahead))
 
 
-@wrong("15.3", ORDER, AHEAD, hint="who tells the maker")
+@wrong("15.3", ORDER, AHEAD, hint="What happens there, and what tells the producer?")
 def makes_them_all_for_nobody(batches, ahead):
     return by_thread(batches, queue.Queue(ahead), threading.Event(), heeds=False)
 
 
-@wrong("15.3", AHEAD, STOPS, hint="Where is it raised")
+@wrong("15.3", AHEAD, STOPS, hint="In which thread is it raised?")
 def swallows_the_error(batches, ahead):
     return by_thread(batches, queue.Queue(ahead), threading.Event(), tells=False)
 
@@ -696,7 +696,7 @@ def ends_at_none(batches, ahead):
         yield batch
 
 
-@wrong("15.3", AHEAD, STOPS, hint="By what does the taker tell one from the end, or from an error?")
+@wrong("15.3", AHEAD, STOPS, hint="How does the consumer tell one from the end, or from an error?")
 def takes_a_batch_for_an_error(batches, ahead):
     for batch in by_thread(batches, queue.Queue(ahead), threading.Event()):
         if isinstance(batch, Exception):
@@ -704,7 +704,7 @@ def takes_a_batch_for_an_error(batches, ahead):
         yield batch
 
 
-@wrong("15.3", AHEAD, STOPS, hint="By what does the taker tell one from the end, or from an error?")
+@wrong("15.3", AHEAD, STOPS, hint="How does the consumer tell one from the end, or from an error?")
 def ends_at_an_empty_one(batches, ahead):
     for batch in by_thread(batches, queue.Queue(ahead), threading.Event()):
         if not isinstance(batch, torch.Tensor) and batch == ():
@@ -712,18 +712,18 @@ def ends_at_an_empty_one(batches, ahead):
         yield batch
 
 
-@wrong("15.3", ORDER, hint="what makes the maker wait")
+@wrong("15.3", ORDER, hint="what makes the producer wait")
 def one_less_in_the_queue(batches, ahead):
     """The one in the thread's hand counts, too; but a queue with room for 0 has no bound."""
     return by_thread(batches, queue.Queue(ahead - 1), threading.Event())
 
 
-@wrong("15.3", ORDER, hint="what makes the maker wait")
+@wrong("15.3", ORDER, hint="what makes the producer wait")
 def one_more_in_the_queue(batches, ahead):
     return by_thread(batches, queue.Queue(ahead + 1), threading.Event())
 
 
-@wrong("15.3", ORDER, AHEAD, hint="Who takes the orders back?")
+@wrong("15.3", ORDER, AHEAD, hint="What cancels them?")
 def a_pool_with_one_thread(batches, ahead):
     """A pool that ends does first what it was told to do."""
     end = object()
@@ -749,7 +749,7 @@ def another_error(batches, ahead):
 
 @wrong("15.3", ORDER, AHEAD, hint="What does it do first when it may go on?")
 def makes_one_for_nobody(batches, ahead):
-    """It looks whether the taker has gone once it has made another one."""
+    """It looks whether the consumer has gone once it has made another one."""
     made, room, gone = queue.Queue(), threading.Semaphore(ahead), threading.Event()
 
     def make():
@@ -782,7 +782,7 @@ def makes_one_for_nobody(batches, ahead):
 
 @wrong("15.3", ORDER, AHEAD, hint="And what must it know by then?")
 def makes_room_before_it_tells(batches, ahead):
-    """The maker goes on with the room, and nobody has told it yet that the taker is gone."""
+    """The producer goes on with the room, and nobody has told it yet that the consumer is gone."""
     made, room, gone = queue.Queue(), threading.Semaphore(ahead), threading.Event()
 
     def make():
@@ -807,7 +807,7 @@ def makes_room_before_it_tells(batches, ahead):
 
 @right("15.3")
 def takes_out_what_is_left(batches, ahead):
-    """So the maker finds room, and sees then that the taker has gone."""
+    """So the producer finds room, and sees then that the consumer has gone."""
     made, gone = queue.Queue(ahead), threading.Event()
 
     def make():
@@ -898,7 +898,7 @@ def with_a_condition(batches, ahead):
 # --- the result is right, and it was not done as asked ---
 
 
-@wrong("15.1", ONCE, OPENED, hint="Who still holds what was handed on?")
+@wrong("15.1", ONCE, OPENED, hint="What still holds the samples that were handed on?")
 class KeepsWhatItReads(Base):
     """It reads all once more in the next epoch, and has kept it all the same."""
 

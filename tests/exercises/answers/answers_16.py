@@ -51,7 +51,7 @@ def right_but(ddp, pieces, **how):
     return by_pieces(ddp, pieces, lambda _: tokens / dist.get_world_size(), **how) / tokens
 
 
-@wrong("16.1", hint="Every piece counts alike here")
+@wrong("16.1", hint="Every piece has the same weight here, whether it asks for one token or for twenty.")
 def mean_of_the_means(ddp, pieces):
     tokens = max(of_all_ranks(asked(pieces)), 1)
     return by_pieces(ddp, pieces, lambda piece: max(asked([piece]), 1) * len(pieces)) / tokens
@@ -62,7 +62,9 @@ def sum_of_the_means(ddp, pieces):
     return by_pieces(ddp, pieces, lambda piece: max(asked([piece]), 1))
 
 
-@wrong("16.1", hint="the ranks count alike")
+@wrong(
+    "16.1", hint="It is right on each rank, but the ranks have the same weight, with few questions or many."
+)
 def by_its_own_tokens(ddp, pieces):
     own = max(asked(pieces).item(), 1)
     return by_pieces(ddp, pieces, lambda _: own) / own
@@ -86,7 +88,7 @@ def counts_the_sentences(ddp, pieces):
     return by_pieces(ddp, pieces, lambda _: sentences / dist.get_world_size()) / sentences
 
 
-@wrong("16.1", hint="By what is each token's loss divided?")
+@wrong("16.1", hint="What is each token's loss divided by?")
 def written_for_two_ranks(ddp, pieces):
     tokens = max(of_all_ranks(asked(pieces)), 1)
     return by_pieces(ddp, pieces, lambda _: tokens / 2 * 1.5) / tokens
@@ -97,7 +99,7 @@ def leaves_the_old_ones(ddp, pieces):
     return right_but(ddp, pieces, clear=False)
 
 
-@wrong("16.1", hint="Which pass brings them together")
+@wrong("16.1", hint="Which pass averages them, and is it left out, too?")
 def through_the_side_door(ddp, pieces):
     return right_but(ddp.module, pieces, once=False)
 
@@ -117,14 +119,14 @@ def returns_what_ddp_was_given(ddp, pieces):
     return right_but(ddp, pieces) * dist.get_world_size()
 
 
-@wrong("16.1", GRADIENT, LOSS, ONCE, hint="Nothing divided by nothing")
+@wrong("16.1", GRADIENT, LOSS, ONCE, hint="That is 0 divided by 0.")
 def divides_by_nothing(ddp, pieces):
     tokens = of_all_ranks(asked(pieces).double())
     tokens = tokens or math.nan
     return by_pieces(ddp, pieces, lambda _: tokens / dist.get_world_size()) / tokens
 
 
-@wrong("16.1", GRADIENT, LOSS, SILENT, hint="which passes need it?")
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="which passes need to send?")
 def averages_every_piece(ddp, pieces):
     return right_but(ddp, pieces, once=False)
 
@@ -150,13 +152,25 @@ def goes_backward_once_for_all(ddp, pieces):
     return of_all_ranks(sum(losses).detach()) / tokens
 
 
-@wrong("16.1", GRADIENT, LOSS, SILENT, hint="switched back in the end")
+@wrong(
+    "16.1",
+    GRADIENT,
+    LOSS,
+    SILENT,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def begins_with_train(ddp, pieces):
     ddp.train()
     return right_but(ddp, pieces)
 
 
-@wrong("16.1", GRADIENT, LOSS, SILENT, hint="what is given is only read")
+@wrong(
+    "16.1",
+    GRADIENT,
+    LOSS,
+    SILENT,
+    hint="Switch back at the end whatever you switch, and only read what you are given.",
+)
 def writes_into_the_labels(ddp, pieces):
     loss = right_but(ddp, pieces)
     for _, labels in pieces:
@@ -176,7 +190,7 @@ def a_loss_for_the_log_that_nobody_waits_for(ddp, pieces):
     return loss
 
 
-@wrong("16.1", hint="By what is each token's loss divided?")
+@wrong("16.1", hint="What is each token's loss divided by?")
 def padding_has_no_loss(ddp, pieces):
     """Word 0 is a word here."""
     return right_but(ddp, [(ids, labels.masked_fill(labels == 0, -100)) for ids, labels in pieces])
@@ -290,54 +304,54 @@ AGAIN = "the same four numbers draw the same masks, whatever was drawn in betwee
 OTHERS = "another seed, epoch, step or rank draws others"
 
 
-def with_dice(ids, dice, chance=0.15):
-    chosen = (torch.rand(ids.shape, generator=dice) < chance) & (ids > 4)
+def with_generator(ids, generator, chance=0.15):
+    chosen = (torch.rand(ids.shape, generator=generator) < chance) & (ids > 4)
     return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
 
 
-def dice(number):
+def generator(number):
     return torch.Generator().manual_seed(number % 2**63)
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def adds_them_up(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(seed + epoch + step + rank))
+    return with_generator(ids, generator(seed + epoch + step + rank))
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def writes_them_in_a_row(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(int(f"{seed}{epoch}{step}{rank}")))
+    return with_generator(ids, generator(int(f"{seed}{epoch}{step}{rank}")))
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="depend on all of them?")
 def forgets_the_step(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(hash((seed, epoch, rank))))
+    return with_generator(ids, generator(hash((seed, epoch, rank))))
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="depend on all of them?")
 def the_same_on_all_ranks(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(hash((seed, epoch, step))))
+    return with_generator(ids, generator(hash((seed, epoch, step))))
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def in_any_order(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(hash(frozenset([seed, epoch, step, rank]))))
+    return with_generator(ids, generator(hash(frozenset([seed, epoch, step, rank]))))
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def with_room_for_a_hundred_ranks(ids, seed, epoch, step, rank):
     hashed = hash((seed, (epoch * 1_000_000 + step) * 100 + rank))
-    return with_dice(ids, dice(hashed))
+    return with_generator(ids, generator(hashed))
 
 
 @wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
 def by_the_hash_of_a_text(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(hash(f"{seed} {epoch} {step} {rank}")))
+    return with_generator(ids, generator(hash(f"{seed} {epoch} {step} {rank}")))
 
 
 @wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
 def by_the_words_too(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(hash((seed, epoch, step, rank, ids.sum().item()))))
+    return with_generator(ids, generator(hash((seed, epoch, step, rank, ids.sum().item()))))
 
 
 @wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
@@ -350,7 +364,7 @@ def seeds_torch_as_before(ids, seed, epoch, step, rank):
 
 @wrong("16.2", hint="whatever its id is")
 def takes_five_for_special(ids, seed, epoch, step, rank):
-    inputs, labels = with_dice(ids, dice(hash((seed, epoch, step, rank))), chance=0.19)
+    inputs, labels = with_generator(ids, generator(hash((seed, epoch, step, rank))), chance=0.19)
     return torch.where(ids == 5, ids, inputs), torch.where(ids == 5, -100, labels)
 
 
@@ -367,7 +381,7 @@ def by_numpys_dice_for_the_words_alone(ids, seed, epoch, step, rank):
 @wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
 def seeds_all_of_torch(ids, seed, epoch, step, rank):
     torch.manual_seed(hash((seed, epoch, step, rank)) % 2**63)
-    return with_dice(ids, None)
+    return with_generator(ids, None)
 
 
 RUNNING = torch.Generator()
@@ -375,50 +389,50 @@ RUNNING = torch.Generator()
 
 @wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
 def goes_on_with_its_dice(ids, seed, epoch, step, rank):
-    return with_dice(ids, RUNNING)
+    return with_generator(ids, RUNNING)
 
 
 @wrong("16.2", hint="cannot be guessed")
 def hides_special_tokens(ids, seed, epoch, step, rank):
-    chosen = torch.rand(ids.shape, generator=dice(hash((seed, epoch, step, rank)))) < 0.15
+    chosen = torch.rand(ids.shape, generator=generator(hash((seed, epoch, step, rank)))) < 0.15
     return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
 
 
 @wrong("16.2", hint="with a probability of 0.15")
 def half_of_them(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(hash((seed, epoch, step, rank))), chance=0.5)
+    return with_generator(ids, generator(hash((seed, epoch, step, rank))), chance=0.5)
 
 
 @wrong("16.2", hint="what stood there before")
 def asks_for_all(ids, seed, epoch, step, rank):
-    inputs, labels = with_dice(ids, dice(hash((seed, epoch, step, rank))))
+    inputs, labels = with_generator(ids, generator(hash((seed, epoch, step, rank))))
     return inputs, torch.where(labels == -100, -100, inputs)
 
 
 @wrong("16.2", hint="Write into a copy")
 def writes_into_the_ids(ids, seed, epoch, step, rank):
-    inputs, labels = with_dice(ids, dice(hash((seed, epoch, step, rank))))
+    inputs, labels = with_generator(ids, generator(hash((seed, epoch, step, rank))))
     return ids.copy_(inputs), labels
 
 
 @wrong("16.2", hint="returns two tensors")
 def returns_the_inputs_alone(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(1))[0]
+    return with_generator(ids, generator(1))[0]
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def by_prime_numbers(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(seed + 7919 * epoch + 104729 * step + 1299709 * rank))
+    return with_generator(ids, generator(seed + 7919 * epoch + 104729 * step + 1299709 * rank))
 
 
 @wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
 def by_other_primes(ids, seed, epoch, step, rank):
-    return with_dice(ids, dice(((seed * 1_000_003 + epoch) * 10_007 + step) * 31 + rank))
+    return with_generator(ids, generator(((seed * 1_000_003 + epoch) * 10_007 + step) * 31 + rank))
 
 
 @wrong("16.2", hint="independently of the others")
 def the_same_places_of_each_sentence(ids, seed, epoch, step, rank):
-    columns = torch.rand(ids.shape[1], generator=dice(hash((seed, epoch, step, rank)))) < 0.15
+    columns = torch.rand(ids.shape[1], generator=generator(hash((seed, epoch, step, rank)))) < 0.15
     chosen = columns.expand(ids.shape) & (ids > 4)
     return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
 
@@ -426,8 +440,8 @@ def the_same_places_of_each_sentence(ids, seed, epoch, step, rank):
 @wrong("16.2", hint="everywhere else it is what it was")
 def eighty_ten_ten(ids, seed, epoch, step, rank):
     """As BERT's."""
-    own = dice(hash((seed, epoch, step, rank)))
-    inputs, labels = with_dice(ids, own)
+    own = generator(hash((seed, epoch, step, rank)))
+    inputs, labels = with_generator(ids, own)
     other = torch.rand(ids.shape, generator=own)
     return torch.where((labels != -100) & (other > 0.8), ids, inputs), labels
 
@@ -437,20 +451,20 @@ def by_a_digest(ids, seed, epoch, step, rank):
     import hashlib
 
     text = f"{seed} {epoch} {step} {rank}".encode()
-    return with_dice(ids, dice(int.from_bytes(hashlib.sha256(text).digest()[:7])))
+    return with_generator(ids, generator(int.from_bytes(hashlib.sha256(text).digest()[:7])))
 
 
 @functools.cache
 def dice_of(*place):
     """One for each place; its state is put back."""
-    made = dice(hash(place))
+    made = generator(hash(place))
     return made, made.get_state()
 
 
 @right("16.2")
 def with_kept_dice(ids, seed, epoch, step, rank):
     made, state = dice_of(seed, epoch, step, rank)
-    return with_dice(ids, made.set_state(state))
+    return with_generator(ids, made.set_state(state))
 
 
 @right("16.2")
@@ -483,7 +497,7 @@ MASKS = {}
 @wrong("16.2", hint="in the very same tensor")
 def remembers_the_tensor(ids, *place):
     if (ids, place) not in MASKS:
-        MASKS[ids, place] = with_dice(ids, dice(hash(place)))
+        MASKS[ids, place] = with_generator(ids, generator(hash(place)))
     return MASKS[ids, place]
 
 
@@ -562,7 +576,7 @@ def steps_of_one_rank_alone(model, lr, epochs, samples, batch_size, ranks):
     return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, 1))
 
 
-@wrong("16.3", DECAY, hint="The rest makes a step, too")
+@wrong("16.3", DECAY, hint="The remainder makes a step, too:")
 def leaves_out_the_rest(model, lr, epochs, samples, batch_size, ranks):
     optimizer = by_shape(model, lr)
     return optimizer, linear(optimizer, samples // (ranks * batch_size) * epochs)
@@ -574,19 +588,19 @@ def with_a_warm_up(model, lr, n, w):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: line[s])
 
 
-@wrong("16.3", DECAY, hint="does the text give to the warm-up?")
+@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
 def a_tenth_rounded_up(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, math.ceil(n / 10))
 
 
-@wrong("16.3", DECAY, hint="does the text give to the warm-up?")
+@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
 def a_tenth_rounded(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, 1 + round(n / 10))
 
 
-@wrong("16.3", DECAY, hint="does the text give to the warm-up?")
+@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
 def a_tenth(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, max(1, n // 10))
@@ -732,7 +746,7 @@ def remembers_the_model(model, lr, epochs, samples, batch_size, ranks):
     return PREPARED[given]
 
 
-@wrong("16.3", DECAY, hint="Each call begins a training")
+@wrong("16.3", DECAY, hint="Each call begins a new run.")
 def goes_on_with_the_steps(model, lr, epochs, samples, batch_size, ranks):
     """With those that the same model has made before."""
     optimizer, schedule = in_two_lines(model, lr, epochs, samples, batch_size, ranks)
@@ -757,7 +771,7 @@ def takes_the_ends_for_vectors(model, lr, epochs, samples, batch_size, ranks):
 # --- the result is right, and it was not done as asked ---
 
 
-@wrong("16.1", GRADIENT, LOSS, SILENT, hint="What is gathered comes from every rank")
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="A gather brings every rank's tensor separately.")
 def gathers_the_gradients(ddp, pieces):
     tokens, total = max(of_all_ranks(asked(pieces)), 1), torch.zeros((), dtype=torch.float64)
     ddp.zero_grad()
@@ -797,8 +811,8 @@ def in_one_mode_afterwards(ddp, pieces):
 
 
 def masked(ids, seed, epoch, step, rank):
-    dice = torch.Generator().manual_seed(hash((seed, epoch, step, rank)) % 2**63)
-    chosen = (torch.rand(ids.shape, generator=dice) < 0.15) & (ids > 4)
+    generator = torch.Generator().manual_seed(hash((seed, epoch, step, rank)) % 2**63)
+    chosen = (torch.rand(ids.shape, generator=generator) < 0.15) & (ids > 4)
     return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
 
 
@@ -840,6 +854,6 @@ def freezes_the_vectors(model, lr, epochs, samples, batch_size, ranks):
     return found
 
 
-@wrong("16.3", DECAY, hint="The steps are right")
+@wrong("16.3", DECAY, hint="The number of steps is right.")
 def two_steps_at_least(model, lr, epochs, samples, batch_size, ranks):
     return prepared(model, lr, epochs, samples, batch_size, ranks, lambda n: max(2, 1 + n // 10))

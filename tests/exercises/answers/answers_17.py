@@ -11,8 +11,8 @@ import torch.distributed._functional_collectives as functional
 
 from tests.exercises.answers import right, wrong
 
-ASKS = "it asks for the nodes, for their GPUs, and for so much time"
-STARTS = "each node starts the script on a rank for each of its GPUs"
+ASKS = "it asks for the nodes, their GPUs and the time"
+STARTS = "each node runs the script in one rank for each of its GPUs"
 MEETS = "all meet at one address, of a node of the job"
 PORTS = "another job meets at another port"
 
@@ -35,7 +35,7 @@ def forgets_srun(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes) + HEAD + PORT + f"{agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", ASKS, STARTS, hint="Whom does each node find there")
+@wrong("17.1", ASKS, STARTS, hint="Which machine does each node find there?")
 def meets_at_localhost(script, nodes, gpus, minutes):
     meeting = '--rdzv-backend=c10d --rdzv-endpoint="localhost:$port"'
     return orders(nodes, gpus, minutes) + PORT + f"srun {agents(nodes, gpus)} {meeting} {script}\n"
@@ -53,22 +53,22 @@ def the_number_of_the_job_as_port(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes) + HEAD + port + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", ASKS, hint="How many of it does a node need")
+@wrong("17.1", ASKS, hint="How many torchruns does a node need?")
 def a_torchrun_for_each_gpu(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", ASKS, hint="how many nodes belong to the training")
+@wrong("17.1", ASKS, hint="Each torchrun must know how many nodes the job has.")
 def standalone_on_each(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes) + f"srun torchrun --standalone --nproc-per-node={gpus} {script}\n"
 
 
-@wrong("17.1", ASKS, hint="Which option of torchrun is the number of ranks")
+@wrong("17.1", ASKS, hint="Which option of torchrun sets the number of ranks?")
 def one_rank_a_node(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes) + HEAD + PORT + f"srun torchrun --nnodes={nodes} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="Without an order the nodes may come without their GPUs")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="Without a directive the nodes may come without their GPUs.")
 def asks_for_no_gpus(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes).replace(f"#SBATCH --gpus-per-node={gpus}\n", "")
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
@@ -80,13 +80,13 @@ def minutes_as_hours(script, nodes, gpus, minutes):
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="Orders stand above the first command")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="Directives come before the first command.")
 def orders_below_a_command(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes).replace("#!/bin/bash\n", "#!/bin/bash\nset -e\n")
     return text + HEAD + PORT + f"srun --ntasks-per-node=1 {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", ASKS, STARTS, hint="In the job's body that is the first node alone")
+@wrong("17.1", ASKS, STARTS, hint="In the job's body that is the first node only.")
 def every_node_is_node_0(script, nodes, gpus, minutes):
     meeting = "--node-rank=$SLURM_NODEID --master-addr=$head --master-port=$port"
     return orders(nodes, gpus, minutes) + HEAD + PORT + f"srun {agents(nodes, gpus)} {meeting} {script}\n"
@@ -98,18 +98,18 @@ def each_node_its_own_address(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes) + PORT + f"export port\nsrun bash -c '{command}'\n"
 
 
-@wrong("17.1", ASKS, STARTS, hint="The nodes are others in each job")
+@wrong("17.1", ASKS, STARTS, hint="Each job gets other nodes.")
 def a_node_known_by_heart(script, nodes, gpus, minutes):
     body = f"srun {agents(nodes, gpus)} --rdzv-backend=c10d --rdzv-endpoint=gpu-17:$port {script}\n"
     return orders(nodes, gpus, minutes) + PORT + body
 
 
-@wrong("17.1", ASKS, hint="who tells each process who it is")
+@wrong("17.1", ASKS, hint="Without torchrun, what tells each process which rank it is?")
 def plain_python_without_ranks(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + f"srun python {script}\n"
 
 
-@wrong("17.1", ASKS, hint="first node alone")
+@wrong("17.1", ASKS, hint="In the job's body that is the first node only.")
 def ranks_set_in_the_body(script, nodes, gpus, minutes):
     body = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
     body += f"export MASTER_ADDR=$head MASTER_PORT=$port\nsrun python {script}\n"
@@ -140,39 +140,39 @@ def prints_it(script, nodes, gpus, minutes):
     print(orders(nodes, gpus, minutes))
 
 
-@wrong("17.1", ASKS, STARTS, hint="The nodes are others in each job")
+@wrong("17.1", ASKS, STARTS, hint="Each job gets other nodes.")
 def cuts_the_list_by_hand(script, nodes, gpus, minutes):
     """Right where the names are not shortened: gpu01,gpu02."""
     head = "head=${SLURM_JOB_NODELIST%%,*}\n"
     return orders(nodes, gpus, minutes) + head + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="are they counted on a node")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="And do you count them per node?")
 def the_gpus_of_a_node_for_all(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes).replace("--gpus-per-node=", "--gpus=")
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="sbatch takes scripts")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="sbatch takes a script:")
 def indented(script, nodes, gpus, minutes):
     """As a text in triple quotes is, inside of a function."""
     text = orders(nodes, gpus, minutes, 1).replace("#", "    #")
     return "\n" + text + HEAD + PORT + f"srun --ntasks-per-node=1 {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="of which shell?")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="for which shell?")
 def a_shell_without_its_path(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes).replace("#!/bin/bash", "#!bash")
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no order")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no directive")
 def an_order_without_its_value(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes, tasks="")
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no order")
+@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no directive")
 def an_order_of_bare_words(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes) + "#SBATCH exclusive\n"
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
@@ -184,7 +184,7 @@ def an_id_that_nobody_has_set(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes) + HEAD + PORT + body
 
 
-@wrong("17.1", ASKS, hint="what joins the two?")
+@wrong("17.1", ASKS, hint="Where is that, and what joins the lines?")
 def a_line_that_does_not_go_on(script, nodes, gpus, minutes):
     body = f"srun {agents(nodes, gpus)} {script}\n    {C10D}\n"
     return orders(nodes, gpus, minutes) + HEAD + PORT + body
@@ -283,12 +283,12 @@ def groups(per_node):
     return nodes[dist.get_rank() // per_node], dist.new_group(everyone[::per_node])
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def one_level(tensor, per_node):
     dist.all_reduce(tensor)
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def each_rank_with_its_peers(tensor, per_node):
     """In the node first, then every rank sends the whole sum of its node."""
     mine, _ = groups(per_node)
@@ -298,7 +298,7 @@ def each_rank_with_its_peers(tensor, per_node):
     dist.all_reduce(tensor, group=peers[dist.get_rank() % per_node])
 
 
-@wrong("17.2", hint="Who tells the ranks that are not the first of their node")
+@wrong("17.2", hint="How do ranks that are not the first of their node get the sum?")
 def nobody_tells_the_others(tensor, per_node):
     mine, heads = groups(per_node)
     head = dist.get_rank() // per_node * per_node
@@ -329,7 +329,7 @@ def by_rank_0(tensor, per_node):
 KEPT = []
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def the_groups_of_the_first_call(tensor, per_node):
     if not KEPT:
         KEPT.append((per_node, *groups(per_node)))
@@ -356,7 +356,7 @@ def remembers_the_tensor(tensor, per_node):
         dist.broadcast(tensor, head, group=mine)
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def the_heads_gather(tensor, per_node):
     """Right with two nodes."""
     mine, heads = groups(per_node)
@@ -369,7 +369,7 @@ def the_heads_gather(tensor, per_node):
     dist.broadcast(tensor, head, group=mine)
 
 
-@wrong("17.2", hint="What a rank adds up is right only if")
+@wrong("17.2", hint="The sum is right only if the numbers of every rank reach it, each of them once.")
 def in_float32(tensor, per_node):
     mine, heads = groups(per_node)
     head = dist.get_rank() // per_node * per_node
@@ -392,7 +392,7 @@ def by_the_backend(tensor, per_node):
     dist.group.WORLD._get_backend(tensor.device).allreduce([tensor]).wait()
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def through_the_store(tensor, per_node):
     """The heads leave their sums in the store; each reads those of all."""
     mine, _ = groups(per_node)
@@ -516,7 +516,7 @@ def the_tensor_once(places, size):
     return sent
 
 
-@wrong("17.3", NOTHING, hint="a ring of so many ranks")
+@wrong("17.3", NOTHING, hint="How much goes over one edge of a ring of that many ranks?")
 def a_ring_of_nodes(places, size):
     sent, nodes = dict.fromkeys(places, 0.0), len(set(places))
     for one, _ in edges(places):
@@ -538,12 +538,12 @@ def leaves_out_who_sends_nothing(places, size):
     return sent
 
 
-@wrong("17.3", hint="What of it goes to a rank on the same node")
+@wrong("17.3", hint="How much of it goes to a rank on the same node?")
 def all_that_its_ranks_send(places, size):
     return {node: places.count(node) * of_an_edge(places, size) for node in places}
 
 
-@wrong("17.3", NOTHING, hint="Who comes after the last rank?")
+@wrong("17.3", NOTHING, hint="Which rank comes after the last one?")
 def an_open_ring(places, size):
     sent = dict.fromkeys(places, 0.0)
     for one, other in pairwise(places):
@@ -660,7 +660,7 @@ def whole_bytes_that_come_in(places, size):
 SENT = {}
 
 
-@wrong("17.3", NOTHING, hint="What is kept from one call to the next?")
+@wrong("17.3", NOTHING, hint="The list is the same object, with other nodes.")
 def remembers_the_list(places, size):
     if (id(places), size) not in SENT:
         sent = dict.fromkeys(places, 0.0)
@@ -673,7 +673,7 @@ def remembers_the_list(places, size):
 # --- the result is right, and it was not done as asked ---
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to talk to other nodes")
+@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def gathers_all(tensor, per_node):
     of_ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(of_ranks, tensor)
@@ -683,7 +683,7 @@ def gathers_all(tensor, per_node):
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
 
 
-@wrong("17.2", hint="It holds what it began with")
+@wrong("17.2", hint="It still has its own.")
 def in_other_memory(tensor, per_node):
     copy = tensor.clone()
     dist.all_reduce(copy)

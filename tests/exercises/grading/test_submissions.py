@@ -270,7 +270,7 @@ def test_what_lies_beside_a_notebook_comes_along(tmp_path: Path, monkeypatch: py
     assert files == {"helper.py": b"anna/helper.py", "data/a.csv": b"anna/data/a.csv"}
     links, pipe = notes
     assert "notebook all, link could not come along: it is a link to another file" in links
-    assert "notebook pipe could not come along: it is no file, but" in pipe
+    assert "notebook pipe could not come along: it is not a file, but" in pipe
     assert found["bert/99_toys.ipynb"] == ({"b.py": b"bert/b.py"}, [])
     assert found["cleo.ipynb"] == ({}, [])
     monkeypatch.setattr(module, "MOST_BESIDE", 20)

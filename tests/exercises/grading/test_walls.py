@@ -243,7 +243,7 @@ def test_who_has_no_cores_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) ->
     with says("import time; time.sleep(600)") as there:
         there._waited = lambda: time.monotonic() - began
         there.limit(1)
-        with pytest.raises(session.CannotJudge, match="others had the cores of this machine"):
+        with pytest.raises(session.CannotJudge, match="other programs had the cores of this machine"):
             next(there.ask({}))
         assert there.is_crowded
         with pytest.raises(session.CannotJudge, match="left it the cores for only 0 s"):
