@@ -61,7 +61,7 @@ def in_one_rank(work: Callable[[], Any]) -> Any:
     return launch(work, nprocs=1, dashboard=False, timeout=60).results[0]
 
 
-@claim("01", "On a GPU, says the documentation, both copy, and `d.numpy()` is refused.")
+@claim("01", "On a GPU, the first two copy, and `d.numpy()` is refused.")
 def both_copy() -> tuple[bool, str]:
     import torch
 
@@ -108,7 +108,7 @@ def two_devices() -> tuple[bool, str]:
     ), " | ".join(said)
 
 
-@claim("01", "On a GPU the second one measures how fast you can *give orders*.")
+@claim("01", "On a GPU the second one measures how fast you can *queue work*.")
 def orders() -> tuple[bool, str]:
     import torch
 
