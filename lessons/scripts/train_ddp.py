@@ -5,13 +5,15 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_ddp.py --checkpoint digits.pt
 
 With --checkpoint, started again, by you or by torchrun, it goes on after the last epoch that was completed,
-or where it was when it was asked to end (SIGTERM, which clusters send). It needs PyTorch alone. (Over gloo,
-put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that torch 2.15 restarts may meet at the
-store of the attempt before.) To train something of your own, change `ConvNet` and `digits`. The rest stays.
+or where it was when it was asked to end (SIGTERM, which clusters send). On another number of ranks, too: a
+step keeps its samples. It needs PyTorch alone. (Over gloo, put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front
+of torchrun: ranks that torch 2.15 restarts may meet at the store of the attempt before.) To train something
+of your own, change `ConvNet` and `digits`. The rest stays.
 """
 
 import argparse
 import atexit
+import io
 import math
 import os
 import signal
@@ -120,11 +122,15 @@ def resume(path, width, device):
         return None
     state, checksum, fault = None, 0, ""
     try:
-        checksum = zlib.crc32(path.read_bytes())
-        state = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
+        content = path.read_bytes()
+        checksum = zlib.crc32(content)
+        # As data: none of its code runs.
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if state["width"] != width:
             fault = f"is of a network of width {state['width']}; add --width {state['width']}"
-        state = {name: state[name] for name in ("epoch", "samples", "model", "optimizer")}
+        elif (together := state["global_batch"]) % (ranks := dist.get_world_size()):
+            fault = f"takes {together} samples a step, which {ranks} ranks cannot share evenly: start fewer"
+        state = {name: state[name] for name in ("epoch", "samples", "global_batch", "model", "optimizer")}
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         fault = fault or f"is no checkpoint of this program: {type(error).__name__}: {reason:.100}"
@@ -155,8 +161,8 @@ def train(args):
     on_gpu = device.type == "cuda"  # from pinned memory, a batch is copied while the GPU computes
     workers = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "worker_init_fn": deaf}
     # The workers' random numbers: others on each rank, and after a restart from a checkpoint.
-    kept = args.checkpoint.read_bytes() if args.checkpoint and args.checkpoint.is_file() else b""
-    workers["generator"] = torch.Generator().manual_seed(hash((args.seed, rank, zlib.crc32(kept))) % 2**63)
+    kept = args.checkpoint.stat().st_mtime_ns if args.checkpoint and args.checkpoint.is_file() else 0
+    workers["generator"] = torch.Generator().manual_seed(hash((args.seed, rank, kept)) % 2**63)
     loader = DataLoader(data, args.batch_size, sampler=sampler, pin_memory=on_gpu, **workers)
     atexit.register(end_workers)
     start_workers(loader)
@@ -169,13 +175,18 @@ def train(args):
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
 
     done, seen = 0, 0  # epochs, and samples of the next one
+    global_batch = args.batch_size * world_size  # samples a step, on all ranks together
     if state := resume(args.checkpoint, args.width, device):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        done, seen = state["epoch"], state["samples"]
+        done, seen, global_batch = state["epoch"], state["samples"], state["global_batch"]
+        # With another global batch, or other samples in it, this would be another training run.
+        loader.batch_sampler.batch_size = each = global_batch // world_size
         if rank == 0:
             more = f", and {seen:,} samples of the next" if seen else ""
             print(f"{done} of {args.epochs} epochs were done already{more}", flush=True)
+            if each != args.batch_size:
+                print(f"a step takes {global_batch} samples as before: {each} on each rank", flush=True)
     end = []  # not a threading.Event: its set() takes a lock, and a second signal in there waits for ever
     if args.checkpoint is not None:
         signal.signal(signal.SIGTERM, lambda *_: end.append(True))
@@ -187,7 +198,8 @@ def train(args):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             # First beside the target, then renamed: a kill leaves the old file or the new one, never half.
             part = args.checkpoint.with_name(args.checkpoint.name + ".part")
-            torch.save(state | {"epoch": epoch, "samples": samples, "width": args.width}, part)
+            state |= {"epoch": epoch, "samples": samples, "global_batch": global_batch, "width": args.width}
+            torch.save(state, part)
             os.replace(part, args.checkpoint)
         dist.barrier()  # no rank goes on before the checkpoint is there
 
@@ -195,7 +207,7 @@ def train(args):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         # Others on each rank, in each epoch and after a restart: dropout must not repeat its masks.
         torch.manual_seed(hash((args.seed, rank, epoch, seen)) % 2**63)
-        skip = seen // (args.batch_size * world_size)  # steps, of the size that they have in this start
+        skip = seen // global_batch  # steps
         started = time.perf_counter()
         total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of the samples' losses, samples
         for step, (images, labels) in enumerate(track(loader)):
@@ -205,7 +217,7 @@ def train(args):
                 asked = torch.tensor(len(end), device=device)
                 dist.all_reduce(asked, dist.ReduceOp.MAX)  # all end, or none: the signal may have reached one
                 if asked.item():
-                    save(epoch - 1, step * args.batch_size * world_size)
+                    save(epoch - 1, step * global_batch)
                     sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
@@ -239,7 +251,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--epochs", type=int, default=3, help="times through the training digits")
-    add("--batch-size", type=int, default=64, help="samples a step, on each rank")
+    add("--batch-size", type=int, default=64, help="samples a step, on each rank; a restart keeps their sum")
     gpus = torch.cuda.device_count()
     add("--lr", type=float, default=0.0005 if gpus else 0.002, help="Adam's learning rate")
     add("--width", type=int, default=64 if gpus else 8, help="of the first layer")

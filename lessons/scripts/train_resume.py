@@ -163,7 +163,7 @@ def train(args):
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * steps_per_epoch)
     for seed in (torch.manual_seed, random.seed, np.random.seed):  # from here on, each rank draws its own
-        seed(args.seed + 1 + rank)
+        seed(hash((args.seed, rank)) % 2**32)  # not seed + rank: rank 1's would be rank 0's of the next seed
     step = 0
     if checkpoint is not None:
         step = restore(checkpoint, ddp, optimizer, scheduler, data[0][0], device)

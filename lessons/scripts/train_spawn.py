@@ -80,8 +80,9 @@ def train(args):
     torch.manual_seed(args.seed)
     # device_ids names the rank's one GPU; for a model on the CPU it must be None.
     ddp = DDP(ConvNet(args.width).to(device), device_ids=[device.index] if device.type == "cuda" else None)
-    # From here on each rank draws random numbers of its own, or all would have the same dropout masks.
-    torch.manual_seed(args.seed + 1 + rank)
+    # From here on each rank draws random numbers of its own, or all would have the same dropout masks. (By
+    # seed + rank, rank 1 would draw what rank 0 draws with the next seed.)
+    torch.manual_seed(hash((args.seed, rank)) % 2**63)
     # An optimizer on every rank: the same averaged gradients on the same weights make the same step.
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
 

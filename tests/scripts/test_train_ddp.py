@@ -234,24 +234,33 @@ def test_asked_to_end_where_an_epoch_has_few_steps(tmp_path: Path) -> None:
     assert re.findall("^(.*)(?: epochs|:)", output, re.MULTILINE) == ["1 of 2", "epoch 2"]
 
 
-def test_on_with_other_batches_and_ranks(tmp_path: Path) -> None:
-    """In the middle of an epoch: no sample is left out, and hardly one comes twice."""
+def test_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """In the middle of an epoch: a step takes as many samples as before, and each sample comes once."""
     script, path = records(tmp_path / "records.py"), tmp_path / "a.pt"
     signals = signals_at(tmp_path / "asked.py", 5, "os.kill(os.getpid(), signal.SIGTERM)")
     both = tmp_path / "both.py"
     both.write_text(signals.read_text().partition("if __name__")[0] + script.read_text())
     words = ["--width", 2, "--epochs", 1, "--checkpoint", path]
-    code, _, errors = ended(both, *words, "--batch-size", 30)
+    words += ["--batch-size", 50]
+    code, _, errors = ended(both, *words)
     assert code == 128 + signal.SIGTERM, errors
     _, first = recorded(tmp_path)
-    assert len(first) == 300
-    code, output, errors = ended(script, *words, "--batch-size", 40, ranks=2)
+    assert len(first) == 500
+    code, output, errors = ended(script, *words, ranks=2)
     assert code == 0, errors
-    assert output.startswith("0 of 1 epochs were done already, and 300 samples of the next\nepoch 1: loss ")
+    first_lines = "0 of 1 epochs were done already, and 500 samples of the next\n"
+    first_lines += "a step takes 50 samples as before: 25 on each rank\nepoch 1: loss "
+    assert output.startswith(first_lines)
     assert "nan" not in output
-    _, second = recorded(tmp_path)
-    assert len(second) == 1000 - 240, "of 80 samples a step, three are whole"
-    assert set(first) | set(second) == set(range(1000))
+    drawn, second = recorded(tmp_path)
+    assert len(drawn) == 2 * 500 // 50, "steps, on two ranks"
+    assert sorted(first + second) == list(range(1000))
+    assert torch.load(path, weights_only=True)["global_batch"] == 50
+
+    code, output, errors = ended(script, *words, ranks=3)
+    assert (code, output) == (1, "")
+    said = "takes 50 samples a step, which 3 ranks cannot share evenly: start fewer"
+    assert errors.count(f"{path} {said}") == 1, errors
 
 
 def test_a_restart_draws_what_the_training_would_have_drawn(tmp_path: Path) -> None:
