@@ -68,7 +68,7 @@ def changed(path: Path, lines: str, name: str = "train_imagenet") -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def program() -> ModuleType:
     spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
     module = importlib.util.module_from_spec(spec)
