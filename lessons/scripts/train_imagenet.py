@@ -18,13 +18,14 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 from torchvision.models import get_model
 from torchvision.models.resnet import BasicBlock, ResNet
@@ -60,42 +61,50 @@ def decode(path, least):
         return image.convert("RGB")
 
 
-class Augmented(Dataset):
-    """Each crop has dice of its own, by seed, epoch and picture: whoever draws it, and whenever."""
+class Packed(ImageFolder):
+    """An ImageFolder that keeps paths and classes in one array: a list would be copied into every worker."""
 
-    def __init__(self, data, seed):
-        self.data, self.seed = data, seed
-
-    def __getitem__(self, key):
-        epoch, i = key
-        with torch.random.fork_rng(devices=[]):  # without workers, the rank's own dice stay as they are
-            torch.manual_seed(hash((self.seed, epoch, i)) % 2**63)
-            return self.data[i]
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        rows = [(os.fsencode(path), label) for path, label in self.samples]
+        longest = max(len(path) for path, _ in rows)
+        self.imgs = self.samples = np.array(rows, [("path", f"S{longest}"), ("label", np.int64)])
+        self.targets = self.samples["label"]
 
 
-class Shard(DistributedSampler):
-    """This rank's share of the epoch, from sample `start` on, each with the number of the epoch."""
+class Pictures(Dataset):
+    """Training pictures, by (epoch, number), and held-out ones, by number: the same workers make both.
 
-    start = 0
+    Each crop has random numbers of its own, by seed, epoch and picture: whoever draws it, and whenever.
+    """
 
-    def __iter__(self):  # workers that persist have a copy of the data: what they are asked for tells them
-        return iter([(self.epoch, i) for i in list(super().__iter__())[self.start :]])
+    def __init__(self, data, held_out, seed):
+        self.data, self.held_out, self.seed = data, held_out, seed
 
-    def __len__(self):
-        return super().__len__() - self.start
+    def __getitem__(self, key):  # workers that persist have copies: what they are asked for tells the epoch
+        if isinstance(key, int):
+            return self.held_out[key]
+        with torch.random.fork_rng(devices=[]):  # without workers, the rank's own generator goes on as before
+            # The CPU's alone: torch.manual_seed would seed the GPU's, too, for each picture.
+            torch.default_generator.manual_seed(hash((self.seed, *key)) % 2**63)
+            return self.data[key[1]]
 
 
-def my_part(data):
+def in_batches(keys, size, drop_last=False):
+    return [keys[i : i + size] for i in range(0, len(keys) - (size - 1) * drop_last, size)]
+
+
+def my_part(count):
     """Each picture belongs to one rank: a DistributedSampler would repeat some, for equal numbers."""
-    return Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+    return range(dist.get_rank(), count, dist.get_world_size())
 
 
-def evaluate(model, loader, args, device):
+def evaluate(model, batches, args, device):
     """Top-1 and top-5 over the parts of all ranks."""
-    counts = torch.zeros(3, dtype=torch.int64, device=device)  # right at once, among the best 5, judged
+    counts = torch.zeros(3, dtype=torch.int64, device=device)  # right at once, among the best 5, evaluated
     model.eval()
     with torch.no_grad():
-        for images, labels in loader:
+        for images, labels in batches:
             with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
                 scores = model(standard(images.to(device).float()))
             hits = scores.topk(min(5, scores.shape[1])).indices == labels.to(device)[:, None]
@@ -105,19 +114,24 @@ def evaluate(model, loader, args, device):
     return [hits / counts[2].item() for hits in counts[:2].tolist()]
 
 
+def loss_of(scores, labels):
+    """GoogLeNet and Inception give the scores of auxiliary classifiers, too, while they train."""
+    scores, *auxiliary = scores if isinstance(scores, tuple) else (scores,)
+    losses = [F.cross_entropy(each, labels, label_smoothing=0.1) for each in (scores, *auxiliary)]
+    return losses[0] + 0.3 * sum(losses[1:])
+
+
+def average_statistics(model):
+    """The mean over the ranks of batch norm's running statistics: each rank has kept its own (lesson 12)."""
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer)
+            buffer /= dist.get_world_size()
+
+
 def deaf(worker):
     """For the loader's workers. SIGTERM goes to all processes of a rank; it needs them until it has saved."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def start_workers(loader):
-    """Fork them before the first collective, and let them load nothing yet.
-
-    In Python 3.11, a process that forks while a gloo thread ends a collective may leave a worker that hangs.
-    """
-    sampler, loader.batch_sampler.sampler = loader.batch_sampler.sampler, ()
-    iter(loader)
-    loader.batch_sampler.sampler = sampler
 
 
 def end_workers():
@@ -153,26 +167,28 @@ def train(args):
     read = partial(decode, least=2 * args.size if args.shrink else 10**6)
     crop = [v2.RandomResizedCrop(args.size), v2.RandomHorizontalFlip(), v2.PILToTensor()]
     center = [v2.Resize(args.size * 8 // 7), v2.CenterCrop(args.size), v2.PILToTensor()]
-    data = ImageFolder(folder / "train", v2.Compose(crop), loader=read)
-    held_out = ImageFolder(folder / "val", v2.Compose(center), loader=read)
-    sampler = Shard(data, seed=args.seed)
-    options = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
-    options |= {"worker_init_fn": deaf, "pin_memory": on_gpu}
-    judged = DataLoader(my_part(held_out), args.batch_size, **options)
+    data = Packed(folder / "train", v2.Compose(crop), loader=read)
+    held_out = Packed(folder / "val", v2.Compose(center), loader=read)
+    sampler = DistributedSampler(data, seed=args.seed)
     # Without the last, shorter batch: batch norm cannot take the spread of a single picture.
-    options |= {"sampler": sampler, "drop_last": True}
-    loader = DataLoader(Augmented(data, args.seed), args.batch_size, **options)
+    steps = len(sampler) // args.batch_size
+    batches = []  # of keys: what the loader gives next
+    options = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "worker_init_fn": deaf}
+    options |= {"batch_sampler": batches, "pin_memory": on_gpu}
+    loader = DataLoader(Pictures(data, held_out, args.seed), **options)
     atexit.register(end_workers)
-    start_workers(loader)
-    start_workers(judged)
-    if held_out.classes != data.classes or not (steps := len(loader)):
+    # The workers start now, with nothing to load. In Python 3.11, a process that forks while a gloo thread
+    # ends a collective may leave a worker that hangs.
+    iter(loader)
+    if held_out.classes != data.classes or not steps:
         sys.exit(f"{folder}: other classes in val, or no full batch for each rank" if rank == 0 else 1)
 
     torch.manual_seed(args.seed)
     make = resnet8 if args.arch == "resnet8" else partial(get_model, args.arch)
     layout = torch.channels_last if on_gpu else None  # as convolutions like it best there
     model = make(num_classes=len(data.classes)).to(device, memory_format=layout)
-    ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
+    # No traffic in forward: batch norm's running statistics are averaged where they are needed.
+    ddp = DDP(model, device_ids=[device.index] if on_gpu else None, forward_sync_buffers=False)
     peak = args.lr * args.batch_size * world_size / 256  # in proportion to the global batch (lesson 11)
     optimizer = torch.optim.SGD(ddp.parameters(), peak, momentum=0.9, weight_decay=1e-4)
 
@@ -184,7 +200,7 @@ def train(args):
         done, seen = state["epoch"], state["seen"]
         if rank == 0:
             print(f"done already: {done} epochs, and {seen:,} pictures of the next", flush=True)
-    torch.manual_seed(hash((args.seed, rank, done, seen)) % 2**63)  # from here on each rank has its own dice
+    torch.manual_seed(hash((args.seed, rank, done, seen)) % 2**63)  # from here on each rank draws its own
     end = []  # not a threading.Event: its set() takes a lock, and a second signal in there waits for ever
     if args.checkpoint is not None:
         signal.signal(signal.SIGTERM, lambda *_: end.append(True))
@@ -199,8 +215,9 @@ def train(args):
 
     for epoch in range(done + 1, args.epochs + 1):
         sampler.set_epoch(epoch)
-        first = seen // (args.batch_size * world_size)  # what was trained on already is not decoded again
-        sampler.start, seen = first * args.batch_size, 0
+        first, seen = seen // (args.batch_size * world_size), 0  # steps that were done before a restart
+        mine = in_batches([(epoch, i) for i in sampler], args.batch_size, drop_last=True)
+        batches[:] = mine[first:]  # what was trained on already is not decoded again
         total = torch.zeros((), device=device)  # of the losses; all batches are equally long
         waited, began = 0.0, (ready := time.perf_counter())
         for step, (images, labels) in enumerate(track(loader), first):
@@ -208,13 +225,14 @@ def train(args):
             if args.checkpoint is not None and step % 5 == 0:
                 dist.all_reduce(asked := torch.tensor(len(end), device=device), dist.ReduceOp.MAX)
                 if asked.item():  # all end, or none: the signal may have reached one
+                    average_statistics(model)
                     save(epoch - 1, step * args.batch_size * world_size)
                     sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
             at = (epoch - 1 + (step + 1) / steps) / args.epochs  # of the way: a warm-up, a cosine down to 0
             optimizer.param_groups[0]["lr"] = peak * min(1, 18 * at) * (1 + math.cos(math.pi * at)) / 2
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-                loss = F.cross_entropy(ddp(standard(images.float())), labels, label_smoothing=0.1)
+                loss = loss_of(ddp(standard(images.float())), labels)
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients over the ranks in here
             optimizer.step()
@@ -224,11 +242,9 @@ def train(args):
         dist.all_reduce(total)
         made = max(1, steps - first) * world_size  # steps of all ranks
         loss, seconds = total.item() / made, time.perf_counter() - began
-        for buffer in model.buffers():  # batch norm's differ by each rank's last step (lesson 12): their mean
-            if buffer.is_floating_point():
-                dist.all_reduce(buffer)
-                buffer /= world_size
-        top1, top5 = evaluate(model, judged, args, device)
+        average_statistics(model)
+        batches[:] = in_batches(my_part(len(held_out)), args.batch_size)
+        top1, top5 = evaluate(model, loader, args, device)
         log(top1=top1, top5=top5)
         if rank == 0:
             speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, {waited / seconds:.0%} waiting"
@@ -247,7 +263,7 @@ def parse_arguments():
     add("--lr", type=float, default=0.1, help="SGD's highest learning rate, for a global batch of 256")
     add("--size", type=int, default=224, help="pixels that the network sees, each way")
     add("--shrink", action="store_true", help="decode large JPEGs at 1/2, 1/4 or 1/8 of their size")
-    add("--workers", type=int, default=0, help="processes that decode, for each rank; as many for evaluation")
+    add("--workers", type=int, default=0, help="processes that decode, for each rank")
     add("--amp", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
     add("--seed", type=int, default=0, help="of the first weights, the order and the crops")
     add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -10,10 +12,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import PIL.Image
 import pytest
 import torch
+from torchvision.models import get_model
 
 from tests.support.processes import processes_marked, wait_for
 
@@ -35,7 +39,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three classes, by colour; 26 pictures to train on, 7 to judge. Their names end as ImageNet's do."""
+    """Three classes, by colour; 26 pictures to train on, 7 held out. Their names end as ImageNet's do."""
     colors = {"n01": (200, 20, 20), "n02": (20, 200, 20), "n03": (20, 20, 200)}
     for split, counts in (("train", (9, 9, 8)), ("val", (3, 2, 2))):
         for (name, color), count in zip(colors.items(), counts, strict=True):
@@ -64,8 +68,22 @@ def changed(path: Path, lines: str, name: str = "train_imagenet") -> Path:
     return path
 
 
+@pytest.fixture
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def state(path: Path) -> dict:
     return torch.load(path, weights_only=True)
+
+
+def without_statistics(state: dict) -> tuple[dict, dict[str, torch.Tensor]]:
+    """A checkpoint without batch norm's running statistics, and these."""
+    found = {name: state["model"].pop(name) for name in list(state["model"]) if ".running_" in name}
+    return state, found
 
 
 def same(a: object, b: object) -> bool:
@@ -80,7 +98,10 @@ def same(a: object, b: object) -> bool:
 
 
 def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, folder: Path) -> None:
-    """To the last digit, though the one had a worker for each rank, and the others none or two."""
+    """To the last digit, though the one had a worker for each rank, and the others none or two.
+
+    Of batch norm's statistics, of which each rank keeps its own, a checkpoint has the mean: to rounding.
+    """
     words = [*SMALL, "--data", folder, "--epochs", 3, "--batch-size", 2, "--checkpoint"]
     code, output, errors = typed(*TORCHRUN, SCRIPT, *words, tmp_path / "whole.pt", "--workers", 1)
     assert code == 0, errors
@@ -115,7 +136,11 @@ def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, f
     assert code == 0, errors
     assert output.startswith("done already: 1 epochs, and 20 pictures of the next\nepoch 2: ")
     whole, parts = (state(tmp_path / name) for name in ("whole.pt", "parts.pt"))
+    (whole, one), (parts, other) = map(without_statistics, (whole, parts))
     assert same(whole, parts)
+    assert len(one) > 0
+    for name, statistics in one.items():
+        torch.testing.assert_close(other[name], statistics, rtol=1e-5, atol=1e-6)
     assert not [each for each in os.listdir(tmp_path) if each.endswith(".part")]
 
 
@@ -172,10 +197,89 @@ def test_no_worker_is_forked_after_a_collective(name: str, tmp_path: Path, folde
     words = [*SMALL, "--data", folder] if name == "train_imagenet" else ["--width", 2, "--batch-size", 500]
     code, output, errors = typed(script, *words, "--epochs", 2, "--workers", 1)
     assert code == 0, errors
-    workers = {"train_imagenet": 2, "train_ddp": 1}[name]
     made = output.splitlines()[-1].split()
-    assert made[: workers + 2] == ["made:", *["worker"] * workers, "DDP"]
-    assert "worker" not in made[workers + 1 :]
+    assert made[:3] == ["made:", "worker", "DDP"]
+    assert made.count("worker") == 1, "the same worker makes the held-out batches"
+
+
+def test_each_rank_keeps_its_own_running_statistics_until_they_are_averaged(
+    tmp_path: Path, folder: Path
+) -> None:
+    """No broadcast in forward; what is evaluated and saved is the mean of the ranks'."""
+    script = changed(
+        tmp_path / "told.py",
+        """
+        made, average, means = program.resnet8, program.average_statistics, []
+
+        def resnet8(num_classes):
+            model = made(num_classes)
+            model.bn1.register_forward_hook(lambda bn, inputs, _: means.append(inputs[0].mean((0, 2, 3))))
+            return model
+
+        def told(model):
+            own, found = torch.zeros(64), [None, None]
+            for mean in means:
+                own = 0.9 * own + 0.1 * mean.detach()
+            kept = torch.allclose(model.bn1.running_mean, own, atol=1e-6)
+            program.dist.all_gather_object(found, own)
+            average(model)
+            mean = torch.allclose(model.bn1.running_mean, sum(found) / 2, atol=1e-6)
+            if os.environ["RANK"] == "1":
+                print(len(means), "steps:", kept, mean)
+
+        program.resnet8, program.average_statistics = resnet8, told
+        """,
+    )
+    code, output, errors = typed(*TORCHRUN, script, *SMALL, "--data", folder, "--epochs", 1)
+    assert code == 0, errors
+    assert "3 steps: True True" in output.splitlines()
+
+
+def test_the_list_of_pictures_is_an_array(program: ModuleType, folder: Path) -> None:
+    """Its 100,000 entries would be 300,000 objects, and each worker would end up with all of them."""
+    (folder / "train" / "n01").rename(folder / "train" / "n0é")  # a folder of more bytes than characters
+    data, plain = program.Packed(folder / "train"), program.ImageFolder(folder / "train")
+    assert len(data) == 26
+    for i in range(26):
+        (one, label), (other, same_label) = data[i], plain[i]
+        assert (one.tobytes(), label) == (other.tobytes(), same_label)
+    assert len(pickle.dumps(data.samples)) < 26 * (len(os.fsencode(plain.samples[-1][0])) + 9) + 400
+    assert not [name for name, value in vars(data).items() if isinstance(value, list) and len(value) == 26]
+
+
+def test_a_crop_seeds_no_gpu(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.manual_seed would: dropout on a GPU would draw one mask again and again."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+
+    class Drawn:
+        def __getitem__(self, i: int) -> float:
+            return torch.rand(()).item()
+
+    pictures = program.Pictures(Drawn(), ["held out"], seed=1)
+    torch.manual_seed(5)
+    assert seeded == [5]
+    drawn = [pictures[3, 0], pictures[3, 1], pictures[4, 0]]
+    assert len(set(drawn)) == 3
+    assert pictures[3, 1] == drawn[1]
+    assert pictures[0] == "held out"
+    assert seeded == [5]
+    after = torch.rand(())
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(())), "the rank's own generator goes on as before"
+
+
+@pytest.mark.parametrize(("arch", "size", "outputs"), [("googlenet", 64, 3), ("inception_v3", 299, 2)])
+def test_auxiliary_classifiers_are_trained(program: ModuleType, arch: str, size: int, outputs: int) -> None:
+    """Each parameter has a gradient: DDP would not go on without one."""
+    model = get_model(arch, num_classes=3, init_weights=False)
+    images, labels = torch.rand(2, 3, size, size), torch.tensor([0, 2])
+    scores = model(images)
+    assert len(scores) == outputs
+    program.loss_of(scores, labels).backward()
+    assert not [name for name, each in model.named_parameters() if each.grad is None]
+    plain = program.F.cross_entropy(scores[0], labels, label_smoothing=0.1)
+    assert torch.equal(program.loss_of(scores[0], labels), plain)
 
 
 def test_alone_without_the_course_and_a_kill_leaves_no_worker(tmp_path: Path, folder: Path) -> None:
