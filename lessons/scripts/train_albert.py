@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -45,7 +44,10 @@ except ImportError:  # this file alone trains all the same
         torch.cuda.set_device(device)
         return device, "nccl"
 
-    track, log = iter, dict  # they change nothing
+    def track(batches, total=None):
+        return batches
+
+    log = dict  # it changes nothing
 
 STATE = "training.pt"  # in --output, beside what from_pretrained loads: what a resume needs
 SENTENCE = "It can [MASK] used."
@@ -123,6 +125,19 @@ def masked(batch):
     return (batch["labels"] != -100).sum()  # the collator's label for "no question"
 
 
+def batches_of(loader, epoch, done, seed, rank):
+    """An epoch's batches, but for the first `done`; each rank's masks for each depend on these numbers alone.
+
+    So a restart draws the masks (and what dropout leaves out) that would have been drawn without it.
+    """
+    found = iter(loader)  # without workers: it draws a batch's masks when it is asked for the batch
+    for step in range(len(loader)):
+        torch.manual_seed(hash((seed, epoch, step, rank)) % 2**63)  # of whole numbers: alike in all processes
+        batch = next(found)
+        if step >= done:
+            yield batch
+
+
 def evaluate(model, batches, device):
     """The mean loss of all masked tokens of all ranks, the same number on every rank."""
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # of the losses, of the tokens
@@ -187,10 +202,9 @@ def train(args):
     for epoch in range(step // len(loader), args.epochs):
         sampler.set_epoch(epoch)
         done = step % len(loader)  # steps of this epoch that a start before this one has made
-        # Other masks on each rank, in each epoch and after a restart. (The model has its weights already.)
-        torch.manual_seed(hash((args.seed, rank, epoch, done)) % 2**63)
+        batches = batches_of(loader, epoch, done, args.seed, rank)
         sums, started = torch.zeros(3, dtype=torch.float64, device=device), time.perf_counter()
-        for batch in islice(track(loader), done, None):
+        for batch in track(batches, len(loader) - done):
             batch = batch.to(device)
             # Before the backward: how many tokens are masked on all ranks? And has one been asked to end?
             tokens = masked(batch)

@@ -129,6 +129,30 @@ def test_ended_in_an_epoch_it_goes_on(
     )
 
 
+def test_a_restart_changes_nothing(
+    program: ModuleType, train: Train, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masks are those that would have been drawn, and so the weights those of one go, bit by bit."""
+    if not pretrained.exists():
+        assert train(*SMALL, "--output", pretrained) == 0
+    words = [*SMALL, "--model", pretrained, "--output"]
+    assert train(*words, tmp_path / "in one go") == 0
+    steps_an_epoch = state(tmp_path / "in one go")["step"] // 2
+    logged = 0
+
+    def log(loss: torch.Tensor | None = None, **_: float) -> None:
+        nonlocal logged
+        logged += loss is not None
+        if loss is not None and logged in (3, steps_an_epoch + 2):  # in each of the two epochs
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(program, "log", log)
+    for code in (128 + signal.SIGTERM, 128 + signal.SIGTERM, 0):
+        assert train(*words, tmp_path / "in pieces") == code
+    whole, pieces = (state(tmp_path / name)["model"] for name in ("in one go", "in pieces"))
+    assert [name for name in whole if not torch.equal(whole[name], pieces[name])] == []
+
+
 @pytest.mark.parametrize("content", [b"", b"Hello", b"\x80\x02cos\nmkdir\n."])
 def test_a_state_that_is_none_is_told_in_a_line(content: bytes, train: Train, tmp_path: Path) -> None:
     (tmp_path / "training.pt").write_bytes(content)
