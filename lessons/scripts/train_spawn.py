@@ -136,9 +136,8 @@ def worker(rank, world_size, port, args):
         LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-        # The store is there already, in the parent: rank 0 must not open one of its own.
+        # The store is there already, in the parent, as torchrun's is: rank 0 must not open one of its own.
         TORCHELASTIC_USE_AGENT_STORE="True",
-        TORCHELASTIC_RESTART_COUNT="0",
     )
     if sys.platform in ("linux", "darwin"):  # the ranks talk over this machine's loopback, not its network
         loopback = "lo" if sys.platform == "linux" else "lo0"
@@ -151,7 +150,7 @@ def open_store():
     """The key-value store through which the ranks find each other, and its port.
 
     Port 0 lets the system choose one that is free; a number in the program would collide with the next
-    training on this machine. And only 127.0.0.1: a TCPStore left to itself listens to the whole network.
+    training run on this machine. And only 127.0.0.1: a TCPStore left to itself listens to the whole network.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
