@@ -21,20 +21,24 @@ from tests.support.line_process import LineProcess
 
 # What a rank alone can see, as whether a mode was changed, it can deny: that is the report of another answer.
 LIES = ("bools: True", "bools: False", "text: ''")
-# What another rank found may be right here, too.
-MOVED = ("all say what rank 0 says", "each says what the one before it says")
-# What no verdict rests on, or what an answer may do once more or less, by question; words of the forgery
+# What no verdict rests on, what an answer may do once more or less, or what is right on other ranks, too: by
+# question, words of the forgery
 MAY_LACK = {
     "01.2": ("'saved', ", "'tensors', "),
     "02.2": ("with one item more",),
     "05.1": ("'early'",),
-    "05.3": ("'to'",),
+    "05.2": ("each says what the one before it says",),
+    "05.3": ("'to'", "all say what rank 0 says", "each says what the one before it says"),
+    "06.2": ("all say what rank 0 says",),
+    "07.2": ("each says what the one before it says",),
+    "07.3": ("each says what the one before it says",),
     "08.3": ("'file'", "'state'", "'notes'", "'again'", "'other'", "gone", "depth 5: of the first item"),
     "07.1": ("lists at depth 2: without the last",),
     "09.2": ("without the last", "with one item more", "gone"),
     "15.1": ("depth 2: of the first item again and again",),
     "16.3": ("gone",),
     "17.1": ("with one item more",),
+    "17.2": ("all say what rank 0 says", "each says what the one before it says"),
 }
 # Points for the report of an earlier draw: for what a rank alone can see, and for what is alike in both draws
 FOR_EARLIER = {
@@ -113,19 +117,18 @@ def test_a_forged_report_gains_nothing(number: str, process: LineProcess) -> Non
     forger = Forger(number, process)
     right, wrong = forger.right, forger.report("wrong", "drawn")
     unforged, earlier = forger.points(wrong), forger.points(forger.report("solution", "drawn earlier"))
-    lies = (*LIES, *MOVED)
     may_lack = MAY_LACK.get(number, ())
     gained = [words for words, forged in constants(right) if forger.points(forged) > 0]
     gained += [
         words
         for words, forged in (*of_a_whole(right), *of_one_place(right))
-        if words not in lies and not any(part in words for part in may_lack)
+        if words not in LIES and not any(part in words for part in may_lack)
         if forger.points(forged) == forger.most
     ]
     gained += [
         f"a wrong one, {words}"
         for words, forged in of_a_whole(wrong)
-        if words not in lies and not any(part in words for part in may_lack)
+        if words not in LIES and not any(part in words for part in may_lack)
         if forger.points(forged) > unforged
     ]
     assert gained == []
