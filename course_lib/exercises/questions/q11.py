@@ -240,7 +240,7 @@ ALL = "where the mean is not finite no rank steps, and the next step is right ag
 CALLS = (0.15, 2.5, 1.0, 1.0, 1.0)
 AGAIN = 1  # this call's model, optimizer and limit come once more in the last call
 SCALE = 40.0  # of the gradients: a large norm alone is no error
-EARLY = "Each rank's gradient is made shorter first, and then they are averaged. The other way round."
+EARLY = "Each rank's gradient is clipped first and then averaged. It should be the other way round."
 
 
 @question("11.2", "step_together(model, optimizer, max_norm)", {STEP: 2, NORM: 1, ALL: 1}, rests={ALL: STEP})
@@ -292,7 +292,7 @@ def step_together(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]
         elif far(values, own) < 1e-6:
             hint = "Each rank returns the norm of its own gradient. When is it measured?"
         elif any(far(value, min(norm, calls[call]["limit"])) < 1e-4 for value in wrong):
-            hint = "That is the norm after clipping. What does the function that clips give back?"
+            hint = "That is the norm after clipping. What does the function that clips return?"
         yield Finding(NORM, not wrong, seen, hint)
     for call in range(2, len(calls)):
         gaps = off(call)
@@ -323,7 +323,7 @@ def step_together(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]
             seen = f"rank {broken}'s gradient held {a_kind}: all ranks have other weights now"
             hint = "It was replaced, or left out, and a step was made. What tells each rank to make none?"
             if min(off(call, "remembered")) < CLOSE:
-                hint = "The optimizer remembers, and moves also where there is nothing new. Who calls it?"
+                hint = "With momentum, the optimizer moves by a gradient of 0, too. When is it called?"
             if any(math.isnan(value) for result in results for value in result[call]["weights"]):
                 hint = "It went into the weights. Which number tells every rank of it, before the step?"
         yield Finding(ALL, gap < CLOSE, seen, hint)
@@ -388,33 +388,33 @@ def _of_step(weights: list[Tensor], rank: int, gap: float, call: dict[str, Any],
     start, group = flat(model.parameters()), optimizer.param_groups[0]
     trained = flat(torch.full_like(p, p.requires_grad) for p in model.parameters()).bool()
     if gap < 1e-5:
-        return "Only the last digits are off. Which type have the numbers on the way?"
+        return "Only the last digits are off. Which dtype do the numbers have on the way?"
     if far(weights[rank], start) < CLOSE:
-        return "The weights have not moved. Who makes the step, and with which gradients?"
+        return "The weights have not moved. What makes the step, and with which gradients?"
     if any(far(own, weights[0]) > CLOSE for own in weights):
         return "The ranks have different weights now. Which gradient must all of them step with?"
     if far(weights[rank][~trained], start[~trained]) > CLOSE:
-        return "The frozen layer has moved. To have no gradient is not the same as a gradient of 0."
+        return "The frozen layer has moved. No gradient is not the same as a gradient of 0."
     moved = (start - weights[rank]) / group["lr"] - group["weight_decay"] * start
     mean, gradients = _mean(call, ranks), [_own(call, other) for other in range(ranks)]
     early = torch.stack([own * min(1.0, limit / own.norm().item()) for own in gradients]).mean(0)
     sizes = [parameter.numel() for parameter in trainable(model)]
     long = mean.norm() > limit
-    other = "Which moves does a step have? Which comes first, which next, and how often is each one made?"
+    other = "What belongs to a step? What comes first, what next, and how often is each of them done?"
     if _points_alike(moved[trained], mean):
-        other = "It points where the mean points, and has another length. "
-        other += "Of which numbers is the norm taken?" if long else "By what is the sum divided?"
+        other = "It has the mean's direction, but another length. "
+        other += "Of which numbers is the norm taken?" if long else "What is the sum divided by?"
     elif all(map(_points_alike, moved[trained].split(sizes), mean.split(sizes))):
         other = "Each parameter's gradient has a factor of its own. "
-        other += "Of which numbers is the norm taken?" if long else "To which of them is what done?"
+        other += "Of which numbers is the norm taken?" if long else "What is done to each of them?"
     return nearest(
         moved[trained],
-        (mean, "The mean is longer than the limit, and all of it is used."),
+        (mean, "The mean is longer than the limit, and is used unclipped."),
         (mean * ranks, "That is the sum of the gradients."),
         (mean / ranks, "That is the mean, divided once more by the number of ranks."),
-        (mean * (limit / mean.norm()), "It was shorter than the limit, and was made longer."),
+        (mean * (limit / mean.norm()), "It was shorter than the limit, but was scaled up to it."),
         (early, EARLY),
-        (early * ranks, "Each rank's gradient is made shorter first, and then they are added up."),
+        (early * ranks, "Each rank's gradient is clipped first and then added up."),
         otherwise=other,
         within=1e-5,
     )

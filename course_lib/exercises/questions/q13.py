@@ -328,9 +328,12 @@ def _of_sums(results: list[Result], metrics: list[list[tuple[str, float]]], agai
         if not result["stays"]:
             seen = f"on rank {rank} `metrics` has other names or numbers after your call"
             yield seen, "Whoever gave it to you goes on counting in it."
-        for name in (name for name in right if name not in sums):
-            seen = f"rank {rank} returned nothing for {name!r}"
-            yield seen, "A rank cannot know the names of the others by itself. Who tells it?"
+        lost = [name for name in right if name not in sums]
+        for name in lost:
+            hint = "A rank cannot know the names of the others by itself. Who tells it?"
+            if lost == [name for name in right if right[name] < 0]:
+                hint = "All names with a sum below 0 are missing. Does your way of adding leave them out?"
+            yield f"rank {rank} returned nothing for {name!r}; its sum is {right[name]:.6f}", hint
         for name in (name for name in sums if name not in right):
             seen = f"rank {rank} returned {name!r}, which no rank has"
             yield seen, "Which names are there, over all ranks?"

@@ -268,7 +268,7 @@ def average(model, divide=True):
                 parameter.grad /= dist.get_world_size()
 
 
-@wrong("11.2", hint="The other way round")
+@wrong("11.2", hint="It should be the other way round.")
 def clips_first(model, optimizer, max_norm):
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     average(model)
@@ -292,7 +292,7 @@ def does_not_wait(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="all of it is used")
+@wrong("11.2", NORM, hint="The mean is longer than the limit, and is used unclipped.")
 def forgets_to_clip(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
@@ -336,7 +336,7 @@ def each_looks_at_its_own(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, NORM, hint="The optimizer remembers")
+@wrong("11.2", STEP, NORM, hint="With momentum, the optimizer moves")
 def steps_with_zeros(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -346,7 +346,7 @@ def steps_with_zeros(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="and was made longer")
+@wrong("11.2", NORM, hint="It was shorter than the limit, but was scaled up to it.")
 def always_scales(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
@@ -384,7 +384,7 @@ def returns_nothing(model, optimizer, max_norm):
         optimizer.step()
 
 
-@wrong("11.2", NORM, hint="Which type have the numbers on the way?")
+@wrong("11.2", NORM, hint="Which dtype do the numbers have on the way?")
 def loses_digits(model, optimizer, max_norm):
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -471,7 +471,7 @@ def each_layer_alone(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", hint="has another length")
+@wrong("11.2", hint="It has the mean's direction, but another length.")
 def the_norm_of_the_largest_layer(model, optimizer, max_norm):
     average(model)
     grads = [each.grad for each in model.parameters() if each.grad is not None]
@@ -523,7 +523,7 @@ def divides_twice(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", hint="To which of them is what done?")
+@wrong("11.2", hint="What is done to each of them?")
 def divides_the_last_alone(model, optimizer, max_norm):
     average(model, divide=False)
     trained = [each for each in model.parameters() if each.grad is not None]
@@ -534,7 +534,7 @@ def divides_the_last_alone(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="how often is each one made?")
+@wrong("11.2", NORM, hint="What comes first, what next, and how often is each of them done?")
 def steps_twice(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -577,7 +577,7 @@ def the_parameters_of_the_first_call(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", NORM, hint="Who makes the step, and with which gradients?")
+@wrong("11.2", NORM, hint="What makes the step, and with which gradients?")
 def never_steps(model, optimizer, max_norm):
     average(model)
     return nn.utils.clip_grad_norm_(model.parameters(), max_norm)

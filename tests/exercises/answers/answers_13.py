@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -400,6 +401,16 @@ def asks_its_neighbour(metrics):
     dist.all_gather_object(everyone, metrics)
     names = {**metrics, **everyone[(dist.get_rank() + 1) % len(everyone)]}
     return {name: sum(each.get(name, 0.0) for each in everyone) for name in names}
+
+
+@wrong("13.3", hint="All names with a sum below 0 are missing")
+def by_a_counter(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, metrics)
+    total = Counter()
+    for each in everyone:
+        total.update(each)
+    return dict(+total)  # which leaves out what is not above 0
 
 
 @wrong("13.3", hint="returns a dict")
