@@ -1,4 +1,4 @@
-"""Submit, query and cancel Slurm jobs through Slurm's own commands.
+"""Submit, query and cancel Slurm jobs through Slurm's own commands, and read what it tells its tasks.
 
 ``sbatch --parsable``, ``squeue --format`` and, for a job that has left the queue, ``sacct`` print plain text,
 the same in all versions of Slurm, and need no library.
@@ -172,6 +172,18 @@ def cancel(job: int) -> None:
     done = _call(["scancel", str(job)])
     if done.returncode != 0:
         raise SlurmError(f"scancel: {_words(done)}")
+
+
+def tasks_here() -> int:
+    """Return how many tasks of this process's job step are on this node; 0 if srun has not started it.
+
+    Slurm counts them by node: ``SLURM_STEP_TASKS_PER_NODE=4(x2),3`` is two nodes with 4 tasks, one with 3.
+    """
+    counts: list[int] = []
+    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(tasks)] * int(nodes or 1)
+    node = int(os.environ.get("SLURM_NODEID", 0))
+    return counts[node] if node < len(counts) else 0
 
 
 def sick_nodes() -> str:

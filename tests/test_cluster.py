@@ -173,3 +173,24 @@ def test_cancelled_and_sick(commands: Commands, tmp_path: Path) -> None:
 def test_ctrl_c_does_not_reach_them(commands: Commands) -> None:
     commands(squeue=f"[ $(ps -o pgid= -p $$) != {os.getpgrp()} ] && echo '{RUNS}'")
     assert cluster.ask(12).state == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("counts", "node", "expected"),
+    [
+        ("8(x4)", "3", 8),
+        ("4(x2),3", "1", 4),
+        ("4(x2),3", "2", 3),
+        ("3,2(x2)", "2", 2),
+        ("12", None, 12),
+        ("4(x2)", "2", 0),
+        (None, "0", 0),
+        ("", "0", 0),
+    ],
+)
+def test_tasks_of_a_step_on_this_node(
+    counts: str | None, node: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": node}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert cluster.tasks_here() == expected

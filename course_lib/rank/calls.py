@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from ..cluster import tasks_here
 from .fingerprints import check_same
 from .recorder import attach, note
 from .trial import batches_of
@@ -21,7 +22,9 @@ def place() -> tuple[Any, str]:
     """Return the device of this rank and the backend that fits it (lesson 04 writes this code out).
 
     With a GPU for each rank on this machine: ``cuda:<local rank>`` and ``nccl``. With fewer GPUs: a shared
-    GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU: ``cpu`` and ``gloo``.
+    GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU: ``cpu`` and ``gloo``. Ranks that
+    srun starts without torchrun (lesson 17) are counted by Slurm's variables where LOCAL_WORLD_SIZE is not
+    set. If each sees its own GPU alone, as with ``--gpus-per-task=1``, that is ``cuda:0`` and ``nccl``.
 
     Returns
     -------
@@ -30,14 +33,19 @@ def place() -> tuple[Any, str]:
     """
     import torch
 
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-    ranks_here *= int(os.environ.get("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes on one machine
-    gpus = torch.cuda.device_count()
+    told = os.environ.get
+    local_rank = int(told("LOCAL_RANK", told("SLURM_LOCALID", 0)))
+    gpus = gpus_here = torch.cuda.device_count()
+    world_size, tasks = int(told("WORLD_SIZE", 1)), tasks_here()
+    ranks_here = int(told("LOCAL_WORLD_SIZE", min(world_size, tasks or world_size)))
+    if ranks_here == tasks:  # the ranks are Slurm's tasks, and a task may see only some of the node's GPUs
+        gpus_here = max(gpus, int(told("SLURM_GPUS_ON_NODE", 0)))
+    ranks_here *= int(told("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes on one machine
     if gpus == 0:
         device, backend = torch.device("cpu"), "gloo"
     else:
-        device, backend = torch.device("cuda", local_rank % gpus), "nccl" if ranks_here <= gpus else "gloo"
+        backend = "nccl" if ranks_here <= gpus_here else "gloo"
+        device = torch.device("cuda", local_rank % gpus)
         torch.cuda.set_device(device)
     note(device=str(device), backend=backend)
     return device, backend

@@ -4,6 +4,7 @@ On each node, with an address of the first one that all can reach:
 
     torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 bandwidth.py
 
+Under srun alone, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each task; the rest Slurm says.
 Rank 0 prints a line for each measurement, as JSON: the ranks that took part, the bytes S that each of them
 held, the seconds of the slowest rank (in the fastest round: other programs can only add), and the bytes that
 node 0 sent to others meanwhile, as its network cards count them (what a GPU sends by RDMA, they do not see).
@@ -13,6 +14,7 @@ It needs PyTorch alone.
 import argparse
 import json
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,8 @@ except ImportError:  # this file alone measures all the same
     def place():
         if not torch.cuda.is_available():
             return torch.device("cpu"), "gloo"
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())  # cuda:0 if it sees no other
         torch.cuda.set_device(device)
         return device, "nccl"
 
@@ -40,6 +43,18 @@ def sent():
         return 0
     cards = dict(row.split(":", 1) for row in rows)
     return sum(int(counts.split()[8]) for card, counts in cards.items() if card.strip() != "lo")
+
+
+def ranks_per_node(world_size):
+    """As torchrun says, or Slurm, to a task of srun: "8(x4)" is four nodes with eight."""
+    slurm = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    told = os.environ.get("LOCAL_WORLD_SIZE", slurm.partition("(")[0])
+    if not told.isdecimal() or int(told) < 1 or world_size % int(told):
+        sys.exit(
+            f"every node must have the same number of ranks, and say it in LOCAL_WORLD_SIZE; "
+            f"there are {world_size} ranks, and {told or slurm or 'nothing'!r} is said"
+        )
+    return int(told)
 
 
 def flat(tensor, group):
@@ -67,11 +82,14 @@ def measure(name, work, ranks, size, rounds, device):
             work(tensor)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            assert tensor[-1] == sum(ranks), (name, tensor[-1])
-        took = torch.tensor([time.perf_counter() - begin if dist.get_rank() in ranks else 0.0], device=device)
-        dist.all_reduce(took, dist.ReduceOp.MAX)  # the slowest counts
+            took = time.perf_counter() - begin
+            assert tensor[-1] == sum(ranks), (name, tensor[-1])  # takes time, and waits for a GPU once more
+        else:
+            took = 0.0
+        slowest = torch.tensor([took], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
         if attempt:  # the first one makes connections
-            seconds.append(took.item())
+            seconds.append(slowest.item())
     if dist.get_rank() == 0:
         told = {"what": name, "ranks": len(ranks), "bytes": size, "seconds": min(seconds)}
         print(json.dumps(told | {"sent": sent() - before}), flush=True)
@@ -87,7 +105,7 @@ def main(args):
         dist.init_process_group(backend, store=own, rank=rank, world_size=world_size, device_id=device_id)
 
     join("in order", rank)
-    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    per_node = ranks_per_node(world_size)
     everyone, first_of_node = list(range(world_size)), list(range(0, world_size, per_node))
     heads = dist.new_group(first_of_node)
     nodes = [dist.new_group(everyone[first : first + per_node]) for first in first_of_node]  # on every rank

@@ -40,7 +40,8 @@ except ImportError:  # this file alone trains all the same
     def place():
         if not torch.cuda.is_available():
             return torch.device("cpu"), "gloo"
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))  # where each rank sees its own GPU alone: cuda:0
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device, "nccl"
 

@@ -1,0 +1,98 @@
+"""`scripts/bandwidth.py`: what its clock counts, and where it learns how many ranks a node has."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(SCRIPTS.parent)
+    return importlib.import_module("scripts.bandwidth")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_clock_stops_before_the_result_is_checked(
+    module: Any, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+
+    class Ranks(list[int]):
+        def __iter__(self) -> Iterator[int]:  # the check adds them up
+            clock[0] += 100
+            return super().__iter__()
+
+    def work(tensor: torch.Tensor) -> None:
+        clock[0] += 2
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    module.measure("alone", work, Ranks([0]), 64, 3, torch.device("cpu"))
+    assert json.loads(capsys.readouterr().out)["seconds"] == 2
+    assert clock[0] >= 4 * 102, "each result was checked"
+
+
+def test_a_wrong_sum_is_no_measurement(module: Any, alone: None) -> None:
+    with pytest.raises(AssertionError, match="alone"):
+        module.measure("alone", lambda tensor: tensor.add_(1), [0], 64, 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("told", "world_size", "expected"),
+    [
+        ({"LOCAL_WORLD_SIZE": "2"}, 4, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, 32, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, 2, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "LOCAL_WORLD_SIZE": "4"}, 8, 4),
+        ({}, 4, "there are 4 ranks, and 'nothing' is said"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 11, "there are 11 ranks, and '4' is said"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,1"}, 4, "and '3,1' is said"),
+        ({"LOCAL_WORLD_SIZE": "0"}, 4, "and '0' is said"),
+    ],
+)
+def test_ranks_of_a_node(
+    told: dict[str, str], world_size: int, expected: int | str, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(expected, int):
+        assert module.ranks_per_node(world_size) == expected
+    else:
+        with pytest.raises(SystemExit, match=f"LOCAL_WORLD_SIZE; .*{expected}"):
+            module.ranks_per_node(world_size)
+
+
+@pytest.mark.parametrize("program", ["bandwidth", "train_ddp", "train_imagenet", "train_albert"])
+@pytest.mark.parametrize(("visible", "expected"), [(8, "cuda:3"), (1, "cuda:0")])
+def test_a_program_without_course_lib_takes_the_gpu_that_it_sees(
+    program: str, visible: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --gpus-per-task=1 each rank sees one GPU, whatever its LOCAL_RANK."""
+    monkeypatch.syspath_prepend(SCRIPTS.parent)
+    source_of = importlib.import_module("scripts.helpers").source_of
+    names: dict[str, Any] = {"torch": torch, "os": importlib.import_module("os")}
+    exec(source_of(SCRIPTS / f"{program}.py", "place"), names)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    device, backend = names["place"]()
+    assert (str(device), backend) == (expected, "nccl")
