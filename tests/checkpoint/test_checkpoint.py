@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written() -> None:
             os.chmod(folder, 0o755)
         assert said == (
             f"the checkpoint {os.path.realpath(path)} cannot be written: Permission denied; "
-            "the file of before is as it was"
+            "the previous file is unchanged"
         )
         assert load_checkpoint(path) == {"step": 1}
 

@@ -252,12 +252,12 @@ def fills_memory() -> bytes:
 def test_memory_has_a_limit() -> None:
     said = refused(fills_memory)
     assert "MemoryError" in said
-    assert "come to an end" in said
+    assert "ever end?" in said
 
 
 def test_a_generator_without_an_end_is_called_so() -> None:
     said = refused(lambda n, world_size, rank, *_, **__: endless(), "07.1")
-    assert "come to an end" in said or "in endless" in said or "yield 1" in said
+    assert "ever end?" in said or "in endless" in said or "yield 1" in said
 
 
 def test_where_gloo_gives_up_the_sizes_are_named() -> None:

@@ -160,7 +160,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     pipe = tmp_path / "a.ipynb"
     os.mkfifo(pipe)
-    with pytest.raises(Unreadable, match="no file"):
+    with pytest.raises(Unreadable, match="not a file"):
         content(pipe)
     with pytest.raises(Unreadable, match=r"no notebook \(.ipynb\) in the folder"):
         content(tmp_path)
