@@ -34,6 +34,7 @@ def hello(rank, world_size, port, program, args):
     """One process. mp.spawn passes the rank, as the first argument; the rest comes from its `args`."""
     tell_environment(rank, world_size, port, args)
     device, backend = place()
+    number, threads = torch.rand(()).item(), torch.get_num_threads()  # as they are, if a program sets neither
     ready = time.time()
     # Reads what was set above. With gloo it returns when all of world_size are there.
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
@@ -50,7 +51,8 @@ def hello(rank, world_size, port, program, args):
     dist.all_reduce(total)  # the sum over all ranks, on all ranks
     time.sleep(args.work)  # stands for the training loop
     done = time.time()
-    log(**program, began=BEGAN, imported=IMPORTED, ready=ready, met=met, done=done, total=total)
+    log(**program, began=BEGAN, imported=IMPORTED, ready=ready, met=met, done=done)
+    log(total=total, number=number, threads=threads)
     dist.destroy_process_group()
     if rank == 0:
         print(f"the numbers of the ranks, 1 to {world_size}, add up to {total.item():g}")
@@ -70,8 +72,8 @@ def tell_environment(rank, world_size, port, args):
         MASTER_PORT=str(port),
     )
     if args.port is None:
-        # The store is there already, in the parent: rank 0 must not open one of its own.
-        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+        # The store is there already, in the parent, as torchrun's is: rank 0 must not open one of its own.
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     if sys.platform in ("linux", "darwin"):  # the ranks talk over this machine's loopback, not its network
         loopback = "lo" if sys.platform == "linux" else "lo0"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

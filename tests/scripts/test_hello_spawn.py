@@ -123,9 +123,12 @@ def test_one_rank_never_calls_the_barrier(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_fewer_expected_than_started(environment: dict[str, str]) -> None:
-    done = terminal(environment, HELLO, "--nprocs", 2, "--world-size", 1, "--work", 0)
+    done = terminal(environment, HELLO, "--nprocs", 2, "--world-size", 1, "--work", LONG)
     assert done.returncode == 1
     assert "Process 1 terminated with the following error" in done.stderr
+    assert re.search(r"Terminating process \d+ via signal SIGTERM", done.stderr), (
+        "what mp.spawn does to rank 0"
+    )
     assert none_left(environment)
 
 
