@@ -148,7 +148,7 @@ def resume(path, of):
     if dist.get_rank() == 0 and path is not None and path.exists():
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)  # runs none of its code
-            found = [state, "" if state["of"] == of else f"is of {state['of']}, and this training of {of}"]
+            found = [state, "" if state["of"] == of else f"is of {state['of']}, and this run is of {of}"]
         except Exception as error:
             found[1] = f"is no checkpoint of this program: {error!r:.100}"
     dist.broadcast_object_list(found, src=0)  # by pickle, which is safe here: our own rank 0 has written it
@@ -228,7 +228,7 @@ def train(args):
                 if asked.item():  # all end, or none: the signal may have reached one
                     average_statistics(model)
                     save(epoch - 1, step * args.batch_size * world_size)
-                    sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
+                    sys.exit(128 + signal.SIGTERM)  # not 0: the run is not done
             at = (epoch - 1 + (step + 1) / steps) / args.epochs  # of the way: a warm-up, a cosine down to 0
             optimizer.param_groups[0]["lr"] = peak * min(1, 18 * at) * (1 + math.cos(math.pi * at)) / 2
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
