@@ -323,15 +323,16 @@ def _of_sums(results: list[Result], metrics: list[list[tuple[str, float]]], agai
     right: dict[str, float] = {}
     for name, value in (pair for own in metrics for pair in own):
         right[name] = right.get(name, 0.0) + value
+    positive = {name for name, value in right.items() if value > 0}
+    drops_negative = all(result["sums"].keys() == positive for result in results)
     for rank, (result, own) in enumerate(zip(results, map(dict, metrics), strict=True)):
         sums = result["sums"]
         if not result["stays"]:
             seen = f"on rank {rank} `metrics` has other names or numbers after your call"
             yield seen, "Whoever gave it to you goes on counting in it."
-        lost = [name for name in right if name not in sums]
-        for name in lost:
+        for name in (name for name in right if name not in sums):
             hint = "A rank cannot know the names of the others by itself. Who tells it?"
-            if lost == [name for name in right if right[name] < 0]:
+            if drops_negative:
                 hint = "All names with a sum below 0 are missing. Does your way of adding leave them out?"
             yield f"rank {rank} returned nothing for {name!r}; its sum is {right[name]:.6f}", hint
         for name in (name for name in sums if name not in right):
