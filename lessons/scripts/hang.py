@@ -1,10 +1,10 @@
 """The smallest hang, on ranks that torchrun starts: rank 1 never comes to an all_reduce (lesson 13).
 
-    TORCH_FR_DUMP_TEMP_FILE=/tmp/rank_ torchrun --standalone --nproc-per-node=2 hang.py
+    TORCH_FR_DUMP_TEMP_FILE=traces/rank_ torchrun --standalone --nproc-per-node=2 hang.py
 
 With a GPU for each rank they talk over NCCL, whose watchdog ends the run after half a minute and writes the
 flight recorder's files. Otherwise they talk over gloo, which has no watchdog, so each rank writes its own.
-`torchfrtrace /tmp --prefix rank_` compares the files. This program needs nothing of the course.
+`torchfrtrace traces` compares the files in that folder; make it first. Nothing of the course is needed.
 """
 
 import os

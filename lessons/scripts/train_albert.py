@@ -164,8 +164,8 @@ def train(args):
     tokenizer, model, state = told_by_rank_0(args, settings)
     samples = pieces_of(paragraphs(), tokenizer, args.length)
     how = {"seed": args.seed, "mask_replace_prob": 1, "random_replace_prob": 0}  # on all ranks; none is shown
-    judge = DataCollatorForLanguageModeling(tokenizer, **how)
-    held_out = [judge(samples[at : at + 320 : 10]).to(device) for at in range(0, len(samples), 320)]
+    ask = DataCollatorForLanguageModeling(tokenizer, **how)
+    held_out = [ask(samples[at : at + 320 : 10]).to(device) for at in range(0, len(samples), 320)]
     samples = [each for i, each in enumerate(samples) if i % 10]  # every tenth is held out
     collate = DataCollatorForLanguageModeling(tokenizer)  # draws new masks each time, from torch's generator
     sampler = DistributedSampler(samples, seed=args.seed)
