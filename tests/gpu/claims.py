@@ -194,7 +194,7 @@ def cache() -> tuple[bool, str]:
     )
 
 
-@claim("03", "(On GPUs autograd has a thread for each device; not run here.)")
+@claim("03", "(On GPUs autograd has a thread for each device.)")
 def a_thread_for_each_device() -> tuple[bool, str]:
     import torch
 
@@ -205,6 +205,18 @@ def a_thread_for_each_device() -> tuple[bool, str]:
     return threads != [threading.get_ident()], (
         f"the hook ran in {'this' if threads == [threading.get_ident()] else 'another'} thread"
     )
+
+
+@claim("03", "DP under bfloat16 autocast computes in float16")
+def autocast_in_replicas() -> tuple[bool, str]:
+    import torch
+
+    layer, x = torch.nn.Linear(3, 2).to("cuda"), torch.ones(1, 3, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        alone = layer(x).dtype
+        first, _ = torch.nn.parallel.parallel_apply([layer, layer], [(x,), (x,)], devices=[0, 0])
+    seen = alone, first.dtype
+    return seen == (torch.bfloat16, torch.float16), f"alone, and in a replica: {seen}"
 
 
 @claim("05", "with NCCL even a call without `async_op` returns early")
