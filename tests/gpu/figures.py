@@ -22,7 +22,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = ROOT / "lessons"
-SKIPPED = 77  # the exit code of what could not be tried here
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,12 @@ class Figure:
     cells: tuple[str, ...]
     numbers: str
     picture: str = ""
-    only_on_gpus: bool = False
     rehearsal: str = ""  # run before the cells on a CPU: what makes it short there
 
 
 OF_02 = ("l02-01", "l02-02", "l02-05")
 OF_03 = ("l03-c01", "l03-c02", "l03-c06", "l03-c10", "l03-c11", "l03-c15")
 OF_09 = ("l09-import", "l09-ranks")
-TIMES = ("l09-measure", "l09-times: measured SIZES", "l09-times-nccl: on_gpus")
 FIGURES = {
     "01_transfer_bandwidth": Figure(
         ("import", "device", "fastest", "ways", "measure", "bandwidth"), "{'KiB': sizes, 'seconds': seconds}"
@@ -63,12 +60,6 @@ FIGURES = {
     ),
     "09_backend_table": Figure(
         (*OF_09, *(f"l09-calls-{i}" for i in range(1, 6)), "l09-ask", "l09-measure-table"), "table"
-    ),
-    "09_one_rank_over_nccl": Figure(
-        (*OF_09, *TIMES, "l09-times-nccl"), "lines_of(picture)", only_on_gpus=True
-    ),
-    "09_ranks_share_a_gpu": Figure(
-        (*OF_09, *TIMES, "l09-times-shared"), "lines_of(picture)", only_on_gpus=True
     ),
     "15_mixed_precision": Figure(
         ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: gpu_figure bfloat16_on_gpu"),
@@ -187,10 +178,6 @@ def main() -> int:
     import torch
 
     there = torch.cuda.is_available()
-    if FIGURES[name].only_on_gpus and not there:
-        cells_of(name)  # they are there
-        print("skipped: it is made on a GPU alone, and torch sees none here")
-        return SKIPPED
     sys.path.insert(0, str(LESSONS))
     os.chdir(LESSONS)
     from scripts.helpers import GPU_RECORDS, GpuFigure
