@@ -81,5 +81,5 @@ def test_a_judge_never_meets_a_report_of_another_shape() -> None:
 
     asked = Question("f()", {"a": 1}, judge, a_function)
     assert [found.ok for found in asked.findings(lambda *_, nprocs=1: [[1, 2]], None)] == [True]
-    with pytest.raises(Refused, match=r"not what a check leaves there \(rank 0, at \[1\]\)"):
+    with pytest.raises(Refused, match=r"report is malformed \(rank 0, at \[1\]\)"):
         list(asked.findings(lambda *_, nprocs=1: [[1, None]], None))
