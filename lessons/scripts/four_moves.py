@@ -21,7 +21,7 @@ def forward_picture(replicas):
         box(axes, 2.7, row, f"chunk {i}\non device {i}", COLORS[i % 4])
         box(axes, 6.2, row, f"replica {i}\non device {i}", COLORS[i % 4])
         arrow(axes, (1.7, middle), (2.7, row))
-        arrow(axes, (4.4, row), (6.2, row))
+        arrow(axes, (4.4, row - 0.15), (6.2, row - 0.15))  # below the arrow of the weights
         arrow(axes, (7.9, row), (9, middle))
         around = "arc,angleA=180,angleB=180,armA=16,armB=16"  # the weights, past the replicas above
         arrow(axes, (6.2, top), (6.2, row + 0.2), ls="--", connectionstyle=around)
@@ -39,7 +39,7 @@ def forward_picture(replicas):
 def backward_picture(replicas):
     """Draw the backward pass: the same moves from right to left, up to the model's gradients."""
     middle = replicas / 2
-    axes = empty("The way back: gradients are added up on device 0", replicas, above=0.6)
+    axes = empty("The backward pass: gradients are added up on device 0", replicas, above=0.6)
     box(axes, 0, middle, "gradients\non device 0", COLORS[0])
     box(axes, 9, middle, "loss\non device 0", COLORS[0])
     for i, row in rows(replicas):
