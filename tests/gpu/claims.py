@@ -291,7 +291,7 @@ def same_words() -> tuple[bool, str]:
     return nccl == gloo != "no error", f"nccl: {nccl} | cuda:gloo: {gloo}"
 
 
-@claim("15", "on GPUs from Ampere on, matrix products in it are much faster than in float32")
+@claim("15", "GPUs before Ampere (a T4, a V100) have float16 units only.")
 def bfloat16() -> tuple[bool, str]:
     import torch
 
@@ -307,7 +307,7 @@ def bfloat16() -> tuple[bool, str]:
     )
 
 
-@claim("04", "It breaks as soon as the notebook has used a GPU: CUDA does not survive a fork.")
+@claim("04", "It breaks as soon as the notebook has used a GPU")
 def fork() -> tuple[bool, str]:
     import multiprocessing
 
