@@ -190,7 +190,7 @@ def test_a_full_disk(how: str, launcher: str, small_disk: Path, tmp_path: Path) 
     if how == "it goes on" and launcher == "torchrun":
         assert report == "", "nothing of it needs the disk"
     else:
-        words = ["disk is full on which the run is kept", "No space left on device"]
+        words = ["the disk that holds the run is full", "No space left on device"]
         words += ["raised ValueError: unheard"] if how == "it raises" else []  # there may be room for it
         assert any(word in report.splitlines()[0] for word in words)
         assert (words[0] in report) == (str(run.folder) in report)

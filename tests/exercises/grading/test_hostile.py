@@ -420,7 +420,7 @@ def mischief():
     except OSError:
         return "it stopped"
 """)
-    assert "the disk is full" in said(result)
+    assert "the disk that holds the run is full" in said(result)
 
 
 def test_it_opens_no_socket_to_the_outside() -> None:
