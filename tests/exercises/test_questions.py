@@ -180,10 +180,7 @@ def test_a_right_answer_of_another_style_has_full_points(
 
 
 @pytest.mark.parametrize("number", [each for each in QUESTIONS if each.startswith(ON_RANKS)])
-@pytest.mark.parametrize("again", [1, 2])
-def test_the_solution_has_full_points_again(
-    number: str, again: int, by_forks: Callable[..., Feedback]
-) -> None:
+def test_the_solution_has_full_points_again(number: str, by_forks: Callable[..., Feedback]) -> None:
     """With other numbers than before: what is drawn depends on a test's name."""
     has_full_points(by_forks(number, "solution"))
 

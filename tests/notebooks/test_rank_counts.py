@@ -33,6 +33,8 @@ def test_a_lesson_with_another_number_of_ranks(path: Path, ranks: int) -> None:
     counted = [cell for cell in notebook.cells if COUNT.search(cell.source)]
     assert len(counted) == 1, "the number stands in one cell"
     counted[0].source = COUNT.sub(rf"\1 = {ranks}", counted[0].source)
+    for cells in (committed, notebook):
+        cells.cells = [cell for cell in cells.cells if "fixed-ranks" not in cell.metadata.get("tags", [])]
     run(notebook, path.parent)
     compared = 0
     for before, now in zip(committed.cells, notebook.cells, strict=True):
