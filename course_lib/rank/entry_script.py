@@ -28,7 +28,7 @@ from .failure import report_exception, watch_children, write_failure
 from .last_words import LastWords
 from .recorder import attach, note, tell_collectives
 
-RECORD_SECONDS = 0.5  # that a rank gets to record where it is before the agent ends it; it takes 0.1
+RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
 
@@ -88,11 +88,14 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
 
 def _before_it_is_ended(folder: Path, pid: int) -> None:
     """Let a rank record where it is, and note when the agent asked it to end: the first time, by SIGTERM."""
-    request, until = end_request(folder, process_name(pid)), time.monotonic() + RECORD_SECONDS
+    request, asked = end_request(folder, process_name(pid)), folder / ASKED
     if request.exists():
         return
     with contextlib.suppress(OSError):  # a full disk; it has ended
-        (folder / ASKED).touch()
+        if not asked.exists():
+            asked.touch()
+        since = max(0.0, time.time() - asked.stat().st_mtime)  # all ranks were asked when the first one was
+        until = time.monotonic() + RECORD_SECONDS - since
         while not _has_recorded(folder, pid) and time.monotonic() < until:
             os.kill(pid, 0)
             time.sleep(0.01)

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from course_lib.rank import entry_script
 from course_lib.rank.recorder import Recorder
-from course_lib.run_folder import PROGRAM, RankFiles
+from course_lib.run_folder import ASKED, PROGRAM, RankFiles, end_request, process_name
 
 
 def test_a_restarted_rank_knows_what_was_written_on_another_node(
@@ -47,3 +48,15 @@ here.recv()
     record = json.loads(RankFiles(tmp_path, PROGRAM).failure.read_text())
     assert record["type"] == "EOFError"
     assert [code for _, code in record["workers"]] == [-signal.SIGKILL]
+
+
+def test_a_second_rank_that_records_nothing_is_not_waited_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks of a node are asked at once; the agent ends them one after the other."""
+    monkeypatch.setattr(entry_script, "RECORD_SECONDS", 1000.0)
+    asked = tmp_path / ASKED
+    asked.touch()
+    os.utime(asked, (0, time.time() - 1000))
+    entry_script._before_it_is_ended(tmp_path, os.getpid())
+    assert end_request(tmp_path, process_name(os.getpid())).exists()
