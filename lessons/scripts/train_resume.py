@@ -139,12 +139,13 @@ def resume(path, settings):
 @record  # when a rank raises, torchrun's report shows its traceback
 def train(args):
     device, backend = course_lib.place()
+    # A GPU may else add up in any order. Before the group is joined: NCCL reads it as it starts.
+    torch.use_deterministic_algorithms(device.type == "cuda")
     # torchrun says all that is needed. Nobody has started us? Then a group of one: nothing below has to ask.
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(args.threads)  # a fixed number: on a CPU it decides how sums are rounded
-    torch.use_deterministic_algorithms(device.type == "cuda")  # a GPU may else add up in any order
 
     names = ("samples", "batch_size", "epochs", "lr", "width", "seed", "threads")
     settings = {name: getattr(args, name) for name in names} | {"ranks": world_size, "device": device.type}
