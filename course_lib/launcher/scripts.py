@@ -17,7 +17,7 @@ from .processes import Program
 from .watch import watch
 
 # Ranks that torchrun restarts meet at the previous attempt's store, where they may read the dead ranks'
-# addresses: every second restart failed this way, with gloo on torch 2.15. With this they open a new store.
+# addresses: every second restart failed this way, with gloo on torch 2.14. With this they open a new store.
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 ENTRY = [sys.executable, "-m", "course_lib.rank.entry_script"]
 

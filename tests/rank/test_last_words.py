@@ -13,7 +13,7 @@ from tests.support.cells import cell, quiet_launch
 HANDLED = """
 import os, signal, threading, time
 
-NUMBERS = [signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2, signal.SIGALRM, signal.SIGINT, signal.SIGHUP]
+NUMBERS = [signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGINT, signal.SIGHUP]
 over = False
 
 def handler(number, frame):
