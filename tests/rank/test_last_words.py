@@ -13,7 +13,8 @@ from tests.support.cells import cell, quiet_launch
 HANDLED = """
 import os, signal, threading, time
 
-NUMBERS = [signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGINT, signal.SIGHUP]
+NAMES = "SIGCHLD SIGTERM SIGUSR1 SIGUSR2 SIGALRM SIGINT SIGHUP"
+NUMBERS = [signal.Signals[name] for name in NAMES.split()]
 over = False
 
 def handler(number, frame):
