@@ -76,12 +76,9 @@ class Traffic:
         return sum(count * (world_size if "gather" in name else 1) for name, count in here) + self.got
 
     def travelled(self) -> int:
-        """Return `received`, where an all_reduce counts as the reduce_scatter and the all_gather that it is."""
-        return (
-            self.received()
-            + sum(count for name, count in self.calls if name == "all_reduce")
-            - self.scattered
-        )
+        """Return `received`, but an all_reduce counts twice: it is a reduce_scatter and an all_gather."""
+        reduced = sum(count for name, count in self.calls if name == "all_reduce")
+        return self.received() + reduced - self.scattered
 
 
 @contextlib.contextmanager
