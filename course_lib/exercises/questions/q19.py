@@ -233,7 +233,7 @@ def _pass(plan: Result, ranks: int, step: int, keeps: str = "right") -> Tensor:
 UNSENT = {  # hints for what a rank keeps, by `KEEPS`
     "nothing": "Signs of this pass's gradient alone: what the passes before did not send never comes.",
     "the mean": "A rank has kept its difference from the mean of all. What has it not sent itself?",
-    "the last alone": "What was kept before the last pass is gone. What did a rank want to send in it, in all?",
+    "the last alone": "What was kept before the last pass is gone. What did a rank want to send in it?",
     "all": "Also what was sent is kept, and so it comes again. What is left of it after sending?",
     "turned": "What is kept has the wrong sign: too much was sent there.",
     "from the second pass on": (
