@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,24 @@ def test_a_lesson_that_the_machine_disturbed_is_not_saved(
         os.sched_setaffinity(0, own_core)
     assert "other processes took 0% of the cores" in capsys.readouterr().out
     assert path.read_bytes() != before
+
+
+def test_a_process_of_the_lesson_that_nobody_waits_for_disturbs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the ranks on lesson 17's two hosts, which end with their namespace."""
+    spin = "import time\nwhile time.process_time() < 3: pass"
+    code = "import signal, subprocess, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    code += f"subprocess.Popen([sys.executable, '-c', {spin!r}]).wait()"
+    unwaited = 0.0
+    monkeypatch.setattr(execute, "busy_seconds", lambda: execute.own_seconds() + unwaited)
+    with execute.cores_of_others() as share:
+        began, before = time.monotonic(), execute.own_seconds()
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+        assert execute.own_seconds() - before < 3, "the kernel has counted it as waited for"
+        cores, unwaited = len(os.sched_getaffinity(0)), 3.0
+        all_of_it = unwaited / cores / (time.monotonic() - began)
+    assert share() < all_of_it / 3
 
 
 @contextmanager
