@@ -176,6 +176,86 @@ def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path, monkeypatch
     assert "rank 2 had ended" in str(error)
 
 
+def test_what_others_raise_once_the_agent_ends_them_is_not_the_cause(tmp_path: Path) -> None:
+    """Rank 0 says nothing: the agent tells of it last."""
+    source = """
+        import os, time
+        from pathlib import Path
+
+        folder = Path(os.environ["COURSE_RUN"])
+        if os.environ["RANK"] == "1":
+            (folder / "there").touch()
+            while not (folder / "asked").exists():
+                time.sleep(0.001)
+            raise ValueError("too late")
+        while not (folder / "there").exists():
+            time.sleep(0.01)
+        os._exit(3)
+        """
+    error = failing(script(tmp_path, source), nproc_per_node=2)
+
+    assert str(error).startswith("rank 0 ended with exit code 3 and without an exception"), str(error)
+    assert "rank 1 then raised ValueError: too late" in str(error)
+
+
+HANDLERS = """
+    import os, signal, sys, time
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+
+    def handler(number, frame):
+        WHAT
+
+    class Killed(Dataset):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, i):
+            if i == 7:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return i
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    for name in ("SIGCHLD", "SIGTERM", "SIGUSR1", "SIGALRM"):
+        signal.signal(signal.Signals[name], handler)
+    if dist.get_rank() == 1:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    for batch in DataLoader(Killed(), num_workers=2):  # here
+        dist.all_reduce(torch.ones(1))
+    """
+
+
+@pytest.mark.parametrize("what", ["os._exit(77)", "raise SystemExit(0)", "raise RuntimeError(number)"])
+def test_a_loaders_worker_is_killed_beside_handlers(what: str, tmp_path: Path) -> None:
+    """What a handler does with the agent's SIGTERM, or with the end of the other worker, is not the cause."""
+    error = failing(script(tmp_path, HANDLERS.replace("WHAT", what)), nproc_per_node=2)
+
+    assert str(error).startswith("rank 0 raised RuntimeError: DataLoader worker (pid"), str(error)
+    assert "SIGKILL" in str(error) or "killed by signal: Killed" in str(error), str(error)
+
+
+def test_workers_of_a_rank_that_ends_at_once_end_with_it(tmp_path: Path) -> None:
+    """`failing` looks for them, in both ranks' sessions, as the call returns."""
+    source = """
+        import os, time
+        import torch.distributed as dist
+        from torch.utils.data import DataLoader
+
+        dist.init_process_group("gloo")
+        batches = iter(DataLoader(range(1000), num_workers=2, persistent_workers=True))
+        next(batches)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            os._exit(3)
+        time.sleep(1000)
+        """
+    error = failing(script(tmp_path, source), nproc_per_node=2)
+
+    assert str(error).startswith("rank 0 ended with exit code 3 and without an exception"), str(error)
+
+
 def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:
     """One start for each: wrong arguments, a module that is missing, a slip in the syntax."""
     parses = """
