@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import os
 import re
 import socket
@@ -19,8 +18,6 @@ import time
 import traceback
 import types
 from pathlib import Path
-
-import psutil
 
 from ..files import discard
 from ..frames import is_learners, with_source
@@ -69,17 +66,14 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
         choose_ports_by(_reserved_port)
-    requests = _EndRequests(folder)
-    tell_before_the_agent_ends(requests)
+    tell_before_the_agent_ends(functools.partial(_before_it_is_ended, folder))
     try:
         run.main(arguments)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             if not RankFiles(folder, rank).failure.exists():
-                code, pid, at = failure.exitcode, failure.pid, None
-                if not end_request(folder, process_name(pid)).exists():
-                    at = requests.first  # it ended before; what others raise once they are asked comes later
-                write_failure(folder, rank, "", "", [], str(error), exit_code=code, pid=pid, at=at)
+                code, pid = failure.exitcode, failure.pid
+                write_failure(folder, rank, "", "", [], str(error), exit_code=code, pid=pid)
         print(error, file=sys.stderr)
         sys.exit(1)
     except SystemExit:
@@ -92,36 +86,21 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
         sys.exit(1)
 
 
-class _EndRequests:
-    """What torchrun's agent notes before it ends the ranks of its node, one after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.first: float | None = None  # time.time() at which it began to end the ranks of the last attempt
-        self._last, self._until = -math.inf, 0.0  # time.monotonic()
-
-    def __call__(self, pid: int) -> None:
-        """Let a rank record where it is, and note when it was asked to end: the first time, by SIGTERM."""
-        request = end_request(self._folder, process_name(pid))
-        if request.exists():
-            return
-        if time.monotonic() - self._last > RECORD_SECONDS + 1:  # a new attempt's ranks take longer to start
-            self.first, self._until = time.time(), time.monotonic() + RECORD_SECONDS  # for all ranks together
-        with contextlib.suppress(OSError):  # a full disk
-            (self._folder / ASKED).touch()
-            while time.monotonic() < self._until and _runs(pid) and not _has_recorded(self._folder, pid):
-                time.sleep(0.01)
-        with contextlib.suppress(OSError):
-            request.write_text(str(time.time()))
-        self._last = time.monotonic()
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a child has not ended, and leave it to torchrun to wait for it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+def _before_it_is_ended(folder: Path, pid: int) -> None:
+    """Let a rank record where it is, and note when the agent asked it to end: the first time, by SIGTERM."""
+    request, asked = end_request(folder, process_name(pid)), folder / ASKED
+    if request.exists():
+        return
+    with contextlib.suppress(OSError):  # a full disk; it has ended
+        if not asked.exists():
+            asked.touch()
+        since = max(0.0, time.time() - asked.stat().st_mtime)  # all ranks were asked when the first one was
+        until = time.monotonic() + RECORD_SECONDS - since
+        while not _has_recorded(folder, pid) and time.monotonic() < until:
+            os.kill(pid, 0)
+            time.sleep(0.01)
+    with contextlib.suppress(OSError):
+        request.write_text(str(time.time()))
 
 
 def _has_recorded(folder: Path, pid: int) -> bool:
@@ -154,8 +133,8 @@ def run_rank(script: str, arguments: list[str]) -> None:
     end_with(int(os.environ["COURSE_KERNEL"]))
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if files.failure.exists():
-        files.failure.replace(files.failure_of_attempt(max(0, attempt - 1)))
-    if files.facts.exists():  # restarted; not counted by torchrun where a node came or went
+        files.failure.replace(files.failure_of_attempt(attempt - 1))
+    if attempt > 0:
         for of_before in (folder / ASKED, files.standstill):
             discard(of_before)
         if _of_this_node(files.facts):  # what it had started lives on

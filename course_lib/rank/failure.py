@@ -98,10 +98,9 @@ def write_failure(
     exit_code: int | None = None,
     workers: Sequence[tuple[int, int]] = (),
     pid: int | None = None,
-    at: float | None = None,
 ) -> None:
-    """Record a failure, of now or ``at`` a time; without a ``kind``, only the rank's exit code is known."""
-    record = {"time": at or time.time(), "type": kind, "message": message, "frames": frames, "text": text}
+    """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
+    record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
     record |= {"causes": list(causes), "exit_code": exit_code, "process": process_name(pid or os.getpid())}
     if workers:
         record |= {"workers": list(workers), "memory": memory()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 import time
@@ -11,14 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from course_lib import RankTimeout, Run
 from course_lib.frames import is_learners
 from course_lib.launcher import watch
 from course_lib.report import waiting
-from tests.support.processes import alive, processes_marked, wait_for
+from tests.support.processes import alive, wait_for
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but machines are noisy
 
@@ -326,23 +324,11 @@ class Jump:
 
 
 def assert_none_left(run: Run) -> None:
-    """Assert that all ranks are gone, with all that they started; init may have to reap some of these."""
-    ranks = {pid for rank in range(run.world_size) if (pid := run.facts(rank).get("pid"))}
-
-    def left() -> list[psutil.Process]:
-        return [
-            *(each for each in psutil.process_iter() if _session(each) in ranks and alive(each)),
-            *processes_marked("COURSE_RUN", str(run.folder)),
-        ]
-
-    wait_for(lambda: not left(), what=f"ranks {sorted(ranks)} and what they started to be gone")
-
-
-def _session(process: psutil.Process) -> int | None:
-    try:
-        return os.getsid(process.pid)
-    except OSError:  # it has ended, or is another user's
-        return None
+    """Assert that all ranks are gone; init may have to reap them, if their parent was killed with them."""
+    for rank in range(run.world_size):
+        pid = run.facts(rank).get("pid")
+        if pid:
+            wait_for(lambda pid=pid: not alive(pid), what=f"rank {rank} to be gone")
 
 
 def assert_timed_out(error: RankTimeout, why: str, doing: list[str], file: str) -> None:
