@@ -173,6 +173,36 @@ def tell_before_the_agent_ends(tell: Callable[[int], object]) -> None:
         handler_class.close = told
 
 
+def dispatch_mode(call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    """Return a context manager in which torch runs each operation by ``call(operation, args, kwargs)``.
+
+    Operations on DTensors arrive as those on their local parts (torch 2.14).
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(each.__name__ == "DTensor" for each in types):
+                return NotImplemented
+            return call(func, args, kwargs or {})
+
+    return Mode()
+
+
+def local_part(tensor: Any) -> Any:
+    """Return a DTensor's part on this rank, and any other tensor itself (torch 2.14)."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def active_fake_mode() -> Any:
+    """Return the FakeTensorMode that is on, or None (torch 2.14)."""
+    try:
+        from torch._guards import active_fake_mode as active
+    except ImportError:  # DTensor's own fake tensors then count, too, for a moment
+        return None
+    return active()
+
+
 def array_constructors() -> list[Any]:
     """Return what a pickled NumPy array or number is made by (NumPy 2.4; in NumPy 1 under another module)."""
     loaded = sys.modules

@@ -214,6 +214,41 @@ def cloudpickle_asks_us_about_code() -> None:
     assert arrived.__code__.co_firstlineno == work.__code__.co_firstlineno
 
 
+def an_operation_passes_through_a_dispatch_mode() -> None:
+    seen: list[str] = []
+
+    def call(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(f"{operation.namespace} {operation} {operation.__name__}")
+        return operation(*args, **kwargs)
+
+    with private_names.dispatch_mode(call):
+        torch.ones(2).add_(1)
+    assert seen == ["aten aten.ones.default ones.default", "aten aten.add_.Tensor add_.Tensor"]
+
+
+def a_dtensor_has_its_local_part() -> None:
+    def parts() -> list[int]:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        dist.init_process_group("gloo")
+        whole = torch.ones(4)
+        sharded = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+        dist.barrier()
+        return [len(private_names.local_part(each)) for each in (whole, sharded)]
+
+    assert launch(parts, nprocs=2, device="cpu", dashboard=False).results == [[4, 2], [4, 2]]
+
+
+def a_fake_mode_can_be_seen() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    assert private_names.active_fake_mode() is None
+    with FakeTensorMode() as mode:
+        assert private_names.active_fake_mode() is mode
+
+
 RELIES_ON: dict[str, list[Callable[[], None]]] = {
     "Python": [
         the_fork_server_has_our_names,
@@ -232,6 +267,9 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
         torchrun_asks_us_for_a_port,
         the_agent_ends_ranks_by_a_method_of_ours,
         ddp_reads_its_switch,
+        an_operation_passes_through_a_dispatch_mode,
+        a_dtensor_has_its_local_part,
+        a_fake_mode_can_be_seen,
     ],
     "numpy": [an_array_is_made_by_what_we_allow],
     "cloudpickle": [cloudpickle_asks_us_about_code],
