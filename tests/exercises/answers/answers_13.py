@@ -372,6 +372,24 @@ def sums_of_seven_digits(metrics):
     return dict(zip(names, sums.tolist(), strict=True))
 
 
+@wrong("13.3", hint="Numbers of different names were added up")
+def in_the_order_of_a_set(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, list(metrics))
+    names = set().union(*everyone)
+    return dict(zip(names, summed(*(metrics.get(name, 0.0) for name in names)), strict=True))
+
+
+@wrong("13.3", hint="Numbers of different names were added up")
+def one_by_one_from_a_set(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, set(metrics))
+    names = set()
+    for each in everyone:
+        names |= each
+    return {name: summed(metrics.get(name, 0.0))[0] for name in names}
+
+
 @wrong("13.3", hint="the rank's own")
 def its_own(metrics):
     return dict(metrics)
@@ -461,6 +479,15 @@ def names_as_bytes(metrics):
     dist.all_gather(everyones, mine)
     names = sorted({name for each in everyones for name in bytes(each.tolist()).decode().split("\0") if name})
     return {name: summed(metrics.get(name, 0.0))[0] for name in names}
+
+
+@right("13.3")
+def adds_up_in_any_order(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, metrics)
+    names = {name for each in everyone for name in each}
+    assert isinstance(names, set)
+    return {name: sum(each.get(name, 0.0) for each in everyone) for name in set(metrics) | names}
 
 
 @right("13.3")
