@@ -88,10 +88,11 @@ def cores_of_others() -> Iterator[Callable[[], float]]:
 def unwaited_seconds(me: psutil.Process) -> Iterator[Callable[[], float]]:
     """Measure the time of descendants that nobody waits for, such as ranks that end with their namespace."""
     seen, done, waited_before = dict[psutil.Process, float](), threading.Event(), own_seconds()
+    others = set(me.children(recursive=True))  # not the lesson's: they were there before it
 
     def look() -> None:
         while not done.wait(0.2):
-            for process in [me, *me.children(recursive=True)]:
+            for process in {me, *me.children(recursive=True)} - others:
                 with contextlib.suppress(psutil.Error):
                     times = process.cpu_times()
                     seen[process] = times.user + times.system
