@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..private_names import active_fake_mode, dispatch_mode, local_part
@@ -27,7 +27,7 @@ class LivePeak:
     Parameters
     ----------
     kinds : callable, optional
-        Returns the tensors of each kind; it is called at each new peak. A storage that is in two kinds counts
+        Returns the tensors of each kind; it is called after each operation. A storage that is in two kinds counts
         for the first. Of the others, those that a collective has had count as "collectives' buffers", and
         what is left as "activations and results in between". A DTensor counts with this rank's part.
 
@@ -36,7 +36,10 @@ class LivePeak:
     history : list of int
         The bytes after each operation.
     at_peak : dict
-        The bytes by kind, at the first moment when most were alive.
+        The bytes by kind, at the first moment when most were alive. Of several moments that are almost equal
+        another may be it next time: a backend's threads free what they have sent when they get to it.
+    most : dict
+        The most bytes of each kind, each at a moment of its own.
     largest : list of (int, str, str, tuple)
         Then: the bytes of each storage, its kind, the operation that made it, the shape; the largest first.
     collectives : list of (str, int)
@@ -60,6 +63,7 @@ class LivePeak:
         """Forget the history, the peak and the collectives, as after the first step; what is alive stays."""
         self.history: list[int] = []
         self.at_peak: dict[str, int] = {}
+        self.most: dict[str, int] = {}
         self.largest: list[tuple[int, str, str, tuple[int, ...]]] = []
         self.collectives: list[tuple[str, int]] = []
         self._peak = 0
@@ -76,11 +80,12 @@ class LivePeak:
 
     def bytes(self) -> dict[str, int]:
         """Return the bytes that are alive now, by kind."""
-        found: dict[str, int] = {}
-        for size, kind, _, _ in self._by_size():
-            found[kind] = found.get(kind, 0) + size
-        order = [*self._kinds(), BUFFERS, REST]
-        return {kind: found[kind] for kind in order if found.get(kind)}
+        kinds = self._kinds()
+        kind_of = self._kind_of(kinds)
+        found = dict.fromkeys([*kinds, BUFFERS, REST], 0)
+        for storage, _, _ in self._living():
+            found[kind_of.get(id(storage)) or self._other(storage)] += storage.nbytes()
+        return {kind: size for kind, size in found.items() if size}
 
     def _call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = operation(*args, **kwargs)
@@ -112,28 +117,42 @@ class LivePeak:
                 self._alive[id(storage)] = weakref.ref(storage), operation, tuple(tensor.shape)
 
     def _count(self) -> None:
-        total = 0
-        for address, (reference, _, _) in list(self._alive.items()):
+        by_kind = self.bytes()
+        total = sum(by_kind.values())
+        self.history.append(total)
+        for kind, size in by_kind.items():
+            self.most[kind] = max(size, self.most.get(kind, 0))
+        if total > self._peak:
+            self._peak, self.at_peak, self.largest = total, by_kind, self._by_size()
+
+    def _by_size(self) -> list[tuple[int, str, str, tuple[int, ...]]]:
+        kind_of = self._kind_of(self._kinds())
+        found = [
+            (storage.nbytes(), kind_of.get(id(storage)) or self._other(storage), operation, shape)
+            for storage, operation, shape in self._living()
+            if storage.nbytes()
+        ]
+        return sorted(found, key=lambda each: (-each[0], each[1:3], math.prod(each[3])))
+
+    def _living(self) -> Iterator[tuple[Any, str, tuple[int, ...]]]:
+        for address, (reference, operation, shape) in list(self._alive.items()):
             if (storage := reference()) is None:
                 del self._alive[address]
             else:
-                total += storage.nbytes()
-        self.history.append(total)
-        if total > self._peak:
-            self._peak, self.largest, self.at_peak = total, self._by_size(), self.bytes()
+                yield storage, operation, shape
 
-    def _by_size(self) -> list[tuple[int, str, str, tuple[int, ...]]]:
-        kind_of: dict[int, str] = {}
-        for kind, tensors in self._kinds().items():
-            for tensor in _tensors(list(tensors)):
-                kind_of.setdefault(id(local_part(tensor).untyped_storage()), kind)
-        found = []
-        for address, (reference, operation, shape) in list(self._alive.items()):
-            if (storage := reference()) is not None and storage.nbytes():
-                buffer = self._buffers.get(address)
-                other = BUFFERS if buffer is not None and buffer() is storage else REST
-                found.append((storage.nbytes(), kind_of.get(address, other), operation, shape))
-        return sorted(found, key=lambda each: (-each[0], each[1:3], math.prod(each[3])))
+    def _kind_of(self, kinds: Mapping[str, Iterable[Tensor | None]]) -> dict[int, str]:
+        """Return the kind of each storage, by its id; the first kind that has it."""
+        found: dict[int, str] = {}
+        for kind, tensors in kinds.items():
+            for tensor in tensors:
+                if tensor is not None:
+                    found.setdefault(id(local_part(tensor).untyped_storage()), kind)
+        return found
+
+    def _other(self, storage: Any) -> str:
+        buffer = self._buffers.get(id(storage))
+        return BUFFERS if buffer is not None and buffer() is storage else REST
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -110,3 +110,14 @@ def test_a_dtensor_counts_with_its_part() -> None:
     assert found["peak"] == 1024
     assert found["shards"] == 512
     assert "gathered" not in found
+
+
+def test_the_most_of_each_kind_is_of_a_moment_of_its_own() -> None:
+    """When `b` is at its most, `a` has gone."""
+    held: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
+    with LivePeak(lambda: held) as live:
+        for kind, size in (("a", KIB), ("b", 2 * KIB)):
+            held[kind].append(torch.zeros(size))
+            held[kind][0].add_(1)
+            held[kind].clear()
+    assert (live.most["a"], live.most["b"]) == (4 * KIB, 8 * KIB)
