@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +30,8 @@ STARTS = (
 STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # methods that write to a store
 READS = ("get", "multi_get", "queue_pop")  # and that read from it
 MESSAGES = ("send", "recv")
+SCATTERS = re.compile("c10d::.*reduce_scatter")  # over gloo these start an all_reduce, of all numbers
 END_SECONDS = 2.0  # for work that nobody waits for
-SCATTERS = "c10d::_reduce_scatter_base_"  # where reduce_scatter of one tensor ends up
 is_completed = dist.Work.is_completed  # unpatched: in `unwaited_work`, a call that returns True is a wait
 
 
@@ -75,10 +77,13 @@ class Traffic:
         here = [(name, count) for name, count in self.calls if name != "send"]
         return sum(count * (world_size if "gather" in name else 1) for name, count in here) + self.got
 
-    def travelled(self) -> int:
-        """Return `received`, but an all_reduce counts twice: it is a reduce_scatter and an all_gather."""
-        reduced = sum(count for name, count in self.calls if name == "all_reduce")
-        return self.received() + reduced - self.scattered
+    def travels(self) -> dict[str, int]:
+        """Return by name what `received` counts, but an all_reduce twice: it scatters sums and gathers them."""
+        world_size, found = dist.get_world_size(), Counter(store=self.got, reduce_scatter=self.scattered)
+        for name, count in self.calls:
+            found[name] += count * (world_size if "gather" in name else 2 if name == "all_reduce" else 1)
+        found["all_reduce"] -= 2 * self.scattered
+        return {name: count for name, count in found.items() if count and name != "send"}
 
 
 @contextlib.contextmanager
@@ -88,7 +93,6 @@ def record_traffic() -> Iterator[Traffic]:
     with (
         _noting_stores(record),
         _noting_neighbours(record),
-        _noting_lists_to_scatter(record),
         unwaited_work() as pending,
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
     ):
@@ -96,12 +100,14 @@ def record_traffic() -> Iterator[Traffic]:
         record.unwaited = [name for name, _ in pending.values()]
         # A gloo thread that ends a collective after the profiler has stopped may crash the process.
         let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
-    for event in profiler.events():
+    events = profiler.events()
+    scatters = [event.time_range for event in events if SCATTERS.match(event.name)]
+    for event in events:
         if event.name.startswith("gloo:"):
             size = sum(math.prod(shape) for shape in event.input_shapes if shape)
             record.calls.append((event.name.removeprefix("gloo:"), size))
-        elif event.name == SCATTERS:
-            record.scattered += math.prod(event.input_shapes[1])
+            if any(each.start <= event.time_range.start <= each.end for each in scatters):
+                record.scattered += size
 
 
 def let_end(works: list[dist.Work]) -> None:
@@ -180,20 +186,6 @@ def _noting_neighbours(record: Traffic) -> Iterator[None]:
         return real(self, tensors, to, *args, **named)
 
     with mock.patch.object(dist.ProcessGroup, "send", send):
-        yield
-
-
-@contextlib.contextmanager
-def _noting_lists_to_scatter(record: Traffic) -> Iterator[None]:
-    """Count in ``record`` the numbers in lists given to reduce_scatter, whose sizes no profiler says."""
-    real = dist.ProcessGroup.reduce_scatter
-
-    def reduce_scatter(self: Any, outputs: Any, inputs: Any, *args: Any, **named: Any) -> Any:
-        lists = inputs if isinstance(inputs[0], list) else [inputs]
-        record.scattered += sum(each.numel() for tensors in lists for each in tensors)
-        return real(self, outputs, inputs, *args, **named)
-
-    with mock.patch.object(dist.ProcessGroup, "reduce_scatter", reduce_scatter):
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from ..in_rank.retention import live_bytes
 from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, refuse_unless
-from ..inputs import flat, seeds, tensor, trainable
+from ..inputs import flat, network, seeds, tensor, trainable
 from ..judging import Faults, by_call, far, first_fault, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, TENSOR, reports
@@ -29,42 +28,24 @@ BYTES = 8  # of a float64
 EQUAL = "after every step all ranks have the weights of one device, up to rounding"
 PART = "between two steps a rank keeps its part of the optimizer's state, and no more"
 ONCE = "in a step the gradients travel once, and the weights once"
-KEPT = (
-    4  # numbers that may be kept for each weight of a part: two averages, and copies of weight and gradient
-)
-SLACK = 16  # numbers besides, such as a count of the steps
+KEPT = 4  # for each weight of a part: two averages, and copies of the weight and of its gradient
+SLACK = 64  # numbers besides, such as counts of the steps
 TRAVELS = 2.4  # how often all numbers of the model may travel: twice, and some padding
 SMALL = 3e-8  # of the size of Adam's eps, so that a sum and a mean of gradients give different steps
+WIDE = 150  # inputs of the first layer, which is trained
 USED, SPARE = 4, 2  # trained parameters: those at the end have no gradient on any rank
 
 
-class _Net(nn.Module):
-    """A nested model: one large weight, a tied one, a scalar, a frozen layer, and one that no loss uses.
+def _net(kind: int, values: int = 0) -> nn.Module:
+    """Build a nested model with a shared weight, a frozen one, and one that is larger than a part.
 
     Its forward pass is never called: the gradients are drawn.
     """
-
-    def __init__(self, kind: int, values: int) -> None:
-        super().__init__()
-        rng = random.Random(kind)
-        few, wide, long = rng.randint(3, 6), rng.randint(13, 17), rng.randint(34, 40)
-        self.scale = nn.Parameter(torch.zeros(()))
-        self.table = nn.Embedding(few, wide)
-        inner = nn.Sequential(nn.Tanh(), nn.Linear(wide, long, bias=False))
-        self.body = nn.Sequential(OrderedDict(frozen=nn.Linear(few, few), inner_layers=inner))
-        self.head = nn.Linear(wide, few)
-        self.head.weight = self.table.weight
-        self.spare = nn.Linear(2, few)
-        self.double()
-        self.body.frozen.requires_grad_(False)
-        generator = torch.Generator().manual_seed(values)
-        with torch.no_grad():
-            for each in self.parameters():
-                each.copy_(torch.randn(each.shape, generator=generator, dtype=torch.float64) / 2)
+    return network(kind, values, inputs=WIDE, norm=False)
 
 
 def _trained(kind: int) -> list[nn.Parameter]:
-    return trainable(_Net(kind, 0))
+    return trainable(_net(kind))
 
 
 def _count(kind: int) -> int:
@@ -81,7 +62,8 @@ def _part(kind: int, ranks: int) -> int:
 def sharded_adam(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     models: list[dict[str, Any]] = []
     for rate in rng.sample((0.01, 0.02, 0.05), 2):
-        kind = next(kind for kind in iter(lambda: rng.randrange(2**31), None) if _count(kind) % ranks)
+        kinds = iter(lambda: rng.randrange(2**31), None)
+        kind = next(kind for kind in kinds if _count(kind) % ranks and _trained(kind)[0].shape[1] == WIDE)
         models.append({"kind": kind, "values": rng.randrange(2**31), "rate": rate})
     steps = [_drawn_step(rng, ranks, which) for which in (0, 0, 1, 0, 1)]
     results = by_call(ask(_sharded, models, steps, nprocs=ranks))
@@ -93,11 +75,10 @@ def sharded_adam(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         yield _of_kept([each["kept"] for each in of_step], [models[which] for which in known], place, ranks)
     for step, of_step in zip(steps, results, strict=True):
         count = _count(models[step["model"]]["kind"])
-        rank, most = furthest(each["travelled"] for each in of_step)
-        seen = f"the model has {count} trained numbers, and in one step {most:.0f} travelled, by "
-        seen += of_step[rank]["by"]
-        if "all_reduce" in of_step[rank]["by"]:
-            seen += " (all_reduce counts twice)"
+        rank, most = furthest(sum(each["travels"].values()) for each in of_step)
+        seen = f"the model has {count} trained numbers, and in one step {most} travelled: "
+        seen += ", ".join(f"{name} {numbers}" for name, numbers in of_step[rank]["travels"].items())
+        seen += " (all_reduce counts twice)" * ("all_reduce" in of_step[rank]["travels"])
         hint = "Each sum is needed by one rank, and each new weight by all. "
         hint += "What brings a rank no more than that?"
         yield Finding(ONCE, most <= TRAVELS * count, seen, hint)
@@ -136,7 +117,7 @@ def _sums(kind: int, step: dict[str, Any], ranks: list[int]) -> list[Tensor | No
 
 
 def _adam(model: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    net = _Net(model["kind"], model["values"])
+    net = _net(model["kind"], model["values"])
     return net, torch.optim.Adam(trainable(net), model["rate"])
 
 
@@ -163,7 +144,7 @@ def _of_weights(weights: Any, right: Tensor, models: Any, steps: Any, place: int
     model = models[step["model"]]
     rank, gap = furthest(far(own, right) for own in weights)
     own = torch.as_tensor(weights[rank], dtype=torch.float64)
-    start = flat(_Net(model["kind"], model["values"]).parameters())
+    start = flat(_net(model["kind"], model["values"]).parameters())
     off = ((own - right).abs().nan_to_num(math.inf) >= CLOSE).nonzero().flatten().tolist() or [0]
     seen = f"{ranks} ranks, step {_ordinal(steps, place)} of the {('first', 'second')[step['model']]} model: "
     seen += f"{len(off)} of rank {rank}'s {len(own)} weights are off, the first in {_name(model, off[0])}"
@@ -223,7 +204,7 @@ def _ordinal(steps: Any, place: int) -> int:
 
 def _name(model: Any, place: int) -> str:
     """Return the name of the parameter at a place of all weights, laid end to end."""
-    for name, each in _Net(model["kind"], 0).named_parameters():
+    for name, each in _net(model["kind"]).named_parameters():
         if place < each.numel():
             return name
         place -= each.numel()
@@ -252,18 +233,19 @@ def _of_kept(kept: list[int], models: Any, place: int, ranks: int) -> Finding:
 
 @reports(
     lambda models, steps: [
-        {"weights": [NUMBER] * _in_all(models[step["model"]]), "kept": int, "travelled": int, "by": str}
+        {"weights": [NUMBER] * _in_all(models[step["model"]]), "kept": int, "travels": {str: int}}
         for step in steps
     ]
 )
 @in_group
 def _sharded(answer: Any, models: list[dict[str, Any]], steps: list[dict[str, Any]]) -> list[Result]:
     rank, results = dist.get_rank(), []
-    nets = [_Net(model["kind"], model["values"]) for model in models]
+    nets = [_net(model["kind"], model["values"]) for model in models]
     _stepped(_adam(models[0]), _sums(models[0]["kind"], steps[0], [rank]), 1.0)  # whatever torch loads by it
+    weights = [torch.empty(_in_all(models[step["model"]]), dtype=torch.float64) for step in steps]
     optimizers: dict[int, Any] = {}
     before = live_bytes()
-    for step in steps:
+    for step, after in zip(steps, weights, strict=True):
         which = step["model"]
         net, model = nets[which], models[which]
         if which not in optimizers:
@@ -275,18 +257,17 @@ def _sharded(answer: Any, models: list[dict[str, Any]], steps: list[dict[str, An
             optimizers[which].step()
         gradients = sum(each.grad.numel() for each in net.parameters() if each.grad is not None)
         kept = (live_bytes() - before) // BYTES - gradients
-        weights = flat(net.parameters())
-        if len(weights) != _in_all(model):
+        own = flat(net.parameters())
+        if len(own) != len(after):
             raise Refused("the model has other parameters now, or not all of them are its own")
-        results.append({"weights": weights.tolist(), "kept": kept, "travelled": seen.travelled()})
-        results[-1]["by"] = ", ".join(f"{name} {count}" for name, count in seen.by_name().items())
-        del weights
+        after.copy_(own)
+        results.append({"kept": kept, "travels": seen.travels()})
         net.zero_grad()
-    return results
+    return [{"weights": after.tolist()} | result for after, result in zip(weights, results, strict=True)]
 
 
 def _in_all(model: dict[str, Any]) -> int:
-    return sum(each.numel() for each in _Net(model["kind"], 0).parameters())
+    return sum(each.numel() for each in _net(model["kind"]).parameters())
 
 
 def _backward(net: nn.Module, gradients: list[Tensor | None]) -> None:
@@ -392,7 +373,7 @@ def _of_norm(call: dict[str, Any], returned: list[Any]) -> Faults:
                 ),
             ]
             hint = "The norm of several tensors is the root of a sum. Of what, and over whom?"
-            hint = next((words for wrong, words in known if abs(value - wrong) < NEAR * norm), hint)
+            hint = nearest(value, *known, otherwise=hint, within=NEAR * norm)
             yield f"{ranks} ranks, the norm is {norm:.4f}, and rank {rank} returned {value:.4f}", hint
 
 

@@ -898,7 +898,7 @@ def with_the_zeros(read, numbers, old_ranks, ranks, rank):
 @right("18.3")
 def by_places(read, numbers, old_ranks, ranks, rank):
     old, new = length(numbers, old_ranks), length(numbers, ranks)
-    places = torch.arange(rank * new, min(rank * new + new, numbers))
+    places = torch.arange(min(rank * new, numbers), min(rank * new + new, numbers))
     mine = torch.zeros(new)
     for i in (places // old).unique().tolist():
         here = places[places // old == i]
