@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -68,23 +67,17 @@ def watch_retention(model: nn.Module, size: Callable[[Tensor], int]) -> list[int
 
 
 def live_bytes() -> int:
-    """Return the bytes of all CPU tensors and arrays that this process holds, and 8 for each float in a list.
+    """Return the bytes of all CPU tensors that this process holds; a storage with several views counts once.
 
-    A storage with several views counts once. What only C++ holds is not seen: a tensor that a graph has
-    saved, say. Gradients are. (Objects from before the ranks were forked are not looked at.)
+    What only C++ holds is not seen: a tensor that a graph has saved, say. Gradients are.
     """
     gc.collect()
-    known = gc.get_objects()
     sizes: dict[int, int] = {}
-    for each in [*known, *gc.get_referents(*known)]:  # arrays, and tuples of numbers, are referents alone
-        kind = type(each)  # isinstance would ask objects that pose as others
-        if issubclass(kind, Tensor):
-            for tensor in (each, each.grad if each.is_leaf else None):
-                if tensor is not None and tensor.layout == torch.strided and tensor.device.type == "cpu":
-                    storage = tensor.untyped_storage()
-                    sizes[storage.data_ptr()] = storage.nbytes()
-        elif issubclass(kind, np.ndarray):
-            sizes[each.__array_interface__["data"][0]] = each.nbytes
-        elif kind in (list, tuple):
-            sizes[id(each)] = 8 * sum(type(item) is float for item in each)
+    for each in gc.get_objects():
+        if not issubclass(type(each), Tensor):  # isinstance would ask objects that pose as others
+            continue
+        for tensor in (each, each.grad if each.is_leaf else None):
+            if tensor is not None and tensor.layout == torch.strided and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

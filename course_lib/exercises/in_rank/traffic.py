@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,7 +29,8 @@ STARTS = (
 STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # methods that write to a store
 READS = ("get", "multi_get", "queue_pop")  # and that read from it
 MESSAGES = ("send", "recv")
-SCATTERS = re.compile("c10d::.*reduce_scatter")  # over gloo these start an all_reduce, of all numbers
+# Where reduce_scatter of one tensor ends up, and which input it is; over gloo it starts an all_reduce of it.
+SCATTERS = {"c10d::_reduce_scatter_base_": 1, "_c10d_functional::reduce_scatter_tensor": 0}
 END_SECONDS = 2.0  # for work that nobody waits for
 is_completed = dist.Work.is_completed  # unpatched: in `unwaited_work`, a call that returns True is a wait
 
@@ -93,6 +93,7 @@ def record_traffic() -> Iterator[Traffic]:
     with (
         _noting_stores(record),
         _noting_neighbours(record),
+        _noting_lists_to_scatter(record),
         unwaited_work() as pending,
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
     ):
@@ -100,14 +101,12 @@ def record_traffic() -> Iterator[Traffic]:
         record.unwaited = [name for name, _ in pending.values()]
         # A gloo thread that ends a collective after the profiler has stopped may crash the process.
         let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
-    events = profiler.events()
-    scatters = [event.time_range for event in events if SCATTERS.match(event.name)]
-    for event in events:
+    for event in profiler.events():
         if event.name.startswith("gloo:"):
             size = sum(math.prod(shape) for shape in event.input_shapes if shape)
             record.calls.append((event.name.removeprefix("gloo:"), size))
-            if any(each.start <= event.time_range.start <= each.end for each in scatters):
-                record.scattered += size
+        elif event.name in SCATTERS:
+            record.scattered += math.prod(event.input_shapes[SCATTERS[event.name]])
 
 
 def let_end(works: list[dist.Work]) -> None:
@@ -186,6 +185,20 @@ def _noting_neighbours(record: Traffic) -> Iterator[None]:
         return real(self, tensors, to, *args, **named)
 
     with mock.patch.object(dist.ProcessGroup, "send", send):
+        yield
+
+
+@contextlib.contextmanager
+def _noting_lists_to_scatter(record: Traffic) -> Iterator[None]:
+    """Count in ``record`` the numbers in lists given to reduce_scatter, whose sizes no profiler says."""
+    real = dist.ProcessGroup.reduce_scatter
+
+    def reduce_scatter(self: Any, outputs: Any, inputs: Any, *args: Any, **named: Any) -> Any:
+        lists = inputs if isinstance(inputs[0], list) else [inputs]
+        record.scattered += sum(each.numel() for tensors in lists for each in tensors)
+        return real(self, outputs, inputs, *args, **named)
+
+    with mock.patch.object(dist.ProcessGroup, "reduce_scatter", reduce_scatter):
         yield
 
 

@@ -261,6 +261,7 @@ def _sharded(answer: Any, models: list[dict[str, Any]], steps: list[dict[str, An
         if len(own) != len(after):
             raise Refused("the model has other parameters now, or not all of them are its own")
         after.copy_(own)
+        del own  # it would be counted in the next step
         results.append({"kept": kept, "travels": seen.travels()})
         net.zero_grad()
     return [{"weights": after.tolist()} | result for after, result in zip(weights, results, strict=True)]
