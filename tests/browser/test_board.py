@@ -31,7 +31,6 @@ from tests.support.processes import listening
 pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=alert(1)>"
 CLASS = [HOSTILE, *(f"learner {number:02}" for number in range(2, 31))]
-PATIENCE_MS = 180_000
 MOST = {"05.1": 3, "06.1": 3, "06.2": 2, "06.3": 5}
 ROW = "#wide tbody tr:has(th:text-is({}))"
 
@@ -103,7 +102,6 @@ def page(tmp_path: Path) -> Iterator[Any]:
     """A page; nothing may go wrong in it."""
     wrong: list[str] = []
     with fresh_page(require("chromium", "it shows the board"), tmp_path / "profile") as fresh:
-        fresh.set_default_timeout(PATIENCE_MS)
         fresh.on("pageerror", lambda error: wrong.append(str(error)))
         fresh.on("dialog", lambda dialog: wrong.append(dialog.message))
         yield fresh

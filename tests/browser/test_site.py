@@ -16,7 +16,7 @@ import pytest
 
 import course_lib
 from tests.support.axe import PHONE, RULES, WIDTH, violations
-from tests.support.lab import LIMIT, fresh_page
+from tests.support.lab import fresh_page
 from tests.support.needs import missing, require
 
 pytestmark = pytest.mark.browser
@@ -114,7 +114,7 @@ def test_every_page_is_readable_by_all(pages: Path, address: str, tmp_path: Path
         page.on("request", lambda request: asked.add(request.url))
         for name in names(pages):
             page.set_viewport_size({"width": 1280, "height": 900})
-            page.goto(address + name, timeout=LIMIT)
+            page.goto(address + name)
             page.evaluate(AT_REST)
             page.evaluate(ONE_OF_EACH_KIND)
             wrong += violations(
@@ -135,9 +135,9 @@ def test_every_page_is_readable_by_all(pages: Path, address: str, tmp_path: Path
 
 def test_the_search_finds_a_word_of_a_lesson(address: str, tmp_path: Path) -> None:
     with fresh_page(require("chromium", "it shows the site"), tmp_path / "profile") as page:
-        page.goto(f"{address}search.html?q=accumulation", timeout=LIMIT)
+        page.goto(f"{address}search.html?q=accumulation")
         first = page.locator(".search li a").first
-        first.wait_for(timeout=LIMIT)
+        first.wait_for()
         assert "ccumulation" in page.locator(".search").inner_text()
 
 

@@ -111,6 +111,7 @@ def fresh_page(chromium: str, folder: Path, height: int = 900) -> Iterator[Any]:
             viewport={"width": 1280, "height": height},
             args=CHROMIUM_ARGUMENTS,
         )
+        context.set_default_timeout(LIMIT)  # also for clicks and pages to load: Playwright's 30 s are short
         try:
             yield context.pages[0] if context.pages else context.new_page()
         finally:
@@ -125,9 +126,9 @@ class Notebook:
     def __init__(self, page: Any, lab: Lab, path: str) -> None:
         self.page = page
         page.goto(f"{lab.url}lab/tree/{path}?reset&token={lab.token}")
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=LIMIT)
+        page.wait_for_selector(".jp-Notebook .jp-Cell")
         wait_for(lambda: lab.connected(path), what="a kernel that the page is connected to")
-        page.wait_for_selector(self.IDLE, timeout=LIMIT)
+        page.wait_for_selector(self.IDLE)
 
     def run_all(self) -> None:
         self.page.click("#jp-MainMenu >> text=Run")
@@ -143,7 +144,7 @@ class Notebook:
 
     def save(self) -> None:
         self.page.click('.jp-NotebookPanel-toolbar [data-command="docmanager:save"]')
-        self.page.wait_for_selector(".jp-NotebookPanel-toolbar", timeout=10_000)
+        self.page.wait_for_selector(".jp-NotebookPanel-toolbar")
 
     def interrupt(self) -> None:
         self.page.click('.jp-NotebookPanel-toolbar [data-command="notebook:interrupt-kernel"]')
