@@ -78,7 +78,7 @@ class Traffic:
         return sum(count * (world_size if "gather" in name else 1) for name, count in here) + self.got
 
     def travels(self) -> dict[str, int]:
-        """Return by name what `received` counts, but an all_reduce twice: it scatters sums and gathers them."""
+        """Return by name what `received` counts, an all_reduce twice: it scatters sums and gathers them."""
         world_size, found = dist.get_world_size(), Counter(store=self.got, reduce_scatter=self.scattered)
         for name, count in self.calls:
             found[name] += count * (world_size if "gather" in name else 2 if name == "all_reduce" else 1)

@@ -108,7 +108,7 @@ class ViewOfAll(Sharded):
         self.adam = torch.optim.Adam([self.mine], self.lr)
 
 
-@wrong("18.1", EQUAL, ONCE, hint="A slice is a view")
+@wrong("18.1", EQUAL, ONCE, hint="numbers besides weights and .grad")
 class KeepsTheFlatGradient(Sharded):
     def begin(self, flat):
         super().begin(flat)
@@ -746,8 +746,8 @@ def reads_all(read, numbers, old_ranks, ranks, rank):
     return filled(everything[rank * new : (rank + 1) * new], new)
 
 
-@wrong("18.3", NUMBERS, hint="no numbers of the model")
-def old_zeros_come_along(read, numbers, old_ranks, ranks, rank):
+@wrong("18.3", NUMBERS, ZEROS, hint="Which old shards overlap")
+def reads_the_zeros_too(read, numbers, old_ranks, ranks, rank):
     everything = torch.cat([read(i, 0, length(numbers, old_ranks)) for i in range(old_ranks)])
     new = length(numbers, ranks)
     return filled(everything, ranks * new)[rank * new : (rank + 1) * new]
