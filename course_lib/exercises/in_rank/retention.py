@@ -1,7 +1,8 @@
-"""Measure what an answer keeps in memory, of its forward passes and of the samples that it was given."""
+"""Measure what an answer keeps in memory: of forward passes, of samples that it was given, in all tensors."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,3 +64,20 @@ def watch_retention(model: nn.Module, size: Callable[[Tensor], int]) -> list[int
     model.register_forward_pre_hook(begins)
     model.register_forward_hook(ends, always_call=True)
     return retained
+
+
+def live_bytes() -> int:
+    """Return the bytes of all CPU tensors that this process holds; a storage with several views counts once.
+
+    What only C++ holds is not seen: a tensor that a graph has saved, say. Gradients are.
+    """
+    gc.collect()
+    sizes: dict[int, int] = {}
+    for each in gc.get_objects():
+        if not issubclass(type(each), Tensor):  # isinstance would ask objects that pose as others
+            continue
+        for tensor in (each, each.grad if each.is_leaf else None):
+            if tensor is not None and tensor.layout == torch.strided and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())

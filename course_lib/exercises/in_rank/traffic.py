@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,8 @@ STARTS = (
 STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # methods that write to a store
 READS = ("get", "multi_get", "queue_pop")  # and that read from it
 MESSAGES = ("send", "recv")
+# Where reduce_scatter of one tensor ends up, and which input it is; over gloo it starts an all_reduce of it.
+SCATTERS = {"c10d::_reduce_scatter_base_": 1, "_c10d_functional::reduce_scatter_tensor": 0}
 END_SECONDS = 2.0  # for work that nobody waits for
 is_completed = dist.Work.is_completed  # unpatched: in `unwaited_work`, a call that returns True is a wait
 
@@ -48,6 +51,8 @@ class Traffic:
         How much it wrote to stores, and read from them, in numbers of 8 bytes.
     to : set of int
         Ranks that messages went to.
+    scattered : int
+        How many numbers it gave to reduce_scatter; over gloo these are among those of "all_reduce".
     """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
@@ -56,6 +61,7 @@ class Traffic:
     put: int = 0
     got: int = 0
     to: set[int] = field(default_factory=set)
+    scattered: int = 0
 
     def collectives(self) -> list[str]:
         """Return the names of all calls that are not messages."""
@@ -71,6 +77,14 @@ class Traffic:
         here = [(name, count) for name, count in self.calls if name != "send"]
         return sum(count * (world_size if "gather" in name else 1) for name, count in here) + self.got
 
+    def travels(self) -> dict[str, int]:
+        """Return by name what `received` counts, an all_reduce twice: it scatters sums and gathers them."""
+        world_size, found = dist.get_world_size(), Counter(store=self.got, reduce_scatter=self.scattered)
+        for name, count in self.calls:
+            found[name] += count * (world_size if "gather" in name else 2 if name == "all_reduce" else 1)
+        found["all_reduce"] -= 2 * self.scattered
+        return {name: count for name, count in found.items() if count and name != "send"}
+
 
 @contextlib.contextmanager
 def record_traffic() -> Iterator[Traffic]:
@@ -79,6 +93,7 @@ def record_traffic() -> Iterator[Traffic]:
     with (
         _noting_stores(record),
         _noting_neighbours(record),
+        _noting_lists_to_scatter(record),
         unwaited_work() as pending,
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
     ):
@@ -90,6 +105,8 @@ def record_traffic() -> Iterator[Traffic]:
         if event.name.startswith("gloo:"):
             size = sum(math.prod(shape) for shape in event.input_shapes if shape)
             record.calls.append((event.name.removeprefix("gloo:"), size))
+        elif event.name in SCATTERS:
+            record.scattered += math.prod(event.input_shapes[SCATTERS[event.name]])
 
 
 def let_end(works: list[dist.Work]) -> None:
@@ -168,6 +185,20 @@ def _noting_neighbours(record: Traffic) -> Iterator[None]:
         return real(self, tensors, to, *args, **named)
 
     with mock.patch.object(dist.ProcessGroup, "send", send):
+        yield
+
+
+@contextlib.contextmanager
+def _noting_lists_to_scatter(record: Traffic) -> Iterator[None]:
+    """Count in ``record`` the numbers in lists given to reduce_scatter, whose sizes no profiler says."""
+    real = dist.ProcessGroup.reduce_scatter
+
+    def reduce_scatter(self: Any, outputs: Any, inputs: Any, *args: Any, **named: Any) -> Any:
+        lists = inputs if isinstance(inputs[0], list) else [inputs]
+        record.scattered += sum(each.numel() for tensors in lists for each in tensors)
+        return real(self, outputs, inputs, *args, **named)
+
+    with mock.patch.object(dist.ProcessGroup, "reduce_scatter", reduce_scatter):
         yield
 
 
