@@ -27,9 +27,9 @@ class LivePeak:
     Parameters
     ----------
     kinds : callable, optional
-        Returns the tensors of each kind; it is called after each operation. A storage that is in two kinds counts
-        for the first. Of the others, those that a collective has had count as "collectives' buffers", and
-        what is left as "activations and results in between". A DTensor counts with this rank's part.
+        Returns the tensors of each kind; it is called after each operation. A storage that is in two kinds
+        counts for the first. Of the others, those that a collective has had count as "collectives' buffers",
+        and what is left as "activations and results in between". A DTensor counts with this rank's part.
 
     Attributes
     ----------

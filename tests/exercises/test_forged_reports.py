@@ -39,6 +39,8 @@ MAY_LACK = {
     "16.3": ("gone",),
     "17.1": ("with one item more",),
     "17.2": ("all say what rank 0 says", "each says what the one before it says"),
+    "18.1": ("'travels'", "without 'all_gather'", "without 'reduce_scatter'"),
+    "18.2": ("(1, 3, 5, ",),  # the last call: its norm is nan, and what is clipped then does not count
 }
 # Points for the report of an earlier draw: for what a rank alone can see, and for what is alike in both draws
 FOR_EARLIER = {
@@ -131,5 +133,5 @@ def test_a_forged_report_gains_nothing(number: str, process: LineProcess) -> Non
         if words not in LIES and not any(part in words for part in may_lack)
         if forger.points(forged) > unforged
     ]
-    assert gained == []
+    assert gained == [], "\n".join(gained)
     assert earlier <= FOR_EARLIER.get(number, 0), "an earlier draw has points for what was drawn anew"

@@ -299,7 +299,7 @@ def clip_sharded(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     calls: list[dict[str, Any]] = []
     nobody, kinds = rng.randrange(ranks), rng.sample(("inf", "nan"), 2)
     for place, ratio in enumerate(RATIOS):
-        cut = {
+        cut: dict[str, Any] = {
             "shards": [_rows(rng, 1 if place else 2) for _ in range(ranks)],
             "whole": _rows(rng, 1),
             "kind": "",
@@ -361,7 +361,7 @@ def _of_norm(call: dict[str, Any], returned: list[Any]) -> Faults:
             if str(value) != call["kind"]:
                 seen = f"rank {call['broken']}'s shard holds {call['kind']}, rank {rank} returned {value:.4g}"
                 yield seen, "What is the norm of a gradient with such a number? All ranks return the same."
-        elif abs(value - norm) > NEAR * norm:
+        elif not abs(value - norm) <= NEAR * norm:  # it may be nan
             shards = math.hypot(*of_shards)
             known = [
                 (norm**2, "That is its square."),
@@ -440,9 +440,10 @@ def _clipped(answer: Any, calls: list[dict[str, Any]]) -> list[Result]:
         with record_traffic() as seen:
             returned = number(answer(*given, limit))
         sent = sum(count for name, count in seen.calls if name != "recv") + seen.put
-        results.append({"returned": returned, "sent": sent})
+        result: dict[str, Any] = {"returned": returned, "sent": sent}
         for key, tensors in (("shards", shards), ("whole", whole)):
-            results[-1][key] = [value for each in tensors for value in each.flatten().tolist()]
+            result[key] = [value for each in tensors for value in each.flatten().tolist()]
+        results.append(result)
     return results
 
 
@@ -469,7 +470,8 @@ def load_shard(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     uneven = [
         (rng.choice((17, 19, 23, 29, 31)), old, new) for old, new in [(4, 3), (3, 5), (8, 3), (2, 5), (6, 6)]
     ]
-    uneven += [(rng.choice((13, 17, 19)), *rng.sample((4, 5, 6, 7, 8), 2)) for _ in range(2)]
+    pairs = [rng.sample((4, 5, 6, 7, 8), 2) for _ in range(2)]
+    uneven += [(rng.choice((13, 17, 19)), old, new) for old, new in pairs]
     # so few that some ranks, old ones or new ones, have zeros only
     uneven += [(5, 4, 2), (5, 4, 3), (3, 2, 7), (4, 6, 3), (1, 3, 4), (9, 8, 6), (1, 1, 3)]
     drawn = [dict(zip(("numbers", "old", "new"), case, strict=True)) for case in [*cases, *uneven]]

@@ -597,6 +597,13 @@ def cuts_each_number(shards, whole, max_norm):
     return norm
 
 
+@wrong("18.2", CLIPPED, hint="The norm of several tensors is the root of a sum.")
+def returns_nan(shards, whole, max_norm):
+    norm = norm_of_all(shards, whole)
+    scale([*shards, *whole], norm, max_norm)
+    return norm if norm.isinf() else norm * math.nan
+
+
 @wrong("18.2", CLIPPED, hint="That is its square.")
 def returns_the_square(shards, whole, max_norm):
     norm = norm_of_all(shards, whole)
