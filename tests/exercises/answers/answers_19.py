@@ -1,0 +1,764 @@
+"""What people answer in exercise 19, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from tests.exercises.answers import right, wrong
+
+FIRST = "in the first backward pass: the mean over the ranks of their signs, times the scale"
+FEEDBACK = "in all later ones, too: what was not sent is added to the next gradient of the same parameter"
+BITS = "a rank sends a bit for each gradient, and little besides"
+PROMISE = "no backward pass waits for other ranks: the hook returns at once"
+
+
+def pack(flags):
+    flags = F.pad(flags, (0, -len(flags) % 8)).view(-1, 8)
+    return (flags << torch.arange(8)).sum(dim=1, dtype=torch.uint8)
+
+
+def unpack(octets, count):
+    return ((octets[:, None] >> torch.arange(8)) & 1).bool().flatten()[:count]
+
+
+def mean_size(part):
+    return part.abs().mean()
+
+
+def read(message, sizes):
+    """Numbers, from scales of 4 bytes and from bits."""
+    scales = message[: 4 * len(sizes)].clone().view(torch.float32)
+    negative = unpack(message[4 * len(sizes) :], sum(sizes))
+    scales = scales.repeat_interleave(torch.tensor(sizes))
+    return torch.where(negative, -scales, scales)
+
+
+def written(wanted, sizes, size=mean_size):
+    scales = torch.stack([size(part) for part in wanted.split(sizes)])
+    return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
+
+
+def by_parameter(unsent, parameters):
+    return torch.cat([unsent.get(each, torch.zeros(each.numel())) for each in parameters])
+
+
+def kept(wanted, sent, gradient):
+    return wanted - sent
+
+
+def world_size():
+    return dist.get_world_size()
+
+
+def signs_hook(size=mean_size, keep=kept, over=world_size, unsent=None, write=written):
+    """A right hook, but for what is put in the place of its parts."""
+    unsent = {} if unsent is None else unsent
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        gradient = bucket.buffer().clone()
+        wanted = gradient + by_parameter(unsent, parameters)
+        message = write(wanted, sizes, size)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        left = keep(wanted, read(message, sizes), gradient)
+        unsent.update(zip(parameters, left.split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / over())
+
+    return hook
+
+
+def hooked(ddp, **parts):
+    ddp.register_comm_hook(None, signs_hook(**parts))
+
+
+@wrong("19.1", hint="That is the sum of what the ranks have sent.")
+def the_sum(ddp):
+    hooked(ddp, over=lambda: 1)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="what the passes before did not send never comes")
+def no_feedback(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: 0 * wanted)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What was kept before the last pass is gone.")
+def keeps_the_last_pass_alone(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: gradient - sent)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="Also what was sent is kept")
+def keeps_what_was_sent(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: wanted)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept has the wrong sign")
+def keeps_it_turned(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: sent - wanted)
+
+
+@wrong("19.1", hint="The scale is a sum.")
+def scale_is_a_sum(ddp):
+    hooked(ddp, size=lambda part: part.abs().sum())
+
+
+@wrong("19.1", hint="the root of the mean square")
+def scale_is_a_root(ddp):
+    hooked(ddp, size=lambda part: part.square().mean().sqrt())
+
+
+@wrong("19.1", hint="The scale is the largest size")
+def scale_is_the_largest(ddp):
+    hooked(ddp, size=lambda part: part.abs().amax())
+
+
+@wrong("19.1", hint="without a scale")
+def signs_alone(ddp):
+    hooked(ddp, size=lambda part: torch.ones(()))
+
+
+@wrong("19.1", hint="in which + and − cancel")
+def scale_is_a_mean(ddp):
+    hooked(ddp, size=lambda part: part.mean())
+
+
+@wrong("19.1", hint="one scale for the whole bucket")
+def one_scale_for_a_bucket(ddp):
+    def write(wanted, sizes, size):
+        scales = wanted.abs().mean().expand(len(sizes)).contiguous()
+        return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
+
+    hooked(ddp, write=write)
+
+
+@wrong("19.1", hint="which sign has a 0?")
+def zero_is_negative(ddp):
+    def write(wanted, sizes, size):
+        return torch.cat([written(wanted, sizes)[: 4 * len(sizes)], pack(wanted <= 0)])
+
+    hooked(ddp, write=write)
+
+
+@wrong("19.1", hint="divided by the number of ranks once more")
+def divides_twice(ddp):
+    hooked(ddp, over=lambda: dist.get_world_size() ** 2)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves")
+def the_mean(ddp):
+    ddp.register_comm_hook(None, allreduce_hook)
+
+
+@wrong("19.1", hint="one gradient of rank")
+def in_16_bits(ddp):
+    ddp.register_comm_hook(None, fp16_compress_hook)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves")
+def whole_in_the_first_two_passes(ddp):
+    """As PowerSGD does."""
+    passes, signs = [], signs_hook()
+
+    def hook(state, bucket):
+        passes.append(bucket.is_last())
+        return allreduce_hook(None, bucket) if sum(passes) < 3 else signs(state, bucket)
+
+    ddp.register_comm_hook(None, hook)
+
+
+def by_index(check):
+    """What is unsent is kept by the bucket's number; ``check`` says whether it fits."""
+
+    def answer(ddp):
+        unsent: dict[int, torch.Tensor] = {}
+
+        def hook(state, bucket):
+            sizes = [each.numel() for each in bucket.parameters()]
+            wanted, count = bucket.buffer().clone(), dist.get_world_size()
+            before = unsent.get(bucket.index())
+            if before is not None and (not check or before.shape == wanted.shape):
+                wanted += before
+            message = written(wanted, sizes)
+            gathered = message.new_empty(count * len(message))
+            future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+            unsent[bucket.index()] = wanted - read(message, sizes)
+            return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+        ddp.register_comm_hook(None, hook)
+
+    return answer
+
+
+@wrong("19.1", hint="must match the size")
+def by_bucket(ddp):
+    by_index(check=False)(ddp)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What happens to the buckets after it?")
+def by_bucket_if_it_fits(ddp):
+    by_index(check=True)(ddp)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="After the first pass DDP rebuilds its buckets.")
+def in_one_long_tensor(ddp):
+    """What is unsent is kept in the order of the first pass's bucket."""
+    total = sum(each.numel() for each in ddp.parameters() if each.requires_grad)
+    unsent = torch.zeros(total)
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        begin = hook.begin
+        wanted = bucket.buffer() + unsent[begin : begin + sum(sizes)]
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        unsent[begin : begin + sum(sizes)] = wanted - read(message, sizes)
+        hook.begin = 0 if bucket.is_last() else begin + sum(sizes)
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    hook.begin = 0
+    ddp.register_comm_hook(None, hook)
+
+
+ALL_MODELS: dict[int, torch.Tensor] = {}
+
+
+@wrong("19.1", hint="does each keep its own?")
+def one_memory_for_all_models(ddp):
+    """By the parameter's name, which both models have."""
+    names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+
+    class Named(dict):
+        def get(self, parameter, default):
+            return ALL_MODELS.get(names[parameter], default)
+
+        def update(self, pairs):
+            ALL_MODELS.update((names[parameter], part) for parameter, part in pairs)
+
+    hooked(ddp, unsent=Named())
+
+
+@wrong("19.1", FIRST, FEEDBACK, PROMISE, hint="How many signs are there in a byte")
+def a_byte_for_each(ddp):
+    signs_by(ddp, lambda wanted: (wanted < 0).to(torch.uint8), lambda bits, count: bits.bool())
+
+
+@wrong("19.1", FIRST, FEEDBACK, PROMISE, hint="a byte only half full")
+def two_bits_for_each(ddp):
+    def both(wanted):
+        return torch.cat([pack(wanted < 0), pack(wanted >= 0)])
+
+    signs_by(ddp, both, unpack)
+
+
+def signs_by(ddp, pack, unpack):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        scales = torch.stack([part.abs().mean() for part in wanted.split(sizes)])
+        bits = pack(wanted)
+        all_scales = [torch.empty_like(scales) for _ in range(count)]
+        all_bits = [torch.empty_like(bits) for _ in range(count)]
+        futures = [
+            dist.all_gather(all_scales, scales, async_op=True).get_future(),
+            dist.all_gather(all_bits, bits, async_op=True).get_future(),
+        ]
+
+        def numbers(scales, bits):
+            each = scales.repeat_interleave(torch.tensor(sizes))
+            return torch.where(unpack(bits, sum(sizes)), -each, each)
+
+        unsent.update(zip(parameters, (wanted - numbers(scales, bits)).split(sizes), strict=True))
+        both = torch.futures.collect_all(futures)
+        return both.then(lambda _: torch.stack([*map(numbers, all_scales, all_bits)]).mean(0))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, PROMISE, hint="as much as without a hook")
+def adds_up_whole_numbers(ddp):
+    """The mean of what would be sent, by an all_reduce of float32."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        sent = read(written(wanted, sizes), sizes)
+        unsent.update(zip(parameters, (wanted - sent).split(sizes), strict=True))
+        future = dist.all_reduce(sent, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def waits_in_the_hook(ddp):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        dist.all_gather_into_tensor(gathered, message)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        done = torch.futures.Future()
+        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def waits_for_a_future(ddp):
+    hook = signs_hook()
+
+    def waiting(state, bucket):
+        done = torch.futures.Future()
+        done.set_result(hook(state, bucket).wait())
+        return done
+
+    ddp.register_comm_hook(None, waiting)
+
+
+@wrong("19.1", hint="A rank gets back what it has sent itself.")
+def keeps_it_to_itself(ddp):
+    def hook(state, bucket):
+        sizes = [each.numel() for each in bucket.parameters()]
+        done = torch.futures.Future()
+        done.set_result(read(written(bucket.buffer(), sizes), sizes))
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="difference from the mean of all")
+def keeps_the_difference_from_the_mean(ddp):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+
+        def mean(_):
+            result = sum(read(each, sizes) for each in gathered.chunk(count)) / count
+            unsent.update(zip(parameters, (wanted - result).split(sizes), strict=True))
+            return result
+
+        return future.then(mean)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="The majority of signs has decided")
+def by_majority(ddp):
+    def hook(state, bucket):
+        sizes = [each.numel() for each in bucket.parameters()]
+        wanted = bucket.buffer()
+        scales = torch.stack([part.abs().mean() for part in wanted.split(sizes)])
+        both = torch.cat([torch.where(wanted < 0, -1.0, 1.0), scales])
+        future = dist.all_reduce(both, async_op=True).get_future()
+
+        def decided(done):
+            signs, scales = (done.value()[0] / dist.get_world_size()).split([sum(sizes), len(sizes)])
+            return signs.sign() * scales.repeat_interleave(torch.tensor(sizes))
+
+        return future.then(decided)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def two_messages(ddp):
+    signs_by(ddp, lambda wanted: pack(wanted < 0), unpack)
+
+
+@right("19.1")
+class SignsByName:
+    """By names, with numpy, and in another order of the message."""
+
+    def __init__(self, ddp):
+        self.names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        self.unsent: dict[str, np.ndarray] = {}
+        ddp.register_comm_hook(self, SignsByName.hook)
+
+    def hook(self, bucket):
+        names = [self.names[each] for each in bucket.parameters()]
+        parts = [each.flatten().numpy().copy() for each in bucket.gradients()]
+        for name, part in zip(names, parts, strict=True):
+            part += self.unsent.get(name, 0)
+        scales = np.array([np.abs(part).mean() for part in parts], dtype=np.float32)
+        bits = np.packbits(np.concatenate(parts) < 0)
+        sizes = [len(part) for part in parts]
+        mine = self.read(bits, scales, sizes)
+        for name, part, sent in zip(names, parts, np.split(mine, np.cumsum(sizes)[:-1]), strict=True):
+            self.unsent[name] = part - sent
+        message = torch.from_numpy(np.concatenate([bits, scales.view(np.uint8)]))
+        others = [torch.empty_like(message) for _ in range(dist.get_world_size())]
+        future = dist.all_gather(others, message, async_op=True).get_future()
+
+        def mean(_):
+            total = torch.zeros(sum(sizes))
+            for each in others:
+                its = each.numpy()
+                scales = its[len(bits) :].copy().view(np.float32)
+                total += torch.from_numpy(self.read(its[: len(bits)], scales, sizes))
+            return total / len(others)
+
+        return future.then(mean)
+
+    @staticmethod
+    def read(bits, scales, sizes):
+        negative = np.unpackbits(bits, count=sum(sizes))
+        return np.repeat(scales, sizes) * (1 - 2 * negative.astype(np.float32))
+
+
+@right("19.1")
+def in_the_buffer_itself(ddp):
+    """The buffer is changed in place, and what is unsent lives on the parameters."""
+
+    def hook(state, bucket):
+        wanted, group = bucket.buffer(), dist.group.WORLD
+        sizes = [each.numel() for each in bucket.parameters()]
+        for parameter, part in zip(bucket.parameters(), wanted.split(sizes), strict=True):
+            part += getattr(parameter, "unsent", 0)
+        message = written(wanted, sizes)
+        gathered = torch.empty(group.size(), len(message), dtype=torch.uint8)
+        future = dist.all_gather_into_tensor(gathered.view(-1), message, async_op=True).get_future()
+        left = wanted - read(message, sizes)
+        for parameter, part in zip(bucket.parameters(), left.split(sizes), strict=True):
+            parameter.unsent = part
+
+        def mean(done):
+            done.wait()
+            return wanted.copy_(torch.stack([read(each, sizes) for each in gathered]).mean(0))
+
+        return future.then(mean)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def by_broadcasts(ddp):
+    """Each rank's message by a broadcast of its own."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters = list(bucket.parameters())
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        mine = written(wanted, sizes)
+        left = (wanted - read(mine, sizes)).split(sizes)
+        unsent.update(zip(parameters, left, strict=True))
+        ranks = range(dist.get_world_size())
+        messages = [mine if rank == dist.get_rank() else torch.empty_like(mine) for rank in ranks]
+        futures = [dist.broadcast(messages[rank], rank, async_op=True).get_future() for rank in ranks]
+        done = torch.futures.collect_all(futures)
+        return done.then(lambda _: sum(read(each, sizes) for each in messages) / len(messages))
+
+    ddp.register_comm_hook(state=None, hook=hook)
+
+
+# --- 19.2 ---
+
+WEIGHTS = "each rank steps for itself; after every H steps, and at the end, all hold the mean of the weights"
+STATE = "and the mean of the optimizer's state and of the buffers: one rank's checkpoint is that of all"
+ONCE = "at a meeting, what training changes travels once; else nothing does, and nothing else changes"
+
+
+def step_of(model, optimizer, x, y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def trained(model):
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def state_of(optimizer):
+    """All floats of the optimizer's state, in the order of its parameters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for each in optimizer.state.get(parameter, {}).values():
+                if torch.is_tensor(each) and each.is_floating_point():
+                    yield each
+
+
+def buffers_of(model):
+    return [each for each in model.buffers() if each.is_floating_point()]
+
+
+def average(tensors, over=None):
+    tensors = list(tensors)
+    mean = torch.cat([each.detach().flatten() for each in tensors]) / (over or dist.get_world_size())
+    dist.all_reduce(mean)
+    for each, part in zip(tensors, mean.split([each.numel() for each in tensors]), strict=True):
+        each.detach().copy_(part.view_as(each))
+
+
+def average_all(model, optimizer):
+    average([*trained(model), *buffers_of(model), *state_of(optimizer)])
+
+
+def locally(model, optimizer, batches, every, meet=average_all):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0 or i == len(batches):
+            meet(model, optimizer)
+
+
+@wrong("19.2", hint="The weights are a sum")
+def the_sum_of_weights(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model), *state_of(optimizer)], over=1)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", hint="this rank's own training")
+def never_meets(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: None)
+
+
+@wrong("19.2", hint="The last steps are this rank's own")
+def no_last_average(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0:
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="after how many steps is the first one due?")
+def meets_after_the_first_step(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches):
+        step_of(model, optimizer, x, y)
+        if i % every == 0 or i == len(batches) - 1:
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="All have rank 0's weights.")
+def as_rank_0(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+            dist.broadcast(each.detach(), 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", hint="That is what averaged gradients give")
+def averages_gradients(model, optimizer, batches, every):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        average([each.grad for each in trained(model)])
+        optimizer.step()
+
+
+@wrong("19.2", hint="What was in .grad before the step")
+def adds_gradients_up(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="What else, besides the weights, has training changed?")
+def weights_alone(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: average(trained(model)))
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def no_buffers(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: average([*trained(model), *state_of(optimizer)]))
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def no_state(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: average([*trained(model), *buffers_of(model)]))
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def two_of_three_averages(model, optimizer, batches, every):
+    def known(optimizer):
+        for state in optimizer.state.values():
+            for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
+                if state.get(name) is not None:
+                    yield state[name]
+
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model), *known(optimizer)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="lacks its state")
+def state_anew(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        optimizer.state.clear()
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="and does each of them?")
+def state_in_the_last_meeting(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i == len(batches):
+            average_all(model, optimizer)
+        elif i % every == 0:
+            average([*trained(model), *buffers_of(model)])
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="one meeting more")
+def a_last_average_always(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0:
+            average_all(model, optimizer)
+    average_all(model, optimizer)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="What is frozen is the same on all ranks")
+def the_frozen_layer_too(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*model.parameters(), *buffers_of(model), *state_of(optimizer)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="A gather brings")
+def by_a_gather(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+            own = each.detach().contiguous()
+            others = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(others, own)
+            own.copy_(torch.stack(others).mean(0))
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="travels, or more often")
+def the_gradients_as_well(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average_all(model, optimizer)
+        average([each.grad for each in trained(model)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
+def in_training_mode(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every)
+    model.train()
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
+def takes_the_batches(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every)
+    batches.clear()
+
+
+@wrong("19.2", hint="Only the last digits are off.")
+def in_float32(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+        copies = [each.detach().float() for each in tensors]
+        average(copies)
+        for each, copied in zip(tensors, copies, strict=True):
+            each.detach().copy_(copied)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def by_pytorch(model, optimizer, batches, every):
+    averager = PeriodicModelAverager(every, warmup_steps=every - 1)
+    local = PostLocalSGDOptimizer(optimizer, averager)
+    for x, y in batches:
+        step_of(model, local, x, y)
+    if len(batches) % every:
+        average(trained(model))
+
+
+@right("19.2")
+def one_tensor_after_the_other(model, optimizer, batches, every):
+    started = 0
+    for x, y in batches:
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        started += 1
+        if started == every:
+            started = 0
+            each_by_itself(model, optimizer)
+    if started:
+        each_by_itself(model, optimizer)
+
+
+@torch.no_grad()
+def each_by_itself(model, optimizer):
+    for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+        dist.all_reduce(each)
+        each /= dist.get_world_size()
+
+
+@right("19.2")
+def in_rounds(model, optimizer, batches, every):
+    for begin in range(0, len(batches), every):
+        for x, y in batches[begin : begin + every]:
+            model.zero_grad()
+            nn.CrossEntropyLoss()(model(x), y).backward()
+            optimizer.step()
+        weights = trained(model)
+        vector = parameters_to_vector(weights).detach() / dist.get_world_size()
+        works = [dist.all_reduce(vector, async_op=True)]
+        rest = [*buffers_of(model), *state_of(optimizer)]
+        for each in rest:
+            each.div_(dist.get_world_size())
+            works.append(dist.all_reduce(each, async_op=True))
+        for work in works:
+            work.wait()
+        vector_to_parameters(vector, weights)
+
+
+@right("19.2")
+def through_state_dicts(model, optimizer, batches, every):
+    """The state is averaged in a copy, which is loaded."""
+
+    def meet(model, optimizer):
+        state = copy.deepcopy(optimizer.state_dict())
+        values = [value for each in state["state"].values() for value in each.values()]
+        average([*trained(model), *buffers_of(model), *filter(floats, values)])
+        optimizer.load_state_dict(state)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+def floats(value: Any) -> bool:
+    return torch.is_tensor(value) and value.is_floating_point() and value.dim() > 0
