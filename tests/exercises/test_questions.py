@@ -53,16 +53,8 @@ SOLVES = (
     *("hash(", "Generator(", ".ndim", "reduction=", "ceil("),
     *("get_worker_info", "topk", "Queue", "Thread("),
     *("scontrol", "ntasks", "SLURM_JOB_ID", "NODEID", "new_group", "nproc"),
-    *(
-        "comm_hook",
-        "async_op",
-        "get_future",
-        "collect_all",
-        "packbits",
-        "exp_avg",
-        ".buffers(",
-        "repeat_interleave",
-    ),
+    *("comm_hook", "async_op", "get_future", "collect_all", "packbits", "exp_avg", ".buffers("),
+    "repeat_interleave",
 )
 
 

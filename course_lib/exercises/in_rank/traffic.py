@@ -31,8 +31,6 @@ STARTS = (
 STORES = ("set", "multi_set", "add", "append", "compare_set", "queue_push")  # methods that write to a store
 READS = ("get", "multi_get", "queue_pop")  # and that read from it
 MESSAGES = ("send", "recv")
-OUTPUTS_FIRST = ("gather", "scatter", "alltoall", "all_to_all")  # parts of names of calls that get them first
-TO_ALL = ("alltoall", "all_to_all", "scatter")  # and of those that give each rank a part of its own
 END_SECONDS = 2.0  # for work that nobody waits for
 is_completed = dist.Work.is_completed  # unpatched: in `unwaited_work`, a call that returns True is a wait
 
@@ -134,6 +132,10 @@ def unwaited_work() -> Iterator[dict[int, tuple[str, Any]]]:
         yield pending
 
 
+OUTPUTS_FIRST = ("gather", "scatter", "alltoall", "all_to_all")  # parts of names of calls that get them first
+TO_ALL = ("alltoall", "all_to_all", "scatter")  # and of those that give each rank a part of its own
+
+
 @contextlib.contextmanager
 def noting_bytes(note: Callable[[float], None]) -> Iterator[None]:
     """Call ``note`` with the bytes that each call gives to another rank, on whichever thread it is called.
@@ -168,7 +170,7 @@ def _bytes(given: Any) -> int:
 
 @contextlib.contextmanager
 def noting_waits(note: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` each time this thread waits inside for work, or for a future, that is not done yet."""
+    """Call ``note`` each time this thread waits for, or asks for, work or a future that is not done yet."""
     here = threading.get_ident()
 
     def waits(
@@ -180,8 +182,8 @@ def noting_waits(note: Callable[[], None]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for kind, names, is_done in (
-            (dist.Work, ("wait", "synchronize"), is_completed),
-            (torch._C.Future, ("wait",), torch._C.Future.done),
+            (dist.Work, ("wait", "synchronize", "is_completed"), is_completed),
+            (torch._C.Future, ("wait", "done"), torch._C.Future.done),
         ):
             for name in names:
                 method = _method(partial(waits, getattr(kind, name), is_done))

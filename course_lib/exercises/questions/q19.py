@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -21,7 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 from ..in_rank.traffic import noting_bytes, noting_waits, record_traffic
 from ..in_rank.work import in_group
 from ..inputs import flat, network, settings, tensor, trainable
-from ..judging import by_call, far, furthest, nearest, place_of_furthest, with_two_world_sizes
+from ..judging import (
+    Faults,
+    by_call,
+    far,
+    first_fault,
+    furthest,
+    in_digits,
+    nearest,
+    place_of_furthest,
+    with_two_world_sizes,
+)
 from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, reports
 
@@ -34,7 +41,9 @@ PROMISE = "no backward pass waits for other ranks: the hook returns at once"
 PASSES = 5
 # Where a number is next to 0, rounding decides its sign, and so changes the next pass's scale: by one part in
 # 1,000 at most, as the smallest matrix has 2,000 numbers. Such places are not compared.
-CLOSE, NEXT_TO_0 = 2e-3, 5e-3  # of the scale
+CLOSE = (1e-4, *[2e-3] * (PASSES - 1))  # by pass: of the scale, as all that follows
+NEXT_TO_0 = 5e-3
+FEW_DIGITS = 1e-2
 SMALL_BUCKET = 0.03  # MB: two models' parameters fill several of these, or one of the default size
 LATE = 0.03  # seconds by which a rank begins its backward pass later than the others
 
@@ -71,8 +80,14 @@ def send_signs(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
         plan["places"] = _clear_places(rng, plan, ranks)
     told = ask(_with_signs, plans, rng.randrange(ranks), nprocs=ranks)
     passes = by_call([result["passes"] for result in told])
-    for (step, i), of_pass in zip(product(range(PASSES), range(len(plans))), passes, strict=True):
-        yield _of_signs([result["gradient"] for result in of_pass], plans, i, step, ranks)
+
+    def faults(*steps: int) -> Faults:
+        for (step, i), of_pass in zip(product(range(PASSES), range(len(plans))), passes, strict=True):
+            if step in steps:
+                yield from _signs_off([result["gradient"] for result in of_pass], plans[i], i, step, ranks)
+
+    yield first_fault(FIRST, faults(0))
+    yield first_fault(FEEDBACK, faults(*range(1, PASSES)))
     count = sum(_sizes(widths))
     most = count / 6  # bytes: a bit is an eighth
     results = [(rank, result) for of_pass in passes for rank, result in enumerate(of_pass)]
@@ -89,7 +104,7 @@ def send_signs(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     waited = [rank for rank, result in results if result["waited"]]
     seen = f"rank {waited[0] if waited else 0} waited in its backward pass for something that it had started"
     hint = "Backward stands still meanwhile. What can the hook return before anything has arrived, and where "
-    hint += "does what is left to do stand then?"
+    hint += "is what is left to do then done?"
     yield Finding(PROMISE, not waited, seen, hint)
 
 
@@ -127,6 +142,10 @@ def _size(part: Tensor) -> Tensor:
     return part.abs().mean()
 
 
+def _one(part: Tensor) -> Tensor:
+    return part.new_ones(())
+
+
 def _scales(parts: list[Tensor], size: Sizing = _size) -> Tensor:
     return torch.cat([size(part).expand(len(part)) for part in parts])
 
@@ -136,59 +155,37 @@ def _coded(parts: list[Tensor], size: Sizing = _size) -> Tensor:
     return torch.where(torch.cat(parts) < 0, -scales, scales)
 
 
-KEEPS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {  # from wanted, sent, gradient, mean
-    "right": lambda wanted, sent, gradient, mean: wanted - sent,
-    "nothing": lambda wanted, sent, gradient, mean: 0 * wanted,
-    "the mean": lambda wanted, sent, gradient, mean: wanted - mean,
-    "the last alone": lambda wanted, sent, gradient, mean: gradient - sent,
-    "all": lambda wanted, sent, gradient, mean: wanted,
-    "turned": lambda wanted, sent, gradient, mean: sent - wanted,
-    "from the second pass on": lambda wanted, sent, gradient, mean: wanted - sent,
-}
+Keep = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass
-class _Simulated:
-    """What the passes should bring, and for each number whether no rounding can decide its sign."""
-
-    means: list[Tensor]
-    clear: Tensor
-    zero_at_first: Tensor
-
-
-def _simulate(plan: Result, ranks: int, keeps: str = "right") -> _Simulated:
-    return _simulated(json.dumps(plan | {"places": []}), ranks, keeps)
-
-
-@functools.lru_cache(maxsize=32)
-def _simulated(written: str, ranks: int, keeps: str) -> _Simulated:
-    plan = json.loads(written)
+def _simulate(
+    plan: Result, ranks: int, keep: Keep = lambda w, s, g, m: w - s, of_sums: bool = True
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return each pass's mean, and which numbers' signs no rounding decides, and which are 0 at first."""
     sizes = _sizes(plan["widths"])
     kept = [torch.zeros(sum(sizes), dtype=torch.float64)] * ranks
-    clear, zero = torch.ones(sum(sizes), dtype=torch.bool), torch.zeros(sum(sizes), dtype=torch.bool)
-    means = []
+    clear = torch.ones(sum(sizes), dtype=torch.bool)
+    zero, means = ~clear, []
     for step in range(PASSES):
         gradients = [torch.cat(_drawn(plan, step, rank)).double() for rank in range(ranks)]
         wanted = [gradient + own for gradient, own in zip(gradients, kept, strict=True)]
-        sent = [_coded(list(each.split(sizes))) for each in wanted]
-        mean = torch.stack(sent).mean(0)
-        means.append(mean)
-        for each, scales in zip(wanted, sent, strict=True):
+        scaled = [_scales(list(each.split(sizes))) for each in (wanted if of_sums else gradients)]
+        sent = [torch.where(each < 0, -own, own) for each, own in zip(wanted, scaled, strict=True)]
+        means.append(torch.stack(sent).mean(0))
+        for each, scales in zip(wanted, scaled, strict=True):
             exact = (each == 0) & (not step)
             zero |= exact
-            clear &= (each.abs() >= NEXT_TO_0 * scales.abs()) | exact
-        kept = [KEEPS[keeps](*three, mean) for three in zip(wanted, sent, gradients, strict=True)]
-        if keeps == "from the second pass on" and not step:
-            kept = [0 * own for own in kept]
-    return _Simulated(means, clear, zero)
+            clear &= (each.abs() >= NEXT_TO_0 * scales) | exact
+        kept = [keep(*three, means[-1]) for three in zip(wanted, sent, gradients, strict=True)]
+    return means, clear, zero
 
 
 def _clear_places(rng: random.Random, plan: Result, ranks: int) -> list[int]:
     """Draw places of each parameter where no rounding decides a sign: some with a gradient of 0 at first."""
-    sizes, known = _sizes(plan["widths"]), _simulate(plan, ranks)
+    _, clear, zero = _simulate(plan, ranks)
     places, begin = [], 0
-    for size in sizes:
-        for kind, count in ((known.clear & known.zero_at_first, 4), (known.clear, 10)):
+    for size in _sizes(plan["widths"]):
+        for kind, count in ((clear & zero, 4), (clear, 10)):
             here: list[int] = (begin + kind[begin : begin + size].nonzero().flatten()).tolist()
             places += rng.sample(here, min(count, len(here)))
         begin += size
@@ -196,9 +193,9 @@ def _clear_places(rng: random.Random, plan: Result, ranks: int) -> list[int]:
     return places
 
 
-def _of_signs(gradients: list[Any], plans: list[Result], i: int, step: int, ranks: int) -> Finding:
-    plan, what = plans[i], FEEDBACK if step else FIRST
-    right, places = _pass(plan, ranks, step), torch.tensor(plan["places"])
+def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, ranks: int) -> Faults:
+    """Yield what is wrong with the gradients of a pass; all is compared in units of the scales."""
+    right, places = _simulate(plan, ranks)[0][step], torch.tensor(plan["places"])
     of_ranks = [_scales(_drawn(plan, step, rank)).double()[places] for rank in range(ranks)]
     scales = torch.stack(of_ranks).mean(0)
 
@@ -206,87 +203,89 @@ def _of_signs(gradients: list[Any], plans: list[Result], i: int, step: int, rank
         return far(torch.as_tensor(numbers, dtype=torch.float64) / scales, truth[places] / scales)
 
     rank, gap = furthest(off(gradient) for gradient in gradients)
-    if gap < CLOSE:
-        return Finding(what, True)
+    if gap < CLOSE[step]:
+        return
     numbers = torch.as_tensor(gradients[rank], dtype=torch.float64)
     place = place_of_furthest(numbers / scales, right[places] / scales)
-    passed = ("first", "second", "third", "fourth", "fifth")[step]
-    seen = f"{ranks} ranks, {('first', 'second')[i]} model, {passed} pass: one gradient of rank {rank} is "
-    seen += f"{numbers[place]:.6g}, and should be {right[places][place]:.6g}"
-    if any(far(each, gradients[0]) > CLOSE * scales.min() for each in gradients):
-        own = _coded(_drawn(plan, step, rank)).double()
+    is_, should = in_digits(numbers[place].item(), right[places][place].item())
+    model, passed = ("first", "second")[i], ("first", "second", "third", "fourth", "fifth")[step]
+    seen = (
+        f"{ranks} ranks, {model} model, {passed} pass: one gradient of rank {rank} is {is_}, and should be "
+    )
+    seen += should
+    if any(far(each, gradients[0]) > CLOSE[step] * scales.min() for each in gradients):
         hint = "The ranks hold different gradients. What makes the same of what all of them have sent?"
-        if not step and off(numbers, own) < CLOSE:
+        if not step and off(numbers, _coded(_drawn(plan, step, rank)).double()) < CLOSE[step]:
             hint = "A rank gets back what it has sent itself. And what the others have sent?"
+    elif gap < FEW_DIGITS:
+        hint = "Only the last digits are off. In which dtype do the scales travel?"
     else:
-        known = _known(plan, ranks, step)
-        hint = next((hint for wrong, hint in known if off(numbers, wrong) < CLOSE), "")
-        if not hint:
-            hint = _of_others(step, i, numbers, right[places], scales)
-    return Finding(what, False, seen, hint)
+        wrong = (numbers - right[places]).abs() / scales > CLOSE[step]
+        known = (
+            hint for known, hint in _known(plan, ranks, step, right) if off(numbers, known) < CLOSE[step]
+        )
+        hint = next(known, "") or _otherwise(step, i, wrong.sum() <= len(numbers) / 3)
+    yield seen, hint
 
 
-def _pass(plan: Result, ranks: int, step: int, keeps: str = "right") -> Tensor:
-    return _simulate(plan, ranks, keeps).means[step]
-
-
-UNSENT = {  # hints for what a rank keeps, by `KEEPS`
-    "nothing": "Signs of this pass's gradient alone: what the passes before did not send never comes.",
-    "the mean": "A rank has kept its difference from the mean of all. What has it not sent itself?",
-    "the last alone": "What was kept before the last pass is gone. What did a rank want to send in it?",
-    "all": "Also what was sent is kept, and so it comes again. What is left of it after sending?",
-    "turned": "What is kept has the wrong sign: too much was sent there.",
-    "from the second pass on": (
-        "What the first pass left unsent never came. What happens to the buckets after it?"
+KEEPS: list[tuple[Keep, str]] = [  # from wanted, sent, gradient, mean
+    (
+        lambda w, s, g, m: 0 * w,
+        "Signs of this pass's gradient alone: what was left unsent before did not come. Was it kept, and is "
+        "it found again when DDP has rebuilt its buckets?",
     ),
-}
+    (lambda w, s, g, m: w - m, "A rank keeps its difference from the mean. What has it not sent itself?"),
+    (lambda w, s, g, m: g - s, "What was kept before the last pass is gone. What was to be sent in it?"),
+    (lambda w, s, g, m: w, "Also what was sent is kept, and so it comes again. What is left of it then?"),
+    (lambda w, s, g, m: s - w, "What is kept has the wrong sign: too much was sent there."),
+]
 SCALES: list[tuple[Sizing, str]] = [
     (lambda part: part.abs().sum(), "The scale is a sum. How many numbers does the parameter have?"),
     (lambda part: part.square().mean().sqrt(), "That scale is the root of the mean square. It is simpler."),
     (lambda part: part.abs().amax(), "The scale is the largest size in the parameter. What is asked for?"),
-    (lambda part: part.new_ones(()), "The signs came without a scale."),
+    (_one, "The signs came without a scale."),
     (lambda part: part.mean(), "The scale is a mean in which + and − cancel. Which mean is asked for?"),
 ]
 
 
-def _known(plan: Result, ranks: int, step: int) -> Iterator[tuple[Tensor, str]]:
+def _known(plan: Result, ranks: int, step: int, right: Tensor) -> Iterator[tuple[Tensor, str]]:
     """Yield wrong gradients, the same on all ranks, and a hint for each."""
-    right = _pass(plan, ranks, step)
-    plain = torch.stack([torch.cat(_drawn(plan, step, rank)).double() for rank in range(ranks)]).mean(0)
+    of_ranks = [[part.double() for part in _drawn(plan, step, rank)] for rank in range(ranks)]
+
+    def mean(of: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        return torch.stack([of(parts) for parts in of_ranks]).mean(0)
+
+    plain = mean(torch.cat)
     yield right * ranks, "That is the sum of what the ranks have sent. With a hook, DDP no longer divides it."
     yield right / ranks, "It was divided by the number of ranks once more than it should be."
     yield plain, "That is the mean of the gradients themselves, as without a hook. What is to travel instead?"
     yield plain * ranks, "That is the sum of the gradients themselves. What is to travel instead?"
     if step:
-        for keeps, hint in UNSENT.items():
-            yield _pass(plan, ranks, step, keeps), hint
+        yield from ((_simulate(plan, ranks, keep)[0][step], hint) for keep, hint in KEEPS)
+        hint = "The scales are those of this pass's gradients. Of which numbers are the signs?"
+        yield _simulate(plan, ranks, of_sums=False)[0][step], hint
         return
-    of_ranks = [[part.double() for part in _drawn(plan, step, rank)] for rank in range(ranks)]
-    for size, hint in SCALES:
-        yield torch.stack([_coded(parts, size) for parts in of_ranks]).mean(0), hint
-    whole = torch.stack([_coded([torch.cat(parts)]) for parts in of_ranks]).mean(0)
+    yield from ((mean(partial(_coded, size=size)), hint) for size, hint in SCALES)
+    whole = mean(lambda parts: _coded([torch.cat(parts)]))
     yield whole, "That is one scale for the whole bucket. Each parameter has its own."
-    signs = torch.stack([_coded(parts, lambda part: part.new_ones(())) for parts in of_ranks]).mean(0)
-    scales = torch.stack([_scales(parts) for parts in of_ranks]).mean(0)
+    signs, scales = mean(partial(_coded, size=_one)), mean(_scales)
     yield signs * scales, "Each rank's signs belong to its own scales. Here both were averaged by themselves."
     yield signs.sign() * scales, "The majority of signs has decided. A mean is asked for."
 
 
-def _of_others(step: int, i: int, numbers: Tensor, right: Tensor, scales: Tensor) -> str:
-    wrong = (numbers - right).abs() / scales > CLOSE
-    if not step and wrong.sum() <= len(numbers) / 3:
-        return "Most numbers are right. Some ranks' gradient is 0 where they are not: which sign has a 0?"
-    if not step:
-        return (
-            "The first model's first pass is right. The models take turns: does each keep its own?"
-            if i
-            else "Which bit belongs to which number, which scale to which parameter, and what is the mean of?"
-        )
+def _otherwise(step: int, i: int, few: Any) -> str:
+    """Return a hint for gradients that no known mistake gives; ``few`` of them are wrong, or most."""
     if step == 1:
         return (
             "After the first pass DDP rebuilds its buckets. Which parameters are in this one, in what order?"
         )
-    return "The second pass is right. What is kept of it, and is it still the same when the third begins?"
+    if step:
+        return "The second pass is right. What is kept of it, and is it still the same when the third begins?"
+    if few:
+        return "Most numbers are right. Some ranks' gradient is 0 where they are not: which sign has a 0?"
+    if i:
+        return "The first model's first pass is right. The models take turns: does each keep its own?"
+    return "Which bit belongs to which number, which scale to which parameter, and what is the mean of?"
 
 
 @reports(
@@ -354,11 +353,18 @@ def local_sgd(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     calls = _calls(rng, ranks)
     right = _trained(calls, ranks)
     results = by_call(ask(_locally, calls, nprocs=ranks))
-    for c, (call, of_call, truth) in enumerate(zip(calls, results, right, strict=True)):
-        yield _of_weights(calls, c, [result["weights"] for result in of_call], truth, ranks)
-        for part in ("state", "buffers"):
-            yield _of_state(part, call, [result[part] for result in of_call], truth[part], calls, c, ranks)
-        yield from _of_sending(call, of_call)
+
+    def faults(what: str) -> Faults:
+        for c, (of_call, truth) in enumerate(zip(results, right, strict=True)):
+            if what == (STATE if calls[c]["tells"] else WEIGHTS):
+                yield from _weights_off(calls, c, [result["weights"] for result in of_call], truth["weights"])
+            for part in ("state", "buffers") if what == STATE else ():
+                yield from _state_off(part, calls, c, [result[part] for result in of_call], truth[part])
+            if what == ONCE:
+                yield from _sending(calls[c], of_call)
+
+    for what in (WEIGHTS, STATE, ONCE):
+        yield first_fault(what, faults(what))
 
 
 def _calls(rng: random.Random, ranks: int) -> list[Result]:
@@ -434,12 +440,6 @@ def _held(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Resu
 
 def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
     """Return what each rank should hold after each call, or what rank 0 holds after a wrong way."""
-    return _trained_once(json.dumps(calls), ranks, how)
-
-
-@functools.lru_cache(maxsize=64)
-def _trained_once(written: str, ranks: int, how: str) -> list[Result]:
-    calls = json.loads(written)
     trainings: dict[str, list[tuple[nn.Module, torch.optim.Optimizer]]] = {}
     after = []
     for call in calls:
@@ -453,7 +453,7 @@ def _trained_once(written: str, ranks: int, how: str) -> list[Result]:
         for step in range(1, steps + 1):
             for (model, optimizer), own in zip(both, batches, strict=True):
                 x, y = own[step - 1]
-                if how != "stale gradients":
+                if how != "stale gradients" and (how != "left gradients" or step > 1):
                     optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
             if how == "gradients":
@@ -496,58 +496,54 @@ WAYS = {
     "of rank 0": "All have rank 0's weights. Then what the others have learned is lost.",
     "early": "The average comes one step early or late: after how many steps is the first one due?",
     "gradients": "That is what averaged gradients give, in each step. Here each steps with its own.",
+    "left gradients": "What was in .grad before the call is in the first step. When is it cleared?",
     "stale gradients": "What was in .grad before the step is in it still.",
 }
 
 
-def _of_weights(calls: list[Result], c: int, weights: list[Any], right: Result, ranks: int) -> Finding:
-    call = calls[c]
-    what = STATE if call["tells"] else WEIGHTS
-    rank, gap = furthest(far(own, right["weights"]) for own in weights)
-    place = place_of_furthest(weights[rank], right["weights"])
+def _weights_off(calls: list[Result], c: int, weights: list[Any], right: Any) -> Faults:
+    call, ranks = calls[c], len(weights)
+    rank, gap = furthest(far(own, right) for own in weights)
+    if gap < NEAR:
+        return
     seen = (
         f"{ranks} ranks, {call['optimizer']}, {call['steps']} steps with H = {call['every']}: one weight of "
     )
-    seen += f"rank {rank} is {weights[rank][place]:.6f}, and should be {right['weights'][place]:.6f}"
-    if gap < NEAR:
-        return Finding(what, True)
-    if call["tells"]:
+    seen += _is_and_should(rank, weights[rank], right)
+    if gap < 1e-6:
+        yield seen, "Only the last digits are off. Which dtype do the numbers have on the way?"
+    elif call["tells"]:
         hint = (
             "The call before was right. In this one each step goes on from the state that the meeting before "
         )
-        hint += "it has left. Which numbers does a meeting average, and does each of them?"
-        ways = {}
+        yield seen, hint + "it has left. Which numbers does a meeting average, and does each of them?"
+    elif far(weights[rank], flat(_training(call)[0].parameters())) == 0:
+        yield seen, "The weights have not moved. What makes a step?"
     else:
         hint = "What belongs to a rank's step? Then which numbers are averaged, and after which steps?"
-        ways = WAYS
         if c == len(calls) - 1:
             hint = "This model was met before, with another H. What is left of that call?"
-    start = flat(_training(call)[0].parameters())
-    if not call["tells"] and far(weights[rank], start) == 0:
-        hint, ways = "The weights have not moved. What makes a step?", {}
-    if far(weights[rank], right["weights"]) < 1e-6:
-        hint, ways = "Only the last digits are off. Which dtype do the numbers have on the way?", {}
-    known = [(_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in ways.items()]
-    mine = weights[0]  # the ways give what rank 0 holds
-    return Finding(what, False, seen, nearest(mine, *known, otherwise=hint, within=NEAR))
+        ways = ((_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in WAYS.items())
+        yield seen, nearest(weights[0], *ways, otherwise=hint, within=NEAR)  # a way gives what rank 0 holds
 
 
-def _of_state(
-    part: str, call: Result, held: list[Any], right: Tensor, calls: list[Result], c: int, ranks: int
-) -> Finding:
-    name = {"state": f"the state of {call['optimizer']}", "buffers": "the model's buffers"}[part]
-    for rank, own in enumerate(held):
-        if own is None:
-            seen = f"rank {rank}'s optimizer lacks its state: {', '.join(KEPT[call['optimizer']])}"
-            return Finding(STATE, False, seen, "It should be averaged, and then be there for the next step.")
+def _is_and_should(rank: int, numbers: Any, right: Tensor) -> str:
+    place = place_of_furthest(numbers, right)
+    is_, should = in_digits(numbers[place], right[place].item())
+    return f"rank {rank} is {is_}, and should be {should}"
+
+
+def _state_off(part: str, calls: list[Result], c: int, held: list[Any], right: Tensor) -> Faults:
+    call, ranks = calls[c], len(held)
+    if None in held:
+        seen = f"rank {held.index(None)}'s optimizer lacks its state: {', '.join(KEPT[call['optimizer']])}"
+        yield seen, "It should be averaged, and then be there for the next step."
+        return
     rank, gap = furthest(far(own, right) for own in held)
     if gap < NEAR:
-        return Finding(STATE, True)
-    place = place_of_furthest(held[rank], right)
-    seen = (
-        f"{ranks} ranks, {call['steps']} steps with H = {call['every']}: in {name} one number of rank {rank} "
-    )
-    seen += f"is {held[rank][place]:.6f}, and should be {right[place]:.6f}"
+        return
+    name = f"the state of {call['optimizer']}" if part == "state" else "the model's buffers"
+    seen = f"{ranks} ranks, {call['steps']} steps with H = {call['every']}: in {name} one number of "
     hint = "Which of these numbers are averaged, and into which tensors does their mean go?"
     if any(far(own, held[0]) > NEAR for own in held):
         hint = "The ranks hold different numbers there. What else, besides the weights, has training changed?"
@@ -555,10 +551,10 @@ def _of_state(
         hint = "That is a sum over the ranks."
     elif far(held[0], _trained(calls, ranks, "of rank 0")[c][part]) < NEAR:
         hint = "All have rank 0's. A mean is asked for."
-    return Finding(STATE, False, seen, hint)
+    yield seen + _is_and_should(rank, held[rank], right), hint
 
 
-def _of_sending(call: Result, of_call: list[Result]) -> Iterator[Finding]:
+def _sending(call: Result, of_call: list[Result]) -> Faults:
     model, _ = _training(call)
     trained = [parameter.numel() for parameter in trainable(model)]
     changed = sum(trained) * (1 + len(KEPT[call["optimizer"]]))
@@ -567,20 +563,22 @@ def _of_sending(call: Result, of_call: list[Result]) -> Iterator[Finding]:
     meetings = -(-call["steps"] // call["every"])
     counters = meetings * (len(trained) + 2)  # an optimizer may count its steps in a tensor
     sent = max(result["sent"] for result in of_call)
-    seen = f"{call['steps']} steps with H = {call['every']}, {changed} numbers that training changes: in the "
-    seen += f"{meetings} meetings of this call {sent} numbers travelled"
-    hint = "More than these numbers travels, or more often. When is a meeting due, and what does it need?"
-    if any(result["gathered"] for result in of_call):
-        hint = "A gather brings every rank's numbers separately. Is more than their sum needed?"
-    elif meetings * frozen <= sent - meetings * changed <= meetings * frozen + counters:
-        hint = "What is frozen is the same on all ranks and stays so. Does it need to travel?"
-    elif abs(sent - (meetings + 1) * changed) <= counters + len(trained):
-        hint = "That is one meeting more. How often do the ranks meet after the last step?"
-    yield Finding(ONCE, sent <= meetings * changed + counters, seen, hint)
-    seen = "after your call a module is in another mode, a parameter is frozen or no longer frozen, or the "
-    seen += "batches have changed"
-    hint = "Switch back at the end whatever you switch, and only read the batches."
-    yield Finding(ONCE, all(result["as_it_was"] for result in of_call), seen, hint)
+    if sent > meetings * changed + counters:
+        hint = "Something besides these numbers travels, or more often. When is a meeting due, and what does it need?"
+        if any(result["gathered"] for result in of_call):
+            hint = "A gather brings every rank's numbers separately. Is more than their sum needed?"
+        elif meetings * frozen <= sent - meetings * changed <= meetings * frozen + counters:
+            hint = "What is frozen is the same on all ranks and stays so. Does it need to travel?"
+        elif abs(sent - (meetings + 1) * changed) <= counters + len(trained):
+            hint = "That is one meeting more. How often do the ranks meet after the last step?"
+        seen = f"{call['steps']} steps with H = {call['every']}, {changed} numbers that training changes: in "
+        yield f"{seen}the {meetings} meetings of this call {sent} numbers travelled", hint
+    if not all(result["as_it_was"] for result in of_call):
+        seen = (
+            "after your call a module is in another mode, a parameter is frozen or no longer frozen, or the "
+        )
+        hint = "Switch back at the end whatever you switch, and only read the batches."
+        yield seen + "batches have changed", hint
 
 
 def _shape(call: Result) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def the_sum(ddp):
     hooked(ddp, over=lambda: 1)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="what the passes before did not send never comes")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="what was left unsent before did not come")
 def no_feedback(ddp):
     hooked(ddp, keep=lambda wanted, sent, gradient: 0 * wanted)
 
@@ -206,12 +207,12 @@ def by_bucket(ddp):
     by_index(check=False)(ddp)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="What happens to the buckets after it?")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="it found again when DDP has rebuilt its buckets")
 def by_bucket_if_it_fits(ddp):
     by_index(check=True)(ddp)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="After the first pass DDP rebuilds its buckets.")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="and to which parameter's?")
 def in_one_long_tensor(ddp):
     """What is unsent is kept in the order of the first pass's bucket."""
     total = sum(each.numel() for each in ddp.parameters() if each.requires_grad)
@@ -264,7 +265,7 @@ def two_bits_for_each(ddp):
     signs_by(ddp, both, unpack)
 
 
-def signs_by(ddp, pack, unpack):
+def signs_by(ddp, pack, unpack, times=False):
     unsent = {}
 
     def hook(state, bucket):
@@ -282,6 +283,8 @@ def signs_by(ddp, pack, unpack):
 
         def numbers(scales, bits):
             each = scales.repeat_interleave(torch.tensor(sizes))
+            if times:
+                return each * bits
             return torch.where(unpack(bits, sum(sizes)), -each, each)
 
         unsent.update(zip(parameters, (wanted - numbers(scales, bits)).split(sizes), strict=True))
@@ -390,6 +393,68 @@ def by_majority(ddp):
     ddp.register_comm_hook(None, hook)
 
 
+@wrong("19.1", FIRST, BITS, PROMISE, hint="The scales are those of this pass's gradients.")
+def scales_of_the_gradient_alone(ddp):
+    gradients = []
+
+    def write(wanted, sizes, size):
+        scales = torch.stack([part.abs().mean() for part in gradients.pop().split(sizes)])
+        return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
+
+    def hook(state, bucket):
+        gradients.append(bucket.buffer().clone())
+        return inner(state, bucket)
+
+    inner = signs_hook(write=write)
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is added to this pass's gradient")
+def forgets_a_tenth(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: 0.9 * (wanted - sent))
+
+
+@wrong("19.1", hint="In which dtype do the scales travel?")
+def scales_in_bfloat16(ddp):
+    hooked(ddp, size=lambda part: part.abs().mean().bfloat16().float())
+
+
+@wrong("19.1", hint="which sign has a 0?")
+def zero_stays_zero(ddp):
+    signs_by(ddp, lambda wanted: wanted.sign().to(torch.int8), lambda signs, count: signs, times=True)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves, as without a hook")
+def returns_its_hook(ddp):
+    return signs_hook()
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def waits_for_all_futures(ddp):
+    hook = signs_hook()
+
+    def waiting(state, bucket):
+        (numbers,) = torch.futures.wait_all([hook(state, bucket)])
+        done = torch.futures.Future()
+        done.set_result(numbers)
+        return done
+
+    ddp.register_comm_hook(None, waiting)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def asks_until_it_is_done(ddp):
+    hook = signs_hook()
+
+    def asking(state, bucket):
+        future = hook(state, bucket)
+        while not future.done():
+            time.sleep(0.001)
+        return future
+
+    ddp.register_comm_hook(None, asking)
+
+
 @right("19.1")
 def two_messages(ddp):
     signs_by(ddp, lambda wanted: pack(wanted < 0), unpack)
@@ -479,6 +544,46 @@ def by_broadcasts(ddp):
         return done.then(lambda _: sum(read(each, sizes) for each in messages) / len(messages))
 
     ddp.register_comm_hook(state=None, hook=hook)
+
+
+@right("19.1")
+def divides_first(ddp):
+    """Each rank sends its n-th part, and the parts are added up."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() / count + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        others = [torch.empty_like(message) for _ in range(count)]
+        future = dist.all_gather(others, message, async_op=True).get_future()
+        return future.then(lambda _: sum(read(each, sizes) for each in others))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def each_parameter_by_itself(ddp):
+    """A message for each parameter, and its shape kept; the rest of a byte is wasted each time."""
+    unsent = {each: torch.zeros_like(each) for each in ddp.parameters() if each.requires_grad}
+
+    def of_one(parameter, gradient):
+        wanted = (gradient + unsent[parameter]).flatten()
+        message = written(wanted, [len(wanted)])
+        unsent[parameter] = (wanted - read(message, [len(wanted)])).view_as(gradient)
+        others = message.new_empty(dist.get_world_size() * len(message))
+        future = dist.all_gather_into_tensor(others, message, async_op=True).get_future()
+        parts = others.chunk(dist.get_world_size())
+        return future.then(lambda _: torch.stack([read(each, [len(wanted)]) for each in parts]).mean(0))
+
+    def hook(state, bucket):
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        futures = torch.futures.collect_all([of_one(*pair) for pair in pairs])
+        return futures.then(lambda done: torch.cat([each.value() for each in done.value()]))
+
+    ddp.register_comm_hook(None, hook)
 
 
 # --- 19.2 ---
@@ -704,6 +809,139 @@ def by_pytorch(model, optimizer, batches, every):
         step_of(model, local, x, y)
     if len(batches) % every:
         average(trained(model))
+
+
+STEPS = []
+
+
+@wrong("19.2", hint="Then which numbers are averaged, and after which steps?")
+def counts_the_steps_of_all_calls(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        STEPS.append(i)
+        if len(STEPS) % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="When is it cleared?")
+def clears_after_the_step(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def averages_before_the_step(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+        optimizer.step()
+
+
+@wrong("19.2", hint="Then which numbers are averaged")
+def weighs_by_samples(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        share = torch.tensor(float(sum(len(y) for _, y in batches)))
+        own = share.item()
+        dist.all_reduce(share)
+        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+        for each in tensors:
+            each.detach().mul_(own / share.item())
+        average(tensors, over=1)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="That is a sum over the ranks.")
+def adds_the_state_up(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        if state := list(state_of(optimizer)):
+            average(state, over=1)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="All have rank 0's.")
+def buffers_of_rank_0(model, optimizer, batches, every):
+    """As DDP does."""
+
+    def meet(model, optimizer):
+        average([*trained(model), *state_of(optimizer)])
+        for each in buffers_of(model):
+            dist.broadcast(each, 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="into which tensors does their mean go?")
+def the_state_is_0(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        for each in state_of(optimizer):
+            each.zero_()
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def the_first_group_alone(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        first = [optimizer.state[each] for each in optimizer.param_groups[0]["params"]]
+        state = [each for of_one in first for each in of_one.values() if torch.is_tensor(each)]
+        average([*trained(model), *buffers_of(model), *state])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="What is frozen is the same on all ranks")
+def the_whole_state_dict(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*filter(torch.is_floating_point, model.state_dict().values()), *state_of(optimizer)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="travels, or more often")
+def the_weights_at_the_start(model, optimizer, batches, every):
+    for each in trained(model):
+        dist.broadcast(each.detach(), 0)
+    locally(model, optimizer, batches, every)
+
+
+@right("19.2")
+def with_the_counters(model, optimizer, batches, every):
+    """All tensors, whole numbers, too, which are the same on all ranks; and a barrier."""
+
+    def meet(model, optimizer):
+        state = [each for of_one in optimizer.state.values() for each in of_one.values()]
+        average([*trained(model), *model.buffers(), *filter(torch.is_tensor, state)])
+        dist.barrier()
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def puts_new_tensors_there(model, optimizer, batches, every):
+    def meaned(each):
+        mean = each.detach().clone()
+        dist.all_reduce(mean)
+        return mean / dist.get_world_size()
+
+    def meet(model, optimizer):
+        for each in trained(model):
+            each.data = meaned(each)
+            state = optimizer.state[each]
+            state.update({k: meaned(v) for k, v in state.items() if torch.is_tensor(v)})
+        for each in buffers_of(model):
+            each.copy_(meaned(each))
+
+    locally(model, optimizer, batches, every, meet)
 
 
 @right("19.2")

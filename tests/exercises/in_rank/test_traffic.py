@@ -140,7 +140,7 @@ def bytes_and_waits() -> dict[str, Any]:
         with noting_bytes(sent.append):
             way()
         seen[name] = sum(sent)
-    for name in ("work", "future", "thread", "done"):
+    for name in ("work", "future", "thread", "asks", "done"):
         waits: list[bool] = []
         dist.barrier()
         time.sleep(0.1 * (rank == 0))  # the other one waits
@@ -155,9 +155,11 @@ def bytes_and_waits() -> dict[str, Any]:
                 thread = threading.Thread(target=work.wait)
                 thread.start()
                 thread.join()
+            elif name == "asks":
+                while not work.is_completed():
+                    time.sleep(0.2)
             else:
-                while not future.done():
-                    time.sleep(0.001)
+                time.sleep(0.3)
                 future.wait()
         seen[f"waits: {name}"] = len(waits)
     dist.barrier()
@@ -171,4 +173,5 @@ def test_bytes_are_told_by_dtype_and_a_wait_is_one_for_what_is_not_done() -> Non
         assert seen["messages"] == (24 if rank == 0 else 0)
         assert seen["a barrier"] == 0
         if rank == 1:
-            assert [seen[f"waits: {name}"] for name in ("work", "future", "thread", "done")] == [1, 1, 0, 0]
+            waits = [seen[f"waits: {name}"] for name in ("work", "future", "thread", "asks", "done")]
+            assert waits == [1, 1, 0, 1, 0]
