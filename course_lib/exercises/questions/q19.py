@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from ..judging import (
     place_of_furthest,
     with_two_world_sizes,
 )
-from ..question import Ask, Finding, Refused, Result, question
+from ..question import Ask, Finding, Result, question
 from ..shape import NUMBER, reports
 
 # --- 19.1 -------------------------------------------------------------------------------------------------
@@ -76,15 +76,19 @@ class _Given(nn.Module):
 def send_signs(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     widths = rng.sample(range(44, 64), 3)
     plans = [_plan(rng, widths, cap) for cap in (SMALL_BUCKET, None)]
+    rights = []
     for plan in plans:
-        plan["places"] = _clear_places(rng, plan, ranks)
+        means, clear, zero = _simulate(plan, ranks)
+        plan["places"] = _clear_places(rng, plan, clear, zero)
+        rights.append(means)
     told = ask(_with_signs, plans, rng.randrange(ranks), nprocs=ranks)
     passes = by_call([result["passes"] for result in told])
 
     def faults(*steps: int) -> Faults:
         for (step, i), of_pass in zip(product(range(PASSES), range(len(plans))), passes, strict=True):
             if step in steps:
-                yield from _signs_off([result["gradient"] for result in of_pass], plans[i], i, step, ranks)
+                gradients = [result["gradient"] for result in of_pass]
+                yield from _signs_off(gradients, plans[i], i, step, rights[i][step])
 
     yield first_fault(FIRST, faults(0))
     yield first_fault(FEEDBACK, faults(*range(1, PASSES)))
@@ -180,9 +184,8 @@ def _simulate(
     return means, clear, zero
 
 
-def _clear_places(rng: random.Random, plan: Result, ranks: int) -> list[int]:
+def _clear_places(rng: random.Random, plan: Result, clear: Tensor, zero: Tensor) -> list[int]:
     """Draw places of each parameter where no rounding decides a sign: some with a gradient of 0 at first."""
-    _, clear, zero = _simulate(plan, ranks)
     places, begin = [], 0
     for size in _sizes(plan["widths"]):
         for kind, count in ((clear & zero, 4), (clear, 10)):
@@ -193,9 +196,9 @@ def _clear_places(rng: random.Random, plan: Result, ranks: int) -> list[int]:
     return places
 
 
-def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, ranks: int) -> Faults:
+def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, right: Tensor) -> Faults:
     """Yield what is wrong with the gradients of a pass; all is compared in units of the scales."""
-    right, places = _simulate(plan, ranks)[0][step], torch.tensor(plan["places"])
+    ranks, places = len(gradients), torch.tensor(plan["places"])
     of_ranks = [_scales(_drawn(plan, step, rank)).double()[places] for rank in range(ranks)]
     scales = torch.stack(of_ranks).mean(0)
 
@@ -209,10 +212,8 @@ def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, ranks: int
     place = place_of_furthest(numbers / scales, right[places] / scales)
     is_, should = in_digits(numbers[place].item(), right[places][place].item())
     model, passed = ("first", "second")[i], ("first", "second", "third", "fourth", "fifth")[step]
-    seen = (
-        f"{ranks} ranks, {model} model, {passed} pass: one gradient of rank {rank} is {is_}, and should be "
-    )
-    seen += should
+    seen = f"{ranks} ranks, {model} model, {passed} pass: one gradient of rank {rank} is {is_}, "
+    seen += f"and should be {should}"
     if any(far(each, gradients[0]) > CLOSE[step] * scales.min() for each in gradients):
         hint = "The ranks hold different gradients. What makes the same of what all of them have sent?"
         if not step and off(numbers, _coded(_drawn(plan, step, rank)).double()) < CLOSE[step]:
@@ -220,11 +221,10 @@ def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, ranks: int
     elif gap < FEW_DIGITS:
         hint = "Only the last digits are off. In which dtype do the scales travel?"
     else:
-        wrong = (numbers - right[places]).abs() / scales > CLOSE[step]
-        known = (
-            hint for known, hint in _known(plan, ranks, step, right) if off(numbers, known) < CLOSE[step]
-        )
-        hint = next(known, "") or _otherwise(step, i, wrong.sum() <= len(numbers) / 3)
+        few = (numbers - right[places]).abs().gt(CLOSE[step] * scales).sum() <= len(numbers) / 3
+        known = _known(plan, ranks, step, right)
+        hint = next((hint for wrong, hint in known if off(numbers, wrong) < FEW_DIGITS), "")
+        hint = hint or _otherwise(step, i, few)
     yield seen, hint
 
 
@@ -276,9 +276,10 @@ def _known(plan: Result, ranks: int, step: int, right: Tensor) -> Iterator[tuple
 def _otherwise(step: int, i: int, few: Any) -> str:
     """Return a hint for gradients that no known mistake gives; ``few`` of them are wrong, or most."""
     if step == 1:
-        return (
-            "After the first pass DDP rebuilds its buckets. Which parameters are in this one, in what order?"
+        hint = (
+            "The first pass is right. What is added to this pass's gradient, and to which parameter's? DDP "
         )
+        return hint + "has rebuilt its buckets in between."
     if step:
         return "The second pass is right. What is kept of it, and is it still the same when the third begins?"
     if few:
@@ -457,7 +458,7 @@ def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
                     optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
             if how == "gradients":
-                _average([[_grad(each) for each in trainable(model)] for model, _ in both], "")
+                _average([[p.grad for p in trainable(model) if p.grad is not None] for model, _ in both])
             for _, optimizer in both:
                 optimizer.step()
             last = step == steps and how != "no last"
@@ -468,12 +469,6 @@ def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
     return after
 
 
-def _grad(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        raise RuntimeError("every trained parameter has a gradient")
-    return parameter.grad
-
-
 def _meet(both: list[tuple[nn.Module, torch.optim.Optimizer]], name: str, how: str) -> None:
     parts = [[each.detach() for each in trainable(model)] for model, _ in both]
     for mine, (model, optimizer) in zip(parts, both, strict=True):
@@ -481,7 +476,7 @@ def _meet(both: list[tuple[nn.Module, torch.optim.Optimizer]], name: str, how: s
     _average(parts, how)
 
 
-def _average(parts: list[list[Tensor]], how: str) -> None:
+def _average(parts: list[list[Tensor]], how: str = "") -> None:
     for of_ranks in zip(*parts, strict=True):
         both = torch.stack(of_ranks)
         result = both[0] if how == "of rank 0" else both.sum(0) if how == "sum" else both.mean(0)
@@ -564,7 +559,9 @@ def _sending(call: Result, of_call: list[Result]) -> Faults:
     counters = meetings * (len(trained) + 2)  # an optimizer may count its steps in a tensor
     sent = max(result["sent"] for result in of_call)
     if sent > meetings * changed + counters:
-        hint = "Something besides these numbers travels, or more often. When is a meeting due, and what does it need?"
+        hint = (
+            "Something else travels, or they travel more often. When is a meeting due, and what does it need?"
+        )
         if any(result["gathered"] for result in of_call):
             hint = "A gather brings every rank's numbers separately. Is more than their sum needed?"
         elif meetings * frozen <= sent - meetings * changed <= meetings * frozen + counters:
@@ -608,17 +605,8 @@ def _locally(answer: Any, calls: list[Result]) -> list[Result]:
         with record_traffic() as travelled:
             answer(model, optimizer, batches, call["every"])
         held = _held(model, optimizer, name)
-        shape = _shape(call)
-        for part in ("weights", "buffers", "state"):
-            wanted = shape[part][0] if part == "state" else shape[part]
-            if held[part] is not None and len(held[part]) != len(wanted):
-                raise Refused(f"{part}: some tensors have another shape after your call")
         known = _batches(call, rank)
-        same = len(known) == len(batches) and all(
-            torch.equal(a, b)
-            for pairs in zip(known, batches, strict=True)
-            for a, b in zip(*pairs, strict=True)
-        )
+        same = len(known) == len(batches) and all(map(torch.equal, chain(*known), chain(*batches)))
         gathered = any("gather" in kind and count > len(trainable(model)) for kind, count in travelled.calls)
         results.append(held | {"sent": travelled.received(), "gathered": gathered})
         results[-1]["as_it_was"] = same and settings(model) == before

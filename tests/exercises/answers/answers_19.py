@@ -162,7 +162,7 @@ def the_mean(ddp):
     ddp.register_comm_hook(None, allreduce_hook)
 
 
-@wrong("19.1", hint="one gradient of rank")
+@wrong("19.1", hint="That is the mean of the gradients themselves")
 def in_16_bits(ddp):
     ddp.register_comm_hook(None, fp16_compress_hook)
 
@@ -768,7 +768,7 @@ def by_a_gather(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@wrong("19.2", WEIGHTS, STATE, hint="travels, or more often")
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
 def the_gradients_as_well(model, optimizer, batches, every):
     def meet(model, optimizer):
         average_all(model, optimizer)
@@ -907,7 +907,7 @@ def the_whole_state_dict(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@wrong("19.2", WEIGHTS, STATE, hint="travels, or more often")
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
 def the_weights_at_the_start(model, optimizer, batches, every):
     for each in trained(model):
         dist.broadcast(each.detach(), 0)
