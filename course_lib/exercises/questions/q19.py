@@ -318,8 +318,8 @@ def _with_signs(answer: Any, plans: list[Result], late: int) -> Result:
             time.sleep(LATE * (rank == late and not i))
             with noting_bytes(sent.append), noting_waits(partial(waited.append, True)):
                 loss.backward()
-            gradients = flat(parameter.grad for parameter in trainable(model))[plan["places"]]
-            passes.append({"gradient": gradients, "sent": sum(sent), "waited": any(waited)})
+            gradients = flat(each.grad for each in trainable(model) if each.grad is not None)
+            passes.append({"gradient": gradients[plan["places"]], "sent": sum(sent), "waited": any(waited)})
     exchanged = (count for name, count in travelled.calls if "gather" in name or "reduce" in name)
     return {"passes": passes, "numbers": sum(exchanged) + 8 * travelled.put}
 

@@ -138,7 +138,7 @@ def scale_is_a_mean(ddp):
 @wrong("19.1", hint="one scale for the whole bucket")
 def one_scale_for_a_bucket(ddp):
     def write(wanted, sizes, size):
-        scales = wanted.abs().mean().expand(len(sizes)).contiguous()
+        scales = wanted.abs().mean().repeat(len(sizes))
         return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
 
     hooked(ddp, write=write)
@@ -353,7 +353,7 @@ def keeps_it_to_itself(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="difference from the mean of all")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="difference from the mean.")
 def keeps_the_difference_from_the_mean(ddp):
     unsent = {}
 
