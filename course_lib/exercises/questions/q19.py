@@ -441,13 +441,13 @@ def _held(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Resu
 
 def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
     """Return what each rank should hold after each call, or what rank 0 holds after a wrong way."""
-    trainings: dict[str, list[tuple[nn.Module, torch.optim.Optimizer]]] = {}
+    runs: dict[str, list[tuple[nn.Module, torch.optim.Optimizer]]] = {}
     after = []
     for call in calls:
         name, steps, every = call["optimizer"], call["steps"], call["every"]
-        if name not in trainings:
-            trainings[name] = [_training(call) for _ in range(ranks)]
-        both = trainings[name]
+        if name not in runs:
+            runs[name] = [_training(call) for _ in range(ranks)]
+        both = runs[name]
         batches = [_batches(call, rank) for rank in range(ranks)]
         for rank, (model, _) in enumerate(both):
             _leave_gradients(model, call, rank)
@@ -501,17 +501,14 @@ def _weights_off(calls: list[Result], c: int, weights: list[Any], right: Any) ->
     rank, gap = furthest(far(own, right) for own in weights)
     if gap < NEAR:
         return
-    seen = (
-        f"{ranks} ranks, {call['optimizer']}, {call['steps']} steps with H = {call['every']}: one weight of "
-    )
-    seen += _is_and_should(rank, weights[rank], right)
+    seen = f"{_case(call)}, {ranks} ranks: one weight of {_is_and_should(rank, weights[rank], right)}"
     if gap < 1e-6:
         yield seen, "Only the last digits are off. Which dtype do the numbers have on the way?"
     elif call["tells"]:
         hint = (
-            "The call before was right. In this one each step goes on from the state that the meeting before "
+            "The call before was right. In this one a step goes on from what the meeting before it has left. "
         )
-        yield seen, hint + "it has left. Which numbers does a meeting average, and does each of them?"
+        yield seen, hint + "Which numbers does a meeting average, and does each of them?"
     elif far(weights[rank], flat(_training(call)[0].parameters())) == 0:
         yield seen, "The weights have not moved. What makes a step?"
     else:
@@ -520,6 +517,10 @@ def _weights_off(calls: list[Result], c: int, weights: list[Any], right: Any) ->
             hint = "This model was met before, with another H. What is left of that call?"
         ways = ((_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in WAYS.items())
         yield seen, nearest(weights[0], *ways, otherwise=hint, within=NEAR)  # a way gives what rank 0 holds
+
+
+def _case(call: Result) -> str:
+    return f"{call['optimizer']}, {call['steps']} steps with H = {call['every']}"
 
 
 def _is_and_should(rank: int, numbers: Any, right: Tensor) -> str:
@@ -537,8 +538,8 @@ def _state_off(part: str, calls: list[Result], c: int, held: list[Any], right: T
     rank, gap = furthest(far(own, right) for own in held)
     if gap < NEAR:
         return
-    name = f"the state of {call['optimizer']}" if part == "state" else "the model's buffers"
-    seen = f"{ranks} ranks, {call['steps']} steps with H = {call['every']}: in {name} one number of "
+    name = "the optimizer's state" if part == "state" else "the model's buffers"
+    seen = f"{_case(call)}, {ranks} ranks: in {name} one number of "
     hint = "Which of these numbers are averaged, and into which tensors does their mean go?"
     if any(far(own, held[0]) > NEAR for own in held):
         hint = "The ranks hold different numbers there. What else, besides the weights, has training changed?"
@@ -568,8 +569,8 @@ def _sending(call: Result, of_call: list[Result]) -> Faults:
             hint = "What is frozen is the same on all ranks and stays so. Does it need to travel?"
         elif abs(sent - (meetings + 1) * changed) <= counters + len(trained):
             hint = "That is one meeting more. How often do the ranks meet after the last step?"
-        seen = f"{call['steps']} steps with H = {call['every']}, {changed} numbers that training changes: in "
-        yield f"{seen}the {meetings} meetings of this call {sent} numbers travelled", hint
+        seen = f"{_case(call)}, {changed} numbers that training changes: in the {meetings} meetings of this "
+        yield f"{seen}call {sent} numbers travelled", hint
     if not all(result["as_it_was"] for result in of_call):
         seen = (
             "after your call a module is in another mode, a parameter is frozen or no longer frozen, or the "
@@ -593,12 +594,12 @@ def _shape(call: Result) -> Result:
 @in_group
 def _locally(answer: Any, calls: list[Result]) -> list[Result]:
     rank, results = dist.get_rank(), []
-    trainings: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {}
+    runs: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {}
     for call in calls:
         name = call["optimizer"]
-        if name not in trainings:
-            trainings[name] = _training(call)
-        model, optimizer = trainings[name]
+        if name not in runs:
+            runs[name] = _training(call)
+        model, optimizer = runs[name]
         batches, before = _batches(call, rank), settings(model)
         modes = [(module, module.training) for module in model.modules()]
         _leave_gradients(model, call, rank)
