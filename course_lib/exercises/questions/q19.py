@@ -470,10 +470,9 @@ def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
 
 
 def _meet(both: list[tuple[nn.Module, torch.optim.Optimizer]], name: str, how: str) -> None:
-    parts = [[each.detach() for each in trainable(model)] for model, _ in both]
-    for mine, (model, optimizer) in zip(parts, both, strict=True):
-        mine += (_kept(model, optimizer, name) or []) + _floats(model.buffers())
-    _average(parts, how)
+    _average([[each.detach() for each in trainable(model)] for model, _ in both], how)
+    rest = [(_kept(*of_rank, name) or []) + _floats(of_rank[0].buffers()) for of_rank in both]
+    _average(rest, how.removeprefix("rest "))
 
 
 def _average(parts: list[list[Tensor]], how: str = "") -> None:
@@ -545,7 +544,7 @@ def _state_off(part: str, calls: list[Result], c: int, held: list[Any], right: T
         hint = "The ranks hold different numbers there. What else, besides the weights, has training changed?"
     elif far(held[0], right * ranks) < NEAR:
         hint = "That is a sum over the ranks."
-    elif far(held[0], _trained(calls, ranks, "of rank 0")[c][part]) < NEAR:
+    elif far(held[0], _trained(calls, ranks, "rest of rank 0")[c][part]) < NEAR:
         hint = "All have rank 0's. A mean is asked for."
     yield seen + _is_and_should(rank, held[rank], right), hint
 
@@ -568,7 +567,9 @@ def _sending(call: Result, of_call: list[Result]) -> Faults:
         elif meetings * frozen <= sent - meetings * changed <= meetings * frozen + counters:
             hint = "What is frozen is the same on all ranks and stays so. Does it need to travel?"
         elif abs(sent - (meetings + 1) * changed) <= counters + len(trained):
-            hint = "That is one meeting more. How often do the ranks meet after the last step?"
+            hint = (
+                "That is one meeting more. Do the ranks meet before the first step, or twice after the last?"
+            )
         seen = f"{_case(call)}, {changed} numbers that training changes: in the {meetings} meetings of this "
         yield f"{seen}call {sent} numbers travelled", hint
     if not all(result["as_it_was"] for result in of_call):

@@ -907,7 +907,7 @@ def the_whole_state_dict(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
+@wrong("19.2", WEIGHTS, STATE, hint="That is one meeting more.")
 def the_weights_at_the_start(model, optimizer, batches, every):
     for each in trained(model):
         dist.broadcast(each.detach(), 0)
