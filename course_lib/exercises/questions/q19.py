@@ -514,8 +514,11 @@ def _weights_off(calls: list[Result], c: int, weights: list[Any], right: Any) ->
         hint = "What belongs to a rank's step? Then which numbers are averaged, and after which steps?"
         if c == len(calls) - 1:
             hint = "This model was met before, with another H. What is left of that call?"
-        ways = ((_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in WAYS.items())
-        yield seen, nearest(weights[0], *ways, otherwise=hint, within=NEAR)  # a way gives what rank 0 holds
+        mine = torch.as_tensor(weights[0], dtype=torch.float64)  # a way gives what rank 0 holds
+        agree = all(far(own, mine) < NEAR for own in weights)  # none of them then is rank 0's own training
+        ways = {how: hint for how, hint in WAYS.items() if not (agree and how == "alone")}
+        known = ((_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in ways.items())
+        yield seen, nearest(mine, *known, otherwise=hint, within=1e-6 * (1 + mine.abs().max().item()))
 
 
 def _case(call: Result) -> str:
