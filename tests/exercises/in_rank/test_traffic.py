@@ -115,9 +115,9 @@ def test_what_nobody_waits_for_ends_before_the_profiler_does() -> None:
 
 def bytes_and_waits() -> dict[str, Any]:
     dist.init_process_group("gloo")
-    rank, tensor = dist.get_rank(), torch.ones(12, dtype=torch.int16)
+    rank, tensor = dist.get_rank(), torch.ones(12, dtype=torch.float16)
     others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    rows = torch.empty(24, dtype=torch.int16)
+    rows = torch.empty(24, dtype=torch.float16)
 
     def in_turns() -> None:
         for source in (0, 1):
