@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -170,7 +171,10 @@ def _bytes(given: Any) -> int:
 
 @contextlib.contextmanager
 def noting_waits(note: Callable[[], None]) -> Iterator[None]:
-    """Call ``note`` each time this thread waits for, or asks for, work or a future that is not done yet."""
+    """Call ``note`` each time this thread waits for, or asks for, work or a future that is not done yet.
+
+    For what a functional collective returns, each wait is told.
+    """
     here = threading.get_ident()
 
     def waits(
@@ -188,6 +192,8 @@ def noting_waits(note: Callable[[], None]) -> Iterator[None]:
             for name in names:
                 method = _method(partial(waits, getattr(kind, name), is_done))
                 stack.enter_context(mock.patch.object(kind, name, method))
+        method = partial(waits, functional.wait_tensor, lambda _: False)
+        stack.enter_context(mock.patch.object(functional, "wait_tensor", method))
         yield
 
 

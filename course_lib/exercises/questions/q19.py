@@ -96,9 +96,13 @@ def send_signs(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     most = count / 6  # bytes: a bit is an eighth
     results = [(rank, result) for of_pass in passes for rank, result in enumerate(of_pass)]
     rank, worst = max(results, key=lambda each: each[1]["sent"])
-    sent = max(worst["sent"], max(result["numbers"] for result in told) / len(passes))
+    travelled = max(result["numbers"] for result in told) / len(passes)  # of a byte or more
+    sent = max(worst["sent"], travelled)
     seen = f"a model has {count:,} gradients, and in one pass rank {rank} sent {sent:,.0f} bytes to each of "
-    seen += f"the others; {most:,.0f} would do"
+    if worst["sent"] <= most:
+        seen = f"a model has {count:,} gradients, and in a pass {sent:,.0f} numbers (on average) went from a "
+        seen += "rank to each of "
+    seen += f"the others; {most:,.0f} bytes would do"
     hint = "The signs and the scales need less. What else travels, or is a byte only half full?"
     if sent > 3.5 * count:
         hint = "That is as much as without a hook. Which numbers travel, and what would do instead of them?"
@@ -163,9 +167,12 @@ Keep = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def _simulate(
-    plan: Result, ranks: int, keep: Keep = lambda w, s, g, m: w - s, of_sums: bool = True
+    plan: Result, ranks: int, keep: Keep = lambda w, s, g, m: w - s, gradients_in: str = ""
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return each pass's mean, and which numbers' signs no rounding decides, and which are 0 at first."""
+    """Return each pass's mean, and which numbers' signs no rounding decides, and which are 0 at first.
+
+    A wrong way takes the "scales" or the "signs" of the gradients, not of the sums.
+    """
     sizes = _sizes(plan["widths"])
     kept = [torch.zeros(sum(sizes), dtype=torch.float64)] * ranks
     clear = torch.ones(sum(sizes), dtype=torch.bool)
@@ -173,8 +180,9 @@ def _simulate(
     for step in range(PASSES):
         gradients = [torch.cat(_drawn(plan, step, rank)).double() for rank in range(ranks)]
         wanted = [gradient + own for gradient, own in zip(gradients, kept, strict=True)]
-        scaled = [_scales(list(each.split(sizes))) for each in (wanted if of_sums else gradients)]
-        sent = [torch.where(each < 0, -own, own) for each, own in zip(wanted, scaled, strict=True)]
+        scaled, signs = [gradients if gradients_in == what else wanted for what in ("scales", "signs")]
+        scaled = [_scales(list(each.split(sizes))) for each in scaled]
+        sent = [torch.where(each < 0, -own, own) for each, own in zip(signs, scaled, strict=True)]
         means.append(torch.stack(sent).mean(0))
         for each, scales in zip(wanted, scaled, strict=True):
             exact = (each == 0) & (not step)
@@ -214,8 +222,11 @@ def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, right: Ten
     model, passed = ("first", "second")[i], ("first", "second", "third", "fourth", "fifth")[step]
     seen = f"{ranks} ranks, {model} model, {passed} pass: one gradient of rank {rank} is {is_}, "
     seen += f"and should be {should}"
-    if any(far(each, gradients[0]) > CLOSE[step] * scales.min() for each in gradients):
-        hint = "The ranks hold different gradients. What makes the same of what all of them have sent?"
+    if not numbers.any():
+        hint = "All of this rank's gradients are 0. Had anything arrived when they were computed?"
+    elif any(far(each, gradients[0]) > CLOSE[step] * scales.min() for each in gradients):
+        hint = "The ranks hold different gradients. What makes the same of what all of them have sent, and "
+        hint += "has all of it arrived by then?"
         if not step and off(numbers, _coded(_drawn(plan, step, rank)).double()) < CLOSE[step]:
             hint = "A rank gets back what it has sent itself. And what the others have sent?"
     elif gap < FEW_DIGITS:
@@ -238,6 +249,10 @@ KEEPS: list[tuple[Keep, str]] = [  # from wanted, sent, gradient, mean
     (lambda w, s, g, m: g - s, "What was kept before the last pass is gone. What was to be sent in it?"),
     (lambda w, s, g, m: w, "Also what was sent is kept, and so it comes again. What is left of it then?"),
     (lambda w, s, g, m: s - w, "What is kept has the wrong sign: too much was sent there."),
+    (
+        lambda w, s, g, m: m,
+        "What is added is the mean that came back. Does DDP write into the tensor that you keep?",
+    ),
 ]
 SCALES: list[tuple[Sizing, str]] = [
     (lambda part: part.abs().sum(), "The scale is a sum. How many numbers does the parameter have?"),
@@ -258,12 +273,15 @@ def _known(plan: Result, ranks: int, step: int, right: Tensor) -> Iterator[tuple
     plain = mean(torch.cat)
     yield right * ranks, "That is the sum of what the ranks have sent. With a hook, DDP no longer divides it."
     yield right / ranks, "It was divided by the number of ranks once more than it should be."
+    yield -right, "Each sign is the other one. Which bit is sent for a negative sum, and how is it read?"
     yield plain, "That is the mean of the gradients themselves, as without a hook. What is to travel instead?"
     yield plain * ranks, "That is the sum of the gradients themselves. What is to travel instead?"
     if step:
         yield from ((_simulate(plan, ranks, keep)[0][step], hint) for keep, hint in KEEPS)
         hint = "The scales are those of this pass's gradients. Of which numbers are the signs?"
-        yield _simulate(plan, ranks, of_sums=False)[0][step], hint
+        yield _simulate(plan, ranks, gradients_in="scales")[0][step], hint
+        hint = "The signs are those of this pass's gradients. Of which numbers are the scales?"
+        yield _simulate(plan, ranks, gradients_in="signs")[0][step], hint
         return
     yield from ((mean(partial(_coded, size=size)), hint) for size, hint in SCALES)
     whole = mean(lambda parts: _coded([torch.cat(parts)]))
@@ -286,7 +304,7 @@ def _otherwise(step: int, i: int, few: Any) -> str:
         return "Most numbers are right. Some ranks' gradient is 0 where they are not: which sign has a 0?"
     if i:
         return "The first model's first pass is right. The models take turns: does each keep its own?"
-    return "Which bit belongs to which number, which scale to which parameter, and what is the mean of?"
+    return "Which bit belongs to which number, which scale to which parameter, and has all arrived by then?"
 
 
 @reports(
@@ -489,7 +507,7 @@ WAYS = {
     "sum": "The weights are a sum over the ranks. A mean is asked for.",
     "of rank 0": "All have rank 0's weights. Then what the others have learned is lost.",
     "early": "The average comes one step early or late: after how many steps is the first one due?",
-    "gradients": "That is what averaged gradients give, in each step. Here each steps with its own.",
+    "gradients": "That is what averaged gradients give, or a meeting after each step. When is one due?",
     "left gradients": "What was in .grad before the call is in the first step. When is it cleared?",
     "stale gradients": "What was in .grad before the step is in it still.",
 }
@@ -544,7 +562,8 @@ def _state_off(part: str, calls: list[Result], c: int, held: list[Any], right: T
     seen = f"{_case(call)}, {ranks} ranks: in {name} one number of "
     hint = "Which of these numbers are averaged, and into which tensors does their mean go?"
     if any(far(own, held[0]) > NEAR for own in held):
-        hint = "The ranks hold different numbers there. What else, besides the weights, has training changed?"
+        hint = "The ranks hold different numbers there. What else, besides the weights, has training "
+        hint += "changed, and where does its mean go?"
     elif far(held[0], right * ranks) < NEAR:
         hint = "That is a sum over the ranks."
     elif far(held[0], _trained(calls, ranks, "rest of rank 0")[c][part]) < NEAR:
@@ -573,8 +592,9 @@ def _sending(call: Result, of_call: list[Result]) -> Faults:
             hint = (
                 "That is one meeting more. Do the ranks meet before the first step, or twice after the last?"
             )
-        seen = f"{_case(call)}, {changed} numbers that training changes: in the {meetings} meetings of this "
-        yield f"{seen}call {sent} numbers travelled", hint
+        times = "meeting" if meetings == 1 else f"{meetings} meetings"
+        seen = f"{_case(call)}, {changed} numbers that training changes: in the {times} of this call "
+        yield f"{seen}{sent} numbers travelled", hint
     if not all(result["as_it_was"] for result in of_call):
         seen = (
             "after your call a module is in another mode, a parameter is frozen or no longer frozen, or the "
@@ -606,15 +626,19 @@ def _locally(answer: Any, calls: list[Result]) -> list[Result]:
         model, optimizer = runs[name]
         batches, before = _batches(call, rank), settings(model)
         modes = [(module, module.training) for module in model.modules()]
+        trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         _leave_gradients(model, call, rank)
         with record_traffic() as travelled:
             answer(model, optimizer, batches, call["every"])
+        as_it_was = settings(model) == before
+        for module, mode in modes:
+            module.training = mode
+        for parameter, is_trained in trained:
+            parameter.requires_grad_(is_trained)
         held = _held(model, optimizer, name)
         known = _batches(call, rank)
         same = len(known) == len(batches) and all(map(torch.equal, chain(*known), chain(*batches)))
         gathered = any("gather" in kind and count > len(trainable(model)) for kind, count in travelled.calls)
         results.append(held | {"sent": travelled.received(), "gathered": gathered})
-        results[-1]["as_it_was"] = same and settings(model) == before
-        for module, mode in modes:
-            module.training = mode
+        results[-1]["as_it_was"] = same and as_it_was
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -455,6 +458,220 @@ def asks_until_it_is_done(ddp):
     ddp.register_comm_hook(None, asking)
 
 
+@wrong("19.1", hint="Each sign is the other one.")
+def reads_the_bits_turned(ddp):
+    """1 where it is positive, and read as negative."""
+
+    def write(wanted, sizes, size):
+        return torch.cat([written(wanted, sizes)[: 4 * len(sizes)], pack(wanted >= 0)])
+
+    hooked(ddp, write=write)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="Does DDP write into the tensor that you keep?")
+def keeps_a_view_of_the_buffer(ddp):
+    """What is left is computed in the buffer itself, which DDP uses again."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer()
+        wanted += by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        wanted -= read(message, sizes)
+        unsent.update(zip(parameters, wanted.split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="The second pass is right. What is kept of it")
+def adds_what_is_left_up(ddp):
+    """What was left is in the sum already, and is counted again."""
+    hooked(ddp, keep=lambda wanted, sent, gradient: (wanted - gradient) + (wanted - sent))
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="The signs are those of this pass's gradients.")
+def signs_of_the_gradient_alone(ddp):
+    """What is left is kept, and comes only into the scale."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        scales = written(wanted, sizes)[: 4 * len(sizes)]
+        message = torch.cat([scales, pack(bucket.buffer() < 0)])
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="arrived")
+def reads_before_it_has_arrived(ddp):
+    def hook(state, bucket):
+        sizes, count = [each.numel() for each in bucket.parameters()], dist.get_world_size()
+        message = written(bucket.buffer(), sizes)
+        gathered = torch.zeros(count * len(message), dtype=torch.uint8)
+        hook.works.append(dist.all_gather_into_tensor(gathered, message, async_op=True).get_future())
+        done = torch.futures.Future()
+        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+        return done
+
+    hook.works = []
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="which scale to which parameter")
+def scale_is_the_median(ddp):
+    hooked(ddp, size=lambda part: part.abs().median())
+
+
+@wrong("19.1", hint="Only the last digits are off.")
+def scales_in_float16(ddp):
+    hooked(ddp, size=lambda part: part.abs().mean().half().float())
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="and to which parameter's?")
+def scales_in_the_models_order(ddp):
+    """The scales of the parameters as the model has them, not as the bucket has them."""
+    order = [each for each in ddp.module.parameters() if each.requires_grad]
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        here = [each for each in order if any(each is one for one in parameters)]
+        sizes = [each.numel() for each in here]
+        wanted = bucket.buffer() + by_parameter(hook.unsent, here)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        hook.unsent.update(zip(here, (wanted - read(message, sizes)).split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    hook.unsent = {}
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="The ranks hold different gradients.")
+def the_first_scale_for_all_ranks(ddp):
+    """Each rank reads the others' bits with its own scales."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        scales, bits = message[: 4 * len(sizes)], message[4 * len(sizes) :].clone()
+        gathered = bits.new_empty(count * len(bits))
+        future = dist.all_gather_into_tensor(gathered, bits, async_op=True).get_future()
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        of_ranks = gathered.chunk(count)
+        return future.then(lambda _: sum(read(torch.cat([scales, b]), sizes) for b in of_ranks) / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="The ranks hold different gradients.")
+def adds_bytes_of_bits_up(ddp):
+    """all_reduce of what is packed."""
+
+    def hook(state, bucket):
+        sizes, count = [each.numel() for each in bucket.parameters()], dist.get_world_size()
+        message = written(bucket.buffer(), sizes)
+        scales, bits = message[: 4 * len(sizes)], message[4 * len(sizes) :].clone()
+        future = dist.all_reduce(bits, async_op=True).get_future()
+        return future.then(lambda _: read(torch.cat([scales, bits // count]), sizes))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="Backward stands still meanwhile.")
+def waits_by_a_barrier(ddp):
+    inner = signs_hook()
+
+    def hook(state, bucket):
+        dist.barrier()
+        return inner(state, bucket)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, hint="How many signs are there in a byte")
+def gathers_objects(ddp):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        scales = [part.abs().mean() for part in wanted.split(sizes)]
+        others = [None] * count
+        dist.all_gather_object(others, ((wanted < 0).tolist(), scales))
+        means = []
+        for negative, of_rank in others:
+            each = torch.stack(of_rank).repeat_interleave(torch.tensor(sizes))
+            means.append(torch.where(torch.tensor(negative), -each, each))
+        unsent.update(zip(parameters, (wanted - means[dist.get_rank()]).split(sizes), strict=True))
+        done = torch.futures.Future()
+        done.set_result(sum(means) / count)
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="Backward stands still meanwhile.")
+def functional(ddp):
+    """The functional collective, waited for on the spot."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = collectives.all_gather_tensor(message, 0, dist.group.WORLD)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        done = torch.futures.Future()
+        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+HOOKED: list[nn.Module] = []
+
+
+@wrong("19.1", hint="as without a hook")
+def the_hook_is_of_the_first_model(ddp):
+    if not HOOKED:
+        HOOKED.append(ddp)
+        hooked(ddp)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="what was left unsent before did not come")
+def forgets_after_two_passes(ddp):
+    """The memory is emptied when there is a new order, and again."""
+    passes, unsent = [], {}
+    inner = signs_hook(unsent=unsent)
+
+    def hook(state, bucket):
+        future = inner(state, bucket)
+        if bucket.is_last():
+            passes.append(1)
+            if len(passes) == 2:
+                unsent.clear()
+        return future
+
+    ddp.register_comm_hook(None, hook)
+
+
 @right("19.1")
 def two_messages(ddp):
     signs_by(ddp, lambda wanted: pack(wanted < 0), unpack)
@@ -584,6 +801,101 @@ def each_parameter_by_itself(ddp):
         return futures.then(lambda done: torch.cat([each.value() for each in done.value()]))
 
     ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def by_a_thread(ddp):
+    """A thread waits, and fills a future."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        gathered = torch.empty(count, len(message), dtype=torch.uint8)
+        work = dist.all_gather_into_tensor(gathered.view(-1), message, async_op=True)
+        done = torch.futures.Future()
+
+        def fill():
+            work.wait()
+            done.set_result(sum(read(each, sizes) for each in gathered) / count)
+
+        threading.Thread(target=fill).start()
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+UNSENT_OF_ALL: dict[nn.Parameter, torch.Tensor] = {}
+
+
+@right("19.1")
+def one_memory_by_parameter(ddp):
+    """One dict for all models: the parameters themselves are its keys."""
+    hooked(ddp, unsent=UNSENT_OF_ALL)
+
+
+@right("19.1")
+def to_each_its_own_copy(ddp):
+    """By all_to_all, with the message once for each rank."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer().double() + by_parameter(unsent, parameters)
+        scales = torch.stack([part.abs().mean().float() for part in wanted.split(sizes)])
+        message = torch.cat([scales.view(torch.uint8), pack(torch.signbit(wanted) & (wanted != 0))])
+        others = message.new_empty(count * len(message))
+        work = dist.all_to_all_single(others, message.repeat(count), async_op=True)
+
+        def mean(_):
+            came = [read(each, sizes).double() for each in others.chunk(count)]
+            unsent.update(zip(parameters, (wanted - came[dist.get_rank()]).split(sizes), strict=True))
+            return torch.stack(came).mean(0).float()
+
+        return work.get_future().then(mean)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+class SignsOfAModel:
+    """What is unsent is one tensor in the model's order, and is changed in place."""
+
+    def __init__(self, ddp):
+        trained = [each for each in ddp.parameters() if each.requires_grad]
+        self.unsent = torch.zeros(sum(each.numel() for each in trained))
+        sizes = [each.numel() for each in trained]
+        self.parts = dict(zip(trained, self.unsent.split(sizes), strict=True))
+        ddp.register_comm_hook(self, SignsOfAModel.__call__)
+
+    def __call__(self, bucket):
+        messages, parts = [], [self.parts[each] for each in bucket.parameters()]
+        for part, gradient in zip(parts, bucket.gradients(), strict=True):
+            part += gradient.flatten()
+            scale, negative = part.abs().sum() / part.numel(), part.lt(0)
+            messages += [scale[None].view(torch.uint8), pack(negative)]
+            part -= scale * (1 - 2 * negative.float())
+        message = torch.cat(messages)
+        rows = [torch.zeros_like(message) for _ in range(dist.get_world_size())]
+        future = dist.all_gather(rows, message, async_op=True).get_future()
+        sizes = [len(part) for part in parts]
+
+        def mean(_):
+            total = torch.zeros(sum(sizes))
+            for row in rows:
+                numbers = []
+                for size in sizes:
+                    own, row = row.split([4 + -(-size // 8), len(row) - 4 - -(-size // 8)])
+                    scale = own[:4].clone().view(torch.float32)
+                    numbers.append(scale * (1 - 2 * unpack(own[4:], size).float()))
+                total += torch.cat(numbers)
+            return total.div_(len(rows))
+
+        return future.then(mean)
 
 
 # --- 19.2 ---
@@ -914,6 +1226,165 @@ def the_weights_at_the_start(model, optimizer, batches, every):
     locally(model, optimizer, batches, every)
 
 
+@wrong("19.2", hint="and after which steps?")
+def drops_the_rest(model, optimizer, batches, every):
+    """As if a last, shorter round did not count."""
+    locally(model, optimizer, batches[: len(batches) // every * every], every)
+
+
+@wrong("19.2", hint="or a meeting after each step")
+def meets_after_each_step(model, optimizer, batches, every):
+    locally(model, optimizer, batches, 1)
+
+
+@wrong("19.2", hint="and after which steps?")
+def meets_at_the_end_alone(model, optimizer, batches, every):
+    locally(model, optimizer, batches, len(batches))
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def the_sum_of_losses(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+        optimizer.step()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def trains_all_modules(model, optimizer, batches, every):
+    model.train()
+    locally(model, optimizer, batches, every)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def in_evaluation(model, optimizer, batches, every):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    locally(model, optimizer, batches, every)
+    for module, mode in modes.items():
+        module.training = mode
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def through_ddp(model, optimizer, batches, every):
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        if i % every == 0 or i == len(batches):
+            F.cross_entropy(ddp(x), y).backward()
+        else:
+            with ddp.no_sync():
+                F.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="All have rank 0's.")
+def state_of_rank_0(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        for each in state_of(optimizer):
+            dist.broadcast(each, 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="and where does its mean go?")
+def averages_a_copy_of_the_state(model, optimizer, batches, every):
+    """state_dict() gives the tensors themselves, but a copy of them is averaged."""
+
+    def meet(model, optimizer):
+        state = copy.deepcopy(optimizer.state_dict())
+        values = [value for each in state["state"].values() for value in each.values()]
+        average([*trained(model), *buffers_of(model), *filter(floats, values)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
+def sums_at_rank_0(model, optimizer, batches, every):
+    """By a reduce and a broadcast: twice."""
+
+    def meet(model, optimizer):
+        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+            numbers = each.detach()
+            dist.reduce(numbers, 0)
+            numbers /= dist.get_world_size()
+            dist.broadcast(numbers, 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="A gather brings")
+def by_objects(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+        others = [None] * dist.get_world_size()
+        dist.all_gather_object(others, [each.detach() for each in tensors])
+        for each, *of_ranks in zip(tensors, *others, strict=True):
+            each.detach().copy_(torch.stack(of_ranks).mean(0))
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
+def freezes_for_good(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every)
+    for each in model.parameters():
+        each.requires_grad_(True)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def averages_gradients_at_a_meeting(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        due = i % every == 0 or i == len(batches)
+        if due:
+            average([each.grad for each in trained(model)])
+        optimizer.step()
+        if due:
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def accumulates(model, optimizer, batches, every):
+    """Gradient accumulation: a step after every H batches, by averaged gradients."""
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(batches, start=1):
+        (F.cross_entropy(model(x), y) / every).backward()
+        if i % every == 0 or i == len(batches):
+            average([each.grad for each in trained(model)])
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
+def meets_every_buffer_each_step(model, optimizer, batches, every):
+    """The buffers' means after each step; at the end they are the same."""
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+        else:
+            average(buffers_of(model))
+
+
+@wrong("19.2", hint="Then which numbers are averaged")
+def outer_step(model, optimizer, batches, every):
+    """DiLoCo's: the mean change is taken once more."""
+    start = [each.detach().clone() for each in trained(model)]
+
+    def meet(model, optimizer):
+        average_all(model, optimizer)
+        for each, before in zip(trained(model), start, strict=True):
+            each.data += 0.9 * (each.data - before)
+            before.copy_(each.data)
+
+    locally(model, optimizer, batches, every, meet)
+
+
 @right("19.2")
 def with_the_counters(model, optimizer, batches, every):
     """All tensors, whole numbers, too, which are the same on all ranks; and a barrier."""
@@ -996,6 +1467,51 @@ def through_state_dicts(model, optimizer, batches, every):
         optimizer.load_state_dict(state)
 
     locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def with_pytorchs_average(model, optimizer, batches, every):
+    """`average_parameters`, and a closure for the step."""
+    for i, (x, y) in enumerate(batches, start=1):
+
+        def closure(x=x, y=y):
+            model.zero_grad()
+            loss = F.nll_loss(model(x).log_softmax(1), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        if i in {*range(every, len(batches), every), len(batches)}:
+            tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+            average_parameters(iter(tensors), dist.group.WORLD)
+
+
+@right("19.2")
+def by_functional_collectives(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        with torch.no_grad():
+            for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+                total = collectives.all_reduce(each.detach().clone(), "sum", dist.group.WORLD)
+                each.copy_(total / dist.get_world_size())
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def coalesced(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        tensors = [each.detach() for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]]
+        for kind in {each.dtype for each in tensors}:
+            of_kind = [each for each in tensors if each.dtype == kind]
+            dist.all_reduce_coalesced(of_kind)
+            for each in of_kind:
+                each /= dist.get_world_size()
+
+    while batches:
+        now, batches = batches[:every], batches[every:]
+        for x, y in now:
+            step_of(model, optimizer, x, y)
+        meet(model, optimizer)
 
 
 def floats(value: Any) -> bool:

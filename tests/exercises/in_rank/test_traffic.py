@@ -113,6 +113,9 @@ def test_what_nobody_waits_for_ends_before_the_profiler_does() -> None:
     assert seen == [[True, ["allreduce"], [("all_reduce", 7)]]] * 2
 
 
+WAITS = {"work": 1, "future": 1, "thread": 0, "asks": 1, "done": 0, "functional": 1}
+
+
 def bytes_and_waits() -> dict[str, Any]:
     dist.init_process_group("gloo")
     rank, tensor = dist.get_rank(), torch.ones(12, dtype=torch.float16)
@@ -140,7 +143,7 @@ def bytes_and_waits() -> dict[str, Any]:
         with noting_bytes(sent.append):
             way()
         seen[name] = sum(sent)
-    for name in ("work", "future", "thread", "asks", "done"):
+    for name in WAITS:
         waits: list[bool] = []
         dist.barrier()
         time.sleep(0.1 * (rank == 0))  # the other one waits
@@ -161,6 +164,8 @@ def bytes_and_waits() -> dict[str, Any]:
             else:
                 time.sleep(0.3)
                 future.wait()
+            if name == "functional":
+                functional.all_reduce(tensor, "sum", dist.group.WORLD).sum()
         seen[f"waits: {name}"] = len(waits)
     dist.barrier()
     return seen
@@ -173,5 +178,4 @@ def test_bytes_are_told_by_dtype_and_a_wait_is_one_for_what_is_not_done() -> Non
         assert seen["messages"] == (24 if rank == 0 else 0)
         assert seen["a barrier"] == 0
         if rank == 1:
-            waits = [seen[f"waits: {name}"] for name in ("work", "future", "thread", "asks", "done")]
-            assert waits == [1, 1, 0, 1, 0]
+            assert {name: seen[f"waits: {name}"] for name in WAITS} == WAITS
