@@ -18,7 +18,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -175,6 +174,8 @@ def noting_waits(note: Callable[[], None]) -> Iterator[None]:
 
     For what a functional collective returns, each wait is told.
     """
+    import torch.distributed._functional_collectives as functional  # not loaded before it is needed
+
     here = threading.get_ident()
 
     def waits(

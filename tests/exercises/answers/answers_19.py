@@ -1003,7 +1003,7 @@ def adds_gradients_up(model, optimizer, batches, every):
             average_all(model, optimizer)
 
 
-@wrong("19.2", WEIGHTS, ONCE, hint="What else, besides the weights, has training changed?")
+@wrong("19.2", WEIGHTS, ONCE, hint="What else, besides the weights, has training changed")
 def weights_alone(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, lambda *_: average(trained(model)))
 
