@@ -158,9 +158,9 @@ def _scales(parts: list[Tensor], size: Sizing = _size) -> Tensor:
     return torch.cat([size(part).expand(len(part)) for part in parts])
 
 
-def _coded(parts: list[Tensor], size: Sizing = _size) -> Tensor:
-    scales = _scales(parts, size)
-    return torch.where(torch.cat(parts) < 0, -scales, scales)
+def _coded(parts: list[Tensor], size: Sizing = _size, sign_of_0: float = 1) -> Tensor:
+    scales, numbers = _scales(parts, size), torch.cat(parts)
+    return torch.where(numbers < 0, -scales, torch.where(numbers == 0, sign_of_0 * scales, scales))
 
 
 Keep = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -232,10 +232,9 @@ def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, right: Ten
     elif gap < FEW_DIGITS:
         hint = "Only the last digits are off. In which dtype do the scales travel?"
     else:
-        few = (numbers - right[places]).abs().gt(CLOSE[step] * scales).sum() <= len(numbers) / 3
         known = _known(plan, ranks, step, right)
         hint = next((hint for wrong, hint in known if off(numbers, wrong) < FEW_DIGITS), "")
-        hint = hint or _otherwise(step, i, few)
+        hint = hint or _otherwise(step, i)
     yield seen, hint
 
 
@@ -284,15 +283,18 @@ def _known(plan: Result, ranks: int, step: int, right: Tensor) -> Iterator[tuple
         yield _simulate(plan, ranks, gradients_in="signs")[0][step], hint
         return
     yield from ((mean(partial(_coded, size=size)), hint) for size, hint in SCALES)
+    hint = "Most numbers are right. Some ranks' gradient is 0 where they are not: which sign has a 0?"
+    yield from ((mean(partial(_coded, sign_of_0=sign)), hint) for sign in (-1, 0))
     whole = mean(lambda parts: _coded([torch.cat(parts)]))
     yield whole, "That is one scale for the whole bucket. Each parameter has its own."
     signs, scales = mean(partial(_coded, size=_one)), mean(_scales)
-    yield signs * scales, "Each rank's signs belong to its own scales. Here both were averaged by themselves."
-    yield signs.sign() * scales, "The majority of signs has decided. A mean is asked for."
+    hint = "Each rank's signs belong to its own scales. Here "
+    yield signs * scales, hint + "both were averaged by themselves."
+    yield signs.sign() * scales, hint + "the majority of the signs has decided."
 
 
-def _otherwise(step: int, i: int, few: Any) -> str:
-    """Return a hint for gradients that no known mistake gives; ``few`` of them are wrong, or most."""
+def _otherwise(step: int, i: int) -> str:
+    """Return a hint for gradients that no known mistake gives."""
     if step == 1:
         hint = (
             "The first pass is right. What is added to this pass's gradient, and to which parameter's? DDP "
@@ -300,8 +302,6 @@ def _otherwise(step: int, i: int, few: Any) -> str:
         return hint + "has rebuilt its buckets in between."
     if step:
         return "The second pass is right. What is kept of it, and is it still the same when the third begins?"
-    if few:
-        return "Most numbers are right. Some ranks' gradient is 0 where they are not: which sign has a 0?"
     if i:
         return "The first model's first pass is right. The models take turns: does each keep its own?"
     return "Which bit belongs to which number, which scale to which parameter, and has all arrived by then?"

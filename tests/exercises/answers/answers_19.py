@@ -378,7 +378,7 @@ def keeps_the_difference_from_the_mean(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", hint="The majority of signs has decided")
+@wrong("19.1", hint="Each rank's signs belong to its own scales.")
 def by_majority(ddp):
     def hook(state, bucket):
         sizes = [each.numel() for each in bucket.parameters()]
