@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any
 from unittest import mock
 
@@ -176,12 +176,12 @@ def noting_waits(note: Callable[[], None]) -> Iterator[None]:
     """
     import torch.distributed._functional_collectives as functional  # not loaded before it is needed
 
-    here = threading.get_ident()
+    here = get_ident()
 
     def waits(
         real: Callable[..., Any], is_done: Callable[..., bool], self: Any, *args: Any, **named: Any
     ) -> Any:
-        if threading.get_ident() == here and not is_done(self):
+        if get_ident() == here and not is_done(self):
             note()
         return real(self, *args, **named)
 
