@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from .unused_gpus import unused_gpus
+
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux
 
@@ -38,6 +40,8 @@ class Machine:
     Attributes
     ----------
     accelerators : list of Accelerator
+    unused : str
+        Why a GPU of this machine is not used, and what to do; empty if each is used.
     cores : int
         CPU cores that this process may use.
     memory_bytes, available_bytes : int
@@ -51,6 +55,7 @@ class Machine:
     """
 
     accelerators: list[Accelerator]
+    unused: str
     cores: int
     memory_bytes: int
     available_bytes: int
@@ -73,6 +78,7 @@ class Machine:
         lacks = [name for name, there in self.backends.items() if not there]
         return {
             "Accelerators": "\n".join(map(str, self.accelerators)) or "none that torch can use",
+            **({"Not used": self.unused} if self.unused else {}),
             "CPU": f"{self.cores} core{'s' if self.cores > 1 else ''} for this process",
             "Memory": f"{self.memory_bytes / GIB:.1f} GiB, {self.available_bytes / GIB:.1f} GiB of it free",
             "Backends": f"{', '.join(has) or 'none'} (not in this torch: {', '.join(lacks) or 'none'})",
@@ -103,7 +109,7 @@ class Machine:
 
 def machine() -> Machine:
     """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
-    present = accelerators()
+    present, unused = accelerators(), unused_gpus()
     gpus = gpu_count()
     shown_only = sorted({device.name for device in present if device.kind != "cuda"})
     if gpus > 1:
@@ -117,10 +123,12 @@ def machine() -> Machine:
             f"torch.distributed has no backend here for {', '.join(shown_only)}, so ranks are CPU processes"
         )
     else:
-        world_size, backend, reason = 2, "gloo", "there is no GPU, so ranks are CPU processes"
+        none = "torch can use no GPU" if unused else "there is no GPU"
+        world_size, backend, reason = 2, "gloo", f"{none}, so ranks are CPU processes"
     total, available = memory()
     return Machine(
         accelerators=present,
+        unused=unused,
         cores=cores(),
         memory_bytes=total,
         available_bytes=available,
@@ -132,10 +140,13 @@ def machine() -> Machine:
 
 
 def gpu_count() -> int:
-    """Count the GPUs that ranks can use (CUDA, or ROCm under the same name) within CUDA_VISIBLE_DEVICES."""
+    """Count the GPUs that ranks can use (CUDA, or ROCm under the same name) within CUDA_VISIBLE_DEVICES.
+
+    `torch.cuda.device_count()` alone also counts GPUs whose driver is too old for this torch.
+    """
     import torch
 
-    return torch.cuda.device_count()
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def accelerators() -> list[Accelerator]:

@@ -121,6 +121,8 @@ def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
 
     Gloo does so in a thread of its own if tensors do not match. Return what undoes this (GNU's libstdc++).
     The function needs the interpreter's lock: the process aborts once no other thread holds that in C code.
+    It keeps the lock while it aborts: `faulthandler` reads the stacks then, and a thread that runs changes
+    its own.
     """
     try:
         set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
@@ -133,7 +135,7 @@ def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
         try:
             call()
         finally:
-            handler(before)()
+            ctypes.PYFUNCTYPE(None)(before)()
 
     ours = handler(give_up)
     HANDLERS.append(ours)

@@ -143,7 +143,7 @@ def process_name(pid: int) -> str:
 
 
 def end_request(folder: Path, process: str) -> Path:
-    """Text: when torchrun's agent asked a process, by its name, to end; written before the agent does."""
+    """Text: when torchrun's agent asked a process, by its name, where it is, and to end soon after."""
     return folder / f"end-of-{process}"
 
 

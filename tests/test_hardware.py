@@ -34,7 +34,10 @@ def test_without_a_gpu_two_cpu_ranks_over_gloo(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("gpus", "plan"), [(1, "1 GPU rank, nccl"), (4, "4 GPU ranks, nccl")])
 def test_with_gpus_a_rank_for_each(monkeypatch: pytest.MonkeyPatch, gpus: int, plan: str) -> None:
     properties = types.SimpleNamespace(name="A GPU", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     found = machine()
     assert found.plan == plan

@@ -13,6 +13,7 @@ import platform
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,23 @@ def each_process_group_has_its_ranks() -> None:
 
 
 def cpp_calls_us_before_it_gives_up() -> None:
-    """In a thread of gloo's: one rank sends more than the other has room for."""
+    """In a thread of gloo's: one rank sends more than the other has room for.
+
+    Threads that end while `faulthandler` reads the stacks of all would crash it.
+    """
+
+    def start_threads() -> None:
+        while True:
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
 
     def gives_up(path: str) -> None:
         import torch
         import torch.distributed as dist
 
+        for _ in range(4):
+            threading.Thread(target=start_threads, daemon=True).start()
         private_names.on_cpp_terminate(Path(path, "forgotten").touch)()
         private_names.on_cpp_terminate(Path(path, os.environ["RANK"]).touch)
         dist.init_process_group("gloo")

@@ -13,9 +13,9 @@ import random
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -218,6 +218,54 @@ def hash_of_process(plain: Callable[[Any], int], seed: int, value: Any) -> int:
     """Hash as in a separate process: text hashes differ between processes, but not between forked ranks."""
     parts = value if isinstance(value, tuple) else (value,)
     return plain((seed, value)) if any(isinstance(part, str | bytes) for part in parts) else plain(value)
+
+
+PLAIN_SET = set  # as it is without `own_order_of_sets`
+
+
+class _WhatIsASet(type):
+    """Says that sets in braces, and all others, are sets as well."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, PLAIN_SET) if cls is OwnOrder else type.__instancecheck__(cls, value)
+
+
+class OwnOrder(set[Any], metaclass=_WhatIsASet):
+    """A set that gives texts in an order of this rank's own; only a set in braces does not."""
+
+    seed: ClassVar[int] = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        items = list(PLAIN_SET.__iter__(self))
+        if any(isinstance(each, str) for each in items):  # numbers have one order everywhere
+            items.sort(key=lambda each: hash((self.seed, each)))
+        return iter(items)
+
+    def __reduce__(self) -> Any:
+        return _a_set, (list(self),)
+
+
+def _a_set(items: list[Any]) -> Any:
+    return set(items)  # with an order of its own where it arrives
+
+
+def _in_own_order(method: Any, *given: Any) -> Any:
+    made = method(*given)
+    return made if made is NotImplemented else OwnOrder(made)
+
+
+OwnOrder.__name__ = OwnOrder.__qualname__ = "set"
+OPERATORS = [f"__{right}{name}__" for name in ("or", "and", "sub", "xor") for right in ("", "r")]
+for _name in (*OPERATORS, "union", "intersection", "difference", "symmetric_difference", "copy"):
+    setattr(OwnOrder, _name, partialmethod(partial(_in_own_order, getattr(PLAIN_SET, _name))))
+
+
+@contextlib.contextmanager
+def own_order_of_sets(seed: int) -> Iterator[None]:
+    """Let ``set(…)`` order texts as a separately started process does: in an order of this rank's own."""
+    OwnOrder.seed = seed
+    with mock.patch("builtins.set", OwnOrder):
+        yield
 
 
 def fresh_copies(answer: Any, times: int) -> list[Any]:

@@ -35,7 +35,7 @@ def place() -> tuple[Any, str]:
 
     told = os.environ.get
     local_rank = int(told("LOCAL_RANK", told("SLURM_LOCALID", 0)))
-    gpus = gpus_here = torch.cuda.device_count()
+    gpus = gpus_here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     world_size, tasks = int(told("WORLD_SIZE", 1)), tasks_here()
     ranks_here = int(told("LOCAL_WORLD_SIZE", min(world_size, tasks or world_size)))
     if ranks_here == tasks:  # the ranks are Slurm's tasks, and a task may see only some of the node's GPUs

@@ -19,17 +19,20 @@ import traceback
 import types
 from pathlib import Path
 
-from ..files import discard
+import psutil
+
+from ..files import discard, write_whole
 from ..frames import is_learners, with_source
 from ..kill import end_with, kill_group_of
 from ..private_names import choose_ports_by, tell_before_the_agent_ends
-from ..run_folder import ASKED, AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name
+from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name
 from .failure import report_exception, watch_children, write_failure
 from .last_words import LastWords
 from .recorder import attach, note, tell_collectives
 
 RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+UNTIL: dict[int, float] = {}  # in torchrun's agent: time.monotonic() until which it waits for a rank, by pid
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
 
 
@@ -87,20 +90,26 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
 
 
 def _before_it_is_ended(folder: Path, pid: int) -> None:
-    """Let a rank record where it is, and note when the agent asked it to end: the first time, by SIGTERM."""
-    request, asked = end_request(folder, process_name(pid)), folder / ASKED
-    if request.exists():
-        return
-    with contextlib.suppress(OSError):  # a full disk; it has ended
-        if not asked.exists():
-            asked.touch()
-        since = max(0.0, time.time() - asked.stat().st_mtime)  # all ranks were asked when the first one was
-        until = time.monotonic() + RECORD_SECONDS - since
-        while not _has_recorded(folder, pid) and time.monotonic() < until:
-            os.kill(pid, 0)
-            time.sleep(0.01)
-    with contextlib.suppress(OSError):
-        request.write_text(str(time.time()))
+    """Let a rank record where it is before the agent ends it; when the first one's turn comes, all are asked.
+
+    Whatever they do from then on is no cause: a rank had failed before, perhaps without a word.
+    """
+    if pid not in UNTIL:
+        until, now = time.monotonic() + RECORD_SECONDS, str(time.time())
+        for each in filter(_runs, {pid, *(child.pid for child in psutil.Process().children())}):
+            UNTIL[each] = until
+            with contextlib.suppress(OSError):  # a full disk
+                write_whole(end_request(folder, process_name(each)), now)
+    while _runs(pid) and not _has_recorded(folder, pid) and time.monotonic() < UNTIL[pid]:
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs: a rank that has ended is there until its agent looks at it."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _has_recorded(folder: Path, pid: int) -> bool:
@@ -133,12 +142,10 @@ def run_rank(script: str, arguments: list[str]) -> None:
     end_with(int(os.environ["COURSE_KERNEL"]))
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if files.failure.exists():
-        files.failure.replace(files.failure_of_attempt(attempt - 1))
-    if attempt > 0:
-        for of_before in (folder / ASKED, files.standstill):
-            discard(of_before)
-        if _of_this_node(files.facts):  # what it had started lives on
-            kill_group_of(files.facts)
+        files.failure.replace(files.failure_of_attempt(max(0, attempt - 1)))
+    discard(files.standstill)  # of before a restart; its count stays 0 on a node whose own ranks did not fail
+    if _of_this_node(files.facts):  # what it had started lives on
+        kill_group_of(files.facts)
     attach(rank)
     watch_children()
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent

@@ -1,10 +1,11 @@
 """Record where a stuck rank is, since when, and in which collective.
 
 The recorder's thread looks at the main thread ten times a second, for some microseconds. While the rank's
-collectives stand still, once the launcher asks (`run_folder.ASKED`), and at the end, ``RankFiles.standstill``
-holds a record, which `report.waiting` evaluates: of this thread, of others, and of the processes that the
-rank has forked (a DataLoader's workers). PyTorch's flight recorders number the collectives of a
-process group in the same way on every rank: NCCL has one recorder, all other backends have another.
+collectives stand still, once the launcher asks all ranks (`run_folder.ASKED`) or torchrun's agent asks this
+one (`run_folder.end_request`), and at the end, ``RankFiles.standstill`` holds a record, which
+`report.waiting` evaluates: of this thread, of others, and of the processes that the rank has forked (a
+DataLoader's workers). PyTorch's flight recorders number the collectives of a process group in the same way
+on every rank: NCCL has one recorder, all other backends have another.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import psutil
 from ..files import discard, write_whole
 from ..frames import Place, frame_of, is_learners
 from ..private_names import flight_recorder, process_groups, traced_collectives
-from ..run_folder import ASKED, EVERYONE, OVER_NCCL, RankFiles
+from ..run_folder import ASKED, EVERYONE, OVER_NCCL, RankFiles, end_request, process_name
 from ..stack_dumps import answer, request, size_of
 from .own_wait import own_wait
 from .threads import cpu_seconds, other_threads, stack_of
@@ -44,7 +45,8 @@ class Lookout:
 
     def __init__(self, files: RankFiles, stack_signal: Callable[[], int | None] = lambda: None) -> None:
         self._path, self._stacks = files.standstill, files.stack
-        self._asked_path = str(files.folder / ASKED)
+        by_agent = end_request(files.folder, process_name(os.getpid()))
+        self._asked_paths = [str(files.folder / ASKED), str(by_agent)]
         self._stack_signal = stack_signal
         self._main = threading.main_thread().ident
         self._place: tuple[Any, ...] = ()
@@ -79,7 +81,7 @@ class Lookout:
                 self._called |= flight()["called"]  # the recorder forgets them soon
                 self._places = {}
         self._place, self._call, self._steps, self._flights = place, call, steps, flights
-        asked = os.path.exists(self._asked_path)
+        asked = any(map(os.path.exists, self._asked_paths))
         if asked or now - self._called_since >= STILL_SECONDS:
             record: dict[str, Any] = {"asked": asked}
             if asked or now - self._stands_since >= STILL_SECONDS:

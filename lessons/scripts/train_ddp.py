@@ -253,7 +253,7 @@ def parse_arguments():
     add = parser.add_argument
     add("--epochs", type=int, default=3, help="times through the training digits")
     add("--batch-size", type=int, default=64, help="samples a step, on each rank; a restart keeps their sum")
-    gpus = torch.cuda.device_count()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     add("--lr", type=float, default=0.0005 if gpus else 0.002, help="Adam's learning rate")
     add("--width", type=int, default=64 if gpus else 8, help="of the first layer")
     add("--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers")

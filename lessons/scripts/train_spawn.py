@@ -200,7 +200,7 @@ def file_to_write(text):
 
 
 def parse_arguments():
-    gpus = torch.cuda.device_count()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     parser = argparse.ArgumentParser(
         description="Train a small network on digits with DDP on ranks started by mp.spawn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 
 import numpy as np
@@ -18,6 +19,7 @@ from course_lib.exercises.inputs import (
     gradients_of,
     machine,
     network,
+    own_order_of_sets,
     own_randomness,
     seeds,
     tensor,
@@ -124,6 +126,24 @@ def test_processes_share_neither_rng_state_nor_the_hash_of_a_text() -> None:
             assert hash((3, 4)) == (3, 4).__hash__(), "numbers have one hash everywhere"
     assert draws[0] == draws[2]
     assert all(one != other for one, other in zip(*draws[:2], strict=True))
+
+
+def test_processes_do_not_share_the_order_of_a_set() -> None:
+    names = ["loss", "norm", "seconds", "tokens", "samples"]
+    orders = []
+    for seed in (1, 2, 1):
+        with own_order_of_sets(seed):
+            one = set(names)
+            made = [one, set().union(names), set() | one, {"loss"} | one, one - {"none"}, one.copy()]
+            made += [pickle.loads(pickle.dumps(one)), one & {*names}, set() ^ one]
+            orders.append(list(one))
+            assert all(list(each) == orders[-1] for each in made), "however it is made"
+            assert all(isinstance(each, set) and each == {*names} for each in [*made, {*names}])
+            assert not isinstance(names, set)
+            assert repr(set()) == "set()"
+            assert list(set(range(5))) == list(range(5)), "numbers have one order everywhere"
+    assert orders[0] == orders[2] != orders[1]
+    assert type(set()) is type({1})
 
 
 def test_what_is_restarted_remembers_nothing() -> None:

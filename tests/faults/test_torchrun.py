@@ -176,6 +176,118 @@ def test_a_rank_is_killed_beside_what_it_has_started(tmp_path: Path, monkeypatch
     assert "rank 2 had ended" in str(error)
 
 
+def test_what_another_rank_raises_before_it_is_asked_is_not_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a rank that ended without a word, torchrun tells only when it has ended the others.
+
+    It gives rank 0, which records nothing, half a second before it comes to rank 1.
+    """
+    monkeypatch.setattr(processes.Program, "report_seconds", 0.0)
+    source = """
+        import ctypes, os, time
+        from pathlib import Path
+
+        rank, folder = os.environ["RANK"], Path(os.environ["COURSE_RUN"])
+        (folder / f"there-{rank}").touch()
+        while len(list(folder.glob("there-*"))) < 3:
+            time.sleep(0.01)
+        if rank == "0":
+            (folder / "holds").touch()
+            ctypes.PyDLL(None).sleep(60)
+        if rank == "1":
+            where = folder / "rank-1.where"
+            while not (where.exists() and '"asked": true' in where.read_text()):
+                time.sleep(0.001)
+            raise ValueError("the others are gone")
+        while not (folder / "holds").exists():
+            time.sleep(0.01)
+        os._exit(3)
+        """
+    error = failing(script(tmp_path, source), nproc_per_node=3)
+    assert str(error).startswith("rank 2 ended with exit code 3 and without an exception"), str(error)
+
+
+def test_workers_outlive_a_rank_but_not_the_run(tmp_path: Path) -> None:
+    """They look at nothing; torchrun itself leaves them at work."""
+    source = """
+        import os, time
+        from pathlib import Path
+        from torch.utils.data import DataLoader, Dataset
+
+        there = Path(os.environ["COURSE_RUN"])
+
+        class Slow(Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, i):
+                (there / f"worker-{os.getpid()}").touch()
+                while True:
+                    time.sleep(0.05)
+
+        batches = iter(DataLoader(Slow(), num_workers=2))
+        while len(list(there.glob("worker-*"))) < 4:
+            time.sleep(0.01)
+        while os.environ["RANK"] == "1":
+            time.sleep(0.05)
+        os._exit(3)
+        """
+    error = failing(script(tmp_path, source), nproc_per_node=2)
+    assert str(error).startswith("rank 0 ended with exit code 3 and without an exception"), str(error)
+
+
+@pytest.mark.parametrize("what", ["os._exit(77)", "raise SystemExit(0)", "raise RuntimeError(number)"])
+def test_a_killed_worker_is_told_whatever_handlers_do(what: str, tmp_path: Path) -> None:
+    """They raise or exit on some thousand signals a second from the failure on, and on torchrun's SIGTERM."""
+    source = """
+        import os, signal, threading, time
+        import torch, torch.distributed as dist
+        from torch.utils.data import DataLoader, Dataset
+
+        rank, over = int(os.environ["RANK"]), False
+        names = [signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM]
+
+        def handler(number, frame):
+            if over or rank == 1:
+                WHAT
+
+        def send():
+            while True:
+                for number in names:
+                    time.sleep(5e-5)
+                    os.kill(os.getpid(), number)
+
+        class Data(Dataset):
+            def __len__(self):
+                return 64
+
+            def __getitem__(self, i):
+                if i == 20:
+                    os.kill(os.getpid(), 9)
+                return torch.ones(2000)
+
+        dist.init_process_group("gloo")
+        for number in names:
+            signal.signal(number, handler)
+        if rank == 1:
+            while True:
+                dist.all_reduce(torch.ones(()))
+        try:
+            for x in DataLoader(Data(), batch_size=4, num_workers=2):
+                dist.all_reduce(x.sum())
+        except (RuntimeError, ConnectionError):
+            signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
+            threading.Thread(target=send, daemon=True).start()
+            over = True
+            raise
+        """
+    for _ in range(2):
+        error = failing(script(tmp_path, source.replace("WHAT", what)), nproc_per_node=2)
+        assert re.match(r"rank 0 raised (RuntimeError|ConnectionResetError): ", str(error)), str(error)
+        assert re.search(r"\nA worker of rank 0, process \d+, was killed \(SIGKILL\)", str(error)), str(error)
+
+
 def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:
     """One start for each: wrong arguments, a module that is missing, a slip in the syntax."""
     parses = """

@@ -91,6 +91,7 @@ def test_what_to_type_for_the_same(script: str, watched: list[Any]) -> None:
 def test_as_many_ranks_as_gpus(
     gpus: int, nnodes: int, ranks: int, script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     assert torchrun(script, nnodes=nnodes).world_size == nnodes * ranks
     assert f"--nproc-per-node={ranks}" in watched[0][0][0]
@@ -117,6 +118,7 @@ def test_nodes_on_one_machine_share_out_its_gpus(
     expected: list[dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -132,6 +134,7 @@ def test_ranks_of_all_nodes_here_share_the_gpus(
     nodes_here: str | None, gpus: int, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL refuses two ranks on one GPU, also where they are of two nodes."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
     for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "COURSE_NODES_HERE": nodes_here}.items():
@@ -141,6 +144,7 @@ def test_ranks_of_all_nodes_here_share_the_gpus(
 
 
 def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(scripts, "cores", lambda: 12)
     monkeypatch.setenv("OF_THE_LEARNER", "kept")

@@ -12,6 +12,7 @@ import socket
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,12 +75,36 @@ def cores_of_others() -> Iterator[Callable[[], float]]:
     """Measure the share of the cores that other processes take, or the host of a virtual machine."""
     me, shares = psutil.Process(), []
     before, began, children = busy_seconds() - own_seconds(), time.monotonic(), me.children()
-    yield lambda: shares[0]
-    for orphan in set(me.children()) - set(children):  # the fork server, which has just lost its kernel
-        with contextlib.suppress(psutil.Error):
-            orphan.wait(10)
+    with unwaited_seconds(me) as unwaited:
+        yield lambda: shares[0]
+        for orphan in set(me.children()) - set(children):  # the fork server, which has just lost its kernel
+            with contextlib.suppress(psutil.Error):
+                orphan.wait(10)
     seconds = (time.monotonic() - began) * len(me.cpu_affinity())
-    shares.append(max(0.0, busy_seconds() - own_seconds() - before) / seconds)
+    shares.append(max(0.0, busy_seconds() - own_seconds() - unwaited() - before) / seconds)
+
+
+@contextlib.contextmanager
+def unwaited_seconds(me: psutil.Process) -> Iterator[Callable[[], float]]:
+    """Measure the time of descendants that nobody waits for, such as ranks that end with their namespace."""
+    seen, done, waited_before = dict[psutil.Process, float](), threading.Event(), own_seconds()
+    others = set(me.children(recursive=True))  # not the lesson's: they were there before it
+
+    def look() -> None:
+        while not done.wait(0.2):
+            for process in {me, *me.children(recursive=True)} - others:
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    seen[process] = times.user + times.system
+
+    thread = threading.Thread(target=look)
+    first = sum(me.cpu_times()[:2])
+    thread.start()
+    try:
+        yield lambda: max(0.0, sum(seen.values()) - first - (own_seconds() - waited_before))
+    finally:
+        done.set()
+        thread.join()
 
 
 def busy_seconds() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,9 +135,11 @@ def test_a_lesson_that_the_machine_disturbed_is_not_saved(
     before, own_core = path.read_bytes(), os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(own_core)})
     try:
-        with spinning(), pytest.raises(execute.LessonError, match=r"other processes took \d+% of the cores"):
-            execute.execute(path)
-        assert path.read_bytes() == before
+        for adopts in (False, True):  # as `main` does
+            told = r"other processes took \d+% of the cores"
+            with spinning(adopts), pytest.raises(execute.LessonError, match=told):
+                execute.execute(path)
+            assert path.read_bytes() == before
         monkeypatch.setattr(execute, "busy_seconds", execute.own_seconds)
         execute.execute(path)
     finally:
@@ -144,9 +148,28 @@ def test_a_lesson_that_the_machine_disturbed_is_not_saved(
     assert path.read_bytes() != before
 
 
+def test_a_process_of_the_lesson_that_nobody_waits_for_disturbs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the ranks on lesson 17's two hosts, which end with their namespace."""
+    spin = "import time\nwhile time.process_time() < 3: pass"
+    code = "import signal, subprocess, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    code += f"subprocess.Popen([sys.executable, '-c', {spin!r}]).wait()"
+    unwaited = 0.0
+    monkeypatch.setattr(execute, "busy_seconds", lambda: execute.own_seconds() + unwaited)
+    with execute.cores_of_others() as share:
+        began, before = time.monotonic(), execute.own_seconds()
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+        assert execute.own_seconds() - before < 3, "the kernel has counted it as waited for"
+        cores, unwaited = len(os.sched_getaffinity(0)), 3.0
+        all_of_it = unwaited / cores / (time.monotonic() - began)
+    assert share() < all_of_it / 3
+
+
 @contextmanager
-def spinning() -> Iterator[None]:
-    """A process that is not this one's child, on the same cores."""
+def spinning(adopted: bool) -> Iterator[None]:
+    """A process that was here before the lesson, on the same cores, and whether this one adopts it."""
+    ctypes.CDLL(None).prctl(execute.PR_SET_CHILD_SUBREAPER, int(adopted))
     spin = "while True: pass"
     code = "import subprocess, sys; quiet = subprocess.DEVNULL\n"
     code += f"print(subprocess.Popen([sys.executable, '-c', {spin!r}], stdout=quiet, stderr=quiet).pid)"
@@ -155,6 +178,7 @@ def spinning() -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(execute.PR_SET_CHILD_SUBREAPER, 0)
 
 
 def test_an_empty_code_cell_is_refused(tmp_path: Path) -> None:

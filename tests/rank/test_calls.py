@@ -47,6 +47,7 @@ ONE_TASK = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "0", "SLURM_LO
 def test_device_and_backend(
     visible: int, told: dict[str, str | None], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
     for name in [*os.environ]:

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from course_lib.rank import entry_script
 from course_lib.rank.recorder import Recorder
-from course_lib.run_folder import ASKED, PROGRAM, RankFiles, end_request, process_name
+from course_lib.run_folder import PROGRAM, RankFiles, end_request, process_name
+from tests.support.processes import alive, wait_for
 
 
 def test_a_restarted_rank_knows_what_was_written_on_another_node(
@@ -50,13 +53,63 @@ here.recv()
     assert [code for _, code in record["workers"]] == [-signal.SIGKILL]
 
 
-def test_a_second_rank_that_records_nothing_is_not_waited_for_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that this one, in the part of torchrun's agent, has started; they record nothing."""
+    started = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_ranks_of_an_agent_are_asked_at_once_and_waited_for_together(
+    ranks: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks of a node are asked at once; the agent ends them one after the other."""
+    """By the agent's own clock; the next attempt's ranks are asked anew."""
+    first, second = ranks
+    monkeypatch.setattr(entry_script, "RECORD_SECONDS", 0.1)
+    began = time.time()
+    entry_script._before_it_is_ended(tmp_path, first.pid)
+    requests = {each.pid: end_request(tmp_path, process_name(each.pid)) for each in ranks}
+    asked = [float(request.read_text()) for request in requests.values()]
+    assert began <= asked[0] == asked[1] <= time.time() - 0.1, "before it is waited for"
     monkeypatch.setattr(entry_script, "RECORD_SECONDS", 1000.0)
-    asked = tmp_path / ASKED
-    asked.touch()
-    os.utime(asked, (0, time.time() - 1000))
-    entry_script._before_it_is_ended(tmp_path, os.getpid())
-    assert end_request(tmp_path, process_name(os.getpid())).exists()
+    entry_script._before_it_is_ended(tmp_path, second.pid)
+    entry_script._before_it_is_ended(tmp_path, second.pid)  # by SIGKILL, after SIGTERM
+
+    third = subprocess.Popen(["sleep", "1000"])
+    ranks.append(third)
+    monkeypatch.setattr(entry_script, "RECORD_SECONDS", 0.1)
+    entry_script._before_it_is_ended(tmp_path, third.pid)
+    assert float(end_request(tmp_path, process_name(third.pid)).read_text()) > asked[0]
+
+
+def test_a_rank_that_has_ended_is_neither_asked_nor_waited_for(
+    ranks: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent has not yet looked at it, and so it is a zombie; another one that ends meanwhile, too."""
+    monkeypatch.setattr(entry_script, "RECORD_SECONDS", 1000.0)
+    first, second = ranks
+    first.kill()
+    wait_for(lambda: not alive(first.pid), what="its end")
+    threading.Timer(0.2, second.kill).start()
+    entry_script._before_it_is_ended(tmp_path, second.pid)
+    assert not end_request(tmp_path, process_name(first.pid)).exists(), "nobody asked it to end"
+    assert end_request(tmp_path, process_name(second.pid)).exists()
+
+
+def test_a_restarted_rank_forgets_where_it_was_before(tmp_path: Path) -> None:
+    """The number of its restart is 0 on a node whose own ranks had not failed."""
+    (tmp_path / "script.py").write_text("""
+import os
+from pathlib import Path
+print(sorted(path.name for path in Path(os.environ["COURSE_RUN"]).glob("*.where")))
+os._exit(0)
+""")
+    RankFiles(tmp_path, 0).standstill.write_text('{"asked": true}')
+    environment = os.environ | {"COURSE_RUN": str(tmp_path), "COURSE_KERNEL": str(os.getpid()), "RANK": "0"}
+    environment |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}
+    command = [sys.executable, "-m", "course_lib.rank.entry_script", str(tmp_path / "script.py")]
+    said = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
+    assert said.stdout == "[]\n", said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import textwrap
 import time
@@ -10,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from course_lib import RankTimeout, Run
 from course_lib.frames import is_learners
 from course_lib.launcher import watch
 from course_lib.report import waiting
-from tests.support.processes import alive, wait_for
+from tests.support.processes import alive, processes_marked, wait_for
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but machines are noisy
 
@@ -324,11 +327,25 @@ class Jump:
 
 
 def assert_none_left(run: Run) -> None:
-    """Assert that all ranks are gone; init may have to reap them, if their parent was killed with them."""
-    for rank in range(run.world_size):
-        pid = run.facts(rank).get("pid")
-        if pid:
-            wait_for(lambda pid=pid: not alive(pid), what=f"rank {rank} to be gone")
+    """Assert that all ranks are gone, with all that they had started.
+
+    The system may still be ending what was killed, and init reaping it if its parent was killed, too.
+    """
+    wait_for(lambda: not left_of(run), what="the ranks and what they had started to be gone")
+
+
+def left_of(run: Run) -> list[psutil.Process]:
+    """Return the living processes of a run: by its folder in their environment, or by a rank's group."""
+    ranks = {run.facts(rank).get("pid") for rank in range(run.world_size)}
+
+    def is_of_a_rank(pid: int) -> bool:
+        with contextlib.suppress(OSError):  # it has ended
+            return bool({pid, os.getpgid(pid), os.getsid(pid)} & ranks)
+        return False
+
+    marked = processes_marked("COURSE_RUN", str(run.folder))
+    grouped = [each for each in psutil.process_iter() if is_of_a_rank(each.pid) and alive(each)]
+    return marked + grouped
 
 
 def assert_timed_out(error: RankTimeout, why: str, doing: list[str], file: str) -> None:

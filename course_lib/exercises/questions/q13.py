@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from ..in_rank.work import in_group, refuse_unless
+from ..inputs import own_order_of_sets
 from ..judging import Faults, by_call, far, first_fault, furthest, in_digits, nearest
 from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, reports
@@ -361,7 +362,8 @@ def _summed(answer: Any, cases: list[list[list[tuple[str, float]]]]) -> list[Res
             metrics.clear()
             metrics.update(cases[-1][dist.get_rank()])
         before = list(metrics.items())
-        value = answer(metrics)
+        with own_order_of_sets(dist.get_rank()):
+            value = answer(metrics)
         refuse_unless(isinstance(value, dict), "sum_metrics(metrics) returns a dict", value)
         sums = {str(name): number(metric) for name, metric in value.items()}
         results.append({"sums": sums, "stays": list(metrics.items()) == before})

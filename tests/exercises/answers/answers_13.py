@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -371,6 +372,24 @@ def sums_of_seven_digits(metrics):
     return dict(zip(names, sums.tolist(), strict=True))
 
 
+@wrong("13.3", hint="Numbers of different names were added up")
+def in_the_order_of_a_set(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, list(metrics))
+    names = set().union(*everyone)
+    return dict(zip(names, summed(*(metrics.get(name, 0.0) for name in names)), strict=True))
+
+
+@wrong("13.3", hint="Numbers of different names were added up")
+def one_by_one_from_a_set(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, set(metrics))
+    names = set()
+    for each in everyone:
+        names |= each
+    return {name: summed(metrics.get(name, 0.0))[0] for name in names}
+
+
 @wrong("13.3", hint="the rank's own")
 def its_own(metrics):
     return dict(metrics)
@@ -460,6 +479,42 @@ def names_as_bytes(metrics):
     dist.all_gather(everyones, mine)
     names = sorted({name for each in everyones for name in bytes(each.tolist()).decode().split("\0") if name})
     return {name: summed(metrics.get(name, 0.0))[0] for name in names}
+
+
+@right("13.3")
+def adds_up_in_any_order(metrics):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, metrics)
+    names = {name for each in everyone for name in each}
+    assert isinstance(names, set)
+    return {name: sum(each.get(name, 0.0) for each in everyone) for name in set(metrics) | names}
+
+
+@right("13.3")
+def others_as_text(metrics):
+    """Names that come as text are added up with those in a copy of `metrics`: they have one hash."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, json.dumps(metrics))
+    del everyone[dist.get_rank()]
+    total = dict(metrics)
+    for name, value in [pair for text in everyone for pair in json.loads(text).items()]:
+        total[name] = total.get(name, 0.0) + value
+    return total
+
+
+@right("13.3")
+def text_of_its_own(metrics):
+    """What is kept under a name's text is asked for by the name."""
+    mine = json.loads(json.dumps(metrics))
+    names = [[]]
+    if dist.get_rank() == 0:
+        gathered = [None] * dist.get_world_size()
+        dist.gather_object(list(metrics), gathered, dst=0)
+        names = [sorted({name for each in gathered for name in each})]
+    else:
+        dist.gather_object([name for name in metrics if name in mine], dst=0)
+    dist.broadcast_object_list(names, src=0)
+    return {name: summed(mine.get(name, 0.0))[0] for name in names[0]}
 
 
 WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"

@@ -687,3 +687,13 @@ def late_by(work, meet, steps, clock, of_all):
 @wrong("14.3", hint="Which rank comes last in most steps?")
 def who_works_most_in_all(work, meet, steps):
     return late_by(work, meet, steps, time.perf_counter, lambda times: int(times.sum(1).argmax()))
+
+
+@wrong("14.3", hint="does your clock also run while a rank sleeps?")
+def who_computes_longest(work, meet, steps):
+    """All compute for none of its hundredths of a second, so it names the same rank in each call."""
+
+    def clock():
+        return round(time.process_time(), 2)
+
+    return late_by(work, meet, steps, clock, lambda times: int(times.median(dim=1).values.argmax()))

@@ -1,10 +1,16 @@
-"""Submissions that do harm, by a cell and by an answer: none gets points for it, none costs others theirs."""
+"""Submissions that do harm, by a cell and by an answer: none gets points for it, none costs others theirs.
+
+Each is judged beside an honest one, as in a class with ``--jobs 2``, which must get all its points.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +18,10 @@ import psutil
 import pytest
 
 import course_lib
-from course_lib.exercises.grading import score, session, usage, walls
+from course_lib.exercises.grading import batch, score, session, usage, walls
 from course_lib.exercises.grading.score import Score
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
+from tests.support.line_process import LineProcess
 from tests.support.needs import missing
 from tests.support.processes import wait_for
 
@@ -22,17 +29,26 @@ HOUSE = Path(course_lib.__file__).parent
 
 
 @pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[None]:
-    """One pair of walls for all: what one submission does costs no other anything."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One pair of walls for all: what one submission does costs no other anything. One for the neighbour."""
     if reason := walls.unprotected():
         missing(reason)
-    with walls.Walls() as there:
+    places = batch._places(2)
+    command = [sys.executable, "-m", "tests.exercises.grading.neighbour", *map(str, places[-1].cores)]
+    neighbour = LineProcess(command, str(tmp_path_factory.mktemp("neighbour")), 600.0)
+    NEIGHBOURS.append(neighbour)
+    assert neighbour.ask({"judge": 1}) == HONEST, "before there are walls here"
+    with walls.Walls(places[0].cores) as there:
         WALLS.append(there)
         yield
         WALLS.clear()
+    NEIGHBOURS.clear()
+    neighbour.end()
 
 
 WALLS: list[walls.Walls] = []
+NEIGHBOURS: list[LineProcess] = []
+HONEST = {"points": [2, 3], "said": []}
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +77,23 @@ def anew() -> Iterator[None]:
 
 
 def score_of(text: bytes, seed: str = "") -> Score:
-    return score.score_notebook(text, "99_toys.ipynb", seed, 60.0, WALLS[0])
+    """Return a submission's score, and assert that its neighbour, judged all the while, lost nothing."""
+    over = threading.Event()
+
+    def beside() -> list[Any]:
+        found = [NEIGHBOURS[0].ask({"judge": 1})]
+        while not over.is_set():
+            found.append(NEIGHBOURS[0].ask({"judge": 1}))
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        neighbour = thread.submit(beside)
+        try:
+            found = score.score_notebook(text, "99_toys.ipynb", seed, 60.0, WALLS[0])
+        finally:
+            over.set()
+    assert all(each == HONEST for each in neighbour.result()), neighbour.result()
+    return found
 
 
 def points(scored: Score) -> list[float]:
