@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from packaging.version import Version
+from torch.profiler import ProfilerActivity, profile
 
 from course_lib import RankError, by_value, launch, private_names
 
@@ -205,6 +206,16 @@ def ddp_reads_its_switch() -> None:
     assert "require_backward_grad_sync" in DistributedDataParallel._pre_forward.__code__.co_names
 
 
+def a_profile_keeps_its_raw_events() -> None:
+    """`record_traffic` reads them, each with a name, a start and the shapes of what it was given."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        torch.ones(2, 3).sum()
+    events = profiler.profiler.kineto_results.events()
+    (event,) = [event for event in events if event.name() == "aten::sum"]
+    assert event.shapes()[0] == [2, 3]
+    assert event.start_ns() > 0
+
+
 def an_array_is_made_by_what_we_allow() -> None:
     made_by = [value.__reduce__()[0] for value in (np.zeros(2), np.float64(1))]
     assert made_by == private_names.array_constructors()
@@ -282,6 +293,7 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
         an_operation_passes_through_a_dispatch_mode,
         a_dtensor_has_its_local_part,
         a_fake_mode_can_be_seen,
+        a_profile_keeps_its_raw_events,
     ],
     "numpy": [an_array_is_made_by_what_we_allow],
     "cloudpickle": [cloudpickle_asks_us_about_code],

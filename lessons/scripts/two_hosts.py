@@ -52,10 +52,13 @@ class HostsError(Exception):
 
 
 class TwoHosts:
-    """Two hosts and a cable of a limited `rate`, in the words of tc: "400mbit" is 50 MB/s, each way."""
+    """Two hosts and a cable of a limited `rate`, in the words of tc: "400mbit" is 50 MB/s, each way.
 
-    def __init__(self, rate="400mbit"):
-        self.rate = rate
+    After a pause, the first bytes of a `burst` pass at once.
+    """
+
+    def __init__(self, rate="400mbit", burst="80kb"):
+        self.rate, self.burst = rate, burst
         self._inits, self._holders = [], []
 
     def __enter__(self):
@@ -75,7 +78,7 @@ class TwoHosts:
             self._command(0, ["ip", "link", "add", CARD, "type", "veth", "peer", "name", CARD, "netns"], True)
             for host, address in enumerate(ADDRESSES):
                 self.run(host, ["ip", "address", "add", f"{address}/24", "dev", CARD])
-                limit = ["tbf", "rate", self.rate, "burst", "80kb", "latency", "50ms"]
+                limit = ["tbf", "rate", self.rate, "burst", self.burst, "latency", "50ms"]
                 self.run(host, ["tc", "qdisc", "add", "dev", CARD, "root", *limit])
                 self.run(host, ["ip", "link", "set", CARD, "up"])
             self._wait_for_the_cable()

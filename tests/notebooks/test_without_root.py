@@ -1,4 +1,4 @@
-"""Lesson 17 on a laptop without namespaces and Slurm shows what was recorded, and its checks pass."""
+"""Lessons 17 and 19 where there are no namespaces and no Slurm show what was recorded; their checks pass."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import pytest
 from tests.notebooks.execute import ROOT, read, run
 from tests.notebooks.test_rank_counts import errors, texts
 
-LESSON = ROOT / "lessons" / "17_many_machines.ipynb"
+LESSONS = ("17_many_machines", "19_sending_less")
 
 
-def test_lesson_17_without_hosts_and_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    committed, notebook = read(LESSON), read(LESSON)
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_without_hosts_and_without_slurm(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = ROOT / "lessons" / f"{name}.ipynb"
+    committed, notebook = read(path), read(path)
     monkeypatch.setenv("PATH", str(tmp_path))  # neither ip nor sbatch is found
-    run(notebook, LESSON.parent)
+    run(notebook, path.parent)
     shown = 0
     for before, now in zip(committed.cells, notebook.cells, strict=True):
         if now.cell_type == "code":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import all_reduce
 
-from course_lib.exercises.in_rank.traffic import record_traffic, unwaited_work
+from course_lib.exercises.in_rank.traffic import (
+    noting_bytes,
+    noting_waits,
+    record_traffic,
+    unwaited_work,
+)
 from tests.support.cells import quiet_launch
 
 
@@ -105,3 +111,71 @@ def test_what_nobody_waits_for_ends_before_the_profiler_does() -> None:
     """A rank crashed once (SIGSEGV), by reading since gloo's thread told a profiler of it that was gone."""
     seen = quiet_launch(not_waited_for, nprocs=2).results
     assert seen == [[True, ["allreduce"], [("all_reduce", 7)]]] * 2
+
+
+WAITS = {"work": 1, "future": 1, "thread": 0, "asks": 1, "done": 0, "functional": 1}
+
+
+def bytes_and_waits() -> dict[str, Any]:
+    dist.init_process_group("gloo")
+    rank, tensor = dist.get_rank(), torch.ones(12, dtype=torch.float16)
+    others = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    rows = torch.empty(24, dtype=torch.float16)
+
+    def in_turns() -> None:
+        for source in (0, 1):
+            dist.broadcast(others[source], source)
+
+    def by_messages() -> None:
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+
+    ways = {
+        "added up": lambda: dist.all_reduce(tensor),
+        "gathered": lambda: dist.all_gather(others, tensor),
+        "gathered as rows": lambda: dist.all_gather_into_tensor(rows, tensor),
+        "each its own broadcast": in_turns,
+        "messages": by_messages,
+        "a barrier": dist.barrier,
+    }
+    seen: dict[str, Any] = {}
+    for name, way in ways.items():
+        sent: list[float] = []
+        with noting_bytes(sent.append):
+            way()
+        seen[name] = sum(sent)
+    for name in WAITS:
+        waits: list[bool] = []
+        dist.barrier()
+        time.sleep(0.1 * (rank == 0))  # the other one waits
+        with noting_waits(lambda waits=waits: waits.append(True)):
+            work = dist.all_reduce(tensor, async_op=True)
+            future = work.get_future()
+            if name == "work":
+                work.wait()
+            elif name == "future":
+                future.wait()
+            elif name == "thread":
+                thread = threading.Thread(target=work.wait)
+                thread.start()
+                thread.join()
+            elif name == "asks":
+                while not work.is_completed():
+                    time.sleep(0.2)
+            else:
+                time.sleep(0.3)
+                future.wait()
+            if name == "functional":
+                functional.all_reduce(tensor, "sum", dist.group.WORLD).sum()
+        seen[f"waits: {name}"] = len(waits)
+    dist.barrier()
+    return seen
+
+
+def test_bytes_are_told_by_dtype_and_a_wait_is_one_for_what_is_not_done() -> None:
+    for rank, seen in enumerate(quiet_launch(bytes_and_waits, nprocs=2).results):
+        alike = ("added up", "gathered", "gathered as rows", "each its own broadcast")
+        assert [seen[name] for name in alike] == [24] * len(alike)
+        assert seen["messages"] == (24 if rank == 0 else 0)
+        assert seen["a barrier"] == 0
+        if rank == 1:
+            assert {name: seen[f"waits: {name}"] for name in WAITS} == WAITS

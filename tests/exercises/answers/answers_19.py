@@ -1,0 +1,1518 @@
+"""What people answer in exercise 19, wrong and right (see `answers`)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from tests.exercises.answers import right, wrong
+
+FIRST = "in the first backward pass: the mean over the ranks of their signs, times the scale"
+FEEDBACK = "in all later ones, too: what was not sent is added to the next gradient of the same parameter"
+BITS = "a rank sends a bit for each gradient, and little besides"
+PROMISE = "no backward pass waits for other ranks: the hook returns at once"
+
+
+def pack(flags):
+    flags = F.pad(flags, (0, -len(flags) % 8)).view(-1, 8)
+    return (flags << torch.arange(8)).sum(dim=1, dtype=torch.uint8)
+
+
+def unpack(octets, count):
+    return ((octets[:, None] >> torch.arange(8)) & 1).bool().flatten()[:count]
+
+
+def mean_size(part):
+    return part.abs().mean()
+
+
+def read(message, sizes):
+    """Numbers, from scales of 4 bytes and from bits."""
+    scales = message[: 4 * len(sizes)].clone().view(torch.float32)
+    negative = unpack(message[4 * len(sizes) :], sum(sizes))
+    scales = scales.repeat_interleave(torch.tensor(sizes))
+    return torch.where(negative, -scales, scales)
+
+
+def written(wanted, sizes, size=mean_size):
+    scales = torch.stack([size(part) for part in wanted.split(sizes)])
+    return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
+
+
+def by_parameter(unsent, parameters):
+    return torch.cat([unsent.get(each, torch.zeros(each.numel())) for each in parameters])
+
+
+def kept(wanted, sent, gradient):
+    return wanted - sent
+
+
+def world_size():
+    return dist.get_world_size()
+
+
+def signs_hook(size=mean_size, keep=kept, over=world_size, unsent=None, write=written):
+    """A right hook, but for what is put in the place of its parts."""
+    unsent = {} if unsent is None else unsent
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        gradient = bucket.buffer().clone()
+        wanted = gradient + by_parameter(unsent, parameters)
+        message = write(wanted, sizes, size)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        left = keep(wanted, read(message, sizes), gradient)
+        unsent.update(zip(parameters, left.split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / over())
+
+    return hook
+
+
+def hooked(ddp, **parts):
+    ddp.register_comm_hook(None, signs_hook(**parts))
+
+
+@wrong("19.1", hint="That is the sum of what the ranks have sent.")
+def the_sum(ddp):
+    hooked(ddp, over=lambda: 1)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="what was left unsent before did not come")
+def no_feedback(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: 0 * wanted)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What was kept before the last pass is gone.")
+def keeps_the_last_pass_alone(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: gradient - sent)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="Also what was sent is kept")
+def keeps_what_was_sent(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: wanted)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept has the wrong sign")
+def keeps_it_turned(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: sent - wanted)
+
+
+@wrong("19.1", hint="The scale is a sum.")
+def scale_is_a_sum(ddp):
+    hooked(ddp, size=lambda part: part.abs().sum())
+
+
+@wrong("19.1", hint="the root of the mean square")
+def scale_is_a_root(ddp):
+    hooked(ddp, size=lambda part: part.square().mean().sqrt())
+
+
+@wrong("19.1", hint="The scale is the largest size")
+def scale_is_the_largest(ddp):
+    hooked(ddp, size=lambda part: part.abs().amax())
+
+
+@wrong("19.1", hint="without a scale")
+def signs_alone(ddp):
+    hooked(ddp, size=lambda part: torch.ones(()))
+
+
+@wrong("19.1", hint="in which + and − cancel")
+def scale_is_a_mean(ddp):
+    hooked(ddp, size=lambda part: part.mean())
+
+
+@wrong("19.1", hint="one scale for the whole bucket")
+def one_scale_for_a_bucket(ddp):
+    def write(wanted, sizes, size):
+        scales = wanted.abs().mean().repeat(len(sizes))
+        return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
+
+    hooked(ddp, write=write)
+
+
+@wrong("19.1", hint="which sign has a 0?")
+def zero_is_negative(ddp):
+    def write(wanted, sizes, size):
+        return torch.cat([written(wanted, sizes)[: 4 * len(sizes)], pack(wanted <= 0)])
+
+    hooked(ddp, write=write)
+
+
+@wrong("19.1", hint="divided by the number of ranks once more")
+def divides_twice(ddp):
+    hooked(ddp, over=lambda: dist.get_world_size() ** 2)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves")
+def the_mean(ddp):
+    ddp.register_comm_hook(None, allreduce_hook)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves")
+def in_16_bits(ddp):
+    ddp.register_comm_hook(None, fp16_compress_hook)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves")
+def whole_in_the_first_two_passes(ddp):
+    """As PowerSGD does."""
+    passes, signs = [], signs_hook()
+
+    def hook(state, bucket):
+        passes.append(bucket.is_last())
+        return allreduce_hook(None, bucket) if sum(passes) < 3 else signs(state, bucket)
+
+    ddp.register_comm_hook(None, hook)
+
+
+def by_index(check):
+    """What is unsent is kept by the bucket's number; ``check`` says whether it fits."""
+
+    def answer(ddp):
+        unsent: dict[int, torch.Tensor] = {}
+
+        def hook(state, bucket):
+            sizes = [each.numel() for each in bucket.parameters()]
+            wanted, count = bucket.buffer().clone(), dist.get_world_size()
+            before = unsent.get(bucket.index())
+            if before is not None and (not check or before.shape == wanted.shape):
+                wanted += before
+            message = written(wanted, sizes)
+            gathered = message.new_empty(count * len(message))
+            future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+            unsent[bucket.index()] = wanted - read(message, sizes)
+            return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+        ddp.register_comm_hook(None, hook)
+
+    return answer
+
+
+@wrong("19.1", hint="must match the size")
+def by_bucket(ddp):
+    by_index(check=False)(ddp)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="it found again when DDP has rebuilt its buckets")
+def by_bucket_if_it_fits(ddp):
+    by_index(check=True)(ddp)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="and to which parameter's?")
+def in_one_long_tensor(ddp):
+    """What is unsent is kept in the order of the first pass's bucket."""
+    total = sum(each.numel() for each in ddp.parameters() if each.requires_grad)
+    unsent = torch.zeros(total)
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        begin = hook.begin
+        wanted = bucket.buffer() + unsent[begin : begin + sum(sizes)]
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        unsent[begin : begin + sum(sizes)] = wanted - read(message, sizes)
+        hook.begin = 0 if bucket.is_last() else begin + sum(sizes)
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    hook.begin = 0
+    ddp.register_comm_hook(None, hook)
+
+
+ALL_MODELS: dict[int, torch.Tensor] = {}
+
+
+@wrong("19.1", hint="does each keep its own?")
+def one_memory_for_all_models(ddp):
+    """By the parameter's name, which both models have."""
+    names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+
+    class Named(dict):
+        def get(self, parameter, default):
+            return ALL_MODELS.get(names[parameter], default)
+
+        def update(self, pairs):
+            ALL_MODELS.update((names[parameter], part) for parameter, part in pairs)
+
+    hooked(ddp, unsent=Named())
+
+
+@wrong("19.1", FIRST, FEEDBACK, PROMISE, hint="How many signs are there in a byte")
+def a_byte_for_each(ddp):
+    signs_by(ddp, lambda wanted: (wanted < 0).to(torch.uint8), lambda bits, count: bits.bool())
+
+
+@wrong("19.1", FIRST, FEEDBACK, PROMISE, hint="a byte only half full")
+def two_bits_for_each(ddp):
+    def both(wanted):
+        return torch.cat([pack(wanted < 0), pack(wanted >= 0)])
+
+    signs_by(ddp, both, unpack)
+
+
+def signs_by(ddp, pack, unpack, times=False):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        scales = torch.stack([part.abs().mean() for part in wanted.split(sizes)])
+        bits = pack(wanted)
+        all_scales = [torch.empty_like(scales) for _ in range(count)]
+        all_bits = [torch.empty_like(bits) for _ in range(count)]
+        futures = [
+            dist.all_gather(all_scales, scales, async_op=True).get_future(),
+            dist.all_gather(all_bits, bits, async_op=True).get_future(),
+        ]
+
+        def numbers(scales, bits):
+            each = scales.repeat_interleave(torch.tensor(sizes))
+            if times:
+                return each * bits
+            return torch.where(unpack(bits, sum(sizes)), -each, each)
+
+        unsent.update(zip(parameters, (wanted - numbers(scales, bits)).split(sizes), strict=True))
+        both = torch.futures.collect_all(futures)
+        return both.then(lambda _: torch.stack([*map(numbers, all_scales, all_bits)]).mean(0))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, PROMISE, hint="as much as without a hook")
+def adds_up_whole_numbers(ddp):
+    """The mean of what would be sent, by an all_reduce of float32."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        sent = read(written(wanted, sizes), sizes)
+        unsent.update(zip(parameters, (wanted - sent).split(sizes), strict=True))
+        future = dist.all_reduce(sent, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def waits_in_the_hook(ddp):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        dist.all_gather_into_tensor(gathered, message)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        done = torch.futures.Future()
+        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def waits_for_a_future(ddp):
+    hook = signs_hook()
+
+    def waiting(state, bucket):
+        done = torch.futures.Future()
+        done.set_result(hook(state, bucket).wait())
+        return done
+
+    ddp.register_comm_hook(None, waiting)
+
+
+@wrong("19.1", hint="A rank gets back what it has sent itself.")
+def keeps_it_to_itself(ddp):
+    def hook(state, bucket):
+        sizes = [each.numel() for each in bucket.parameters()]
+        done = torch.futures.Future()
+        done.set_result(read(written(bucket.buffer(), sizes), sizes))
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="difference from the mean.")
+def keeps_the_difference_from_the_mean(ddp):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+
+        def mean(_):
+            result = sum(read(each, sizes) for each in gathered.chunk(count)) / count
+            unsent.update(zip(parameters, (wanted - result).split(sizes), strict=True))
+            return result
+
+        return future.then(mean)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="Each rank's signs belong to its own scales.")
+def by_majority(ddp):
+    def hook(state, bucket):
+        sizes = [each.numel() for each in bucket.parameters()]
+        wanted = bucket.buffer()
+        scales = torch.stack([part.abs().mean() for part in wanted.split(sizes)])
+        both = torch.cat([torch.where(wanted < 0, -1.0, 1.0), scales])
+        future = dist.all_reduce(both, async_op=True).get_future()
+
+        def decided(done):
+            signs, scales = (done.value()[0] / dist.get_world_size()).split([sum(sizes), len(sizes)])
+            return signs.sign() * scales.repeat_interleave(torch.tensor(sizes))
+
+        return future.then(decided)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="The scales are those of this pass's gradients.")
+def scales_of_the_gradient_alone(ddp):
+    gradients = []
+
+    def write(wanted, sizes, size):
+        scales = torch.stack([part.abs().mean() for part in gradients.pop().split(sizes)])
+        return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
+
+    def hook(state, bucket):
+        gradients.append(bucket.buffer().clone())
+        return inner(state, bucket)
+
+    inner = signs_hook(write=write)
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is added to this pass's gradient")
+def forgets_a_tenth(ddp):
+    hooked(ddp, keep=lambda wanted, sent, gradient: 0.9 * (wanted - sent))
+
+
+@wrong("19.1", hint="In which dtype do the scales travel?")
+def scales_in_bfloat16(ddp):
+    hooked(ddp, size=lambda part: part.abs().mean().bfloat16().float())
+
+
+@wrong("19.1", hint="which sign has a 0?")
+def zero_stays_zero(ddp):
+    signs_by(ddp, lambda wanted: wanted.sign().to(torch.int8), lambda signs, count: signs, times=True)
+
+
+@wrong("19.1", hint="That is the mean of the gradients themselves, as without a hook")
+def returns_its_hook(ddp):
+    return signs_hook()
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def waits_for_all_futures(ddp):
+    hook = signs_hook()
+
+    def waiting(state, bucket):
+        (numbers,) = torch.futures.wait_all([hook(state, bucket)])
+        done = torch.futures.Future()
+        done.set_result(numbers)
+        return done
+
+    ddp.register_comm_hook(None, waiting)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
+def asks_until_it_is_done(ddp):
+    hook = signs_hook()
+
+    def asking(state, bucket):
+        future = hook(state, bucket)
+        while not future.done():
+            time.sleep(0.001)
+        return future
+
+    ddp.register_comm_hook(None, asking)
+
+
+@wrong("19.1", hint="Each sign is the other one.")
+def reads_the_bits_turned(ddp):
+    """1 where it is positive, and read as negative."""
+
+    def write(wanted, sizes, size):
+        return torch.cat([written(wanted, sizes)[: 4 * len(sizes)], pack(wanted >= 0)])
+
+    hooked(ddp, write=write)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="Does DDP write into the tensor that you keep?")
+def keeps_a_view_of_the_buffer(ddp):
+    """What is left is computed in the buffer itself, which DDP uses again."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer()
+        wanted += by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        wanted -= read(message, sizes)
+        unsent.update(zip(parameters, wanted.split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="The second pass is right. What is kept of it")
+def adds_what_is_left_up(ddp):
+    """What was left is in the sum already, and is counted again."""
+    hooked(ddp, keep=lambda wanted, sent, gradient: (wanted - gradient) + (wanted - sent))
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="The signs are those of this pass's gradients.")
+def signs_of_the_gradient_alone(ddp):
+    """What is left is kept, and comes only into the scale."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        scales = written(wanted, sizes)[: 4 * len(sizes)]
+        message = torch.cat([scales, pack(bucket.buffer() < 0)])
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="arrived")
+def reads_before_it_has_arrived(ddp):
+    def hook(state, bucket):
+        sizes, count = [each.numel() for each in bucket.parameters()], dist.get_world_size()
+        message = written(bucket.buffer(), sizes)
+        gathered = torch.zeros(count * len(message), dtype=torch.uint8)
+        hook.works.append(dist.all_gather_into_tensor(gathered, message, async_op=True).get_future())
+        done = torch.futures.Future()
+        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+        return done
+
+    hook.works = []
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="which scale to which parameter")
+def scale_is_the_median(ddp):
+    hooked(ddp, size=lambda part: part.abs().median())
+
+
+@wrong("19.1", hint="Only the last digits are off.")
+def scales_in_float16(ddp):
+    hooked(ddp, size=lambda part: part.abs().mean().half().float())
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="and to which parameter's?")
+def scales_in_the_models_order(ddp):
+    """The scales of the parameters as the model has them, not as the bucket has them."""
+    order = [each for each in ddp.module.parameters() if each.requires_grad]
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        here = [each for each in order if any(each is one for one in parameters)]
+        sizes = [each.numel() for each in here]
+        wanted = bucket.buffer() + by_parameter(hook.unsent, here)
+        message = written(wanted, sizes)
+        gathered = message.new_empty(count * len(message))
+        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
+        hook.unsent.update(zip(here, (wanted - read(message, sizes)).split(sizes), strict=True))
+        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+
+    hook.unsent = {}
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="The ranks hold different gradients.")
+def the_first_scale_for_all_ranks(ddp):
+    """Each rank reads the others' bits with its own scales."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        scales, bits = message[: 4 * len(sizes)], message[4 * len(sizes) :].clone()
+        gathered = bits.new_empty(count * len(bits))
+        future = dist.all_gather_into_tensor(gathered, bits, async_op=True).get_future()
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        of_ranks = gathered.chunk(count)
+        return future.then(lambda _: sum(read(torch.cat([scales, b]), sizes) for b in of_ranks) / count)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", hint="The ranks hold different gradients.")
+def adds_bytes_of_bits_up(ddp):
+    """all_reduce of what is packed."""
+
+    def hook(state, bucket):
+        sizes, count = [each.numel() for each in bucket.parameters()], dist.get_world_size()
+        message = written(bucket.buffer(), sizes)
+        scales, bits = message[: 4 * len(sizes)], message[4 * len(sizes) :].clone()
+        future = dist.all_reduce(bits, async_op=True).get_future()
+        return future.then(lambda _: read(torch.cat([scales, bits // count]), sizes))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="Backward stands still meanwhile.")
+def waits_by_a_barrier(ddp):
+    inner = signs_hook()
+
+    def hook(state, bucket):
+        dist.barrier()
+        return inner(state, bucket)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, hint="How many signs are there in a byte")
+def gathers_objects(ddp):
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        scales = [part.abs().mean() for part in wanted.split(sizes)]
+        others = [None] * count
+        dist.all_gather_object(others, ((wanted < 0).tolist(), scales))
+        means = []
+        for negative, of_rank in others:
+            each = torch.stack(of_rank).repeat_interleave(torch.tensor(sizes))
+            means.append(torch.where(torch.tensor(negative), -each, each))
+        unsent.update(zip(parameters, (wanted - means[dist.get_rank()]).split(sizes), strict=True))
+        done = torch.futures.Future()
+        done.set_result(sum(means) / count)
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+@wrong("19.1", FIRST, FEEDBACK, BITS, hint="Backward stands still meanwhile.")
+def functional(ddp):
+    """The functional collective, waited for on the spot."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        gathered = collectives.all_gather_tensor(message, 0, dist.group.WORLD)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        done = torch.futures.Future()
+        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+HOOKED: list[nn.Module] = []
+
+
+@wrong("19.1", hint="as without a hook")
+def the_hook_is_of_the_first_model(ddp):
+    if not HOOKED:
+        HOOKED.append(ddp)
+        hooked(ddp)
+
+
+@wrong("19.1", FIRST, BITS, PROMISE, hint="what was left unsent before did not come")
+def forgets_after_two_passes(ddp):
+    """The memory is emptied when there is a new order, and again."""
+    passes, unsent = [], {}
+    inner = signs_hook(unsent=unsent)
+
+    def hook(state, bucket):
+        future = inner(state, bucket)
+        if bucket.is_last():
+            passes.append(1)
+            if len(passes) == 2:
+                unsent.clear()
+        return future
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def two_messages(ddp):
+    signs_by(ddp, lambda wanted: pack(wanted < 0), unpack)
+
+
+@right("19.1")
+class SignsByName:
+    """By names, with numpy, and in another order of the message."""
+
+    def __init__(self, ddp):
+        self.names = {parameter: name for name, parameter in ddp.module.named_parameters()}
+        self.unsent: dict[str, np.ndarray] = {}
+        ddp.register_comm_hook(self, SignsByName.hook)
+
+    def hook(self, bucket):
+        names = [self.names[each] for each in bucket.parameters()]
+        parts = [each.flatten().numpy().copy() for each in bucket.gradients()]
+        for name, part in zip(names, parts, strict=True):
+            part += self.unsent.get(name, 0)
+        scales = np.array([np.abs(part).mean() for part in parts], dtype=np.float32)
+        bits = np.packbits(np.concatenate(parts) < 0)
+        sizes = [len(part) for part in parts]
+        mine = self.read(bits, scales, sizes)
+        for name, part, sent in zip(names, parts, np.split(mine, np.cumsum(sizes)[:-1]), strict=True):
+            self.unsent[name] = part - sent
+        message = torch.from_numpy(np.concatenate([bits, scales.view(np.uint8)]))
+        others = [torch.empty_like(message) for _ in range(dist.get_world_size())]
+        future = dist.all_gather(others, message, async_op=True).get_future()
+
+        def mean(_):
+            total = torch.zeros(sum(sizes))
+            for each in others:
+                its = each.numpy()
+                scales = its[len(bits) :].copy().view(np.float32)
+                total += torch.from_numpy(self.read(its[: len(bits)], scales, sizes))
+            return total / len(others)
+
+        return future.then(mean)
+
+    @staticmethod
+    def read(bits, scales, sizes):
+        negative = np.unpackbits(bits, count=sum(sizes))
+        return np.repeat(scales, sizes) * (1 - 2 * negative.astype(np.float32))
+
+
+@right("19.1")
+def in_the_buffer_itself(ddp):
+    """The buffer is changed in place, and what is unsent lives on the parameters."""
+
+    def hook(state, bucket):
+        wanted, group = bucket.buffer(), dist.group.WORLD
+        sizes = [each.numel() for each in bucket.parameters()]
+        for parameter, part in zip(bucket.parameters(), wanted.split(sizes), strict=True):
+            part += getattr(parameter, "unsent", 0)
+        message = written(wanted, sizes)
+        gathered = torch.empty(group.size(), len(message), dtype=torch.uint8)
+        future = dist.all_gather_into_tensor(gathered.view(-1), message, async_op=True).get_future()
+        left = wanted - read(message, sizes)
+        for parameter, part in zip(bucket.parameters(), left.split(sizes), strict=True):
+            parameter.unsent = part
+
+        def mean(done):
+            done.wait()
+            return wanted.copy_(torch.stack([read(each, sizes) for each in gathered]).mean(0))
+
+        return future.then(mean)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def by_broadcasts(ddp):
+    """Each rank's message by a broadcast of its own."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters = list(bucket.parameters())
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        mine = written(wanted, sizes)
+        left = (wanted - read(mine, sizes)).split(sizes)
+        unsent.update(zip(parameters, left, strict=True))
+        ranks = range(dist.get_world_size())
+        messages = [mine if rank == dist.get_rank() else torch.empty_like(mine) for rank in ranks]
+        futures = [dist.broadcast(messages[rank], rank, async_op=True).get_future() for rank in ranks]
+        done = torch.futures.collect_all(futures)
+        return done.then(lambda _: sum(read(each, sizes) for each in messages) / len(messages))
+
+    ddp.register_comm_hook(state=None, hook=hook)
+
+
+@right("19.1")
+def divides_first(ddp):
+    """Each rank sends its n-th part, and the parts are added up."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() / count + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        others = [torch.empty_like(message) for _ in range(count)]
+        future = dist.all_gather(others, message, async_op=True).get_future()
+        return future.then(lambda _: sum(read(each, sizes) for each in others))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def each_parameter_by_itself(ddp):
+    """A message for each parameter, and its shape kept; the rest of a byte is wasted each time."""
+    unsent = {each: torch.zeros_like(each) for each in ddp.parameters() if each.requires_grad}
+
+    def of_one(parameter, gradient):
+        wanted = (gradient + unsent[parameter]).flatten()
+        message = written(wanted, [len(wanted)])
+        unsent[parameter] = (wanted - read(message, [len(wanted)])).view_as(gradient)
+        others = message.new_empty(dist.get_world_size() * len(message))
+        future = dist.all_gather_into_tensor(others, message, async_op=True).get_future()
+        parts = others.chunk(dist.get_world_size())
+        return future.then(lambda _: torch.stack([read(each, [len(wanted)]) for each in parts]).mean(0))
+
+    def hook(state, bucket):
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        futures = torch.futures.collect_all([of_one(*pair) for pair in pairs])
+        return futures.then(lambda done: torch.cat([each.value() for each in done.value()]))
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+def by_a_thread(ddp):
+    """A thread waits, and fills a future."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer() + by_parameter(unsent, parameters)
+        message = written(wanted, sizes)
+        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
+        gathered = torch.empty(count, len(message), dtype=torch.uint8)
+        work = dist.all_gather_into_tensor(gathered.view(-1), message, async_op=True)
+        done = torch.futures.Future()
+
+        def fill():
+            work.wait()
+            done.set_result(sum(read(each, sizes) for each in gathered) / count)
+
+        threading.Thread(target=fill).start()
+        return done
+
+    ddp.register_comm_hook(None, hook)
+
+
+UNSENT_OF_ALL: dict[nn.Parameter, torch.Tensor] = {}
+
+
+@right("19.1")
+def one_memory_by_parameter(ddp):
+    """One dict for all models: the parameters themselves are its keys."""
+    hooked(ddp, unsent=UNSENT_OF_ALL)
+
+
+@right("19.1")
+def to_each_its_own_copy(ddp):
+    """By all_to_all, with the message once for each rank."""
+    unsent = {}
+
+    def hook(state, bucket):
+        parameters, count = bucket.parameters(), dist.get_world_size()
+        sizes = [each.numel() for each in parameters]
+        wanted = bucket.buffer().double() + by_parameter(unsent, parameters)
+        scales = torch.stack([part.abs().mean().float() for part in wanted.split(sizes)])
+        message = torch.cat([scales.view(torch.uint8), pack(torch.signbit(wanted) & (wanted != 0))])
+        others = message.new_empty(count * len(message))
+        work = dist.all_to_all_single(others, message.repeat(count), async_op=True)
+
+        def mean(_):
+            came = [read(each, sizes).double() for each in others.chunk(count)]
+            unsent.update(zip(parameters, (wanted - came[dist.get_rank()]).split(sizes), strict=True))
+            return torch.stack(came).mean(0).float()
+
+        return work.get_future().then(mean)
+
+    ddp.register_comm_hook(None, hook)
+
+
+@right("19.1")
+class SignsOfAModel:
+    """What is unsent is one tensor in the model's order, and is changed in place."""
+
+    def __init__(self, ddp):
+        trained = [each for each in ddp.parameters() if each.requires_grad]
+        self.unsent = torch.zeros(sum(each.numel() for each in trained))
+        sizes = [each.numel() for each in trained]
+        self.parts = dict(zip(trained, self.unsent.split(sizes), strict=True))
+        ddp.register_comm_hook(self, SignsOfAModel.__call__)
+
+    def __call__(self, bucket):
+        messages, parts = [], [self.parts[each] for each in bucket.parameters()]
+        for part, gradient in zip(parts, bucket.gradients(), strict=True):
+            part += gradient.flatten()
+            scale, negative = part.abs().sum() / part.numel(), part.lt(0)
+            messages += [scale[None].view(torch.uint8), pack(negative)]
+            part -= scale * (1 - 2 * negative.float())
+        message = torch.cat(messages)
+        rows = [torch.zeros_like(message) for _ in range(dist.get_world_size())]
+        future = dist.all_gather(rows, message, async_op=True).get_future()
+        sizes = [len(part) for part in parts]
+
+        def mean(_):
+            total = torch.zeros(sum(sizes))
+            for row in rows:
+                numbers = []
+                for size in sizes:
+                    own, row = row.split([4 + -(-size // 8), len(row) - 4 - -(-size // 8)])
+                    scale = own[:4].clone().view(torch.float32)
+                    numbers.append(scale * (1 - 2 * unpack(own[4:], size).float()))
+                total += torch.cat(numbers)
+            return total.div_(len(rows))
+
+        return future.then(mean)
+
+
+# --- 19.2 ---
+
+WEIGHTS = "each rank steps for itself; after every H steps, and at the end, all hold the mean of the weights"
+STATE = "and the mean of the optimizer's state and of the buffers: one rank's checkpoint is that of all"
+ONCE = "at a meeting, what training changes travels once; else nothing does, and nothing else changes"
+
+
+def step_of(model, optimizer, x, y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def trained(model):
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def state_of(optimizer):
+    """All floats of the optimizer's state, in the order of its parameters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for each in optimizer.state.get(parameter, {}).values():
+                if torch.is_tensor(each) and each.is_floating_point():
+                    yield each
+
+
+def buffers_of(model):
+    return [each for each in model.buffers() if each.is_floating_point()]
+
+
+def average(tensors, over=None):
+    tensors = list(tensors)
+    mean = torch.cat([each.detach().flatten() for each in tensors]) / (over or dist.get_world_size())
+    dist.all_reduce(mean)
+    for each, part in zip(tensors, mean.split([each.numel() for each in tensors]), strict=True):
+        each.detach().copy_(part.view_as(each))
+
+
+def average_all(model, optimizer):
+    average([*trained(model), *buffers_of(model), *state_of(optimizer)])
+
+
+def locally(model, optimizer, batches, every, meet=average_all):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0 or i == len(batches):
+            meet(model, optimizer)
+
+
+@wrong("19.2", hint="The weights are a sum")
+def the_sum_of_weights(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model), *state_of(optimizer)], over=1)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", hint="this rank's own training")
+def never_meets(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: None)
+
+
+@wrong("19.2", hint="The last steps are this rank's own")
+def no_last_average(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0:
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="after how many steps is the first one due?")
+def meets_after_the_first_step(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches):
+        step_of(model, optimizer, x, y)
+        if i % every == 0 or i == len(batches) - 1:
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="All have rank 0's weights.")
+def as_rank_0(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+            dist.broadcast(each.detach(), 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", hint="That is what averaged gradients give")
+def averages_gradients(model, optimizer, batches, every):
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        average([each.grad for each in trained(model)])
+        optimizer.step()
+
+
+@wrong("19.2", hint="What was in .grad before the step")
+def adds_gradients_up(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="What else, besides the weights, has training changed")
+def weights_alone(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: average(trained(model)))
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def no_buffers(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: average([*trained(model), *state_of(optimizer)]))
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def no_state(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every, lambda *_: average([*trained(model), *buffers_of(model)]))
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def two_of_three_averages(model, optimizer, batches, every):
+    def known(optimizer):
+        for state in optimizer.state.values():
+            for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
+                if state.get(name) is not None:
+                    yield state[name]
+
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model), *known(optimizer)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="lacks its state")
+def state_anew(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        optimizer.state.clear()
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="and does each of them?")
+def state_in_the_last_meeting(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i == len(batches):
+            average_all(model, optimizer)
+        elif i % every == 0:
+            average([*trained(model), *buffers_of(model)])
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="one meeting more")
+def a_last_average_always(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0:
+            average_all(model, optimizer)
+    average_all(model, optimizer)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="What is frozen is the same on all ranks")
+def the_frozen_layer_too(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*model.parameters(), *buffers_of(model), *state_of(optimizer)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="A gather brings")
+def by_a_gather(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+            own = each.detach().contiguous()
+            others = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(others, own)
+            own.copy_(torch.stack(others).mean(0))
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
+def the_gradients_as_well(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average_all(model, optimizer)
+        average([each.grad for each in trained(model)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
+def in_training_mode(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every)
+    model.train()
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
+def takes_the_batches(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every)
+    batches.clear()
+
+
+@wrong("19.2", hint="Only the last digits are off.")
+def in_float32(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+        copies = [each.detach().float() for each in tensors]
+        average(copies)
+        for each, copied in zip(tensors, copies, strict=True):
+            each.detach().copy_(copied)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def by_pytorch(model, optimizer, batches, every):
+    averager = PeriodicModelAverager(every, warmup_steps=every - 1)
+    local = PostLocalSGDOptimizer(optimizer, averager)
+    for x, y in batches:
+        step_of(model, local, x, y)
+    if len(batches) % every:
+        average(trained(model))
+
+
+STEPS = []
+
+
+@wrong("19.2", hint="Then which numbers are averaged, and after which steps?")
+def counts_the_steps_of_all_calls(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        STEPS.append(i)
+        if len(STEPS) % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="When is it cleared?")
+def clears_after_the_step(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def averages_before_the_step(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+        optimizer.step()
+
+
+@wrong("19.2", hint="Then which numbers are averaged")
+def weighs_by_samples(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        share = torch.tensor(float(sum(len(y) for _, y in batches)))
+        own = share.item()
+        dist.all_reduce(share)
+        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+        for each in tensors:
+            each.detach().mul_(own / share.item())
+        average(tensors, over=1)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="That is a sum over the ranks.")
+def adds_the_state_up(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        if state := list(state_of(optimizer)):
+            average(state, over=1)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="All have rank 0's.")
+def buffers_of_rank_0(model, optimizer, batches, every):
+    """As DDP does."""
+
+    def meet(model, optimizer):
+        average([*trained(model), *state_of(optimizer)])
+        for each in buffers_of(model):
+            dist.broadcast(each, 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="into which tensors does their mean go?")
+def the_state_is_0(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        for each in state_of(optimizer):
+            each.zero_()
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
+def the_first_group_alone(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        first = [optimizer.state[each] for each in optimizer.param_groups[0]["params"]]
+        state = [each for of_one in first for each in of_one.values() if torch.is_tensor(each)]
+        average([*trained(model), *buffers_of(model), *state])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="What is frozen is the same on all ranks")
+def the_whole_state_dict(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*filter(torch.is_floating_point, model.state_dict().values()), *state_of(optimizer)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="That is one meeting more.")
+def the_weights_at_the_start(model, optimizer, batches, every):
+    for each in trained(model):
+        dist.broadcast(each.detach(), 0)
+    locally(model, optimizer, batches, every)
+
+
+@wrong("19.2", hint="and after which steps?")
+def drops_the_rest(model, optimizer, batches, every):
+    """As if a last, shorter round did not count."""
+    locally(model, optimizer, batches[: len(batches) // every * every], every)
+
+
+@wrong("19.2", hint="or a meeting after each step")
+def meets_after_each_step(model, optimizer, batches, every):
+    locally(model, optimizer, batches, 1)
+
+
+@wrong("19.2", hint="and after which steps?")
+def meets_at_the_end_alone(model, optimizer, batches, every):
+    locally(model, optimizer, batches, len(batches))
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def the_sum_of_losses(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+        optimizer.step()
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def trains_all_modules(model, optimizer, batches, every):
+    model.train()
+    locally(model, optimizer, batches, every)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def in_evaluation(model, optimizer, batches, every):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    locally(model, optimizer, batches, every)
+    for module, mode in modes.items():
+        module.training = mode
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def through_ddp(model, optimizer, batches, every):
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        if i % every == 0 or i == len(batches):
+            F.cross_entropy(ddp(x), y).backward()
+        else:
+            with ddp.no_sync():
+                F.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="All have rank 0's.")
+def state_of_rank_0(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        average([*trained(model), *buffers_of(model)])
+        for each in state_of(optimizer):
+            dist.broadcast(each, 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, ONCE, hint="and where does its mean go?")
+def averages_a_copy_of_the_state(model, optimizer, batches, every):
+    """state_dict() gives the tensors themselves, but a copy of them is averaged."""
+
+    def meet(model, optimizer):
+        state = copy.deepcopy(optimizer.state_dict())
+        values = [value for each in state["state"].values() for value in each.values()]
+        average([*trained(model), *buffers_of(model), *filter(floats, values)])
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
+def sums_at_rank_0(model, optimizer, batches, every):
+    """By a reduce and a broadcast: twice."""
+
+    def meet(model, optimizer):
+        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+            numbers = each.detach()
+            dist.reduce(numbers, 0)
+            numbers /= dist.get_world_size()
+            dist.broadcast(numbers, 0)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="A gather brings")
+def by_objects(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+        others = [None] * dist.get_world_size()
+        dist.all_gather_object(others, [each.detach() for each in tensors])
+        for each, *of_ranks in zip(tensors, *others, strict=True):
+            each.detach().copy_(torch.stack(of_ranks).mean(0))
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
+def freezes_for_good(model, optimizer, batches, every):
+    locally(model, optimizer, batches, every)
+    for each in model.parameters():
+        each.requires_grad_(True)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def averages_gradients_at_a_meeting(model, optimizer, batches, every):
+    for i, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        due = i % every == 0 or i == len(batches)
+        if due:
+            average([each.grad for each in trained(model)])
+        optimizer.step()
+        if due:
+            average_all(model, optimizer)
+
+
+@wrong("19.2", hint="What belongs to a rank's step?")
+def accumulates(model, optimizer, batches, every):
+    """Gradient accumulation: a step after every H batches, by averaged gradients."""
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(batches, start=1):
+        (F.cross_entropy(model(x), y) / every).backward()
+        if i % every == 0 or i == len(batches):
+            average([each.grad for each in trained(model)])
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
+def meets_every_buffer_each_step(model, optimizer, batches, every):
+    """The buffers' means after each step; at the end they are the same."""
+    for i, (x, y) in enumerate(batches, start=1):
+        step_of(model, optimizer, x, y)
+        if i % every == 0 or i == len(batches):
+            average_all(model, optimizer)
+        else:
+            average(buffers_of(model))
+
+
+@wrong("19.2", hint="Then which numbers are averaged")
+def outer_step(model, optimizer, batches, every):
+    """DiLoCo's: the mean change is taken once more."""
+    start = [each.detach().clone() for each in trained(model)]
+
+    def meet(model, optimizer):
+        average_all(model, optimizer)
+        for each, before in zip(trained(model), start, strict=True):
+            each.data += 0.9 * (each.data - before)
+            before.copy_(each.data)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def with_the_counters(model, optimizer, batches, every):
+    """All tensors, whole numbers, too, which are the same on all ranks; and a barrier."""
+
+    def meet(model, optimizer):
+        state = [each for of_one in optimizer.state.values() for each in of_one.values()]
+        average([*trained(model), *model.buffers(), *filter(torch.is_tensor, state)])
+        dist.barrier()
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def puts_new_tensors_there(model, optimizer, batches, every):
+    def meaned(each):
+        mean = each.detach().clone()
+        dist.all_reduce(mean)
+        return mean / dist.get_world_size()
+
+    def meet(model, optimizer):
+        for each in trained(model):
+            each.data = meaned(each)
+            state = optimizer.state[each]
+            state.update({k: meaned(v) for k, v in state.items() if torch.is_tensor(v)})
+        for each in buffers_of(model):
+            each.copy_(meaned(each))
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def one_tensor_after_the_other(model, optimizer, batches, every):
+    started = 0
+    for x, y in batches:
+        optimizer.zero_grad(set_to_none=False)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        started += 1
+        if started == every:
+            started = 0
+            each_by_itself(model, optimizer)
+    if started:
+        each_by_itself(model, optimizer)
+
+
+@torch.no_grad()
+def each_by_itself(model, optimizer):
+    for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+        dist.all_reduce(each)
+        each /= dist.get_world_size()
+
+
+@right("19.2")
+def in_rounds(model, optimizer, batches, every):
+    for begin in range(0, len(batches), every):
+        for x, y in batches[begin : begin + every]:
+            model.zero_grad()
+            nn.CrossEntropyLoss()(model(x), y).backward()
+            optimizer.step()
+        weights = trained(model)
+        vector = parameters_to_vector(weights).detach() / dist.get_world_size()
+        works = [dist.all_reduce(vector, async_op=True)]
+        rest = [*buffers_of(model), *state_of(optimizer)]
+        for each in rest:
+            each.div_(dist.get_world_size())
+            works.append(dist.all_reduce(each, async_op=True))
+        for work in works:
+            work.wait()
+        vector_to_parameters(vector, weights)
+
+
+@right("19.2")
+def through_state_dicts(model, optimizer, batches, every):
+    """The state is averaged in a copy, which is loaded."""
+
+    def meet(model, optimizer):
+        state = copy.deepcopy(optimizer.state_dict())
+        values = [value for each in state["state"].values() for value in each.values()]
+        average([*trained(model), *buffers_of(model), *filter(floats, values)])
+        optimizer.load_state_dict(state)
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def with_pytorchs_average(model, optimizer, batches, every):
+    """`average_parameters`, and a closure for the step."""
+    for i, (x, y) in enumerate(batches, start=1):
+
+        def closure(x=x, y=y):
+            model.zero_grad()
+            loss = F.nll_loss(model(x).log_softmax(1), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        if i in {*range(every, len(batches), every), len(batches)}:
+            tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
+            average_parameters(iter(tensors), dist.group.WORLD)
+
+
+@right("19.2")
+def by_functional_collectives(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        with torch.no_grad():
+            for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
+                total = collectives.all_reduce(each.detach().clone(), "sum", dist.group.WORLD)
+                each.copy_(total / dist.get_world_size())
+
+    locally(model, optimizer, batches, every, meet)
+
+
+@right("19.2")
+def coalesced(model, optimizer, batches, every):
+    def meet(model, optimizer):
+        tensors = [each.detach() for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]]
+        for kind in {each.dtype for each in tensors}:
+            of_kind = [each for each in tensors if each.dtype == kind]
+            dist.all_reduce_coalesced(of_kind)
+            for each in of_kind:
+                each /= dist.get_world_size()
+
+    while batches:
+        now, batches = batches[:every], batches[every:]
+        for x, y in now:
+            step_of(model, optimizer, x, y)
+        meet(model, optimizer)
+
+
+def floats(value: Any) -> bool:
+    return torch.is_tensor(value) and value.is_floating_point() and value.dim() > 0
