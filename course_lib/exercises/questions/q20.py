@@ -106,8 +106,9 @@ def _call(rng: random.Random, kind: str, ranks: int) -> dict[str, Any]:
 def _right(run: dict[str, Any], ranks: int, until: int | None = None, **wrong: Any) -> list[Tensor]:
     """Return the weights of one device after each call; in call ``until`` something may be wrong.
 
-    ``rate`` is then the learning rate as a multiple, ``times`` the gradient, ``first`` where the batch begins,
-    ``cut`` how many samples of it count, and ``kept`` whether the call before left its gradient.
+    ``rate`` is then a multiple of the learning rate, and ``times`` one of the gradient; ``first`` is where
+    the batch begins, ``cut`` how many samples of it count, and ``kept`` whether the call before left its
+    gradient.
     """
     model = _network(run["seed"])
     optimizer, weights = _optimizer(model, run["rates"]), []
