@@ -183,7 +183,7 @@ def _of_shares(call: dict[str, Any], forward: list[list[int]], used: int, number
         hint = "The step takes as long as the rank with the most samples needs."
     elif sum(counts) == used:
         seen += ", and not each of them once"
-    elif max(counts) > call["most"]:
+    elif min(counts) < max(counts) > call["most"]:
         hint = "A rank's memory has room for so many, and no more."
     return Finding(SHARE, every == list(range(used)) and max(counts) - min(counts) < 2, seen, hint)
 
