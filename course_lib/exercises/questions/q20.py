@@ -60,7 +60,7 @@ def _batch(seed: int, samples: int) -> tuple[Tensor, Tensor]:
 )
 @with_two_world_sizes()
 def step_of_those_left(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
-    runs = []
+    runs: list[dict[str, Any]] = []
     for kinds in (("uneven", "even"), ("even", "less", "even", "less", "even")):
         calls = [_call(rng, kind, ranks) for kind in kinds]
         rates = [rng.uniform(0.1, 0.2), rng.uniform(0.3, 0.4)]
@@ -199,7 +199,7 @@ def _of_shares(call: dict[str, Any], forward: list[list[int]], used: int, number
 )
 @in_group
 def _stepped(answer: Any, runs: list[dict[str, Any]]) -> list[list[Result]]:
-    results = []
+    results: list[list[Result]] = []
     for run in runs:
         model = _network(run["seed"])
         optimizer = _optimizer(model, run["rates"])
