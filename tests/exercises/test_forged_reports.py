@@ -41,6 +41,7 @@ MAY_LACK = {
     "17.2": ("all say what rank 0 says", "each says what the one before it says"),
     "18.1": ("'travels'", "without 'all_gather'", "without 'reduce_scatter'"),
     "18.2": ("(1, 3, 5, ",),  # the last call: its norm is nan, and what is clipped then does not count
+    "20.1": ("each says what the one before it says",),
 }
 # Points for the report of an earlier draw: for what a rank alone can see, and for what is alike in both draws
 FOR_EARLIER = {
