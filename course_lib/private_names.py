@@ -116,6 +116,39 @@ def process_groups() -> tuple[dict[str, list[int]], int]:
         return {}, 0
 
 
+def torch_before(*version: int) -> bool:
+    """Return whether the torch that is loaded is older than a version: ``torch_before(2, 14)``."""
+    found = sys.modules["torch"].__version__.split("+")[0].split(".")
+    return tuple(int(part) for part in found[: len(version)]) < version
+
+
+def keep_gloo_groups() -> None:
+    """Before torch 2.14, have `destroy_process_group` leave gloo's groups in memory until the process ends.
+
+    A DDP that dies after its group has the last reference to it, and lets go of it with Python's lock held:
+    gloo's destructor then joins its threads, and the one that has just ended a collective waits for that
+    lock, to let go of a tensor. Neither ends. Where Python's own object of the group dies last, the lock is
+    free (PyTorch's issue 56297, pull request 154976). Seen with torch 2.10 to 2.13; not with 2.14.
+    """
+    if not torch_before(2, 14):
+        return
+    dist: Any = importlib.import_module("torch.distributed")
+    if not dist.is_available() or hasattr(dist.destroy_process_group, "keeps_gloo_groups"):
+        return
+    c10d, destroy = dist.distributed_c10d, dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_and_keep(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(AttributeError):
+            for group, backends in c10d._world.pg_backend_config.items():
+                if "gloo" in str(backends):  # no list of ours: the end of the interpreter would clear it
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        return destroy(*args, **kwargs)
+
+    destroy_and_keep.keeps_gloo_groups = True  # type: ignore[attr-defined]
+    dist.destroy_process_group = c10d.destroy_process_group = destroy_and_keep
+
+
 def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
     """Have a function called when C++ code gives up (std::terminate), before the process aborts.
 
