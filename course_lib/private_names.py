@@ -123,30 +123,40 @@ def torch_before(*version: int) -> bool:
 
 
 def keep_gloo_groups() -> None:
-    """Before torch 2.14, have `destroy_process_group` leave gloo's groups in memory until the process ends.
+    """Before torch 2.14, have `destroy_process_group` leave gloo's groups in memory: they go with their rank.
 
     A DDP that dies after its group has the last reference to it, and lets go of it with Python's lock held:
     gloo's destructor then joins its threads, and the one that has just ended a collective waits for that
-    lock, to let go of a tensor. Neither ends. Where Python's own object of the group dies last, the lock is
+    lock, to let go of a tensor. Neither ends. Where Python's own object of the group goes last, the lock is
     free (PyTorch's issue 56297, pull request 154976). Seen with torch 2.10 to 2.13; not with 2.14.
     """
     if not torch_before(2, 14):
         return
     dist: Any = importlib.import_module("torch.distributed")
-    if not dist.is_available() or hasattr(dist.destroy_process_group, "keeps_gloo_groups"):
+    if not dist.is_available() or hasattr(dist.destroy_process_group, "__kept__"):
         return
-    c10d, destroy = dist.distributed_c10d, dist.destroy_process_group
+    c10d, kept = dist.distributed_c10d, list[Any]()
+    init, destroy = dist.init_process_group, dist.destroy_process_group
 
     @functools.wraps(destroy)
     def destroy_and_keep(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(AttributeError):
-            for group, backends in c10d._world.pg_backend_config.items():
-                if "gloo" in str(backends):  # no list of ours: the end of the interpreter would clear it
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        for group, backends in c10d._world.pg_backend_config.items():
+            if "gloo" in str(backends) and group not in kept:
+                # not in the list alone: Python would let go of it while it ends
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+                kept.append(group)
         return destroy(*args, **kwargs)
 
-    destroy_and_keep.keeps_gloo_groups = True  # type: ignore[attr-defined]
+    @functools.wraps(init)
+    def let_go_and_init(*args: Any, **kwargs: Any) -> Any:
+        while kept:  # or rank 0 would go on with the store that they hold, and the addresses in it
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept[-1]))
+            kept.pop()
+        return init(*args, **kwargs)
+
+    destroy_and_keep.__kept__ = kept  # type: ignore[attr-defined]
     dist.destroy_process_group = c10d.destroy_process_group = destroy_and_keep
+    dist.init_process_group = c10d.init_process_group = let_go_and_init
 
 
 def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
