@@ -73,7 +73,7 @@ def _poll_and_tell(
 def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
     """Return a flight recorder's dump as JSON; empty without distributed, or if this torch has no recorder.
 
-    NCCL has one recorder, all other backends have another (torch 2.14). NCCL's is read only if this
+    NCCL has one recorder, all other backends have another (torch 2.10 to 2.14). NCCL's is read only if this
     process has used CUDA: otherwise NCCL has run nothing.
     """
     if "torch.distributed" not in sys.modules:
@@ -90,7 +90,7 @@ def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
 
 
 def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
-    """Return a flight recorder's entries with the Python ``frames`` of each call (torch 2.14)."""
+    """Return a flight recorder's entries with the Python ``frames`` of each call (torch 2.10 to 2.14)."""
     try:
         from torch._C import _distributed_c10d
 

@@ -3,8 +3,8 @@
     TORCH_FR_DUMP_TEMP_FILE=traces/rank_ torchrun --standalone --nproc-per-node=2 hang.py
 
 With a GPU for each rank they talk over NCCL, whose watchdog ends the run after half a minute and writes the
-flight recorder's files. Otherwise they talk over gloo, which has no watchdog, so each rank writes its own.
-`torchfrtrace traces` compares the files in that folder; make it first. Nothing of the course is needed.
+flight recorder's files. Else they talk over gloo, which has no watchdog: each rank writes its own (torch 2.10
+wants TORCH_FR_BUFFER_SIZE=2000 for that). `torchfrtrace traces` compares them; make that folder first.
 """
 
 import os
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def write_trace():
-    """This rank's flight recorder, in the file that NCCL's watchdog would write (torch 2.14)."""
+    """This rank's flight recorder, in the file that NCCL's watchdog would write (torch 2.10 to 2.14)."""
     trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
     name, description = trace["entries"][0]["process_group"]
     ranks = list(range(dist.get_world_size()))

@@ -22,6 +22,7 @@ def test_the_files_of_a_hang_name_the_rank_that_never_came(
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_", "CUDA_VISIBLE_DEVICES": ""}
+    environment["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.14; 0 in 2.10
     job = subprocess.Popen([*torchrun, str(SCRIPT)], env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert job.stdout is not None
