@@ -122,6 +122,36 @@ def torch_before(*version: int) -> bool:
     return tuple(int(part) for part in found[: len(version)]) < version
 
 
+def adapt_old_torch() -> None:
+    """In a rank, even out how torch before 2.14 differs from what the lessons were written for."""
+    keep_gloo_groups()
+    take_forward_sync_buffers()
+
+
+def take_forward_sync_buffers() -> None:
+    """Before torch 2.13, have DDP take ``forward_sync_buffers``, as it has since.
+
+    Its older ``broadcast_buffers=False`` also leaves out the broadcast at the start; this only says what DDP
+    does in its forward passes, for which it reads the attribute (torch 2.10).
+    """
+    if not torch_before(2, 13):
+        return
+    ddp_class: Any = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    init = ddp_class.__init__
+    if init.__code__.co_filename == __file__:
+        return
+
+    @functools.wraps(init)
+    def with_the_new_name(
+        self: Any, *args: Any, forward_sync_buffers: bool | None = None, **others: Any
+    ) -> None:
+        init(self, *args, **others)
+        if forward_sync_buffers is not None:
+            self.broadcast_buffers = forward_sync_buffers
+
+    ddp_class.__init__ = with_the_new_name
+
+
 def keep_gloo_groups() -> None:
     """Before torch 2.14, have `destroy_process_group` leave gloo's groups in memory: they go with their rank.
 

@@ -182,3 +182,25 @@ def test_a_ddp_may_die_after_its_group_in_a_program(tmp_path: Path) -> None:
     )
     run = torchrun(program, nproc_per_node=2, timeout=120, dashboard=False)
     assert [log.split() for log in run.logs] == [["30"], ["30"]]
+
+
+def test_ddp_takes_forward_sync_buffers_in_every_torch() -> None:
+    """The buffers are rank 0's at the start, and each rank's own from then on."""
+
+    def means(**options: bool) -> list[float]:
+        dist.init_process_group("gloo")
+        norm = torch.nn.BatchNorm1d(1, momentum=0.5)
+        assert norm.running_mean is not None
+        norm.running_mean += dist.get_rank() + 1
+        ddp = torch.nn.parallel.DistributedDataParallel(norm, **options)
+        found = [norm.running_mean.item()]
+        for _ in range(2):
+            ddp(torch.full((2, 1), 9.0 + 4 * dist.get_rank())).sum().backward()
+            found.append(norm.running_mean.item())
+        return found
+
+    alone = quiet_launch(means, forward_sync_buffers=False, nprocs=2).results
+    assert alone == [[1, 5, 7], [1, 7, 10]]
+    assert quiet_launch(means, nprocs=2).results == [[1, 5, 7], [1, 7, 9]], (
+        "rank 0's, before each forward pass"
+    )
