@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 def write_trace():
     """This rank's flight recorder, in the file that NCCL's watchdog would write (torch 2.10 to 2.14)."""
-    trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    dump = torch._C._distributed_c10d._dump_fr_trace()  # before 2.14, torchfrtrace knows NCCL alone
+    trace = pickle.loads(dump.replace(b"gloo:", b"nccl:") if torch.__version__ < "2.14" else dump)
     name, description = trace["entries"][0]["process_group"]
-    ranks = list(range(dist.get_world_size()))
-    # Which ranks are in the group: NCCL records it, gloo does not.
+    ranks = list(range(dist.get_world_size()))  # of the group: NCCL records them, gloo does not
     trace["pg_config"] = {name: {"name": name, "desc": description, "ranks": str(ranks)}}
     path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
     with open(f"{path}.part", "wb") as file:
