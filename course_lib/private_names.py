@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -118,7 +119,7 @@ def process_groups() -> tuple[dict[str, list[int]], int]:
 
 def torch_before(*version: int) -> bool:
     """Return whether the torch that is loaded is older than a version: ``torch_before(2, 14)``."""
-    found = sys.modules["torch"].__version__.split("+")[0].split(".")
+    found = re.findall(r"\d+", sys.modules["torch"].__version__)
     return tuple(int(part) for part in found[: len(version)]) < version
 
 

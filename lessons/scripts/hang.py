@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 def write_trace():
     """This rank's flight recorder, in the file that NCCL's watchdog would write (torch 2.10 to 2.14)."""
-    dump = torch._C._distributed_c10d._dump_fr_trace()  # before 2.14, torchfrtrace knows NCCL alone
+    dump = torch._C._distributed_c10d._dump_fr_trace()  # before 2.14, torchfrtrace knew NCCL alone
     trace = pickle.loads(dump.replace(b"gloo:", b"nccl:") if torch.__version__ < "2.14" else dump)
     name, description = trace["entries"][0]["process_group"]
     ranks = list(range(dist.get_world_size()))  # of the group: NCCL records them, gloo does not
@@ -35,7 +35,7 @@ def main():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     backend = "nccl" if has_gpu else "gloo"
     dist.init_process_group(backend, device_id=device if has_gpu else None, timeout=timedelta(seconds=30))
-    dist.barrier()
+    dist.all_reduce(torch.ones(1, device=device))  # they meet; torchfrtrace knew no barrier before 2.14
     rank = dist.get_rank()
     # The newline is part of the text: print() may write it separately, and the ranks share this output.
     print(f"rank {rank}: process {os.getpid()}, {backend}\n", end="", flush=True)
