@@ -21,8 +21,9 @@ endef
 
 # What `make oldest` runs: the library's core, and the lessons that use most of it
 OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.py tests/exercises/test_check.py \
-               tests/data tests/rank/test_recorder.py tests/test_by_value.py tests/test_private_names.py
-OLDEST_LESSONS = $(foreach number,00 02 06 08,$(wildcard lessons/$(number)_*.ipynb))
+               tests/data tests/rank/test_recorder.py tests/rank/test_entry_function.py tests/test_by_value.py \
+               tests/test_private_names.py
+OLDEST_LESSONS = $(foreach number,00 02 06 08 10 13,$(wildcard lessons/$(number)_*.ipynb))
 
 .PHONY: help setup lab update test test-change test-all oldest newest versions lint lesson look site bench host mutants gpu
 
@@ -59,7 +60,7 @@ test-all: lint  ## everything; ARGS=--record-durations keeps how long each test 
 # A separate COURSE_HOME: digits drawn by a newer matplotlib would hide what this one draws.
 oldest: VENV := $(CURDIR)/.venv-oldest
 oldest: export COURSE_HOME = $(VENV)/course-home
-oldest:  ## doctor, core tests and four lessons with the lowest versions that pyproject.toml allows (.venv-oldest)
+oldest:  ## doctor, core tests and six lessons with the lowest versions that pyproject.toml allows (.venv-oldest)
 	@$(MAKE) --no-print-directory setup SETUP_ARGS=--oldest
 	@$(IN_VENV) python -m course_lib doctor
 	@$(PYTEST) $(OLDEST_TESTS)

@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +74,7 @@ def _poll_and_tell(
 def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
     """Return a flight recorder's dump as JSON; empty without distributed, or if this torch has no recorder.
 
-    NCCL has one recorder, all other backends have another (torch 2.14). NCCL's is read only if this
+    NCCL has one recorder, all other backends have another (torch 2.10 to 2.14). NCCL's is read only if this
     process has used CUDA: otherwise NCCL has run nothing.
     """
     if "torch.distributed" not in sys.modules:
@@ -90,7 +91,7 @@ def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
 
 
 def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
-    """Return a flight recorder's entries with the Python ``frames`` of each call (torch 2.14)."""
+    """Return a flight recorder's entries with the Python ``frames`` of each call (torch 2.10 to 2.14)."""
     try:
         from torch._C import _distributed_c10d
 
@@ -114,6 +115,79 @@ def process_groups() -> tuple[dict[str, list[int]], int]:
         )
     except Exception:  # without the groups, all ranks are compared
         return {}, 0
+
+
+def torch_before(*version: int) -> bool:
+    """Return whether the torch that is loaded is older than a version: ``torch_before(2, 14)``."""
+    found = re.findall(r"\d+", sys.modules["torch"].__version__)
+    return tuple(int(part) for part in found[: len(version)]) < version
+
+
+def adapt_old_torch() -> None:
+    """In a rank, even out how torch before 2.14 differs from what the lessons were written for."""
+    keep_gloo_groups()
+    take_forward_sync_buffers()
+
+
+def take_forward_sync_buffers() -> None:
+    """Before torch 2.13, have DDP take ``forward_sync_buffers``, as it has since.
+
+    Its older ``broadcast_buffers=False`` also leaves out the broadcast at the start; this only says what DDP
+    does in its forward passes, for which it reads the attribute (torch 2.10).
+    """
+    if not torch_before(2, 13):
+        return
+    ddp_class: Any = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    init = ddp_class.__init__
+    if init.__code__.co_filename == __file__:
+        return
+
+    @functools.wraps(init)
+    def with_the_new_name(
+        self: Any, *args: Any, forward_sync_buffers: bool | None = None, **others: Any
+    ) -> None:
+        init(self, *args, **others)
+        if forward_sync_buffers is not None:
+            self.broadcast_buffers = forward_sync_buffers
+
+    ddp_class.__init__ = with_the_new_name
+
+
+def keep_gloo_groups() -> None:
+    """Before torch 2.14, have `destroy_process_group` leave gloo's groups in memory: they go with their rank.
+
+    A DDP that dies after its group has the last reference to it, and lets go of it with Python's lock held:
+    gloo's destructor then joins its threads, and the one that has just ended a collective waits for that
+    lock, to let go of a tensor. Neither ends. Where Python's own object of the group goes last, the lock is
+    free (PyTorch's issue 56297, pull request 154976). Seen with torch 2.10 to 2.13; not with 2.14.
+    """
+    if not torch_before(2, 14):
+        return
+    dist: Any = importlib.import_module("torch.distributed")
+    if not dist.is_available() or hasattr(dist.destroy_process_group, "__kept__"):
+        return
+    c10d, kept = dist.distributed_c10d, list[Any]()
+    init, destroy = dist.init_process_group, dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_and_keep(*args: Any, **kwargs: Any) -> Any:
+        for group, backends in c10d._world.pg_backend_config.items():
+            if "gloo" in str(backends) and group not in kept:
+                # not in the list alone: Python would let go of it while it ends
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+                kept.append(group)
+        return destroy(*args, **kwargs)
+
+    @functools.wraps(init)
+    def let_go_and_init(*args: Any, **kwargs: Any) -> Any:
+        while kept:  # or rank 0 would go on with the store that they hold, and the addresses in it
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept[-1]))
+            kept.pop()
+        return init(*args, **kwargs)
+
+    destroy_and_keep.__kept__ = kept  # type: ignore[attr-defined]
+    dist.destroy_process_group = c10d.destroy_process_group = destroy_and_keep
+    dist.init_process_group = c10d.init_process_group = let_go_and_init
 
 
 def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:

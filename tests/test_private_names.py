@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from packaging.version import Version
 from torch.profiler import ProfilerActivity, profile
 
@@ -327,3 +328,60 @@ def test_a_change_is_told_with_name_and_version(monkeypatch: pytest.MonkeyPatch)
     told = f"Python {platform.python_version()}: no longer so: the fork server has our names"
     with pytest.raises(AssertionError, match=told):
         judged("Python", the_fork_server_has_our_names)
+
+
+@pytest.mark.parametrize(
+    ("found", "before"),
+    [
+        ("2.10.0+cu128", True),
+        ("2.13.1", True),
+        ("2.14.0a0+git1", False),
+        ("2.14.1+cpu", False),
+        ("3.0", False),
+    ],
+)
+def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found: str, before: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", found)
+    assert private_names.torch_before(2, 14) is before
+
+
+@pytest.fixture
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Pretend that this torch has a version; what is changed in it is as before after the test."""
+    for module in (dist, dist.distributed_c10d):
+        for name in ("init_process_group", "destroy_process_group"):
+            function = getattr(module, name)
+            monkeypatch.setattr(module, name, function.__wrapped__ if is_ours(function) else function)
+    return lambda version: monkeypatch.setattr(torch, "__version__", version)
+
+
+def is_ours(function: Any) -> bool:
+    return function.__code__.co_filename == private_names.__file__
+
+
+def test_no_function_is_replaced_in_a_torch_that_needs_it_not(in_torch: Callable[[str], None]) -> None:
+    in_torch("2.14.0")
+    private_names.keep_gloo_groups()
+    assert not is_ours(dist.destroy_process_group)
+    assert not is_ours(dist.init_process_group)
+
+
+def test_a_gloo_group_is_kept_until_the_next_one_begins(in_torch: Callable[[str], None]) -> None:
+    in_torch("2.13.0+cpu")
+    private_names.keep_gloo_groups()
+    private_names.keep_gloo_groups()
+    assert dist.distributed_c10d.destroy_process_group is dist.destroy_process_group
+    assert not is_ours(dist.destroy_process_group.__wrapped__), "once"
+    kept, in_a_list = dist.destroy_process_group.__kept__, [object()]
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert kept == []
+        world, part = dist.group.WORLD, dist.new_group([0])
+        dist.destroy_process_group(part)
+        dist.destroy_process_group()
+        assert set(kept) == {world, part}
+        counts = sys.getrefcount(part), sys.getrefcount(in_a_list[0])
+        assert counts[0] == counts[1] + 2, "by this name, and not by the list alone"
+        assert not dist.is_initialized()
+    with pytest.raises(AssertionError, match="None"):
+        dist.destroy_process_group()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,10 @@ TICKS_OF_A_MINUTE = 600
 LINE_LENGTH = 400  # of a longer line, its beginning and its end are shown
 MOST_ARRIVALS = 4096  # read for each rank, the latest ones
 LATEST_POINTS = 512
+# Gloo prints this for each group in torch 2.10, and no longer in 2.11
+GLOO_SAYS = re.compile(
+    r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+ *"
+)
 Item = TypeVar("Item")
 
 
@@ -195,8 +200,12 @@ def rows_of(path: Path, columns: list[str], last: int | None = None) -> dict[str
 
 
 def as_shown(text: str) -> str:
-    """Return a text as it stands on a terminal: after a carriage return, a progress bar replaces its line."""
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    """Return a text as it stands on a terminal: after a carriage return, a progress bar replaces its line.
+
+    What gloo says of each group that it makes is left out.
+    """
+    shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(line for line in shown if not GLOO_SAYS.fullmatch(line))
 
 
 def _lines(path: Path) -> list[str]:

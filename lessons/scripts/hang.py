@@ -3,8 +3,8 @@
     TORCH_FR_DUMP_TEMP_FILE=traces/rank_ torchrun --standalone --nproc-per-node=2 hang.py
 
 With a GPU for each rank they talk over NCCL, whose watchdog ends the run after half a minute and writes the
-flight recorder's files. Otherwise they talk over gloo, which has no watchdog, so each rank writes its own.
-`torchfrtrace traces` compares the files in that folder; make it first. Nothing of the course is needed.
+flight recorder's files. Else they talk over gloo, which has no watchdog: each rank writes its own (torch 2.10
+wants TORCH_FR_BUFFER_SIZE=2000 for that). `torchfrtrace traces` compares them; make that folder first.
 """
 
 import os
@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 
 def write_trace():
-    """This rank's flight recorder, in the file that NCCL's watchdog would write (torch 2.14)."""
-    trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    """This rank's flight recorder, in the file that NCCL's watchdog would write (torch 2.10 to 2.14)."""
+    dump = torch._C._distributed_c10d._dump_fr_trace()  # before 2.14, torchfrtrace knew NCCL alone
+    trace = pickle.loads(dump.replace(b"gloo:", b"nccl:") if torch.__version__ < "2.14" else dump)
     name, description = trace["entries"][0]["process_group"]
-    ranks = list(range(dist.get_world_size()))
-    # Which ranks are in the group: NCCL records it, gloo does not.
+    ranks = list(range(dist.get_world_size()))  # of the group: NCCL records them, gloo does not
     trace["pg_config"] = {name: {"name": name, "desc": description, "ranks": str(ranks)}}
     path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
     with open(f"{path}.part", "wb") as file:
@@ -35,7 +35,7 @@ def main():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     backend = "nccl" if has_gpu else "gloo"
     dist.init_process_group(backend, device_id=device if has_gpu else None, timeout=timedelta(seconds=30))
-    dist.barrier()
+    dist.all_reduce(torch.ones(1, device=device))  # they meet; torchfrtrace knew no barrier before 2.14
     rank = dist.get_rank()
     # The newline is part of the text: print() may write it separately, and the ranks share this output.
     print(f"rank {rank}: process {os.getpid()}, {backend}\n", end="", flush=True)

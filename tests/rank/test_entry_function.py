@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from course_lib import torchrun
 from course_lib.rank import entry_function
 from tests.support.cells import cell, quiet_launch
 
@@ -149,3 +152,55 @@ def test_threads_of_a_forked_process_may_be_the_first_to_use_autograd() -> None:
     """One in a hundred of them was ended by a SIGSEGV."""
     done = subprocess.run([sys.executable, "-c", THREADS_FIRST], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def ddps_that_die_after_their_groups(times: int) -> int:
+    sys.setswitchinterval(5)  # a thread of gloo waits for Python's lock when DDP lets go of its group
+    dist.init_process_group("gloo")
+    for _ in range(times):
+        group = dist.new_group()
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
+        dist.all_reduce(torch.ones(2), group=group)
+        dist.destroy_process_group(group)
+        del group, ddp
+    dist.destroy_process_group()
+    return times
+
+
+def test_a_ddp_may_die_after_its_group() -> None:
+    """Before torch 2.14, each rank that does so may wait for ever: among 30 of these, one does."""
+    assert quiet_launch(ddps_that_die_after_their_groups, 30, nprocs=2, timeout=60).results == [30, 30]
+
+
+def test_a_ddp_may_die_after_its_group_in_a_program(tmp_path: Path) -> None:
+    """Whose ranks call place()."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys\nimport torch\nimport torch.distributed as dist\nfrom course_lib import place\n\n\n"
+        f"{inspect.getsource(ddps_that_die_after_their_groups)}\n\n"
+        f"place()\nprint(ddps_that_die_after_their_groups(30))\n"
+    )
+    run = torchrun(program, nproc_per_node=2, timeout=120, dashboard=False)
+    assert [log.split() for log in run.logs] == [["30"], ["30"]]
+
+
+def test_ddp_takes_forward_sync_buffers_in_every_torch() -> None:
+    """The buffers are rank 0's at the start, and each rank's own from then on."""
+
+    def means(**options: bool) -> list[float]:
+        dist.init_process_group("gloo")
+        norm = torch.nn.BatchNorm1d(1, momentum=0.5)
+        assert norm.running_mean is not None
+        norm.running_mean += dist.get_rank() + 1
+        ddp = torch.nn.parallel.DistributedDataParallel(norm, **options)
+        found = [norm.running_mean.item()]
+        for _ in range(2):
+            ddp(torch.full((2, 1), 9.0 + 4 * dist.get_rank())).sum().backward()
+            found.append(norm.running_mean.item())
+        return found
+
+    alone = quiet_launch(means, forward_sync_buffers=False, nprocs=2).results
+    assert alone == [[1, 5, 7], [1, 7, 10]]
+    assert quiet_launch(means, nprocs=2).results == [[1, 5, 7], [1, 7, 9]], (
+        "rank 0's, before each forward pass"
+    )

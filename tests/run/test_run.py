@@ -60,6 +60,17 @@ def test_output_of_python_of_c_and_of_children_is_kept_apart() -> None:
         )
 
 
+def test_what_gloo_says_in_torch_2_10_is_left_out() -> None:
+    said = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+
+    run = quiet_launch(
+        lambda: print(f"start\n{said}\n{said[:-30]}\nmore {said}\n[Gloo] Rank 0\nend"), nprocs=1
+    )
+
+    assert run.logs[0].split("\n") == ["start", said[:-30], f"more {said}", "[Gloo] Rank 0", "end", ""]
+    assert run.trace(0).last_lines(9)[0:2] == ["start", said[:-30]]
+
+
 def test_the_last_lines_of_a_progress_bar() -> None:
     run = quiet_launch(lambda: print("start\n10 %\r20 %\r100 %\n" + "long " * 500 + "\nend\n\n"), nprocs=1)
 
