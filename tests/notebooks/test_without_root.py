@@ -1,4 +1,4 @@
-"""Lessons 17 and 19 where there are no namespaces and no Slurm show what was recorded; their checks pass."""
+"""Lessons 17, 19 and 20 without namespaces and Slurm show what was recorded, and their checks pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.notebooks.execute import ROOT, read, run
 from tests.notebooks.test_rank_counts import errors, texts
 
-LESSONS = ("17_many_machines", "19_sending_less")
+LESSONS = ("17_many_machines", "19_sending_less", "20_surviving")
 
 
 @pytest.mark.parametrize("name", LESSONS)
