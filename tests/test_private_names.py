@@ -212,9 +212,9 @@ def a_profile_keeps_its_raw_events() -> None:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         torch.ones(2, 3).sum()
     events = profiler.profiler.kineto_results.events()
-    (event,) = [event for event in events if event.name() == "aten::sum"]
-    assert event.shapes()[0] == [2, 3]
-    assert event.start_ns() > 0
+    sums = [event for event in events if event.name() == "aten::sum"]  # one may call another
+    assert sums[0].shapes()[0] == [2, 3]
+    assert sums[0].start_ns() > 0
 
 
 def an_array_is_made_by_what_we_allow() -> None:
