@@ -11,11 +11,11 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-
 PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers -p tests.support.selection $(NBVAL) --durations=10
 SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits
 
-# Tests that measure time or memory run alone, after the others, even if one of these has failed.
+# Tests that measure time or memory run alone, before the others.
 define IN_TWO_PARTS
 @status=0; \
-$(PYTEST) $(SIDE_BY_SIDE) -m "$(1)not alone" $(2) lessons tests || status=1; \
 $(PYTEST) -m alone $(2) tests || status=1; \
+$(PYTEST) $(SIDE_BY_SIDE) -m "$(1)not alone" $(2) lessons tests || status=1; \
 exit $$status
 endef
 
@@ -50,7 +50,7 @@ test: lint  ## in minutes: lint, each room of the library, faults, every exercis
 	    "Slurm, the browser."
 
 test-change: setup  ## what `make test` leaves out, as CI does: every lesson, what a change touches, a third of the rest
-	$(call IN_TWO_PARTS,not short and ,--changed-since auto --third auto)
+	$(call IN_TWO_PARTS,not short and ,--changed-since auto --third auto $(ARGS))
 	@echo "make test-change: passed."
 
 test-all: lint  ## everything; ARGS=--record-durations keeps how long each test takes

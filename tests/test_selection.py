@@ -320,6 +320,20 @@ def test_pytest_runs_what_is_touched_and_says_why(course: Path, side_by_side: li
     assert "tests/test_two.py::test_b" in told
 
 
+@pytest.mark.parametrize("side_by_side", [[], ["-n", "1"]], ids=["alone", "side by side"])
+def test_what_is_nearest_to_the_change_comes_first_and_nothing_begins_too_late(
+    course: Path, side_by_side: list[str]
+) -> None:
+    (course / "pyproject.toml").open("a").write("\n")
+    (course / "tests/test_selection.py").write_text(  # whose tests are run in a row, by tiers.toml
+        "import time\ndef test_b():\n    time.time = lambda: 2e9\ndef test_c(): pass\n"
+    )
+    told = pytest_in(course, *side_by_side, "-v", "--changed-since=HEAD", "--until=1999999999", "tests")
+    assert "every test runs: pyproject.toml" in told
+    assert "2 passed, 2 skipped" in told, "what has begun goes on"
+    assert "left out, since the time was over: 2 tests, 0 near the change" in told
+
+
 def test_a_notebooks_cells_are_selected_too(course: Path) -> None:
     (course / "course_lib/first.py").write_text("one = 3\n")
     collected = ["--nbval-lax", "--collect-only", "-q", "--changed-since=HEAD"]

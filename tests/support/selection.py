@@ -1,5 +1,8 @@
 """Select the tests that a change touches (`--changed-since BASE`) and a third of the rest (`--third DAY`).
 
+Those that matter most to the change come first, and none begins after `--until TIME`: a change that touches
+everything may have more tests than CI has time. The run's last lines count what was left out so.
+
 A file depends on what it imports, and on what its strings name: a module (``"course_lib.rank.preload"``), a
 file (``ROOT / "lessons" / "scripts" / "train_ddp.py"``), the files of a folder that it reads
 (``.glob("*.ipynb")``). A notebook depends on what its cells import and name. A test is touched when its file
@@ -404,6 +407,7 @@ class Plan:
     everything: str = ""  # why every test is touched
     touched_by: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by test file and lesson
     day: int | None = None  # decides which third of the other tests runs
+    until: float | None = None  # seconds since 1970: no test, or group that runs in a row, begins later
 
     def reasons(self, nodeid: str) -> list[str]:
         """Return the changed files that touch a test: all of them, if its file is not known."""
@@ -418,6 +422,17 @@ class Plan:
     def has_its_turn(self, nodeid: str) -> bool:
         """Return whether it is a test's turn: a third each day, and all lessons, which we promise to run."""
         return self.day is not None and (nodeid.startswith("lessons/") or in_third(nodeid, self.day))
+
+    def turn(self, nodeid: str) -> int:
+        """Return 0 for what has itself changed, 1 for lessons, 2 for what is touched, 3 for today's third, or 4."""
+        path = nodeid.partition("::")[0]
+        if path in self.changed or lesson_in(nodeid) in {lesson_of(each) for each in self.changed} - {""}:
+            return 0
+        if nodeid.startswith("lessons/"):
+            return 1
+        if not self.everything and self.touches(nodeid):
+            return 2
+        return 3 if self.has_its_turn(nodeid) else 4
 
 
 def plan_of(whole: Graph, changed: Collection[str]) -> Plan:
@@ -477,6 +492,7 @@ def planned(root: Path, asked: str) -> Plan:
 # --- pytest -----------------------------------------------------------------------------------------------
 
 SHOWN = 12  # changed files in the report, at most
+NO_TIME = "no time is left for it (--until)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -492,6 +508,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DAY",
         help="of the tests that no change touches, those whose turn is on this day (a number; auto: today)",
     )
+    group.addoption("--until", metavar="TIME", type=float, help="no test begins later (seconds since 1970)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -504,6 +521,7 @@ class Selection:
 
     def __init__(self, config: pytest.Config) -> None:
         self.lines: list[str] = []
+        self.begun: set[str] = set()  # groups of tests that run in a row
         if from_controller := getattr(config, "workerinput", {}).get("course_plan"):
             self.plan, self.report = Plan(**json.loads(from_controller[0])), Path(from_controller[1])
             return
@@ -512,6 +530,7 @@ class Selection:
         self.plan = planned(config.rootpath, since) if since else Plan()
         if day:
             self.plan.day = int(time.time() // 86400) if day == "auto" else int(day)
+        self.plan.until = config.getoption("until")
 
     def pytest_report_header(self) -> list[str]:
         plan = self.plan
@@ -532,7 +551,11 @@ class Selection:
                 left_out.append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = kept
+        turns: dict[str, int] = {}
+        for item in kept:
+            name, turn = scope(item.nodeid), self.plan.turn(item.nodeid)
+            turns[name] = min(turn, turns.get(name, turn))
+        items[:] = sorted(kept, key=lambda item: turns[scope(item.nodeid)])
         if not self.plan.everything:
             self.lines = [f"  tests that {path} touches: {count}" for path, count in by.most_common(SHOWN)]
             self.lines += [f"  and {len(by) - SHOWN} more changed files"] if len(by) > SHOWN else []
@@ -543,6 +566,21 @@ class Selection:
         self.lines.append(f"tests touched: {touched}{third}; left out: {len(left_out)}")
         if getattr(config, "workerinput", {}).get("workerid") == "gw0":
             self.report.write_text("\n".join(self.lines))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        group = scope(item.nodeid)
+        if self.plan.until and time.time() > self.plan.until and group not in self.begun:
+            pytest.skip(NO_TIME)
+        self.begun.add(group)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        skipped = terminalreporter.stats.get("skipped", [])
+        late = [self.plan.turn(each.nodeid) for each in skipped if NO_TIME in str(each.longrepr)]
+        if late:
+            near = sum(turn < 3 for turn in late)
+            told = f"left out, since the time was over: {len(late)} tests, {near} near the change"
+            terminalreporter.write_line(told)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
