@@ -424,7 +424,7 @@ class Plan:
         return self.day is not None and (nodeid.startswith("lessons/") or in_third(nodeid, self.day))
 
     def turn(self, nodeid: str) -> int:
-        """Return 0 for what has itself changed, 1 for lessons, 2 for what is touched, 3 for today's third, or 4."""
+        """Return 0 for what has changed, 1 for lessons, 2 for what is touched, 3 for today's third, or 4."""
         path = nodeid.partition("::")[0]
         if path in self.changed or lesson_in(nodeid) in {lesson_of(each) for each in self.changed} - {""}:
             return 0
