@@ -77,10 +77,11 @@ def group(number, address, lighthouse_address, dies_at=None):
         use_async_quorum=False,  # a group that comes back takes part in its first step
     )
     optimizer = torchft.Optimizer(manager, inner)
-    while (step := manager.current_step()) < STEPS:
+    while manager.current_step() < STEPS:
+        optimizer.zero_grad()  # asks the lighthouse who takes part, and heals
+        step = manager.current_step()  # not before: a group that was healed has skipped steps
         generator = torch.Generator().manual_seed(2 * step + number)
         x = torch.randn(SHARE, 64, generator=generator)
-        optimizer.zero_grad()  # asks the lighthouse who takes part
         nn.functional.cross_entropy(net(x), x[:, :10].argmax(dim=1)).backward()
         for place, parameter in enumerate(net.parameters()):
             if step == dies_at and place == 2:

@@ -1,4 +1,4 @@
-"""The question of lesson 20: the step that the ranks make that are left."""
+"""The question of lesson 20: one step with the remaining ranks."""
 
 from __future__ import annotations
 
@@ -61,10 +61,13 @@ def _batch(seed: int, samples: int) -> tuple[Tensor, Tensor]:
 @with_two_world_sizes()
 def step_of_those_left(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
     runs: list[dict[str, Any]] = []
-    for kinds in (("uneven", "even"), ("even", "less", "even", "less", "even")):
+    for kinds in (("uneven", "even"), ("even", "one more", "even", "less", "even")):
         calls = [_call(rng, kind, ranks) for kind in kinds]
         rates = [rng.uniform(0.1, 0.2), rng.uniform(0.3, 0.4)]
-        runs.append({"seed": rng.randrange(2**31), "rates": rates, "calls": calls})
+        for number, call in enumerate(calls):  # a schedule lowers the rates from the third call on
+            rates = [rate * (rng.uniform(0.7, 0.9) if number > 1 else 1.0) for rate in rates]
+            call["rates"] = rates
+        runs.append({"seed": rng.randrange(2**31), "calls": calls})
     results = ask(_stepped, runs, nprocs=ranks)
     for run, of_run in zip(runs, by_call(results), strict=True):
         right = _right(run, ranks)
@@ -74,19 +77,23 @@ def step_of_those_left(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Fin
             used = min(call["samples"], ranks * call["most"])
             seen = f"{ranks} ranks, a batch of {call['samples']}, at most {call['most']} for each rank: "
             seen += f"after call {number + 1} rank {rank}'s weights are off by up to {gap:.2g}"
-            if call["kind"] == "less":
-                what, hint = LESS, _of_less(run, number, weights[rank], ranks)
+            if call["kind"] in ("one more", "less"):
+                what, hint = LESS, _of_less(run, number, weights, rank, ranks)
             elif run is runs[0] or number == 0:
                 what, hint = SAME, _of_same(run, number, weights, rank, ranks)
             else:
                 what = LATER
-                hint = "A step with fewer samples came before. What did it leave in the optimizer?"
+                hint = (
+                    "What did the step before leave in the optimizer? And the learning rates are lower now."
+                )
             if number < 2 or what == LATER:  # what a later call is off by, an earlier one may have brought
                 yield Finding(what, gap < CLOSE, seen, hint)
+                if run is runs[0] and gap >= CLOSE:
+                    break
             rates = [result["rates"] for result in of_call]
-            rank, gap = furthest(far(own, run["rates"]) for own in rates)
+            rank, gap = furthest(far(own, call["rates"]) for own in rates)
             seen = f"after call {number + 1} the learning rates on rank {rank} are"
-            seen += f" {rates[rank]}, and were {run['rates']} before the first call"
+            seen += f" {rates[rank]}, and were {call['rates']} before it"
             hint = "They are for the whole batch, which may fit again in the next call."
             yield Finding(LATER, gap < CLOSE, seen, hint)
             yield _of_shares(call, [result["forward"] for result in of_call], used, number)
@@ -94,10 +101,12 @@ def step_of_those_left(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Fin
 
 def _call(rng: random.Random, kind: str, ranks: int) -> dict[str, Any]:
     """Draw a batch that cannot be shared equally, one that just fits, or one that is too large."""
-    most = rng.randint(4, 7)
+    most = rng.randint(5, 8)
     samples = ranks * most  # even: it just fits
-    if kind == "uneven":
-        samples -= rng.choice([1, ranks + 1])
+    if kind == "uneven":  # blocks of the largest share would leave the last rank two too few, or more
+        samples -= rng.randint(min(2, ranks - 1), ranks - 1) + rng.choice([0, ranks])
+    elif kind == "one more":
+        samples += 1
     elif kind == "less":
         samples = math.ceil(samples * rng.uniform(1.3, 1.9))
     return {"kind": kind, "seed": rng.randrange(2**31), "samples": samples, "most": most}
@@ -111,7 +120,7 @@ def _right(run: dict[str, Any], ranks: int, until: int | None = None, **wrong: A
     gradient.
     """
     model = _network(run["seed"])
-    optimizer, weights = _optimizer(model, run["rates"]), []
+    optimizer, weights = _optimizer(model, [0.0, 0.0]), []
     for number, call in enumerate(run["calls"]):
         changed = wrong if number == until else {}
         x, y = _batch(call["seed"], call["samples"])
@@ -122,7 +131,7 @@ def _right(run: dict[str, Any], ranks: int, until: int | None = None, **wrong: A
             optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x[part]), y[part])
         (loss * changed.get("times", 1.0)).backward()
-        for group, rate in zip(optimizer.param_groups, run["rates"], strict=True):
+        for group, rate in zip(optimizer.param_groups, call["rates"], strict=True):
             group["lr"] = rate * changed.get("rate", used / len(x))
         optimizer.step()
         weights.append(flat(model.parameters()))
@@ -148,11 +157,19 @@ def _of_same(run: dict[str, Any], number: int, weights: list[Any], rank: int, ra
         ({"kept": True}, "What did the call before leave in the gradients?"),
     ]
     pairs = [(_right(run, ranks, number, **wrong)[number], hint) for wrong, hint in known]
+    last = max(0, number - 1)
+    share = run["calls"][last]["samples"] / (ranks * run["calls"][last]["most"])
+    momentum = _right(run, ranks, last, times=share, rate=1 / share)[number]
+    pairs.append(
+        (momentum, "In the call before, the ranks could take more samples than there were. What divides?")
+    )
     otherwise = "A sample counts for as much on a rank with a small share as on one with a large share."
     return nearest(weights[rank], *pairs, otherwise=otherwise, within=CLOSE)
 
 
-def _of_less(run: dict[str, Any], number: int, weights: Any, ranks: int) -> str:
+def _of_less(run: dict[str, Any], number: int, weights: list[Any], rank: int, ranks: int) -> str:
+    if any(far(own, weights[0]) > CLOSE for own in weights):
+        return "The ranks have different weights now. Is the learning rate the same on all of them?"
     call = run["calls"][number]
     used, samples = ranks * call["most"], call["samples"]
     share = used / samples
@@ -169,7 +186,7 @@ def _of_less(run: dict[str, Any], number: int, weights: Any, ranks: int) -> str:
     ]
     pairs = [(_right(run, ranks, number, **wrong)[number], hint) for wrong, hint in known]
     otherwise = "How many samples are in this step, of how many? Each learning rate changes by that."
-    return nearest(weights, *pairs, otherwise=otherwise, within=CLOSE)
+    return nearest(weights[rank], *pairs, otherwise=otherwise, within=CLOSE)
 
 
 def _of_shares(call: dict[str, Any], forward: list[list[int]], used: int, number: int) -> Finding:
@@ -202,7 +219,7 @@ def _stepped(answer: Any, runs: list[dict[str, Any]]) -> list[list[Result]]:
     results: list[list[Result]] = []
     for run in runs:
         model = _network(run["seed"])
-        optimizer = _optimizer(model, run["rates"])
+        optimizer = _optimizer(model, [0.0, 0.0])
         forward: list[int] = []
         of_batch: dict[float, int] = {}
         _watch(model, forward, of_batch)
@@ -213,6 +230,8 @@ def _stepped(answer: Any, runs: list[dict[str, Any]]) -> list[list[Result]]:
             forward.clear()
             of_batch.clear()
             of_batch.update({value: place for place, value in enumerate(x[:, 0].tolist())})
+            for group, rate in zip(optimizer.param_groups, call["rates"], strict=True):
+                group["lr"] = rate
             answer(ddp, optimizer, x, y, call["most"])
             noted = {"weights": flat(model.parameters()).tolist(), "forward": list(forward)}
             noted["rates"] = [float(group["lr"]) for group in optimizer.param_groups]

@@ -51,9 +51,8 @@ def a_mean_of_means(ddp, optimizer, x, y, most):
 @wrong("20.1", LESS, LATER, hint="The last samples are left out")
 def leaves_the_rest_out(ddp, optimizer, x, y, most):
     used = number_of(x, most)
-    used -= used % dist.get_world_size()
-    gradients(ddp, x, y, used)
-    scaled_step(optimizer, 1.0 if len(x) - used < dist.get_world_size() else used / len(x))
+    gradients(ddp, x, y, used - used % dist.get_world_size())
+    scaled_step(optimizer, used / len(x))
 
 
 @wrong("20.1", SAME, LESS, LATER, hint="Which part of it is its own?")
@@ -168,6 +167,48 @@ def the_rest_on_one_rank(ddp, optimizer, x, y, most):
     mine = slice(rank * own, used if rank == ranks - 1 else (rank + 1) * own)
     optimizer.zero_grad()
     (F.cross_entropy(ddp(x[mine]), y[mine], reduction="sum") * ranks / used).backward()
+    scaled_step(optimizer, used / len(x))
+
+
+@wrong("20.1", SAME, LESS, LATER, hint="the rank with the most samples")
+def blocks_of_the_largest_share(ddp, optimizer, x, y, most):
+    rank, ranks, used = dist.get_rank(), dist.get_world_size(), number_of(x, most)
+    own = math.ceil(used / ranks)
+    mine = slice(rank * own, min(used, (rank + 1) * own))
+    optimizer.zero_grad()
+    (F.cross_entropy(ddp(x[mine]), y[mine], reduction="sum") * ranks / used).backward()
+    scaled_step(optimizer, used / len(x))
+
+
+@wrong("20.1", SAME, hint="more than the ranks may take")
+def fits_if_the_smallest_share_does(ddp, optimizer, x, y, most):
+    used = len(x) if len(x) // dist.get_world_size() <= most else number_of(x, most)
+    gradients(ddp, x, y, used)
+    scaled_step(optimizer, used / len(x))
+
+
+@wrong("20.1", SAME, LESS, SHARE, hint="the learning rates are lower now")
+def the_first_rates_for_ever(ddp, optimizer, x, y, most):
+    used = number_of(x, most)
+    gradients(ddp, x, y, used)
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("full", group["lr"]) * used / len(x)
+    optimizer.step()
+    for group in optimizer.param_groups:
+        group["lr"] = group["full"]
+
+
+@wrong("20.1", SAME, SHARE, hint="Is the learning rate the same on all of them?")
+def rates_of_rank_0(ddp, optimizer, x, y, most):
+    used = number_of(x, most)
+    gradients(ddp, x, y, used)
+    scaled_step(optimizer, used / len(x) if dist.get_rank() == 0 else 1.0)
+
+
+@wrong("20.1", LESS, LATER, hint="the ranks could take more samples")
+def divides_by_what_the_ranks_can_take(ddp, optimizer, x, y, most):
+    used = dist.get_world_size() * most
+    gradients(ddp, x, y, used)
     scaled_step(optimizer, used / len(x))
 
 
