@@ -33,6 +33,7 @@ GPU_RECORD = {  # what stands in a record of a GPU's figure, and its type
     "cuda": str,
     "torch": str,
     "python": str,
+    "course": str,
     "date": str,
     "numbers": dict,
     "picture_sha256": str,  # of the PNG beside it: the two are of one run
