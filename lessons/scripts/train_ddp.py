@@ -272,7 +272,11 @@ def parse_arguments():
     add("--width", type=int, default=64 if gpus else 8, help="of the first layer")
     add("--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers")
     add("--workers", type=int, default=0, help="processes that load batches, for each rank")
-    add("--bf16", action="store_true", help="mixed precision: compute in bfloat16 where it serves; float16 before Ampere")
+    add(
+        "--bf16",
+        action="store_true",
+        help="mixed precision: compute in bfloat16 where it serves; float16 before Ampere",
+    )
     add("--clip", type=float, help="a gradient of a greater norm is scaled down to this")
     add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")
     args = parser.parse_args()

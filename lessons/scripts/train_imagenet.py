@@ -278,7 +278,11 @@ def parse_arguments():
     add("--size", type=int, default=224, help="pixels that the network sees, each way")
     add("--shrink", action="store_true", help="decode large JPEGs at 1/2, 1/4 or 1/8 of their size")
     add("--workers", type=int, default=0, help="processes that decode, for each rank")
-    add("--amp", action="store_true", help="mixed precision: compute in bfloat16 where it serves; float16 before Ampere")
+    add(
+        "--amp",
+        action="store_true",
+        help="mixed precision: compute in bfloat16 where it serves; float16 before Ampere",
+    )
     add("--seed", type=int, default=0, help="of the first weights, the order and the crops")
     add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")
     args = parser.parse_args()
