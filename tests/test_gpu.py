@@ -25,8 +25,8 @@ from tests.gpu import figures
 from tests.gpu.claims import CLAIMS
 from tests.gpu.lesson import doubts, executed
 from tests.notebooks.execute import ROOT, find, read
+from tests.support.gpu_records import PICTURE, made
 from tests.support.processes import alive, wait_for
-from tests.test_gpu_records import PICTURE, made
 
 OK = "print('all is well')"
 

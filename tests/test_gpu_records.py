@@ -5,7 +5,6 @@ No GPU has made any of these: the records are imitated, in the form that `tests.
 
 from __future__ import annotations
 
-import copy
 import datetime
 import hashlib
 import importlib
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,51 +26,8 @@ import pytest
 from tests.gpu import figures, records
 from tests.gpu.records import Refused, checked, files_in
 from tests.notebooks.execute import ROOT
+from tests.support.gpu_records import PICTURE, made, png
 from tests.support.processes import wait_for
-
-
-def png(width: int = 800, height: int = 600) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        size, check = len(content).to_bytes(4, "big"), zlib.crc32(kind + content).to_bytes(4, "big")
-        return size + kind + content + check
-
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 0, 0, 0, 0])
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
-
-
-PICTURE = png()
-NUMBERS: dict[str, dict[str, Any]] = {
-    "01_transfer_bandwidth": {"KiB": [1, 1024], "seconds": {"to the device, pinned": [1e-5, 1e-4]}},
-    "02_batch_size": {"width": 64, "batch sizes": [4, 8], "samples per second": [4000.0, 8000.0]},
-    "02_memory_by_kind": {"4": {"parts": {"parameters": 76e6}, "held": {"before": 0, "peak": 3e8}}},
-    "03_data_parallel_memory": {
-        "live bytes": {"device 0": {"parameters": 1636136}, "device 1": {"parameters": 1636136}},
-        "torch.cuda.max_memory_allocated": [30_000_000],
-    },
-    "09_backend_table": {"gloo GPU tensors": {"broadcast": ["works", ""], "send": ["refuses", "a reason"]}},
-    "15_mixed_precision": {
-        "float32": {"x": [24, 96], "y": [3000.0, 5000.0]},
-        "float16": {"x": [24, 96], "y": [4000.0, 9000.0]},
-    },
-}
-
-
-def made(name: str = "01_transfer_bandwidth", picture: bytes = PICTURE) -> dict[str, Any]:
-    """A record that is kept."""
-    return {
-        "figure": name,
-        "alt": "Tiny transfers waste the bandwidth. to the device: from 0.1 to 10.5.",
-        "device": "Tesla T4",
-        "gpus": 1,
-        "driver": "580.82.07",
-        "cuda": "13.0",
-        "torch": re.search(r"torch>=([\d.]+)", str(records.PROJECT["dependencies"]))[1] + ".0",
-        "python": "3.12.13",
-        "course": records.PROJECT["version"],
-        "date": "2026-09-01",
-        "numbers": copy.deepcopy(NUMBERS[name]),
-        "picture_sha256": hashlib.sha256(picture).hexdigest(),
-    }
 
 
 def sentence(record: Any, name: str = "01_transfer_bandwidth", picture: bytes = PICTURE) -> str:
@@ -408,6 +363,30 @@ def test_a_stop_ends_record_with_what_there_is(module: Any, capfd: pytest.Captur
     finally:
         del module.print
     assert said[-1] == "ended early\n"
+
+
+def test_the_readmes_cells_name_what_is_there(module: Any) -> None:
+    """Near the top of the page: the first cell of each host, and the one that records."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.index("## On Kaggle or Colab") < text.index("## Start")
+    section = text.split("## On Kaggle or Colab")[1].split("\n## ")[0]
+    colab, kaggle, last = re.findall(r"```\n(.*?)```", section, re.DOTALL)
+    for host, cell in {"# Colab: ": colab, "# Kaggle: ": kaggle}.items():
+        assert cell.startswith(host)
+        assert cell.split("\n")[1:] == colab.split("\n")[1:]
+        assert set(re.findall(r"course\[(\w+)\]", cell)) <= records.PROJECT["optional-dependencies"].keys()
+    command = (ROOT / ".ci" / "gpu.py").read_text(encoding="utf-8")
+    for package in last.splitlines()[0].removeprefix("%pip install -q ").split():
+        assert f'"{package}"' in command, "it is among the wheels that the parts need"
+    names: dict[str, Any] = {}
+    exec("\n".join(last.splitlines()[1:]), names)
+    assert (module.COURSE / ".gpu" / "out" / "gpu.zip").exists()
+    (words,) = re.findall(r"record\(\"(--\w+)\"\)", last)
+    assert f'"{words}"' in command
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert "## A record of your GPU" in page
+    assert "(README.md#on-kaggle-or-colab)" in page
+    assert "(CONTRIBUTING.md#a-record-of-your-gpu)" in section
 
 
 def test_record_runs_make_gpus_own_command(tmp_path: Path) -> None:
