@@ -7,6 +7,7 @@
     make gpu ARGS="--minutes 9"          stop after 9 minutes instead of 24; with --resume, go on for 9 more
     make gpu ARGS="lesson/06 figure"     only the parts with these prefixes
     make gpu ARGS="--keep gpu.zip"       back home: copy its recorded figures into lessons/recorded/gpu
+    python .ci/gpu.py --here             with this Python, also where there is .venv: `record()` of a notebook
 
 The work is done in `.gpu`, in parts: each is a separate process with a time limit, and the others go on if it
 fails or hangs. After each part, OUT (`.gpu/out`) has `summary.md`, `differences.md` (what differs from what
@@ -450,30 +451,27 @@ def fetch(folder: Path) -> int:
 
 
 def keep(archive: Path) -> int:
-    """Copy the figures that a GPU recorded into the course; skip those of a rehearsal."""
+    """Copy the figures that a GPU recorded into the course; say of each other one why it is refused."""
+    sys.path.insert(0, str(ROOT))
+    from tests.gpu.records import Refused, checked, files_in
+
     try:
-        with zipfile.ZipFile(archive) as opened:
-            found = {name: opened.read(name) for name in opened.namelist()}
-    except (OSError, zipfile.BadZipFile) as error:
-        print(f"make gpu: {archive} cannot be read, cut off perhaps: {error}", file=sys.stderr)
+        found = files_in(archive)
+    except Refused as refusal:
+        print(f"make gpu: nothing of {archive} is kept: {refusal}", file=sys.stderr)
         return 1
     kept = 0
-    for name in sorted(found):
-        if not re.fullmatch(r"parts/figure/(\w+)/\1\.json", name):
-            continue
-        picture = found.get(name.removesuffix("json") + "png")
+    for name, files in sorted(found.items()):
         try:
-            gpus = json.loads(found[name])["gpus"]
-        except (ValueError, TypeError, KeyError):
-            gpus = None
-        if not gpus or picture is None:
-            why = "a rehearsal made it, without a GPU" if gpus == 0 else "it is damaged, or has no picture"
-            print(f"{Path(name).stem}: not kept, {why}")
+            record = checked(name, files)
+        except Refused as refusal:
+            print(f"{name}: not kept: {refusal}")
             continue
         RECORDED.mkdir(parents=True, exist_ok=True)
-        for suffix, content in ((".png", picture), (".json", found[name])):
-            (RECORDED / Path(name).with_suffix(suffix).name).write_bytes(content)
-        print(f"{Path(name).stem}: kept")
+        (RECORDED / f"{name}.png").write_bytes(files["png"])
+        text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+        replace(RECORDED / f"{name}.json", text)
+        print(f"{name}: kept")
         kept += 1
     print(f"{kept} recorded figures are in {RECORDED}")
     return int(kept == 0)
@@ -490,6 +488,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, where there is no package index")
     parser.add_argument("--out", type=Path, default=WORK / "out")
     parser.add_argument("--minutes", type=float, default=24, help="for all of it (24)")
+    parser.add_argument("--here", action="store_true", help="with this Python, also where there is .venv")
     parser.add_argument("--resume", action="store_true", help="go on where the last call stopped")
     parser.add_argument(
         "--fetch", type=Path, metavar="FOLDER", help="fill a folder of wheels, and nothing else"
@@ -505,7 +504,7 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an outer time limit ends this like Ctrl-C
     WORK.mkdir(exist_ok=True)
-    python = sys.executable if asked.wheels else default_python()
+    python = sys.executable if asked.wheels or asked.here else default_python()
     site = WORK / "site" if asked.wheels else None
     if asked.wheels:
         install(python, asked.wheels.resolve(), WORK / "site")

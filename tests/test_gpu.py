@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ from tests.gpu import figures
 from tests.gpu.claims import CLAIMS
 from tests.gpu.lesson import doubts, executed
 from tests.notebooks.execute import ROOT, find, read
+from tests.support.gpu_records import PICTURE, made
 from tests.support.processes import alive, wait_for
 
 OK = "print('all is well')"
@@ -246,30 +248,30 @@ def test_a_folder_without_wheels_is_said(
 def test_what_a_gpu_recorded_is_kept(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What is refused, and why: tests/test_gpu_records.py."""
     monkeypatch.setattr(gpu, "RECORDED", tmp_path / "recorded")
     path = tmp_path / "gpu.zip"
-    records = {
-        "01_a": '{"gpus": 1}',
-        "02_rehearsed": '{"gpus": 0}',
-        "03_cut": '{"gpus": 1',
-        "04_bare": '{"gpus": 1}',
-    }
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in records.items():
-            archive.writestr(f"parts/figure/{name}/{name}.json", text)
+        for name in ("02_batch_size", "01_transfer_bandwidth", "09_backend_table"):
+            record = made(name) | ({"gpus": 0} if name == "09_backend_table" else {})
+            archive.writestr(f"parts/figure/{name}/{name}.json", json.dumps(record))
             archive.writestr(f"parts/figure/{name}/log.txt", "recorded")
-            if name != "04_bare":
-                archive.writestr(f"parts/figure/{name}/{name}.png", "picture")
+            archive.writestr(f"parts/figure/{name}/{name}.png", PICTURE)
 
     assert gpu.main(["--keep", str(path)]) == 0
 
     said = capsys.readouterr().out
-    assert sorted(each.name for each in (tmp_path / "recorded").iterdir()) == ["01_a.json", "01_a.png"]
-    assert "02_rehearsed: not kept, a rehearsal made it, without a GPU" in said
-    assert said.count("it is damaged, or has no picture") == 2
+    assert "09_backend_table: not kept: a rehearsal made it, without a GPU" in said
+    kept = sorted(each.name for each in (tmp_path / "recorded").iterdir())
+    assert kept == [
+        f"{name}.{kind}" for name in ("01_transfer_bandwidth", "02_batch_size") for kind in ("json", "png")
+    ]
+    monkeypatch.syspath_prepend(ROOT / "lessons")
+    shown = importlib.import_module("scripts.helpers").GpuFigure.read(tmp_path / "recorded" / kept[0])
+    assert shown.record == made("01_transfer_bandwidth")
     path.write_bytes(path.read_bytes()[:100])
     assert gpu.main(["--keep", str(path)]) == 1
-    assert "cannot be read, cut off perhaps" in capsys.readouterr().err
+    assert "is kept: it cannot be read, cut off perhaps" in capsys.readouterr().err
 
 
 def test_the_makefile_hands_the_words_on() -> None:

@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from IPython.display import display
 
 from course_lib import RankError, Run, launch
 
@@ -33,6 +34,7 @@ GPU_RECORD = {  # what stands in a record of a GPU's figure, and its type
     "cuda": str,
     "torch": str,
     "python": str,
+    "course": str,
     "date": str,
     "numbers": dict,
     "picture_sha256": str,  # of the PNG beside it: the two are of one run
@@ -160,26 +162,27 @@ def _fault_of(record):
 
 
 def gpu_figure(name, own=None, records=GPU_RECORDS):
-    """This machine's own figure of a GPU; where it has none, the recorded one with its device and date.
+    """Show this machine's own figure of a GPU; where it has none, the recorded one with its device and date.
 
-    ``own()`` makes it here. Without ``own`` the cell above has made it. `make gpu` records them. None where
-    nothing was recorded, so that a published one can stand there: ``gpu_figure(name) or bars(…)``.
+    ``own()`` makes it here. Without ``own`` the cell above has made it. `make gpu` records them. Where
+    nothing was recorded, nothing is shown. What others published is the cell's next line.
     """
     if torch.cuda.is_available():
         if own is None:
             print("This machine has a GPU: the figure above is its own.")
-            return None
-        return own()
+        else:
+            display(own())
+        return
     try:
         found = GpuFigure.read(Path(records) / f"{name}.json")
     except FileNotFoundError:
-        return None
+        return
     except (OSError, ValueError) as error:
         print(f"On a GPU: the recorded figure cannot be shown ({error}).")
-        return None
+        return
     what = "{device}, driver {driver}, torch {torch}".format(**found.record)
     print(f"On a GPU ({what}), recorded on {found.record['date']}:")
-    return found
+    display(found)
 
 
 def in_turns(ways, rounds=3):

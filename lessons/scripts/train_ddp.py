@@ -147,6 +147,16 @@ def resume(path, width, device):
     return state
 
 
+def sixteen_bits(device):
+    """bfloat16; float16 if a rank's GPU has no bfloat16 in hardware (before Ampere: T4, V100)."""
+    lacks = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    lacking = torch.tensor(int(lacks), device=device)
+    dist.all_reduce(lacking)  # all take the same type: a loss scaled on some ranks alone spoils the average
+    if lacking and dist.get_rank() == 0:
+        print("a GPU has no bfloat16 in hardware: float16 instead, with a scaled loss", flush=True)
+    return torch.float16 if lacking else torch.bfloat16
+
+
 @record  # when a rank raises, torchrun's report shows its traceback
 def train(args):
     """What every rank runs. Nothing in here knows who started the processes."""
@@ -174,6 +184,8 @@ def train(args):
     ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
     # An optimizer on every rank: the same averaged gradients on the same weights make the same step.
     optimizer = torch.optim.Adam(ddp.parameters(), lr=args.lr)
+    half = sixteen_bits(device) if args.bf16 else None
+    scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)  # else it changes nothing
 
     done, seen = 0, 0  # epochs, and samples of the next one
     global_batch = args.batch_size * world_size  # samples a step, on all ranks together
@@ -221,13 +233,15 @@ def train(args):
                     save(epoch - 1, step * global_batch)
                     sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            with torch.autocast(device.type, half, enabled=args.bf16):
                 loss = F.cross_entropy(ddp(images), labels)
             optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients over the ranks in here
+            scaler.scale(loss).backward()  # DDP averages the gradients over the ranks in here
             if args.clip is not None:  # after the averaging: the same norm on every rank
+                scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(ddp.parameters(), args.clip)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             loss = loss.detach()
             total += torch.stack([loss * len(labels), loss.new_tensor(len(labels))])
             log(loss=loss)
@@ -258,7 +272,11 @@ def parse_arguments():
     add("--width", type=int, default=64 if gpus else 8, help="of the first layer")
     add("--seed", type=int, default=0, help="of the first weights, the order and each rank's random numbers")
     add("--workers", type=int, default=0, help="processes that load batches, for each rank")
-    add("--bf16", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
+    add(
+        "--bf16",
+        action="store_true",
+        help="mixed precision: compute in bfloat16 where it serves; float16 before Ampere",
+    )
     add("--clip", type=float, help="a gradient of a greater norm is scaled down to this")
     add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")
     args = parser.parse_args()

@@ -106,7 +106,7 @@ def evaluate(model, batches, args, device):
     model.eval()
     with torch.no_grad():
         for images, labels in batches:
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+            with torch.autocast(device.type, args.half, enabled=args.amp):
                 scores = model(standard(images.to(device).float()))
             hits = scores.topk(min(5, scores.shape[1])).indices == labels.to(device)[:, None]
             counts += torch.stack([hits[:, 0].sum(), hits.sum(), counts.new_tensor(len(labels))])
@@ -157,6 +157,16 @@ def resume(path, of):
     return found[0]
 
 
+def sixteen_bits(device):
+    """bfloat16; float16 if a rank's GPU has no bfloat16 in hardware (before Ampere: T4, V100)."""
+    lacks = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    lacking = torch.tensor(int(lacks), device=device)
+    dist.all_reduce(lacking)  # all take the same type: a loss scaled on some ranks alone spoils the average
+    if lacking and dist.get_rank() == 0:
+        print("a GPU has no bfloat16 in hardware: float16 instead, with a scaled loss", flush=True)
+    return torch.float16 if lacking else torch.bfloat16
+
+
 @record  # when a rank raises, torchrun's report shows its traceback
 def train(args):
     device, backend = place()
@@ -192,6 +202,8 @@ def train(args):
     ddp = DDP(model, device_ids=[device.index] if on_gpu else None, forward_sync_buffers=False)
     peak = args.lr * args.batch_size * world_size / 256  # in proportion to the global batch (lesson 11)
     optimizer = torch.optim.SGD(ddp.parameters(), peak, momentum=0.9, weight_decay=1e-4)
+    args.half = sixteen_bits(device) if args.amp else None
+    scaler = torch.amp.GradScaler(device.type, enabled=args.half == torch.float16)  # else it changes nothing
 
     done, seen = 0, 0  # epochs, and pictures of the next one, over all ranks
     of = {"arch": args.arch, "classes": len(data.classes)}
@@ -232,11 +244,12 @@ def train(args):
             at = (epoch - 1 + (step + 1) / steps) / args.epochs  # of the way: a warm-up, a cosine down to 0
             optimizer.param_groups[0]["lr"] = peak * min(1, 18 * at) * (1 + math.cos(math.pi * at)) / 2
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
+            with torch.autocast(device.type, args.half, enabled=args.amp):
                 loss = loss_of(ddp(standard(images.float())), labels)
             optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients over the ranks in here
-            optimizer.step()
+            scaler.scale(loss).backward()  # DDP averages the gradients over the ranks in here
+            scaler.step(optimizer)
+            scaler.update()
             total += loss.detach()
             log(loss=loss.detach())
             ready = time.perf_counter()
@@ -265,7 +278,11 @@ def parse_arguments():
     add("--size", type=int, default=224, help="pixels that the network sees, each way")
     add("--shrink", action="store_true", help="decode large JPEGs at 1/2, 1/4 or 1/8 of their size")
     add("--workers", type=int, default=0, help="processes that decode, for each rank")
-    add("--amp", action="store_true", help="mixed precision: compute in bfloat16 where it serves")
+    add(
+        "--amp",
+        action="store_true",
+        help="mixed precision: compute in bfloat16 where it serves; float16 before Ampere",
+    )
     add("--seed", type=int, default=0, help="of the first weights, the order and the crops")
     add("--checkpoint", type=Path, metavar="PATH", help="go on from it where it is there; write it")
     args = parser.parse_args()

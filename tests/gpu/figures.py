@@ -15,6 +15,7 @@ import linecache
 import os
 import platform
 import sys
+import tomllib
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -154,6 +155,7 @@ def facts() -> dict[str, Any]:
         "cuda": torch.version.cuda or "none",
         "torch": torch.__version__.split("+")[0],
         "python": platform.python_version(),
+        "course": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
         "date": date.today().isoformat(),
     }
 

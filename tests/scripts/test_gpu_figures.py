@@ -25,6 +25,7 @@ RECORD = {
     "cuda": "13.0",
     "torch": "2.11.0",
     "python": "3.12.1",
+    "course": "0.1.0",
     "date": "2026-01-02",
     "numbers": {"x": [1, 2]},
 }
@@ -38,6 +39,14 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
+def shown(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a cell displays."""
+    found: list[Any] = []
+    monkeypatch.setattr(module, "display", found.append)
+    return found
+
+
+@pytest.fixture
 def record(module: Any, tmp_path: Path) -> Path:
     """The file of a record, with its picture beside it."""
     picture = curves({"line": ([1, 2], [3, 4])}, "Title", "x", "y")
@@ -47,23 +56,23 @@ def record(module: Any, tmp_path: Path) -> Path:
 
 
 def test_without_a_record_nothing_is_shown(
-    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    module: Any, shown: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert module.gpu_figure("99_example", records=tmp_path) is None
-    assert capsys.readouterr().out == "", "what others published stands there"
+    module.gpu_figure("99_example", records=tmp_path)
+    assert (shown, capsys.readouterr().out) == ([], "")
 
 
 def test_a_record_is_shown_with_its_device_and_date(
-    module: Any, record: Path, capsys: pytest.CaptureFixture[str]
+    module: Any, shown: list[Any], record: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def own() -> None:
         raise AssertionError("there is no GPU")
 
-    shown = module.gpu_figure("99_example", own, records=record.parent)
+    module.gpu_figure("99_example", own, records=record.parent)
 
     said = capsys.readouterr().out
     assert said == "On a GPU (An Example GPU, driver 1.2, torch 2.11.0), recorded on 2026-01-02:\n"
-    data, metadata = shown._repr_mimebundle_()
+    data, metadata = shown.pop()._repr_mimebundle_()
     assert data["image/png"] == record.with_suffix(".png").read_bytes()
     assert data["text/plain"] == "[picture: Two points.]"
     assert metadata["image/png"] == {"alt": "Two points.", "width": 691}
@@ -71,11 +80,16 @@ def test_a_record_is_shown_with_its_device_and_date(
 
 
 def test_with_a_gpu_the_figure_is_its_own(
-    module: Any, record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: Any,
+    shown: list[Any],
+    record: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert module.gpu_figure("99_example", lambda: "its own", records=record.parent) == "its own"
-    assert module.gpu_figure("99_example", records=record.parent) is None
+    module.gpu_figure("99_example", lambda: "its own", records=record.parent)
+    module.gpu_figure("99_example", records=record.parent)
+    assert shown == ["its own"]
     assert capsys.readouterr().out == "This machine has a GPU: the figure above is its own.\n"
 
 
@@ -108,11 +122,12 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_record_is_a_line(
-    module: Any, record: Path, name: str, capsys: pytest.CaptureFixture[str]
+    module: Any, shown: list[Any], record: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, words = DAMAGES[name]
     damage(record)
-    assert module.gpu_figure("99_example", records=record.parent) is None
+    module.gpu_figure("99_example", records=record.parent)
+    assert shown == []
     said = capsys.readouterr().out
     assert said.startswith("On a GPU: the recorded figure cannot be shown (")
     assert words in said

@@ -1,0 +1,131 @@
+"""`--bf16` and `--amp` where a GPU has no bfloat16 in hardware: float16, with a scaled loss.
+
+The GPUs are imitated by what torch says of them, and float16 is computed on the CPU: no T4 has run this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import PIL.Image
+import pytest
+import torch
+
+from course_lib import launch
+
+SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
+SAID = "a GPU has no bfloat16 in hardware: float16 instead, with a scaled loss"
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS.parent)
+
+
+def type_by_rank(program: str, in_hardware: list[bool], folder: Path) -> Any:
+    """What each rank takes whose GPU has bfloat16 in hardware, or emulates it as torch does before Ampere."""
+
+    def work() -> str:
+        import torch.distributed as dist
+
+        sys.path.insert(0, str(folder))
+        dist.init_process_group("gloo")
+        mine, real = in_hardware[dist.get_rank()], torch.tensor
+        supported = mock.Mock(side_effect=lambda including_emulation=True: mine or including_emulation)
+        with (
+            mock.patch("torch.cuda.is_bf16_supported", supported),
+            mock.patch("torch.tensor", lambda value, device: real(value)),  # on the CPU instead
+        ):
+            found = importlib.import_module(f"scripts.{program}").sixteen_bits(SimpleNamespace(type="cuda"))
+        dist.destroy_process_group()
+        return str(found)
+
+    return launch(work, nprocs=len(in_hardware), device="cpu", dashboard=False, timeout=120)
+
+
+@pytest.mark.parametrize("program", ["train_ddp", "train_imagenet"])
+@pytest.mark.parametrize("in_hardware", [[True, True], [False, False], [True, False]], ids=str)
+def test_all_ranks_take_float16_where_one_has_no_bfloat16(program: str, in_hardware: list[bool]) -> None:
+    run = type_by_rank(program, in_hardware, SCRIPTS.parent)
+    assert run.results == [f"torch.{'bfloat16' if all(in_hardware) else 'float16'}"] * 2
+    assert [log.count(SAID) for log in (run.logs[0], run.logs[1])] == [int(not all(in_hardware)), 0]
+
+
+def trained(tmp_path: Path, program: str, kind: str, *words: object) -> tuple[str, float]:
+    """What a program prints that computes in this type, in one process, and the scale at the end."""
+    script = tmp_path / f"{kind}.py"
+    script.write_text(f"""
+import sys
+sys.path[:0] = [{str(SCRIPTS)!r}, {str(SCRIPTS.parents[1])!r}]
+import torch, {program} as program
+
+class Noted(torch.amp.GradScaler):
+    def update(self):
+        super().update()
+        Noted.last = self
+
+torch.amp.GradScaler, program.sixteen_bits = Noted, lambda device: torch.{kind}
+program.train(program.parse_arguments())
+print("scale", Noted.last.get_scale())
+""")
+    command = [sys.executable, str(script), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    *_, line, scale = done.stdout.splitlines()
+    return line, float(scale.split()[1])
+
+
+def test_train_ddp_learns_in_float16_and_clips_what_is_unscaled(tmp_path: Path) -> None:
+    words = ("--width", 2, "--batch-size", 100, "--epochs", 1, "--clip", 1.0, "--bf16")
+    accuracies = []
+    for kind in ("bfloat16", "float16"):
+        line, scale = trained(tmp_path, "train_ddp", kind, *words)
+        assert (scale > 1) == (kind == "float16")
+        accuracies.append(float(re.search(r"held-out accuracy ([\d.]+)%", line)[1]))
+    assert accuracies[0] > 80
+    assert accuracies[1] == pytest.approx(accuracies[0], abs=3)
+
+
+def test_train_imagenet_trains_in_float16(tmp_path: Path) -> None:
+    for split, count in {"train": 8, "val": 2}.items():
+        for name, color in {"n01": (200, 20, 20), "n02": (20, 200, 20)}.items():
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for i in range(count):
+                path = tmp_path / "data" / split / name / f"{i}.JPEG"
+                PIL.Image.new("RGB", (48, 40), tuple(value + 3 * i for value in color)).save(path)
+    words = ("--data", tmp_path / "data", "--arch", "resnet8", "--size", 16, "--batch-size", 4, "--amp")
+    losses = []
+    for kind in ("bfloat16", "float16"):
+        line, scale = trained(tmp_path, "train_imagenet", kind, *words, "--epochs", 3)
+        assert (scale > 1) == (kind == "float16")
+        losses.append(float(re.search(r"loss ([\d.]+)", line)[1]))
+    assert losses[1] == pytest.approx(losses[0], abs=0.1)
+
+
+@pytest.mark.parametrize("in_hardware", [True, False])
+def test_lesson_15_measures_float16_there(in_hardware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own cells, on the CPU, which they take for a GPU."""
+    notebook = json.loads((SCRIPTS.parent / "15_imagenet_style.ipynb").read_text(encoding="utf-8"))
+    cells = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+    source = cells["amp"].split("\n\n\n")[0]
+    for line, instead in {'on_gpu = device.type == "cuda"': "on_gpu = True", "range(50 ": "range(2 "}.items():
+        assert line in source
+        source = source.replace(line, instead)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: in_hardware)
+    monkeypatch.delenv("RANK", raising=False)
+    names: dict[str, Any] = {}
+    exec("\n".join(["from course_lib import place", cells["torch"], cells["resnet8"], source]), names)
+    threads = torch.get_num_threads()
+    try:
+        found = [names["speed"](amp, batch=2)[1] for amp in (False, True)]
+    finally:
+        torch.set_num_threads(threads)
+    assert found == ["torch.float32", "torch.bfloat16" if in_hardware else "torch.float16"]
