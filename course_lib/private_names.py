@@ -102,7 +102,7 @@ def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
 
 
 def process_groups() -> tuple[dict[str, list[int]], int]:
-    """Return the ranks of each process group by name, and how many groups this process made (torch 2.14).
+    """Return the ranks of each process group by name, and how many groups it made (torch 2.10 to 2.14).
 
     `new_group` counts where this rank is no member, too, unless ``use_local_synchronization``; a group is
     named by that count, from the group of all ranks, ``"0"``, on.
