@@ -102,7 +102,7 @@ def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
 
 
 def process_groups() -> tuple[dict[str, list[int]], int]:
-    """Return the ranks of each process group by name, and how many groups this process made (torch 2.14).
+    """Return the ranks of each process group by name, and how many groups it made (torch 2.10 to 2.14).
 
     `new_group` counts where this rank is no member, too, unless ``use_local_synchronization``; a group is
     named by that count, from the group of all ranks, ``"0"``, on.
@@ -127,6 +127,7 @@ def adapt_old_torch() -> None:
     """In a rank, even out how torch before 2.14 differs from what the lessons were written for."""
     keep_gloo_groups()
     take_forward_sync_buffers()
+    hide_buffer_broadcasts()
 
 
 def take_forward_sync_buffers() -> None:
@@ -151,6 +152,28 @@ def take_forward_sync_buffers() -> None:
             self.broadcast_buffers = forward_sync_buffers
 
     ddp_class.__init__ = with_the_new_name
+
+
+def hide_buffer_broadcasts() -> None:
+    """Before torch 2.12, hide DDP's broadcast of buffers from autograd, as it has done since.
+
+    Two forward passes before a backward pass, over batch norm, otherwise raise "modified by an inplace
+    operation" (PyTorch's issue 175024; torch 2.10 and 2.11).
+    """
+    if not torch_before(2, 12):
+        return
+    ddp_class: Any = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    send = ddp_class._sync_module_buffers
+    if send.__code__.co_filename == __file__:
+        return
+
+    @functools.wraps(send)
+    def send_unseen(self: Any, *args: Any) -> None:
+        preserve: Any = sys.modules["torch"].autograd._unsafe_preserve_version_counter
+        with preserve(tuple(self.modules_buffers)):
+            send(self, *args)
+
+    ddp_class._sync_module_buffers = send_unseen
 
 
 def keep_gloo_groups() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import private_names
 from ..frames import Place, is_learners, with_source
 from ..run.trace import end_of
 from ..run_folder import RankFiles
@@ -92,7 +93,8 @@ def position_of(stack: Sequence[Place], pending: bool = False) -> Position | Non
     if depth is None:
         return None
     inner = stack[:depth]
-    function = next((name for _, _, name in reversed(inner) if name not in WRAPPERS), None)
+    names = [name for file, _, name in reversed(inner) if file != private_names.__file__]  # around torch's
+    function = next((name for name in names if name not in WRAPPERS), None)
     return Position(with_source(*stack[depth]), function, pending or in_distributed(inner))
 
 

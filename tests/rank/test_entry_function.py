@@ -204,3 +204,19 @@ def test_ddp_takes_forward_sync_buffers_in_every_torch() -> None:
     assert quiet_launch(means, nprocs=2).results == [[1, 5, 7], [1, 7, 9]], (
         "rank 0's, before each forward pass"
     )
+
+
+def test_two_forwards_through_ddp_may_come_before_a_backward_in_every_torch() -> None:
+    """The broadcast of batch norm's buffers in the second is not seen by autograd."""
+
+    def gradients() -> list[float]:
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        ddp = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        )
+        sum(ddp(torch.randn(4, 2)).pow(3).sum() for _ in range(2)).backward()  # type: ignore[union-attr]
+        return [round(each.grad.sum().item(), 4) for each in ddp.parameters()]
+
+    first, second = quiet_launch(gradients, nprocs=2).results
+    assert first == second

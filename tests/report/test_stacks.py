@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from course_lib import Run
+from course_lib import Run, private_names
 from course_lib.frames import OURS
 from course_lib.report import stacks
 from course_lib.run_folder import RankFiles
@@ -48,6 +49,14 @@ def test_the_stack_of_the_current_thread_comes_first() -> None:
     met_another = here.replace("Current t", "X").replace("Thread", "Current thread").replace("X", "T")
     assert stacks.dumped(met_another) == [library, TRAIN]
     assert stacks.asked_stack(with_stack(met_another), 0) == TRAIN, "the learner's, of two"
+
+
+def test_what_we_put_around_a_function_of_torch_is_not_named() -> None:
+    torchs = os.path.join(os.path.dirname(torch.__file__), "distributed", "distributed_c10d.py")
+    inner = [(torchs, 1700, "init_process_group"), (private_names.__file__, 209, "let_go_and_init")]
+    position = stacks.position_of([*inner, *TRAIN])
+    assert position is not None
+    assert (position.function, position.waits) == ("init_process_group", True)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 40])
