@@ -54,7 +54,7 @@ def _spawn_from_now_on(why: str) -> None:
     global METHOD
     METHOD = "spawn"
     what = "so each loads PyTorch by itself, which takes seconds"
-    print(f"course_lib: ranks cannot be forked here ({why}), {what}", file=sys.stderr)
+    print(f"course_lib: ranks cannot be forked here ({why}), {what}")
 
 
 @contextlib.contextmanager
