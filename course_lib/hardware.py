@@ -117,6 +117,9 @@ def machine() -> Machine:
     elif gpus == 1:
         world_size, backend = 1, "nccl"
         reason = "one rank on the one GPU; more ranks than GPUs share it, over gloo"
+    elif any(device.kind == "mps" for device in present):
+        world_size, backend = 2, "gloo"
+        reason = "gloo carries no MPS tensors, the Apple GPU's, so ranks are CPU processes"
     elif shown_only:
         world_size, backend = 2, "gloo"
         reason = (
@@ -157,12 +160,12 @@ def accelerators() -> list[Accelerator]:
     for index in range(gpu_count()):
         properties = torch.cuda.get_device_properties(index)
         devices.append(Accelerator("cuda", index, properties.name, properties.total_memory))
+    if not devices and torch.backends.mps.is_available():
+        return [Accelerator("mps", 0, "Apple GPU (shares main memory)", 0)]
     current = torch.accelerator.current_accelerator()
     if not devices and torch.accelerator.is_available() and current is not None:
         kind = current.type
-        for index in range(torch.accelerator.device_count()):
-            name = {"mps": "Apple GPU (shares main memory)"}.get(kind, kind.upper())
-            devices.append(Accelerator(kind, index, name, 0))
+        devices += [Accelerator(kind, i, kind.upper(), 0) for i in range(torch.accelerator.device_count())]
     return devices
 
 

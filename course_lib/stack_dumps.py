@@ -11,7 +11,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def answer_requests(path: Path) -> int | None:
     The processes that it forks write theirs to the same file. Return None where the program uses such signals
     already, or the system does not tell: only Linux does.
     """
-    if sys.platform == "linux" and _answers_to(os.getpid()) == set():
+    if hasattr(signal, "SIGRTMAX") and _answers_to(os.getpid()) == set():
         faulthandler.register(signal.SIGRTMAX, open(path, "w"))
         return int(signal.SIGRTMAX)
     return None

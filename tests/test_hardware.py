@@ -10,7 +10,8 @@ import psutil
 import pytest
 import torch
 
-from course_lib import machine
+from course_lib import __main__ as command
+from course_lib import machine, place
 from course_lib.hardware import Accelerator, backends, cores, memory
 
 module = __import__("sys").modules["course_lib.hardware"]
@@ -51,6 +52,21 @@ def test_an_accelerator_without_a_backend_is_shown_and_not_used(monkeypatch: pyt
     found = machine()
     assert found.plan == "2 CPU ranks, gloo"
     assert "Apple GPU" in found.reason
+
+
+def test_an_apple_gpu_is_shown_and_ranks_are_cpu_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An imitation: torch says that it can use MPS."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(command, "CHECKS", {})
+    assert command.doctor() == 0
+    card = capsys.readouterr().out
+    assert "mps:0 Apple GPU (shares main memory)\n" in card
+    assert "2 CPU ranks, gloo: gloo carries no MPS tensors" in card
+    assert "so ranks are CPU processes" in card
+    assert place() == (torch.device("cpu"), "gloo")
 
 
 def test_text_and_card_say_the_same() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..by_value import dumps
+from ..launcher import forkserver
 from ..launcher.forkserver import wait_until_loaded, warm_up
 from ..launcher.launch import Launch, start
 from ..report.facts import RankState, Report
@@ -36,6 +37,7 @@ from .wording import reason, told
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
 ALL_SECONDS = 30.0  # for all that a judge asks in one check
+SPAWNED = 5  # times as long where ranks are not forked, and each loads PyTorch at its start
 MOST_BYTES = 16 << 20  # that a rank may report
 MOST_LETTERS = 600  # characters of what was seen, and of a line of a report
 REPORT_LINES = 14  # of the report of a failure
@@ -203,7 +205,7 @@ class Door:
     def __init__(self, asked: Question, answer: Any) -> None:
         self._asked, self._answer = asked, answer
         self._pickled: bytes | None = None
-        self._left = ALL_SECONDS
+        self._left = ALL_SECONDS * (1 if forkserver.METHOD == "forkserver" else SPAWNED)
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         if self._pickled is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from ..run.run import Run
 # A notebook's kernel asks its programs for colours (FORCE_COLOR). Ranks print to files, and Python 3.13 would
 # put escape sequences between the words of a traceback there.
 PLAIN = {"PYTHON_COLORS": "0"}
+LOOPBACKS = {"lo", "lo0"}  # Linux, macOS; where it has another name, gloo looks for the host's address
 
 
 @contextlib.contextmanager
@@ -54,10 +54,9 @@ def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dic
 
 def loopback_environment() -> dict[str, str]:
     """Return what keeps gloo and NCCL on this machine, and PyTorch's flight recorder small."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    loopback = {name for _, name in socket.if_nameindex()} & LOOPBACKS
     return {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
+        **{f"{library}_SOCKET_IFNAME": name for name in loopback for library in ("GLOO", "NCCL")},
         "TORCH_FR_BUFFER_SIZE": "16",  # else it keeps 2000 collectives, and reading those takes 20 ms
     }
 

@@ -1,6 +1,8 @@
 """Run the fork server, which has torch loaded (`rank.preload`): the ranks of `launch` are forked from it.
 
 So a rank starts within milliseconds, as a fresh process with none of the kernel's state and no CUDA context.
+Where there is no fork server, or what it forks crashes (macOS promises no forks), ranks are spawned: each
+loads PyTorch by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from .guard import protect, release
 WAKE_SECONDS = 0.05  # between two looks of code that waits
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the fork server's heap: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP"}
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
 _loaded: int | None = None  # pid of the fork server, once it has loaded torch
@@ -35,17 +38,40 @@ def warm_up() -> None:
     if METHOD == "forkserver":
         multiprocessing.set_forkserver_preload([PRELOAD])
         protect([])  # start the guard first: the kernel may be killed at any moment
-        with without_main():
-            multiprocessing.resource_tracker.ensure_running()  # otherwise it would unblock the signal below
-            # Jupyter interrupts the kernel's process group: this would end the server while it loads
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            tunables = ":".join(filter(None, [HUGE_PAGES, os.environ.get("GLIBC_TUNABLES")]))
+        tunables = ":".join(filter(None, [HUGE_PAGES, os.environ.get("GLIBC_TUNABLES")]))
+        with without_main(), uninterrupted():
             try:
                 with _environment(GLIBC_TUNABLES=tunables, COURSE_KERNEL=str(os.getpid())):
                     multiprocessing.forkserver.ensure_running()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            except OSError as error:
+                if error.errno is not None:  # no room, say; else Python refuses the path of its socket
+                    raise
+                _spawn_from_now_on(f"{error}; a shorter TMPDIR would help")
         _end_it_with_the_kernel()
+
+
+def _spawn_from_now_on(why: str) -> None:
+    global METHOD
+    METHOD = "spawn"
+    what = "so each loads PyTorch by itself, which takes seconds"
+    print(f"course_lib: ranks cannot be forked here ({why}), {what}")
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have processes that are started inside the block begin with SIGINT blocked, until they unblock it.
+
+    Jupyter interrupts the kernel's process group: this would end them while they load PyTorch.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    multiprocessing.resource_tracker.ensure_running()  # later, it would unblock the signal
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def load_here() -> None:
@@ -98,18 +124,26 @@ def without_main() -> Iterator[None]:
 
 
 def wait_until_loaded(stop: threading.Event) -> None:
-    """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set."""
+    """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set.
+
+    If what it forks then crashes, it is not used any more.
+    """
     global _loaded
     pid = fork_server_pid()
     if METHOD != "forkserver" or pid == _loaded is not None:
         return
 
+    from ..rank.entry_function import try_out
+
+    exit_codes: list[int] = []
+
     def probe() -> None:
         context: Any = multiprocessing.get_context(METHOD)
-        process = context.Process(target=int, daemon=True)
+        process = context.Process(target=try_out, daemon=True)
         with without_main():
             process.start()
         process.join()
+        exit_codes.append(process.exitcode)
 
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
@@ -117,3 +151,6 @@ def wait_until_loaded(stop: threading.Event) -> None:
         thread.join(WAKE_SECONDS)
     if not thread.is_alive():
         _loaded = pid
+    crashes = [signal.Signals(-code).name for code in exit_codes if code < 0]
+    if CRASHES.intersection(crashes):
+        _spawn_from_now_on(f"a forked process crashed: {crashes[0]}")

@@ -21,9 +21,11 @@ from ..rank import entry_function
 from ..report.failed import failure_of
 from ..run.run import Run
 from ..run_folder import PROGRAM, RankFiles
-from .forkserver import METHOD, wait_until_loaded, without_main
+from . import forkserver
+from .forkserver import uninterrupted, wait_until_loaded, without_main
 from .guard import protect, release
 
+LOAD_SECONDS = 120.0  # how long spawned ranks may take to load PyTorch before their time begins all the same
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
 FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 NO_ROOM = (
@@ -65,14 +67,20 @@ class Ranks(Execution):
         from torch.multiprocessing import start_processes
 
         self._processes: list[Any] = []
+        self._facts = [RankFiles(assignment.folder, rank).facts for rank in range(world_size)]
+        self._until = time.monotonic() + LOAD_SECONDS
         wait_until_loaded(stop)
         if stop.is_set():
             return
-        with without_main():
+        with without_main(), uninterrupted():
             before = set(multiprocessing.active_children())
             try:
                 self._processes = start_processes(
-                    entry_function.main, (assignment,), nprocs=world_size, join=False, start_method=METHOD
+                    entry_function.main,
+                    (assignment,),
+                    nprocs=world_size,
+                    join=False,
+                    start_method=forkserver.METHOD,
                 ).processes
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
@@ -82,6 +90,11 @@ class Ranks(Execution):
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(process.pid for process in self._processes)
+
+    def began(self) -> bool:
+        """Return whether all ranks run; where they are spawned, each has loaded PyTorch by then."""
+        forked = forkserver.METHOD == "forkserver"
+        return forked or time.monotonic() > self._until or all(path.exists() for path in self._facts)
 
     def wait(self, seconds: float) -> None:
         """Wait until one of them ends, for this long at most."""

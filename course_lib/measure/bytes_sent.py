@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 
 # Offsets in Linux's struct tcp_info (linux/tcp.h): bytes sent, and how many of these were retransmitted
 SENT, AGAIN = 200, 208
@@ -27,9 +26,11 @@ def bytes_sent() -> int | None:
     int or None
         None without an open TCP connection, or if the system does not report it: Linux does, since 4.19.
     """
-    if not sys.platform.startswith("linux"):
+    try:
+        descriptors = os.listdir("/proc/self/fd")
+    except OSError:  # another system
         return None
-    sent = [count for fd in os.listdir("/proc/self/fd") if (count := _sent_over(int(fd))) is not None]
+    sent = [count for fd in descriptors if (count := _sent_over(int(fd))) is not None]
     return sum(dict(sent).values()) if sent else None  # one connection may have several descriptors
 
 

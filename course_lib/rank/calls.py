@@ -23,9 +23,10 @@ def place() -> tuple[Any, str]:
     """Return the device of this rank and the backend that fits it (lesson 04 writes this code out).
 
     With a GPU for each rank on this machine: ``cuda:<local rank>`` and ``nccl``. With fewer GPUs: a shared
-    GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU: ``cpu`` and ``gloo``. Ranks that
-    srun starts without torchrun (lesson 17) are counted by Slurm's variables where LOCAL_WORLD_SIZE is not
-    set. If each sees its own GPU alone, as with ``--gpus-per-task=1``, that is ``cuda:0`` and ``nccl``.
+    GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU, or with an Apple GPU, since
+    gloo carries no MPS tensors: ``cpu`` and ``gloo``. Ranks that srun starts without torchrun (lesson 17) are
+    counted by Slurm's variables where LOCAL_WORLD_SIZE is not set. If each sees its own GPU alone, as with
+    ``--gpus-per-task=1``, that is ``cuda:0`` and ``nccl``.
 
     Returns
     -------

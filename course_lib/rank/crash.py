@@ -24,8 +24,15 @@ def leave_stacks(path: Path, note: Callable[..., None]) -> None:
     def noted(*args: Any, **kwargs: Any) -> None:
         enable(*args, **kwargs)
         with contextlib.suppress(Exception):
-            file = args[0] if args else kwargs.get("file")
+            file: Any = args[0] if args else kwargs.get("file")
             fd = file if isinstance(file, int) or file is None else file.fileno()
-            note(crash_file=fd is not None and os.readlink(f"/proc/self/fd/{fd}"))
+            note(crash_file=fd is not None and (_path(fd) or os.path.abspath(file.name)))
 
     faulthandler.enable = noted
+
+
+def _path(fd: int) -> str:
+    """Return the path of an open file by its descriptor; "" where the system does not tell (macOS)."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""

@@ -129,6 +129,14 @@ def own_autograd() -> None:
     torch.zeros(1, requires_grad=True).exp()  # exp saves its result for the backward pass
 
 
+def try_out() -> None:
+    """Do some of a rank's work: where forks of a process that has loaded PyTorch crash, this one does."""
+    import torch
+
+    own_autograd()
+    torch.mm(torch.ones(256, 256), torch.ones(256, 256))
+
+
 def _let_the_others_join(folder: Path) -> None:
     """Stay connected for a moment if this rank has joined the group but may not have met all other ranks.
 

@@ -50,7 +50,13 @@ class Memory:
         patience = min(self.SELDOM, self.OFTEN * max(1, self._walks))
         if exact and now - self._exact_at > patience * self._cost:
             self._walks += 1
-            self._own, self._resident = self._process.memory_full_info().uss, resident
+            try:
+                self._own, self._resident = self._process.memory_full_info().uss, resident
+            except (
+                psutil.AccessDenied,
+                AttributeError,
+            ):  # not told here: shared pages count, too
+                self._own = self._resident = resident
             self._exact_at, self._cost = now, time.monotonic() - now
         return max(0, self._own + resident - self._resident)
 

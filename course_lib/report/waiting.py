@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
 from .cause_words import PRESENT, cause_text, mismatch_text
 from .divergence import divergence
@@ -33,6 +35,7 @@ ASK_SECONDS_FAR = 3.0  # on other machines a new file on a shared disk shows up 
 LATE_SECONDS = 2.0  # a rank that was heard of since then is late, not silent
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
 SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless something keeps all threads
+IDLE_PERCENT = 90.0  # of the machine's CPU time; where it works less, who has a thread to run can run it
 BUSY = 0.2  # with a larger share of CPU time in one place, a rank does not wait there
 
 
@@ -187,10 +190,16 @@ def _unheard_seconds(run: Run, rank: int) -> float:
 
 
 def _waits_for_no_cpu(pid: int) -> bool:
-    """Return whether no thread of a process waits for a CPU: the machine is not just busy (Linux)."""
+    """Return whether no thread of a process waits for a CPU: the machine is not just busy.
+
+    Only Linux tells of threads; elsewhere some of the machine's cores must be idle.
+    """
     for _ in range(10):
-        # of each thread but the main one, which may compute: R for running or runnable, D for a disk
-        stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        try:
+            # of each thread but the main one, which may compute: R for running or runnable, D for a disk
+            stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        except OSError:
+            return psutil.pid_exists(pid) and psutil.cpu_percent(0.1) < IDLE_PERCENT
         states = {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
         if states and not states & set("RDZX"):
             return True

@@ -26,7 +26,7 @@ SIGNALS = {
     "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
     "SIGSEGV": "crashed (SIGSEGV: it touched memory that is not its own)",
     "SIGABRT": "aborted (SIGABRT): a library gave up; its last words are in the log",
-    "SIGBUS": "crashed (SIGBUS): often no space left in shared memory (/dev/shm)",
+    "SIGBUS": "crashed (SIGBUS): often, on Linux, no space left in shared memory (/dev/shm)",
     "SIGTERM": "was asked to end (SIGTERM)",
 }
 OUT_OF_MEMORY = (

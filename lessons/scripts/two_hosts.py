@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,6 +35,8 @@ echo ready && exec cat
 @functools.cache
 def why_not():
     """Why there can be no hosts on this machine; empty where there can."""
+    if sys.platform != "linux":
+        return f"two hosts in one machine need Linux, and this is {sys.platform}"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from course_lib.exercises import inputs
 from course_lib.exercises.inputs import (
     LAYOUTS,
     all_tensors,
@@ -96,7 +98,9 @@ def test_seeds_are_apart() -> None:
     assert len(set(seeds(random.Random(1), 50))) == 50
 
 
-def test_a_folder_is_gone_afterwards() -> None:
+@pytest.mark.parametrize("other_disk", [inputs.OTHER_DISK, Path("/no/such/disk")], ids=["Linux", "elsewhere"])
+def test_a_folder_is_gone_afterwards(other_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "OTHER_DISK", other_disk)
     with folder() as path:
         assert list(path.iterdir()) == []
         (path / "file").write_text("x")

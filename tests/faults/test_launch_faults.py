@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from course_lib import RankError, RankTimeout, launch
+from course_lib.report import waiting
 from tests.support.cells import cell, quiet_launch
 from tests.support.kernels import Kernel
 from tests.support.programs import (
@@ -139,7 +140,11 @@ def test_a_collective_that_times_out_by_itself_tells_who_is_missing() -> None:
     assert_marked(str(caught.value), source)
 
 
-def test_a_rank_alone_holds_the_interpreters_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tells", [True, False], ids=["Linux tells of threads", "no system does"])
+def test_a_rank_alone_holds_the_interpreters_lock(tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not tells:
+        monkeypatch.setattr(waiting, "Path", lambda _: Path("/no/such/folder"))
+        monkeypatch.setattr(waiting.psutil, "cpu_percent", lambda _: 50.0)
     source = """
     import ctypes, os
     from pathlib import Path

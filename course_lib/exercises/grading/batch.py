@@ -29,7 +29,8 @@ import torch
 from ... import hardware
 from ...files import write_whole
 from ...kill import kill_families
-from ...launcher.forkserver import METHOD, wait_until_loaded, warm_up, without_main
+from ...launcher import forkserver
+from ...launcher.forkserver import wait_until_loaded, warm_up, without_main
 from ...launcher.guard import protect, release
 from . import score, submissions
 from .score import Score
@@ -189,7 +190,7 @@ class Worker:
         warm_up()
         wait_until_loaded(threading.Event())
         self.tasks, self.place = tasks, place  # tasks: those without a score
-        context: Any = multiprocessing.get_context(METHOD)
+        context: Any = multiprocessing.get_context(forkserver.METHOD)
         self._way, its = context.Pipe(duplex=False)
         self._process: Any = context.Process(target=_work, args=(its, tasks, place, seed, seconds))
         with without_main():

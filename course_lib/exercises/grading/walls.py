@@ -9,7 +9,6 @@ sandbox makes and ends. Where it cannot, each session has a sandbox of its own.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import shutil
@@ -26,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from ... import hardware
+from ...kill import PR_SET_CHILD_SUBREAPER, prctl
 from .seccomp import seccomp_filter
 from .session import CannotJudge, Session, SessionEnded
 from .usage import Waiting, own_bytes, proportional_bytes, tasks_of_this_user
@@ -42,7 +42,6 @@ MOST_DATA_BYTES = 6 << 30  # of one process; Python with PyTorch starts with 1 G
 START_SECONDS = 180.0  # for Python and PyTorch in the sandbox, on a busy machine
 END_SECONDS = 20.0  # for the processes in the sandbox to be gone
 LEAST_FREE = 0.05  # of the machine's memory, whoever uses the rest
-PR_SET_CHILD_SUBREAPER = 36
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 OF_ETC = ["ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nsswitch.conf"]
 OF_ETC += ["protocols"]
@@ -274,5 +273,4 @@ def _on(cores: Collection[int]) -> Iterator[None]:
 
 def _inherit(orphans: bool) -> None:
     """Set whether this process adopts those of its descendants that lose their parent (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(orphans))
+    prctl(PR_SET_CHILD_SUBREAPER, int(orphans))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import sys
 import time
 from collections.abc import Iterator
 
 import psutil
 
-from ...kill import kill_families
+from ...kill import PR_SET_CHILD_SUBREAPER, kill_families, prctl
 
 MOST_BYTES = 1 << 30  # of memory, beyond what the rank starts with: an endless list fails before the machine
-PR_SET_CHILD_SUBREAPER = 36
 ROUNDS = 5  # kill repeatedly: a dying process may have forked
 
 
@@ -23,16 +20,16 @@ def limited() -> Iterator[None]:
     """In a rank, limit an answer's memory, and at the end kill what it has started in other sessions.
 
     A signal to the rank's process group does not reach a process in a session of its own, and an orphan is
-    no longer a descendant of the rank; so, on Linux, the rank adopts orphans as their subreaper.
+    no longer a descendant of the rank; so, on Linux, the rank adopts orphans as their subreaper. Elsewhere
+    memory has no limit, and an orphan that has cleared its environment may be left running.
     """
-    if sys.platform == "linux":
+    with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # `data` is Linux's alone
         import resource
 
-        with contextlib.suppress(OSError, ValueError):
-            most = psutil.Process().memory_info().data + MOST_BYTES
-            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-            resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        most = psutil.Process().memory_info().data + MOST_BYTES
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:

@@ -1,0 +1,154 @@
+"""A launch where something of Linux is missing, as on macOS: imitated on Linux, in every process of a launch.
+
+No Mac was asked. Each imitation hides one thing from all processes; the last hides everything at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.support.processes import processes_marked, wait_for
+from tests.support.programs import all_at
+
+if sys.platform != "linux":
+    pytest.skip("what is hidden here is not there elsewhere", allow_module_level=True)
+
+HIDDEN = {  # what: the lines of a `sitecustomize` that hide it
+    "files of the system": """
+        import os, sys
+        def hide(event, arguments):  # from the library; psutil has its own ways on each system
+            if event in ("open", "os.listdir", "os.scandir") and asks(str(arguments[0])):
+                raise FileNotFoundError(arguments[0])
+        def asks(path):
+            frame = sys._getframe(2) if path.startswith(("/proc", "/sys", "/dev/shm")) else None
+            while frame is not None and "psutil" not in frame.f_code.co_filename:
+                if "course_lib" in frame.f_code.co_filename:
+                    return True
+                frame = frame.f_back
+            return False
+        sys.addaudithook(hide)
+        """,
+    "functions of its C libraries": """
+        import ctypes
+        found = ctypes.CDLL.__getattr__
+        def without(library, name):
+            if name in ("prctl", "malloc_trim", "_ZSt13set_terminatePFvvE"):
+                raise AttributeError(name)
+            return found(library, name)
+        ctypes.CDLL.__getattr__ = without
+        """,
+    "pidfd": "import os; del os.pidfd_open",
+    "affinity": "import os; del os.sched_getaffinity, os.sched_setaffinity",
+    "a thread's clock": "import time; del time.pthread_getcpuclockid",
+    "real-time signals": "import signal; del signal.SIGRTMIN, signal.SIGRTMAX",
+    "what psutil knows there alone": """
+        import psutil
+        from collections import namedtuple
+        info, fields = psutil.Process.memory_info, namedtuple("fields", "rss vms pfaults pageins")
+        def denied(process):
+            raise psutil.AccessDenied(process.pid)
+        psutil.Process.memory_full_info = denied
+        psutil.Process.memory_info = lambda process: fields(*info(process)[:2], 0, 0)
+        del psutil.Process.io_counters, psutil.Process.cpu_affinity
+        """,
+    "lo": 'import socket; socket.if_nameindex = lambda: [(1, "elsewhere")]',
+    "short paths of sockets": """
+        import os, tempfile
+        import multiprocessing.util
+        multiprocessing.util.abstract_sockets_supported = False
+        tempfile.tempdir = os.path.join(os.environ["COURSE_HOME"], "t" * 104)
+        os.makedirs(tempfile.tempdir, exist_ok=True)
+        """,
+    "forks that live": """
+        import os, sys
+        os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os.abort())
+        """,
+    "a fork server": """
+        import multiprocessing
+        multiprocessing.get_all_start_methods = lambda: ["spawn", "fork"]
+        """,
+}
+HIDDEN["everything"] = "\n".join(dedent(each) for each in HIDDEN.values())
+WHY_SPAWNED = {
+    "short paths of sockets": "AF_UNIX path too long",
+    "forks that live": "a forked process crashed: SIGABRT",
+}
+
+PROGRAM = """
+import json, os, time
+from pathlib import Path
+import pytest, torch, torch.distributed as dist
+from course_lib import RankTimeout, launch, place
+
+def adds():
+    device, backend = place()
+    dist.init_process_group(backend)
+    number = torch.tensor(dist.get_rank() + 1.0)
+    dist.all_reduce(number)
+    return number.item()
+
+def stands():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        time.sleep(1000)  # rank 1
+    dist.all_reduce(torch.ones(1))  # rank 0
+
+if __name__ == "__main__":
+    from tests.support.programs import Jump, all_at
+
+    run = launch(adds, nprocs=2, device="cpu", dashboard=False)
+    told = {"results": run.results, "held": [run.peak_memory_bytes(rank) for rank in range(2)]}
+    Jump(pytest.MonkeyPatch(), lambda: all_at(LINES))
+    try:
+        launch(stands, nprocs=2, device="cpu", timeout=120, dashboard=False)
+    except RankTimeout as error:
+        told["report"] = str(error)
+    print(json.dumps(told), flush=True)
+    launch(stands, nprocs=2, device="cpu", dashboard=False)
+"""
+LINES = [
+    next(number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith(f"# rank {rank}"))
+    for rank in range(2)
+]
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_a_launch_without(what: str, tmp_path: Path, course_home: Path) -> None:
+    """Ranks add up, one that stands still is found, and all end with a kernel that is killed."""
+    (tmp_path / "sitecustomize.py").write_text(dedent(HIDDEN[what]))
+    (tmp_path / "program.py").write_text(PROGRAM.replace("LINES", ", ".join(map(str, LINES))))
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    command, environment = [sys.executable, str(tmp_path / "program.py")], {"PYTHONPATH": paths}
+    with open(tmp_path / "said", "w+") as said:
+        program = subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said)
+        try:
+            wait_for(lambda: told_in(said.name) or program.poll() is not None)
+            wait_for(lambda: all_at(*LINES) or program.poll() is not None)
+        finally:
+            program.kill()
+            program.wait()
+    print(others := (tmp_path / "said").read_text())
+    told = json.loads(*told_in(said.name))
+
+    assert told["results"] == [3.0, 3.0]
+    assert all(2**20 < held < 2**40 for held in told["held"])
+    missing = "not done after 120 s: rank 1 never called all_reduce (collective 1), in which rank 0 waited"
+    assert told["report"].startswith(missing)
+    assert f"rank 1 was at program.py, line {LINES[1]}: time.sleep" in told["report"]
+    assert "sitecustomize" not in others, "it failed to hide something"
+    assert ("so each loads PyTorch by itself" in others) == (what in WHY_SPAWNED)
+    assert WHY_SPAWNED.get(what, "") in others
+    home = str(course_home)
+    wait_for(lambda: not processes_marked("COURSE_HOME", home), what="the end of all that it has started")
+
+
+def told_in(path: str) -> list[str]:
+    lines = Path(path).read_text().splitlines(keepends=True)
+    return [line for line in lines if line.startswith("{") and line.endswith("\n")]
