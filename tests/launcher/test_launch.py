@@ -33,7 +33,7 @@ from course_lib.launcher import watch
 from course_lib.launcher.dashboard import TerminalView
 from course_lib.launcher.processes import Ranks
 from tests.support.cells import cell, quiet_launch
-from tests.support.processes import alive, wait_for
+from tests.support.processes import alive, connections, wait_for
 from tests.support.programs import Jump, all_at
 
 
@@ -517,8 +517,8 @@ def test_launches_in_threads_at_once_do_not_meet() -> None:
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    connections = psutil.Process(pid).net_connections("inet")
-    return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
+    sockets = connections(psutil.Process(pid))
+    return {tuple(each.laddr) for each in sockets if each.status == psutil.CONN_LISTEN}
 
 
 def test_a_kept_error_keeps_no_socket_and_no_process() -> None:

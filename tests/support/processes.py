@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -64,13 +64,17 @@ class Socket(NamedTuple):
     port: int
 
 
+def connections(process: psutil.Process) -> list[Any]:
+    """Return a process's sockets of the internet, by the name that psutil before or since 6 has for it."""
+    return (getattr(process, "net_connections", None) or process.connections)("inet")
+
+
 def listening(parent: psutil.Process) -> set[Socket]:
     """Return the listening sockets of a process and its descendants; some of these may end meanwhile."""
     found = set()
     for process in [parent, *parent.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            connections = process.net_connections("inet")
-            sockets = [each for each in connections if each.status == psutil.CONN_LISTEN]
+            sockets = [each for each in connections(process) if each.status == psutil.CONN_LISTEN]
             found |= {Socket(process.pid, *each.laddr[:2]) for each in sockets}
     return found
 
