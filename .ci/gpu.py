@@ -107,7 +107,10 @@ class Course:
             "COURSE_HOME": str(WORK / "home"),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the machine's may be older than our pytest
+            **{"PY_COLORS": "0", "PYTHON_COLORS": "0", "NO_COLOR": "1", "MPLBACKEND": "Agg"},
         }
+        for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a notebook's kernel sets them; the reports are files
+            self.environment.pop(name, None)
         # Many containers set it; each rank would then compile everything that it imports.
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if site:
@@ -468,12 +471,12 @@ def keep(archive: Path) -> int:
             print(f"{name}: not kept: {refusal}")
             continue
         RECORDED.mkdir(parents=True, exist_ok=True)
-        (RECORDED / f"{name}.png").write_bytes(files["png"])
         text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
         replace(RECORDED / f"{name}.json", text)
+        (RECORDED / f"{name}.png").write_bytes(files["png"])
         print(f"{name}: kept")
         kept += 1
-    print(f"{kept} recorded figures are in {RECORDED}")
+    print(f"{kept} of {len(found)} recorded figures were kept, in {RECORDED}")
     return int(kept == 0)
 
 

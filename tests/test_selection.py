@@ -331,7 +331,7 @@ def test_what_is_nearest_to_the_change_comes_first_and_nothing_begins_too_late(
     told = pytest_in(course, *side_by_side, "-v", "--changed-since=HEAD", "--until=1999999999", "tests")
     assert "every test runs: pyproject.toml" in told
     assert "2 passed, 2 skipped" in told, "what has begun goes on"
-    assert "left out, since the time was over: 2 tests, 0 near the change" in told
+    assert "left out, because time was up: 2 tests, 0 near the change" in told
 
 
 def test_a_notebooks_cells_are_selected_too(course: Path) -> None:

@@ -205,7 +205,7 @@ class Door:
     def __init__(self, asked: Question, answer: Any) -> None:
         self._asked, self._answer = asked, answer
         self._pickled: bytes | None = None
-        self._left = ALL_SECONDS * (1 if forkserver.METHOD == "forkserver" else SPAWNED)
+        self._left: float | None = None
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         if self._pickled is None:
@@ -213,6 +213,8 @@ class Door:
         given = (self._asked.takes, self._asked.form), work, self._pickled, json.loads(json.dumps(args))
         warm_up()
         wait_until_loaded(threading.Event())  # seconds, the first time, that do not count against the answer
+        if self._left is None:  # by now it is known how ranks start
+            self._left = ALL_SECONDS * (1 if forkserver.METHOD == "forkserver" else SPAWNED)
         limit, began = seconds_for(self._left), time.monotonic()
         try:
             texts = told_by_ranks(answer_in_a_rank, given, nprocs, limit)

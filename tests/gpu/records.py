@@ -1,7 +1,7 @@
 """What `make gpu ARGS="--keep gpu.zip"` takes from another machine, and what it refuses.
 
 Whoever sent the archive is not known: nothing is unpickled or unpacked, sizes have limits, and all but each
-figure's JSON file and picture is passed by. Standard library only, as `.ci/gpu.py`, which asks.
+figure's JSON file and picture is ignored. Standard library only, as `.ci/gpu.py`, which asks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MIB = 2**20
-MOST_BYTES = {"json": MIB, "png": 4 * MIB, "zip": 256 * MIB}
+MOST_BYTES = {"json": MIB, "png": 4 * MIB, "zip": 64 * MIB}
 MOST_FILES = 5000
 MOST_VALUES = 20_000  # in a record's numbers
 MOST_CHARACTERS = 2000
@@ -29,7 +29,7 @@ VERSION = r"\d+(\.\d+){1,2}\w*"
 KINDS = {  # what stands in a record, and what it looks like
     "figure": r"\w+",
     "alt": r"[^<>]+",
-    "device": r".*(NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID).*",  # as CUDA names them
+    "device": r"(NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)[\w ./()-]{0,80}",  # as CUDA names them
     "driver": r"\d{3,}(\.\d+){1,2}",
     "cuda": VERSION,
     "torch": VERSION,
@@ -81,12 +81,16 @@ def files_in(archive: Path) -> dict[str, dict[str, bytes | Refused]]:
                 if match := re.fullmatch(r"parts/figure/(\w+)/\1\.(json|png)", entry.filename, re.ASCII):
                     found.setdefault(match[1], {})[match[2]] = _content(opened, entry, MOST_BYTES[match[2]])
             return found
-    except (OSError, zipfile.BadZipFile) as error:
+    except Refused:
+        raise
+    except (OSError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         raise Refused(f"it cannot be read, cut off perhaps: {error}") from None
 
 
 def _content(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes | Refused:
     name = PurePosixPath(entry.filename).name
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return Refused(f"{name} is packed in a way whose size cannot be limited")
     if entry.file_size > most:
         return Refused(f"{name} has {entry.file_size:,} bytes; {most:,} are the limit")
     try:
@@ -109,16 +113,22 @@ def checked(name: str, files: dict[str, bytes | Refused]) -> dict[str, Any]:
     _versions(record)
     _picture(files["png"], record)
     _plain(record["numbers"])
+    count = 0
     try:
         for what, value, least, most in PLAUSIBLE[name](record["numbers"], record):
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise Refused(f"{what}: {value!r} is no number")
+                raise Refused(f"{what}: {str(value)[:100]!r} is no number")
             if not least <= value <= most:
-                raise Refused(f"{what}: {value:g} is not plausible, which is from {least:g} to {most:g}")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise Refused(f"{what}: {value:g} is not plausible ({least:g} to {most:g} is)")
+            count += 1
+        if count == 0:
+            raise Refused("it has no numbers")
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, Refused):
             raise
-        raise Refused(f"its numbers have not the form of {name}: {type(error).__name__}: {error}") from None
+        raise Refused(
+            f"its numbers do not have the form of {name}: {type(error).__name__}: {error}"
+        ) from None
     return record
 
 
@@ -145,7 +155,7 @@ def _record(content: Any, name: str) -> dict[str, Any]:
             fits = isinstance(value, str) and len(value) <= MOST_CHARACTERS and value.isprintable()
             fits = fits and re.fullmatch(kind, value, re.ASCII) is not None
         if not fits:
-            raise Refused(f"its {key!r} is {str(value)[:100]!r}, which none can be")
+            raise Refused(f"its {key!r} is {str(value)[:100]!r}, which is not possible")
     if record["figure"] != name:
         raise Refused(f"it is of the figure {record['figure']!r}, in the place of {name}")
     if not 1 <= record["gpus"] <= 16:
@@ -182,11 +192,27 @@ def _numbers_of(version: str) -> tuple[int, ...]:
 def _picture(content: Any, record: dict[str, Any]) -> None:
     if content[:8] != b"\x89PNG\r\n\x1a\n" or content[12:16] != b"IHDR" or content[-8:-4] != b"IEND":
         raise Refused(f"its picture is no PNG, or is cut off: it begins with {content[:8]!r}")
+    if not _whole(content):
+        raise Refused("its picture is damaged, or has more in it than a picture")
     size = tuple(int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
     if not all(100 <= each <= 4000 for each in size):
         raise Refused(f"its picture has {size[0]:,} × {size[1]:,} pixels; from 100 to 4,000 are allowed")
     if (found := hashlib.sha256(content).hexdigest()) != record["picture_sha256"]:
         raise Refused(f"its picture is another one: {found[:12]}…, not {record['picture_sha256'][:12]}…")
+
+
+def _whole(png: bytes) -> bool:
+    """Return whether a PNG is chunks of the usual kinds, each with its checksum, and nothing after them."""
+    at, kind = 8, b""
+    while kind != b"IEND" and at + 12 <= len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4], "big")
+        kind = png[at + 4 : at + 8]
+        if kind not in (b"IHDR", b"PLTE", b"IDAT", b"tRNS", b"pHYs", b"tEXt", b"IEND"):
+            return False
+        if png[end : end + 4] != zlib.crc32(png[at + 4 : end]).to_bytes(4, "big"):
+            return False
+        at = end + 4
+    return kind == b"IEND" and at == len(png)
 
 
 def _plain(numbers: dict[str, Any]) -> None:
@@ -203,6 +229,10 @@ def _plain(numbers: dict[str, Any]) -> None:
             left += [(each, depth + 1) for each in value]
         elif isinstance(value, str) and len(value) > MOST_CHARACTERS:
             raise Refused(f"a text in it has {len(value):,} characters; {MOST_CHARACTERS:,} are the limit")
+        elif isinstance(value, str) and not value.replace("\n", " ").isprintable():
+            raise Refused(f"a text in it cannot be printed: {value[:100]!a}")
+        elif isinstance(value, int) and abs(value) > 2**63:
+            raise Refused("a number in it is larger than 2**63")
         elif isinstance(value, float) and not math.isfinite(value):
             raise Refused(f"it has {value} where a number should be")
 

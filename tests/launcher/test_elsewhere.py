@@ -138,7 +138,7 @@ def test_a_launch_without(what: str, tmp_path: Path, course_home: Path) -> None:
     told = json.loads(*told_in(said.name))
 
     assert told["results"] == [3.0, 3.0]
-    assert all(2**20 < held < 2**40 for held in told["held"])
+    assert all(0 < held < 2**40 for held in told["held"])  # a forked rank that ends at once has under 1 MiB
     missing = "not done after 120 s: rank 1 never called all_reduce (collective 1), in which rank 0 waited"
     assert told["report"].startswith(missing)
     assert f"rank 1 was at program.py, line {LINES[1]}: time.sleep" in told["report"]

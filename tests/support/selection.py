@@ -579,7 +579,7 @@ class Selection:
         late = [self.plan.turn(each.nodeid) for each in skipped if NO_TIME in str(each.longrepr)]
         if late:
             near = sum(turn < 3 for turn in late)
-            told = f"left out, since the time was over: {len(late)} tests, {near} near the change"
+            told = f"left out, because time was up: {len(late)} tests, {near} near the change"
             terminalreporter.write_line(told)
 
     @pytest.hookimpl(trylast=True)
