@@ -63,6 +63,17 @@ time.sleep(600)
 """
 
 
+def test_the_reports_have_no_colours_in_a_notebooks_kernel_either(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # as ipykernel sets them
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert False\n")
+    course = course_of(gpu, tmp_path)
+    course.run(gpu.Part("fails", [sys.executable, "-m", "pytest", str(tmp_path / "test_it.py")], 120))
+    assert "\nFAILED " in (gpu.WORK / "parts" / "fails" / "log.txt").read_text()
+
+
 def test_a_part_that_fails_or_hangs_costs_the_others_nothing(gpu: ModuleType, tmp_path: Path) -> None:
     course = course_of(gpu, tmp_path)
     for each in (

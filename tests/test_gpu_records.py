@@ -150,6 +150,19 @@ REFUSED = {
         put("numbers", "more", value="x" * 2001),
         "a text in it has 2,001 characters; 2,000 are the limit",
     ),
+    "a text for the terminal": (
+        put("numbers", "more", value="\x1b[31mred"),
+        "a text in it cannot be printed: '\\x1b[31mred'",
+    ),
+    "half a character": (
+        put("numbers", "more", value="\ud800"),
+        "a text in it cannot be printed: '\\ud800'",
+    ),
+    "a number without an end": (
+        put("numbers", "KiB", 0, value=10**400),
+        "a number in it is larger than 2**63",
+    ),
+    "no numbers": (put("numbers", value={"KiB": [], "seconds": {}}), "it has no numbers"),
 }
 
 
@@ -168,8 +181,8 @@ IMPLAUSIBLE = {
          "1e+07 is)"),
     ],
     "02_memory_by_kind": [
-        (("4", "held", "peak"), 2**35, "batch 4, held, peak, bytes: 3.43597e+10 is not plausible, which is "
-         "from 0 to 1.71799e+10"),
+        (("4", "held", "peak"), 2**35, "batch 4, held, peak, bytes: 3.43597e+10 is not plausible "
+         "(0 to 1.71799e+10 is)"),
     ],
     "03_data_parallel_memory": [
         (("torch.cuda.max_memory_allocated",), [1, 2], "it is of 1 GPUs, and has the memory of 2"),
@@ -206,6 +219,12 @@ def test_what_is_no_json_or_no_picture_is_refused() -> None:
         "its picture is no PNG, or is cut off: it begins with b'GIF89a'"
     )
     assert sentence(made(), picture=PICTURE[:-5]).startswith("its picture is no PNG, or is cut off")
+    more = PICTURE[:-12] + b"\0\0\0\x04moreMORE\0\0\0\0" + PICTURE[-12:]
+    broken = PICTURE[:-20] + b"x" + PICTURE[-19:]
+    for picture in (more, broken):
+        assert sentence(made(picture=picture), picture=picture) == (
+            "its picture is damaged, or has more in it than a picture"
+        )
     assert sentence(made(), picture=png(50_000)) == (
         "its picture has 50,000 × 600 pixels; from 100 to 4,000 are allowed"
     )
@@ -285,6 +304,14 @@ def test_what_cannot_be_read_is_refused_alone(tmp_path: Path) -> None:
     path.write_bytes(content)
     refusal = files_in(path)["01_transfer_bandwidth"]["json"]
     assert str(refusal).startswith("01_transfer_bandwidth.json cannot be read: ")
+
+
+@pytest.mark.parametrize("way", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_cannot_be_unpacked_a_little_is_not_unpacked(tmp_path: Path, way: int) -> None:
+    with zipfile.ZipFile(tmp_path / "gpu.zip", "w", way) as archive:
+        archive.writestr(f"{FOLDER}.json", b" " * 1000)
+    refusal = files_in(tmp_path / "gpu.zip")["01_transfer_bandwidth"]["json"]
+    assert str(refusal) == "01_transfer_bandwidth.json is packed in a way whose size cannot be limited"
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
