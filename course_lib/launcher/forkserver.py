@@ -151,6 +151,6 @@ def wait_until_loaded(stop: threading.Event) -> None:
         thread.join(WAKE_SECONDS)
     if not thread.is_alive():
         _loaded = pid
-    crashes = [signal.Signals(-code).name for code in exit_codes if code < 0]
-    if CRASHES.intersection(crashes):
+    crashes = [name for name in CRASHES if hasattr(signal, name) and -getattr(signal, name) in exit_codes]
+    if crashes:
         _spawn_from_now_on(f"a forked process crashed: {crashes[0]}")

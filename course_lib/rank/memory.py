@@ -52,10 +52,7 @@ class Memory:
             self._walks += 1
             try:
                 self._own, self._resident = self._process.memory_full_info().uss, resident
-            except (
-                psutil.AccessDenied,
-                AttributeError,
-            ):  # not told here: shared pages count, too
+            except (psutil.AccessDenied, AttributeError):  # not told here: shared pages count, too
                 self._own = self._resident = resident
             self._exact_at, self._cost = now, time.monotonic() - now
         return max(0, self._own + resident - self._resident)
