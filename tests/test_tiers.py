@@ -63,7 +63,7 @@ def run(course: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [*command, "lessons", "tests"],
         cwd=course,
-        env=os.environ | environment,
+        env=os.environ | {"COURSE_FAILURES": ""} | environment,  # failures here are the toy course's
         capture_output=True,
         text=True,
         timeout=240,
