@@ -1,8 +1,8 @@
 """Run the fork server, which has torch loaded (`rank.preload`): the ranks of `launch` are forked from it.
 
 So a rank starts within milliseconds, as a fresh process with none of the kernel's state and no CUDA context.
-Where there is no fork server, or what it forks crashes (macOS promises no forks), ranks are spawned: each
-loads PyTorch by itself.
+Where there is no fork server, or what it forks crashes or hangs (macOS promises no forks), ranks are spawned:
+each loads PyTorch by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ WAKE_SECONDS = 0.05  # between two looks of code that waits
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the fork server's heap: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP"}
+PROBE_SECONDS = 60  # for what it forks first; that takes a fraction of a second where cores are free
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
 _loaded: int | None = None  # pid of the fork server, once it has loaded torch
@@ -126,7 +127,7 @@ def without_main() -> Iterator[None]:
 def wait_until_loaded(stop: threading.Event) -> None:
     """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set.
 
-    If what it forks then crashes, it is not used any more.
+    If what it forks then crashes or hangs, it is not used any more.
     """
     global _loaded
     pid = fork_server_pid()
@@ -135,15 +136,21 @@ def wait_until_loaded(stop: threading.Event) -> None:
 
     from ..rank.entry_function import try_out
 
-    exit_codes: list[int] = []
+    faults: list[str] = []
 
     def probe() -> None:
         context: Any = multiprocessing.get_context(METHOD)
         process = context.Process(target=try_out, daemon=True)
         with without_main():
             process.start()
-        process.join()
-        exit_codes.append(process.exitcode)
+        process.join(PROBE_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            faults.append(f"a forked process did not end within {PROBE_SECONDS} s")
+            return
+        for name in CRASHES:
+            if hasattr(signal, name) and process.exitcode == -getattr(signal, name):
+                faults.append(f"a forked process crashed: {name}")
 
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
@@ -151,6 +158,5 @@ def wait_until_loaded(stop: threading.Event) -> None:
         thread.join(WAKE_SECONDS)
     if not thread.is_alive():
         _loaded = pid
-    crashes = [name for name in CRASHES if hasattr(signal, name) and -getattr(signal, name) in exit_codes]
-    if crashes:
-        _spawn_from_now_on(f"a forked process crashed: {crashes[0]}")
+    if faults:
+        _spawn_from_now_on(faults[0])

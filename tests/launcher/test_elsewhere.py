@@ -70,6 +70,10 @@ HIDDEN = {  # what: the lines of a `sitecustomize` that hide it
         import os, sys
         os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os.abort())
         """,
+    "forks that end": """
+        import os, sys, time
+        os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and time.sleep(1000))
+        """,
     "a fork server": """
         import multiprocessing
         multiprocessing.get_all_start_methods = lambda: ["spawn", "fork"]
@@ -79,6 +83,7 @@ HIDDEN["everything"] = "\n".join(dedent(each) for each in HIDDEN.values())
 WHY_SPAWNED = {
     "short paths of sockets": "AF_UNIX path too long",
     "forks that live": "a forked process crashed: SIGABRT",
+    "forks that end": "a forked process did not end within 1 s",
 }
 
 PROGRAM = """
@@ -101,8 +106,10 @@ def stands():
     dist.all_reduce(torch.ones(1))  # rank 0
 
 if __name__ == "__main__":
+    from course_lib.launcher import forkserver
     from tests.support.programs import Jump, all_at
 
+    forkserver.PROBE_SECONDS = PROBE
     run = launch(adds, nprocs=2, device="cpu", dashboard=False)
     told = {"results": run.results, "held": [run.peak_memory_bytes(rank) for rank in range(2)]}
     Jump(pytest.MonkeyPatch(), lambda: all_at(LINES))
@@ -123,7 +130,9 @@ LINES = [
 def test_a_launch_without(what: str, tmp_path: Path, course_home: Path) -> None:
     """Ranks add up, one that stands still is found, and all end with a kernel that is killed."""
     (tmp_path / "sitecustomize.py").write_text(dedent(HIDDEN[what]))
-    (tmp_path / "program.py").write_text(PROGRAM.replace("LINES", ", ".join(map(str, LINES))))
+    program_text = PROGRAM.replace("LINES", ", ".join(map(str, LINES)))
+    program_text = program_text.replace("= PROBE", "= 1" if what == "forks that end" else "= 600")
+    (tmp_path / "program.py").write_text(program_text)
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     command, environment = [sys.executable, str(tmp_path / "program.py")], {"PYTHONPATH": paths}
     with open(tmp_path / "said", "w+") as said:
