@@ -14,7 +14,8 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Python 3.11 to 3.13: the type of what functools.lru_cache and functools.cache return
@@ -96,9 +97,38 @@ def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
         from torch._C import _distributed_c10d
 
         dump = "_dump_nccl_trace" if of_nccl else "_dump_fr_trace"
-        return pickle.loads(getattr(_distributed_c10d, dump)())["entries"]
+        with _nothing_lazy():
+            return pickle.loads(getattr(_distributed_c10d, dump)())["entries"]
     except Exception:  # the report then lacks the lines of calls that are over
         return []
+
+
+_not_lazy: set[int] = set()  # threads
+
+
+@contextlib.contextmanager
+def _nothing_lazy() -> Iterator[None]:
+    """Within, ``torch._inductor`` is not loaded when this thread asks for it (torch 2.10 to 2.14).
+
+    C++ asks for it whenever it names the lines of a stack. Loading it takes a second, and a program that
+    loads ``torch._dynamo`` meanwhile, as DDP and optimizers do, can find it half loaded: an ImportError.
+    """
+    torch: Any = sys.modules["torch"]
+    load = torch.__getattr__
+    if not hasattr(load, "__wrapped__"):
+
+        @functools.wraps(load)
+        def load_elsewhere(name: str) -> Any:
+            if name == "_inductor" and threading.get_ident() in _not_lazy:
+                raise AttributeError(name)
+            return load(name)
+
+        torch.__getattr__ = load_elsewhere
+    _not_lazy.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _not_lazy.discard(threading.get_ident())
 
 
 def process_groups() -> tuple[dict[str, list[int]], int]:

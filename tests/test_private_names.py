@@ -93,9 +93,14 @@ def the_flight_recorder_counts_collectives() -> None:
         dist.barrier()
         cheap = private_names.flight_recorder(includeCollectives=False)
         entries = json.loads(private_names.flight_recorder())["entries"]
-        return entries, private_names.traced_collectives(), len(cheap)
+        traced = private_names.traced_collectives()
+        loaded = [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]
+        asked = "_inductor"  # by its name: a submodule that a function names comes with it
+        return entries, traced, len(cheap), loaded, getattr(torch, asked).__name__
 
-    calls, traced, length = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
+    run = launch(entries, nprocs=1, device="cpu", dashboard=False)
+    calls, traced, length, loaded, asked = run.results[0]
+    assert (loaded, asked) == ([], "torch._inductor"), "not by us, since that may meet a program's own import"
     assert length > 0, "the cheap form"
     assert [entry["profiling_name"] for entry in calls] == ["gloo:all_reduce", "gloo:barrier"]
     assert [entry["collective_seq_id"] for entry in calls] == [1, 2]

@@ -63,7 +63,8 @@ def test_a_host_keeps_its_versions_and_runs_lessons(path: Path, tmp_path: Path) 
         run(python_with(version), "-m", "venv", venv, folder=tmp_path)
         run(python, "-m", "pip", "install", "--only-binary", ":all:", "-r", path, folder=tmp_path)
         before = versions(python)
-        print(run(python, "-m", "pip", "install", f"{course}[albert]", folder=tmp_path))
+        for packages in ([f"{course}[albert]"], ["pytest", "nbclient", "nbval"]):  # README's cells
+            print(run(python, "-m", "pip", "install", *packages, folder=tmp_path))
         after = versions(python)
         assert {name: after.get(name) for name in before} == before
         print("added:", {name: after[name] for name in after if name not in before})
