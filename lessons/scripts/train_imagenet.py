@@ -210,6 +210,8 @@ def train(args):
     if state := resume(args.checkpoint, of):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        if state.get("scaler"):
+            scaler.load_state_dict(state["scaler"])
         done, seen = state["epoch"], state["seen"]
         if rank == 0:
             print(f"done already: {done} epochs, and {seen:,} pictures of the next", flush=True)
@@ -221,8 +223,9 @@ def train(args):
     def save(epoch, seen):
         """Rank 0 writes; a kill leaves the old file or the new one, never half."""
         if rank == 0 and args.checkpoint is not None:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "of": of}
-            torch.save(state | {"epoch": epoch, "seen": seen}, part := f"{args.checkpoint}.part")
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"scaler": scaler.state_dict(), "of": of, "epoch": epoch, "seen": seen}
+            torch.save(state, part := f"{args.checkpoint}.part")
             os.replace(part, args.checkpoint)
         dist.barrier()  # no rank goes on before the checkpoint is there
 

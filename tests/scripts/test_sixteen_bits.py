@@ -109,6 +109,15 @@ def test_train_imagenet_trains_in_float16(tmp_path: Path) -> None:
         losses.append(float(re.search(r"loss ([\d.]+)", line)[1]))
     assert losses[1] == pytest.approx(losses[0], abs=0.1)
 
+    words = (*words, "--checkpoint", path := tmp_path / "checkpoint.pt")
+    trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 1)
+    state = torch.load(path, weights_only=True)
+    state["scaler"]["scale"] = 8.0
+    torch.save(state, path)
+    assert trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 2)[1] == 8, "as it was saved"
+    assert trained(tmp_path, "train_imagenet", "bfloat16", *words, "--epochs", 3)[1] == 1
+    assert trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 4)[1] > 1, "a new one"
+
 
 @pytest.mark.parametrize("in_hardware", [True, False])
 def test_lesson_15_measures_float16_there(in_hardware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
