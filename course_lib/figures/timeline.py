@@ -78,7 +78,11 @@ def timeline(
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(title=title, xlabel="seconds")
-        figure.legend(loc="outside lower center", ncols=min(5, len(phases)))
+        for columns in range(min(5, len(phases)), 0, -1):
+            legend = figure.legend(loc="outside lower center", ncols=columns)
+            if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+                break
+            legend.remove()
         _label(figure, axes, drawn, rows, phases)
     return Picture(figure, f"{title}. {_words(drawn, rows, phases)}.")
 

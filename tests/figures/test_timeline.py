@@ -44,6 +44,15 @@ def test_phases_of_pictures_that_belong_together_keep_their_colours() -> None:
     assert "step" not in picture.alt
 
 
+@pytest.mark.parametrize("length", [4, 20, 60])
+def test_a_legend_of_long_names_fits(length: int) -> None:
+    picture = timeline(made(2, [f"{number}" * length for number in range(6)]), "t")
+    picture.png()
+    (legend,) = picture.figure.legends
+    extent, figure = legend.get_window_extent(), picture.figure.bbox
+    assert figure.x0 <= extent.x0 < extent.x1 <= figure.x1
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_it_is_readable(rows: int) -> None:
     picture = timeline(made(rows), "Every process imports")
