@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,12 +194,21 @@ def versions() -> str:
     other = {name for name, version in installed.items() if version not in tested[name]}
     if not other:
         return "all as tested"
-    asked = re.findall(r"(?m)^[\w.-]+", "\n".join(importlib.metadata.requires("course-lib") or ()))
+    asked = re.findall(r"(?m)^[\w.-]+", "\n".join(_requirements()))
     named = sorted(other & set(map(_canonical, asked)))
     told = [f"{name} {installed[name]} (tested: {' or '.join(tested[name])})" for name in named]
     if rest := len(other) - len(named):
         told.append(f"{rest} of the packages that these need")
     return "these differ from the tested versions: " + ", ".join(told)
+
+
+def _requirements() -> list[str]:
+    """Return what the course asks for: a checkout on PYTHONPATH, as `make gpu` has it, is not installed."""
+    try:
+        return importlib.metadata.requires("course-lib") or []
+    except importlib.metadata.PackageNotFoundError:
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
 
 
 def _installed(name: str) -> str:

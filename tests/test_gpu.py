@@ -367,6 +367,20 @@ def test_a_lesson_goes_on_after_cells_that_fail_or_hang(tmp_path: Path) -> None:
     assert read(out / "lesson.ipynb").cells[3].outputs[0].text == "same\n"
 
 
+def test_a_lesson_that_is_interrupted_says_so_and_lets_no_cell_fail(tmp_path: Path) -> None:
+    sources = ["ready = True", f"open({str(tmp_path / 'begun')!r}, 'w')\nimport time\ntime.sleep(600)", "ready"]
+    path = tmp_path / "lesson.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources))), path)
+    command = [sys.executable, "-m", "tests.gpu.lesson", str(path), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        wait_for((tmp_path / "begun").exists, 120)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=120)
+    assert told.endswith("1 of 3 cells executed, 0 differ; interrupted\n"), told
+    assert process.returncode == 1
+    assert (tmp_path / "out" / "lesson.ipynb").exists()
+
+
 # --- figures and claims -----------------------------------------------------------------------------------
 
 
@@ -383,6 +397,25 @@ def test_no_lesson_shows_a_figure_that_nobody_makes() -> None:
         "\n".join(cell.source for path in (ROOT / "lessons").glob("*.ipynb") for cell in read(path).cells),
     )
     assert sorted(shown) == sorted(figures.FIGURES)
+
+
+def test_a_call_that_ends_a_rank_leaves_the_other_rows_of_the_backend_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(figures.LESSONS)
+    monkeypatch.chdir(figures.LESSONS)
+    *cells, table = figures.cells_of("09_backend_table")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells:
+        figures.executed(*cell, names)
+    calls = names["CALLS"]
+    ends = eval("lambda x, rank, world_size, group: os.abort()", names)
+    names["CALLS"] = {"barrier": calls["barrier"], "ends": ends, "all_reduce": calls["all_reduce"]}
+    figures.executed(*table, names)
+    barrier, ended, all_reduce = names["table"]["gloo\nCPU tensors"].values()
+    assert barrier == all_reduce == ("works", "")
+    assert ended[0] == "refuses"
+    assert "SIGABRT" in ended[1]
 
 
 def test_a_cell_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,6 +52,9 @@ def test_doctor_says_which_versions_differ_from_the_tested_ones(
     assert command.versions() == "all as tested"
     tested.write_text("numpy==0.1\ntornado==0.1\n")
     told = f"numpy {numpy} (tested: 0.1), 1 of the packages that these need"
+    assert command.versions() == f"these differ from the tested versions: {told}"
+    absent = Mock(side_effect=importlib.metadata.PackageNotFoundError("course-lib"))
+    monkeypatch.setattr(importlib.metadata, "requires", absent)  # a checkout that is not installed
     assert command.versions() == f"these differ from the tested versions: {told}"
 
 

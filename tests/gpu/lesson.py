@@ -10,9 +10,11 @@ tagged `nbval-check-output` that print something else. At the end it has the exe
 from __future__ import annotations
 
 import argparse
+import asyncio
 import difflib
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,12 @@ READ_ON = re.compile(r"\*\*(Where to read|Read) on")
 
 
 class Watched(NotebookClient):
-    """Executes what it can: a cell that takes too long is interrupted, and the next one begins."""
+    """Executes what it can: a cell that takes too long is interrupted, and the next one begins.
+
+    SIGINT ends it at once; nbclient's own handler lets the next cells fail first.
+    """
+
+    interrupted = False
 
     def __init__(self, notebook: nbformat.NotebookNode, seconds: float, folder: Path, **more: Any) -> None:
         super().__init__(
@@ -40,9 +47,19 @@ class Watched(NotebookClient):
             interrupt_on_timeout=True,
             allow_errors=True,
             startup_timeout=120,
+            on_notebook_start=self.listen,
             **kernel_in(folder),
             **more,
         )
+
+    def listen(self, notebook: nbformat.NotebookNode) -> None:
+        task = asyncio.current_task()
+
+        def end() -> None:
+            self.interrupted = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, end)
 
 
 def differs(before: nbformat.NotebookNode, now: nbformat.NotebookNode) -> dict[str, str] | None:
@@ -121,8 +138,8 @@ def executed(path: Path, out: Path, seconds_per_cell: float) -> dict[str, Any]:
         client.execute()
     except CellTimeoutError:
         found["stopped"] = f"a cell was not done after {seconds_per_cell:g} s and could not be interrupted"
-    except DeadKernelError:
-        found["stopped"] = "its kernel died"
+    except (DeadKernelError, asyncio.CancelledError):
+        found["stopped"] = "interrupted" if client.interrupted else "its kernel died"
     except Exception as error:  # of Jupyter's machinery, which is not what is tried here
         found["stopped"] = f"{type(error).__name__}: {error}"
     write(out / "differs.json", found)

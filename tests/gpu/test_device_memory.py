@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib import place
+from course_lib import LivePeak, place
 from tests.gpu.gpus import MIB, START_SECONDS, gpu_launch, on_a_gpu, used_bytes, wait_until_free_again
 from tests.support.kernels import Kernel
 
@@ -54,6 +54,25 @@ def test_the_figures_are_torchs_own(ranks: int) -> None:
         assert (driver >= reserved).all()
         print(f"driver's figure: {driver[-1] / MIB:.0f} MiB for {reserved / MIB:.0f} MiB reserved")
     assert run.peak_memory_bytes(0) >= run.results[0][0]
+
+
+def test_the_live_bytes_of_a_step_are_what_torch_allocated() -> None:
+    layers = [torch.nn.Linear(1024, 1024), torch.nn.ReLU()] * 4
+    model, x = torch.nn.Sequential(*layers).to("cuda"), torch.ones(8192, 1024, device="cuda")
+
+    def step() -> None:
+        model(x).sum().backward()
+        model.zero_grad()
+
+    step()  # cuBLAS keeps its workspace, which no tensor holds
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with LivePeak(lambda: {"weights": model.parameters()}) as live:
+        step()
+    allocated = torch.cuda.max_memory_allocated() - before
+    counted = sum(live.at_peak.values()) - live.at_peak["weights"]
+    print(f"at the peak: {counted / MIB:.1f} MiB by LivePeak, {allocated / MIB:.1f} MiB by torch")
+    assert counted == pytest.approx(allocated, rel=0.05)
 
 
 # --- after the end of a run -------------------------------------------------------------------------------
