@@ -368,7 +368,8 @@ def test_a_lesson_goes_on_after_cells_that_fail_or_hang(tmp_path: Path) -> None:
 
 
 def test_a_lesson_that_is_interrupted_says_so_and_lets_no_cell_fail(tmp_path: Path) -> None:
-    sources = ["ready = True", f"open({str(tmp_path / 'begun')!r}, 'w')\nimport time\ntime.sleep(600)", "ready"]
+    waits = f"open({str(tmp_path / 'begun')!r}, 'w')\nimport time\ntime.sleep(600)"
+    sources = ["ready = True", waits, "ready"]
     path = tmp_path / "lesson.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, sources))), path)
     command = [sys.executable, "-m", "tests.gpu.lesson", str(path), "--out", str(tmp_path / "out")]

@@ -1,4 +1,4 @@
-"""What lessons use besides their subject: a killer of ranks, repeated runs, records, shorter output.
+"""What lessons use besides their subject: a killer of ranks, repeated runs, records, colours, shorter output.
 
 from scripts.helpers import Killer  # in a notebook of the folder lessons
 """
@@ -22,8 +22,12 @@ from pathlib import Path
 import torch
 from IPython.display import display
 
-from course_lib import RankError, Run, launch
+from course_lib import RankError, Run, curves, launch
 
+COLORS = {"DDP": "#0072b2", "bf16": "#d55e00", "16 bits": "#d55e00", "fp16": "#999999", "top 1 %": "#009e73"}
+COLORS |= {"PowerSGD": "#cc79a7", "nothing sent": "#000000", "local SGD": "#56b4e9", "DiLoCo": "#e69f00"}
+COLORS |= {"4 × the batch": "#8a7f00"}
+VARIANTS = ("random", "no feedback", "DiLoCo, H = 8")  # a way's colour, dotted and hollow
 GPU_RECORDS = Path(__file__).parents[1] / "recorded" / "gpu"
 GPU_RECORD = {  # what stands in a record of a GPU's figure, and its type
     "figure": str,
@@ -183,6 +187,19 @@ def gpu_figure(name, own=None, records=GPU_RECORDS):
     what = "{device}, driver {driver}, torch {torch}".format(**found.record)
     print(f"On a GPU ({what}), recorded on {found.record['date']}:")
     display(found)
+
+
+def colored(series, **words):
+    """`curves`, in which each way to send less has one colour throughout lesson 19."""
+    picture = curves(series, **words)
+    (axes,), (legend,) = picture.figure.axes, picture.figure.legends
+    for pair in zip(axes.lines, legend.get_lines(), strict=True):
+        name = pair[0].get_label()
+        for line in pair:
+            line.set_color(next(color for way, color in COLORS.items() if name.startswith(way)))
+            if name.endswith(VARIANTS):
+                line.set(linestyle=":", markerfacecolor="white")
+    return picture
 
 
 def in_turns(ways, rounds=3):

@@ -213,7 +213,7 @@ def autocast_in_replicas() -> tuple[bool, str]:
     layer, x = torch.nn.Linear(3, 2).to("cuda"), torch.ones(1, 3, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         alone = layer(x).dtype
-    with torch.autocast("cuda", dtype=torch.bfloat16):  # a new one: autocast keeps a cast weight for all threads
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # a new one: the last keeps the cast weight
         first, _ = torch.nn.parallel.parallel_apply([layer, layer], [(x,), (x,)], devices=[0, 0])
     seen = alone, first.dtype
     return seen == (torch.bfloat16, torch.float16), f"alone, and in a replica: {seen}"

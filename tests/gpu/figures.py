@@ -63,10 +63,10 @@ FIGURES = {
         (*OF_09, *(f"l09-calls-{i}" for i in range(1, 6)), "l09-ask", "l09-measure-table"), "table"
     ),
     "15_mixed_precision": Figure(
-        ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: gpu_figure bfloat16_on_gpu"),
+        ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: in_turns NETS gains sixteen_bits_on_gpu"),
         "lines_of(picture)",
-        picture="bfloat16_on_gpu(*rehearsed)",
-        rehearsal="rehearsed = [(2, 4)]",
+        picture="sixteen_bits_on_gpu({k: (*net, rehearsed or sizes) for k, (*net, sizes) in NETS.items()})",
+        rehearsal="rehearsed = [2]",
     ),
 }
 

@@ -125,7 +125,7 @@ def test_lesson_15_measures_float16_there(in_hardware: bool, monkeypatch: pytest
     notebook = json.loads((SCRIPTS.parent / "15_imagenet_style.ipynb").read_text(encoding="utf-8"))
     cells = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
     source = cells["amp"].split("\n\n\n")[0]
-    for line, instead in {'on_gpu = device.type == "cuda"': "on_gpu = True", "range(50 ": "range(2 "}.items():
+    for line, instead in {'on_gpu = device.type == "cuda"': "on_gpu = True", "range(20 ": "range(2 "}.items():
         assert line in source
         source = source.replace(line, instead)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: in_hardware)
