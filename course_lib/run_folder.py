@@ -32,6 +32,7 @@ TICK = [
     "pass_total",  # steps the current pass will take, NaN if unknown
     "memory_bytes",  # on the CPU: the process's own memory; on a GPU: torch's allocated bytes
     "reserved_bytes",  # torch's cached bytes on the GPU, NaN on the CPU
+    "peak_bytes",  # the most that torch had allocated there by then, between two ticks too; NaN on the CPU
     "driver_bytes",  # by NVML: used by this process (in a container, by all on the GPU); NaN on the CPU
 ]
 # When a rank called a collective of the group of all ranks, but not over NCCL, by PyTorch's flight recorder

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 TICK_INTERVAL = 0.1  # seconds between two readings
+KINDS = "reserved_bytes", "allocated_bytes"
 
 
 class Memory:
@@ -31,19 +32,18 @@ class Memory:
         self._walks = 0
         self._own, self._resident = 0, self._resident_bytes()
 
-    def read(self, exact: bool = True) -> tuple[float, float, float]:
-        """Return bytes: held (on a GPU, torch's allocated), torch's reserved, the driver's figure."""
+    def read(self, exact: bool = True) -> tuple[float, float, float, float]:
+        """Return bytes: held (on a GPU, torch's allocated), torch's reserved, its peak, the driver's."""
         torch: Any = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             # take the GPU on which the rank holds most: each thread has a current device of its own
-            by_gpu = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))
-            sizes = [
-                (stats["reserved_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["current"], gpu)
-                for gpu, stats in enumerate(by_gpu)
-            ]
-            reserved, allocated, gpu = max(sizes, key=lambda size: size[:2])
-            return allocated, reserved, driver_bytes(gpu)
-        return self._on_the_cpu(exact), math.nan, math.nan
+            gpus = range(torch.cuda.device_count())
+            every = [torch.cuda.memory_stats_as_nested_dict(gpu) for gpu in gpus]
+            reserved, allocated = ([stats[kind]["all"] for stats in every] for kind in KINDS)
+            gpu = max(gpus, key=lambda gpu: (reserved[gpu]["current"], allocated[gpu]["current"]))
+            held = allocated[gpu]["current"], reserved[gpu]["current"], allocated[gpu]["peak"]
+            return *held, driver_bytes(gpu)
+        return self._on_the_cpu(exact), math.nan, math.nan, math.nan
 
     def _on_the_cpu(self, exact: bool) -> float:
         resident, now = self._resident_bytes(), time.monotonic()

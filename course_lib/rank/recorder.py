@@ -149,7 +149,7 @@ class Recorder:
         return number if number and signal.getsignal(number) is signal.SIG_DFL else None
 
     def tick(self, exact: bool = True) -> None:
-        memory, reserved, driver = self._memory.read(exact)
+        memory, reserved, peak, driver = self._memory.read(exact)
         self.series.tick(
             self.counters.read()
             | {
@@ -157,6 +157,7 @@ class Recorder:
                 "cpu_seconds": cpu_seconds(threading.main_thread().ident),
                 "memory_bytes": memory,
                 "reserved_bytes": reserved,
+                "peak_bytes": peak,
                 "driver_bytes": driver,
             }
         )

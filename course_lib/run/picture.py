@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from ..figures.style import COLORS, RANK_COLORS, Picture, new_figure, rank_ink, styled
+from .trace import peak_bytes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -81,7 +82,7 @@ class RunFigure:
         else:
             self._band(self.memory, memory)
             self._band(self.rate, rates)
-        peaks = [max(values, default=0.0) for _, values in memory] or [0.0]
+        peaks = [peak_bytes(columns) / 2**20 for columns in ticks] or [0.0]
         top = int(np.argmax(peaks))
         on = f", on rank {top}" if len(ticks) > 1 else ""
         self._title(self.memory, f"Memory: at most {peaks[top]:,.0f} MiB{on}")

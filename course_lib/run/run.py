@@ -26,7 +26,7 @@ from ..private_names import array_constructors
 from ..run_folder import PROGRAM, RankFiles
 from ..run_record import UNREADABLE, RunRecord, folder_of_runs, newest_first
 from .job_end import how_it_failed
-from .trace import ByRank, Trace
+from .trace import ByRank, Trace, peak_bytes
 
 if TYPE_CHECKING:
     from ..figures.style import Picture
@@ -307,8 +307,8 @@ class Run:
         return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
 
     def peak_memory_bytes(self, rank: int) -> float:
-        """Return the most memory that a rank was seen to hold, in bytes."""
-        return float(self.ticks(rank)["memory_bytes"].max(initial=0))
+        """Return the most bytes that a rank held: on a GPU by torch, else in ten readings a second."""
+        return peak_bytes(self.ticks(rank))
 
     @property
     def tracked(self) -> bool:

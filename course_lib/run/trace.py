@@ -27,6 +27,11 @@ GLOO_SAYS = re.compile(
 Item = TypeVar("Item")
 
 
+def peak_bytes(ticks: dict[str, np.ndarray]) -> float:
+    """Return the most memory that a rank held, given its ticks."""
+    return float(np.fmax(ticks["memory_bytes"], ticks["peak_bytes"]).max(initial=0))
+
+
 class Check(NamedTuple):
     """When fingerprints were taken: the same on all ranks."""
 

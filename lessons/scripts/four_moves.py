@@ -4,7 +4,7 @@ from scripts.four_moves import forward_picture  # in a notebook of the folder le
 """
 
 import matplotlib.pyplot as plt
-from IPython.display import display
+from scripts.helpers import show
 
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"]  # of the devices
 WIDTH, HEIGHT = 1.7, 0.7  # of a box
@@ -33,7 +33,7 @@ def forward_picture(replicas):
     ]:
         axes.text(x, y, name, weight="bold", ha="center", va="center")
     alt = "Each device gets a chunk of the batch and a replica of the model; device 0 gathers the outputs."
-    show(axes, alt)
+    show(axes.figure, alt)
 
 
 def backward_picture(replicas):
@@ -52,7 +52,8 @@ def backward_picture(replicas):
         (3.1, -0.2, "2 replicate: sum"),
     ]:
         axes.text(x, y, name, weight="bold", ha="center", va="center")
-    show(axes, "Each replica gets the gradient of its outputs; its own gradients are summed on device 0.")
+    alt = "Each replica gets the gradient of its outputs; its own gradients are summed on device 0."
+    show(axes.figure, alt)
 
 
 def empty(title, replicas, above=1.1):
@@ -77,9 +78,3 @@ def box(axes, left, y, name, color):
 
 def arrow(axes, start, end, **style):
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", **style})
-
-
-def show(axes, alt):
-    """Display the figure, once, with what it shows in words."""
-    display(axes.figure, metadata={"image/png": {"alt": alt, "width": 690}})
-    plt.close(axes.figure)

@@ -5,6 +5,7 @@ from scripts.helpers import Killer  # in a notebook of the folder lessons
 
 import ast
 import hashlib
+import io
 import json
 import os
 import platform
@@ -19,8 +20,9 @@ import time
 from datetime import date
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from IPython.display import display
+from IPython.display import Image, display
 
 from course_lib import RankError, Run, curves, launch
 
@@ -43,7 +45,7 @@ GPU_RECORD = {  # what stands in a record of a GPU's figure, and its type
     "numbers": dict,
     "picture_sha256": str,  # of the PNG beside it: the two are of one run
 }
-CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp|\.h):\d+\] ?")  # which errors of PyTorch's C++ begin with
+CPP_FILE = re.compile(r"\[[^\]]*(\.cc|\.cpp|\.h):\d+\] ?|in: /\S+\.cpp:\d+, ")  # in errors of C++
 
 
 class Killer(threading.Thread):
@@ -202,6 +204,14 @@ def colored(series, **words):
     return picture
 
 
+def show(figure, alt, width=690):
+    """Display a drawing, with what it shows in words; also where matplotlib's backend is not Jupyter's."""
+    content = io.BytesIO()
+    figure.savefig(content, bbox_inches="tight")
+    plt.close(figure)
+    display(Image(content.getvalue(), width=width, alt=alt))
+
+
 def in_turns(ways, rounds=3):
     """What each of several functions returns, by name, in each round.
 
@@ -247,8 +257,9 @@ def attempt(function, *args, nprocs, device=None):
 
 
 def reason(error):
-    """The first line of an error, without the names of C++ files, cut to 170 characters."""
-    words = CPP_FILE.sub("", str(error).strip().splitlines()[0])
+    """The first line of an error, and of NCCL's last one, without C++ files, cut to 170 characters."""
+    first, _, last = str(error).strip().partition("Last error:")
+    words = CPP_FILE.sub("", " ".join(each.strip().splitlines()[0] for each in (last, first) if each.strip()))
     return words if len(words) <= 170 else words[:169] + "…"
 
 

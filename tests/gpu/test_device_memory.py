@@ -38,6 +38,7 @@ def test_the_figures_are_torchs_own(ranks: int) -> None:
         freed = torch.ones(64 * MIB, dtype=torch.uint8, device=device)
         del freed  # reserved, and no longer allocated
         kept = torch.ones(256 * MIB, dtype=torch.uint8, device=device)  # too large for that place
+        torch.ones(64 * MIB, dtype=torch.uint8, device=device)  # for a moment: no tick sees it
         time.sleep(1.5)  # a tick is taken ten times a second
         return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), kept.numel()
 
@@ -53,7 +54,7 @@ def test_the_figures_are_torchs_own(ranks: int) -> None:
         assert np.isfinite(driver).all()
         assert (driver >= reserved).all()
         print(f"driver's figure: {driver[-1] / MIB:.0f} MiB for {reserved / MIB:.0f} MiB reserved")
-    assert run.peak_memory_bytes(0) >= run.results[0][0]
+    assert run.peak_memory_bytes(0) >= run.results[0][0] + 64 * MIB
 
 
 def test_the_live_bytes_of_a_step_are_what_torch_allocated() -> None:

@@ -21,13 +21,13 @@ def test_on_a_gpu_the_figures_are_of_the_one_that_the_rank_uses(monkeypatch: pyt
 
     def stats(gpu: int) -> dict[str, Any]:
         of = {"allocated_bytes": [0, 3, 0][gpu], "reserved_bytes": [0, 5, 2][gpu]}
-        return {name: {"all": {"current": held}} for name, held in of.items()}
+        return {name: {"all": {"current": held, "peak": 2 * held}} for name, held in of.items()}
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
     monkeypatch.setattr(memory, "driver_bytes", lambda gpu: 100 + gpu)
-    assert memory.Memory().read() == (3, 5, 101)
+    assert memory.Memory().read() == (3, 5, 6, 101)
 
 
 def test_memory_is_followed_between_its_exact_readings(monkeypatch: pytest.MonkeyPatch) -> None:

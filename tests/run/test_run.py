@@ -342,9 +342,10 @@ def test_main_memory_does_not_count_for_a_rank_that_took_a_gpu() -> None:
     before[:, TICK.index("memory_bytes")] = 300 * 2**20
     later[:, TICK.index("memory_bytes")] = 14 * 2**20
     later[:, TICK.index("reserved_bytes")] = 20 * 2**20
+    later[:, TICK.index("peak_bytes")] = 16 * 2**20  # between two readings it held more
     rows.tofile(path)
 
-    assert run.peak_memory_bytes(1) == 14 * 2**20
+    assert run.peak_memory_bytes(1) == 16 * 2**20
     assert run.peak_memory_bytes(0) == 100 * 2**20, "a rank on the CPU"
     np.testing.assert_array_equal(run.metrics[1]["memory_bytes"], [0] * 20 + [14 * 2**20] * len(later))
 
