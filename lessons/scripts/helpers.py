@@ -186,8 +186,8 @@ def gpu_figure(name, own=None, records=GPU_RECORDS):
     except (OSError, ValueError) as error:
         print(f"On a GPU: the recorded figure cannot be shown ({error}).")
         return
-    what = "{device}, driver {driver}, torch {torch}".format(**found.record)
-    print(f"On a GPU ({what}), recorded on {found.record['date']}:")
+    what = "on a GPU ({device}, driver {driver}, torch {torch})".format(**found.record)
+    print(f"Recorded on {found.record['date']}, {what}:")
     display(found)
 
 

@@ -71,7 +71,7 @@ def test_a_record_is_shown_with_its_device_and_date(
     module.gpu_figure("99_example", own, records=record.parent)
 
     said = capsys.readouterr().out
-    assert said == "On a GPU (An Example GPU, driver 1.2, torch 2.11.0), recorded on 2026-01-02:\n"
+    assert said == "Recorded on 2026-01-02, on a GPU (An Example GPU, driver 1.2, torch 2.11.0):\n"
     data, metadata = shown.pop()._repr_mimebundle_()
     assert data["image/png"] == record.with_suffix(".png").read_bytes()
     assert data["text/plain"] == "[picture: Two points.]"
