@@ -1,4 +1,4 @@
-"""What lessons use besides their subject: a killer of ranks, repeated runs, records, colours, shorter output.
+"""What lessons use besides their subject: a killer of ranks, repeated runs, records, shorter output.
 
 from scripts.helpers import Killer  # in a notebook of the folder lessons
 """
@@ -20,16 +20,11 @@ import time
 from datetime import date
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from IPython.display import Image, display
 
-from course_lib import RankError, Run, curves, launch
+from course_lib import RankError, Run, launch
 
-COLORS = {"DDP": "#0072b2", "bf16": "#d55e00", "16 bits": "#d55e00", "fp16": "#999999", "top 1 %": "#009e73"}
-COLORS |= {"PowerSGD": "#cc79a7", "nothing sent": "#000000", "local SGD": "#56b4e9", "DiLoCo": "#e69f00"}
-COLORS |= {"4 × the batch": "#8a7f00"}
-VARIANTS = ("random", "no feedback", "DiLoCo, H = 8")  # a way's colour, dotted and hollow
 GPU_RECORDS = Path(__file__).parents[1] / "recorded" / "gpu"
 GPU_RECORD = {  # what stands in a record of a GPU's figure, and its type
     "figure": str,
@@ -191,21 +186,10 @@ def gpu_figure(name, own=None, records=GPU_RECORDS):
     display(found)
 
 
-def colored(series, **words):
-    """`curves`, in which each way to send less has one colour throughout lesson 19."""
-    picture = curves(series, **words)
-    (axes,), (legend,) = picture.figure.axes, picture.figure.legends
-    for pair in zip(axes.lines, legend.get_lines(), strict=True):
-        name = pair[0].get_label()
-        for line in pair:
-            line.set_color(next(color for way, color in COLORS.items() if name.startswith(way)))
-            if name.endswith(VARIANTS):
-                line.set(linestyle=":", markerfacecolor="white")
-    return picture
-
-
 def show(figure, alt, width=690):
     """Display a drawing, with what it shows in words; also where matplotlib's backend is not Jupyter's."""
+    import matplotlib.pyplot as plt
+
     content = io.BytesIO()
     figure.savefig(content, bbox_inches="tight")
     plt.close(figure)
