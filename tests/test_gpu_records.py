@@ -289,6 +289,16 @@ def test_sizes_have_limits_before_anything_is_unpacked(
         files_in(bomb)
 
 
+def test_a_directory_of_very_many_entries_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archived(tmp_path / "gpu.zip", {"a": b""})
+    content = path.read_bytes()
+    entry = content[content.index(records.ENTRY) : content.index(b"PK\5\6")]
+    path.write_bytes(content.replace(entry, entry * 1_000_000))
+    monkeypatch.setattr(records.zipfile, "ZipFile", pytest.fail)
+    with pytest.raises(Refused, match=r"^it has 1,000,000 files; 5,000 are the limit$"):
+        files_in(path)
+
+
 def test_a_size_that_is_not_true_is_not_believed(tmp_path: Path) -> None:
     path = archived(tmp_path / "gpu.zip", {f"{FOLDER}.json": b" " * 50 * records.MIB})
     size = (50 * records.MIB).to_bytes(4, "little")

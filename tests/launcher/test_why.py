@@ -92,7 +92,10 @@ def test_each_cause_is_found_and_so_is_another_beside_it(
     times: Any, costs: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(why_module, "ROUNDS", 2)  # sleep does not vary much, and this saves a minute
-    verdict = why(training, **{"nprocs": 2, **times}, **QUIET, trial_seconds=0.15)
+    for trial_seconds in (0.15, 0.6, 2.4):  # "unknown" is right on a noisy machine, and asks for longer trials
+        verdict = why(training, **{"nprocs": 2, **times}, **QUIET, trial_seconds=trial_seconds)
+        if verdict.cause != "unknown":
+            break
     assert verdict.cause == (max(costs, key=costs.__getitem__) if costs else "computing"), verdict
     large = {cause: share for cause, share in verdict.costs.items() if share > 0.15}
     assert large == pytest.approx(costs, abs=0.1), verdict
