@@ -191,7 +191,7 @@ IMPLAUSIBLE = {
     ],
     "09_backend_table": [
         (("gloo GPU tensors", "send"), ["great", ""],
-         "gloo GPU tensors, send: 'great' is none of not here, refuses, works, wrong"),
+         "gloo GPU tensors, send: 'great' is none of crashes, not here, refuses, works, wrong"),
     ],
     "15_mixed_precision": [
         (("float16", "y", 1), 1e9, "float16, batch 96, samples/s: 1e+09 is not plausible ("
@@ -289,7 +289,7 @@ def test_sizes_have_limits_before_anything_is_unpacked(
         files_in(bomb)
 
 
-def test_a_directory_of_very_many_entries_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_many_entries_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archived(tmp_path / "gpu.zip", {"a": b""})
     content = path.read_bytes()
     entry = content[content.index(records.ENTRY) : content.index(b"PK\5\6")]

@@ -11,21 +11,22 @@ STATES = {
     "works": ("✓", "#c9ebdf", "#00563f"),
     "wrong": ("≠", "#f3dcea", "#8a2a62"),
     "refuses": ("✗", "#fadfcc", "#a34700"),
+    "crashes": ("!", "#f7c6c0", "#8c1007"),
     "not here": ("–", "#eeeeee", "#666666"),
 }
 ROW, HEAD, LEFT = 0.27, 1.35, 2.6  # inches: a row; title, column names and legend together; row names
 
 
 def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
-    """Draw results as a table of marks: ✓ works, ≠ wrong, ✗ refuses, – not here (lesson 09).
+    """Draw results as a table of marks: ✓ works, ≠ wrong, ✗ refuses, ! crashes, – not here (lesson 09).
 
     Parameters
     ----------
     columns
         For each column by name, its cells by row name:
         ``{"gloo\\nCPU": {"broadcast": "works", "all_reduce": "refuses"}}``. Each cell is one of ``"works"``,
-        ``"wrong"`` (it ran, but the numbers are not right), ``"refuses"``, ``"not here"`` (could not be
-        tried on this machine).
+        ``"wrong"`` (it ran, but the numbers are not right), ``"refuses"``, ``"crashes"`` (it ended a rank),
+        ``"not here"`` (could not be tried on this machine).
     title
         What there is to see.
 
@@ -37,7 +38,7 @@ def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
     Raises
     ------
     ValueError
-        There is no column or no row, the columns have different rows, or a cell is none of the four.
+        There is no column or no row, the columns have different rows, or a cell is none of the five.
     """
     rows = list(next(iter(columns.values()), {}))
     if not rows:

@@ -14,14 +14,14 @@ ROWS = ["send, recv", "broadcast", "all_gather_into_tensor", "reduce_scatter_ten
 @pytest.mark.parametrize("rows", [1, 4, 20])
 def test_every_cell_has_its_mark_and_nothing_overlaps(columns: int, rows: int) -> None:
     names = [ROWS[i % 4] + " " * (i // 4) for i in range(rows)]
-    states = ["works", "refuses", "wrong", "not here"]
+    states = ["works", "refuses", "wrong", "crashes", "not here"]
     cells = {
-        f"gloo {i}\nGPU": {name: states[(i + j) % 4] for j, name in enumerate(names)} for i in range(columns)
+        f"gloo {i}\nGPU": {name: states[(i + j) % 5] for j, name in enumerate(names)} for i in range(columns)
     }
     picture = grid(cells, "What this build can do")
     texts = [text.get_text() for text in picture.figure.axes[0].texts]
     expected = [
-        dict(zip(states, "✓✗≠–", strict=True))[s] for column in cells.values() for s in column.values()
+        dict(zip(states, "✓✗≠!–", strict=True))[s] for column in cells.values() for s in column.values()
     ]
     assert texts == expected
     assert overlapping(picture.figure) == []
@@ -46,7 +46,10 @@ def test_the_legend_names_the_marks_that_are_there() -> None:
     [
         ({}, "needs a column with a row"),
         ({"gloo": {}}, "needs a column with a row"),
-        ({"gloo": {"a": "yes"}}, "'gloo', 'a' is 'yes'; a cell is one of works, wrong, refuses, not here"),
+        (
+            {"gloo": {"a": "yes"}},
+            "'gloo', 'a' is 'yes'; a cell is one of works, wrong, refuses, crashes, not here",
+        ),
         ({"gloo": {"a": "works"}, "nccl": {"b": "works"}}, "'nccl' differs in 'a'"),
     ],
 )

@@ -60,7 +60,7 @@ FIGURES = {
         "'torch.cuda.max_memory_allocated': [torch.cuda.max_memory_allocated(i) for i in range(gpus)]}",
     ),
     "09_backend_table": Figure(
-        (*OF_09, *(f"l09-calls-{i}" for i in range(1, 6)), "l09-ask", "l09-measure-table"), "table"
+        (*OF_09, *(f"l09-calls-{i}" for i in range(1, 7)), "l09-ask", "l09-measure-table"), "table"
     ),
     "15_mixed_precision": Figure(
         ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: in_turns NETS gains sixteen_bits_on_gpu"),

@@ -52,7 +52,7 @@ GPUS = {
     "": (126.0, 300),  # PCIe 6
 }
 NVLINK_5 = 900.0  # GB/s from one GPU to others
-STATES = {"not here", "refuses", "wrong", "works"}  # of a call, in lesson 09's table
+STATES = {"not here", "crashes", "refuses", "wrong", "works"}  # of a call, in lesson 09's table
 
 
 class Refused(ValueError):
