@@ -18,7 +18,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -62,15 +61,31 @@ def decode(path, least):
         return image.convert("RGB")
 
 
-class Packed(ImageFolder):
-    """An ImageFolder that keeps paths and classes in one array: a list would be copied into every worker."""
+class Samples:
+    """Paths and classes in two tensors, which all workers of a rank share.
 
+    Each worker would have a list of its own in the end, and an array, too, where workers are not forked.
+    """
+
+    def __init__(self, samples):
+        paths = [os.fsencode(path) for path, _ in samples]
+        longest = max(map(len, paths))
+        packed = bytearray(b"".join(path.ljust(longest, b"\0") for path in paths))
+        self.paths = torch.frombuffer(packed, dtype=torch.uint8).view(len(paths), longest)
+        self.labels = torch.tensor([label for _, label in samples])
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return os.fsdecode(bytes(self.paths[i].tolist()).rstrip(b"\0")), self.labels[i].item()
+
+
+class Packed(ImageFolder):
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
-        rows = [(os.fsencode(path), label) for path, label in self.samples]
-        longest = max(len(path) for path, _ in rows)
-        self.imgs = self.samples = np.array(rows, [("path", f"S{longest}"), ("label", np.int64)])
-        self.targets = self.samples["label"]
+        self.imgs = self.samples = Samples(self.samples)
+        self.targets = self.samples.labels
 
 
 class Pictures(Dataset):
@@ -186,11 +201,12 @@ def train(args):
     batches = []  # of keys: what the loader gives next
     options = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "worker_init_fn": deaf}
     options |= {"batch_sampler": batches, "pin_memory": on_gpu}
+    # Not forked from this process: NCCL is not made for that, and a process that forks while a thread of gloo
+    # ends a collective may leave a worker that hangs.
+    options["multiprocessing_context"] = "forkserver" if args.workers else None
     loader = DataLoader(Pictures(data, held_out, args.seed), **options)
     atexit.register(end_workers)
-    # The workers start now, with nothing to load. In Python 3.11, a process that forks while a gloo thread
-    # ends a collective may leave a worker that hangs.
-    iter(loader)
+    iter(loader)  # the workers start now, with nothing to load: each takes seconds
     if held_out.classes != data.classes or not steps:
         sys.exit(f"{folder}: other classes in val, or no full batch for each rank" if rank == 0 else 1)
 
