@@ -113,12 +113,12 @@ def end_workers():
 def resume(path, width, device):
     """What to go on from, or None; SystemExit says in one line why the file cannot be used.
 
-    Rank 0 looks whether there is a file, and tells the others: ranks that looked for themselves might find
-    different things, start with different epochs, and hang. If one cannot read it, none goes on; nor if one
-    reads another file, like an old copy on its machine's own disk: the ranks' weights would stay different.
+    All look whether there is a file, and compare: ranks that each looked for themselves might find different
+    things, start with different epochs, and hang. If one rank lacks the file or cannot read it, none goes on;
+    nor if one reads another, like an old copy on its machine's own disk: the weights would stay different.
     """
     there = torch.tensor(int(path is not None and path.exists()), device=device)
-    dist.broadcast(there, src=0)
+    dist.all_reduce(there)
     if not there:
         return None
     state, checksum, fault = None, 0, ""
@@ -132,6 +132,8 @@ def resume(path, width, device):
         elif (together := state["global_batch"]) % (ranks := dist.get_world_size()):
             fault = f"takes {together} samples a step, which {ranks} ranks cannot share evenly: start fewer"
         state = {name: state[name] for name in ("epoch", "samples", "global_batch", "model", "optimizer")}
+    except FileNotFoundError:
+        fault = "is not there, but on other ranks it is: copy it to all machines, or use a shared folder"
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         fault = fault or f"is no checkpoint of this program: {type(error).__name__}: {reason:.100}"

@@ -580,16 +580,21 @@ def on_its_own_disk(tmp_path: Path) -> Path:
     )
 
 
-def test_one_rank_cannot_read_the_checkpoint(tmp_path: Path, on_its_own_disk: Path) -> None:
-    """On two machines whose disks are their own: all end, and the one whose disk it is says so."""
+@pytest.mark.parametrize("lacks", [1, 0])
+def test_one_rank_lacks_the_checkpoint(tmp_path: Path, on_its_own_disk: Path, lacks: int) -> None:
+    """On two machines whose disks are their own: all end, and the one whose disk it is says so.
+
+    If it is rank 0, all would begin anew, and write over what another machine has.
+    """
     path = tmp_path / "a.pt"
     words = [on_its_own_disk, *SMALL, "--checkpoint", path, "--epochs"]
     assert ended(*words, 1, ranks=2)[0] == 0
     assert sorted(os.listdir(tmp_path)) == ["a.pt.0", "on_its_own_disk.py"]
+    os.rename(f"{path}.0", f"{path}.{1 - lacks}")
     code, output, errors = ended(*words, 2, ranks=2)
     assert (code, output) == (1, "")
-    assert f"{path}.1 is no checkpoint of this program: FileNotFoundError" in errors
-    assert "a.pt.0" not in errors
+    assert errors.count(f"{path}.{lacks} is not there, but on other ranks it is") == 1
+    assert f"a.pt.{1 - lacks}" not in errors
 
 
 def test_one_rank_has_an_old_copy_of_the_checkpoint(tmp_path: Path, on_its_own_disk: Path) -> None:
