@@ -12,10 +12,12 @@ import json
 import os
 import random
 import re
+import time
 import types
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -150,7 +152,17 @@ def all_wait() -> bool:
 
 def waits(run: Run, rank: int) -> bool:
     stack = waiting.record_of(run, rank).get("stack")
-    return bool(stack) and ("/torch/" in stack[0][0] or "/course_lib/" in stack[0][0])
+    return bool(stack) and ("/torch/" in stack[0][0] or "/course_lib/" in stack[0][0]) and sleeps(run, rank)
+
+
+def sleeps(run: Run, rank: int) -> bool:
+    """Whether its main thread asks for no core, again and again: one that loads PyTorch is in it, too."""
+    process = psutil.Process(run.facts(rank)["pid"])
+    for _ in range(10):
+        if process.status() != psutil.STATUS_SLEEPING:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 # --- on forked ranks --------------------------------------------------------------------------------------
