@@ -6,8 +6,8 @@
 
 With --checkpoint, started again, by you or by torchrun, it goes on after the last epoch that was completed,
 or where it was when it was asked to end (SIGTERM, which clusters send). On another number of ranks, too: a
-step keeps its samples. It needs PyTorch alone. (Over gloo, put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front
-of torchrun: ranks that torch 2.14 restarts may meet at the store of the attempt before.) To train something
+step keeps its samples. It needs PyTorch alone. (With --max-restarts, put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+in front of torchrun: ranks that it restarts may meet at the store of the attempt before.) To train something
 of your own, change `ConvNet` and `digits`. The rest stays.
 """
 

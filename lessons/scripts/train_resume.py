@@ -4,9 +4,9 @@
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 train_resume.py --checkpoint run.pt
 
 The same command starts and resumes. On a CPU the losses after a resume are those of a run that nobody
-killed, to the last digit. Asked to end (SIGTERM, which clusters send), it saves first. (Over gloo, put
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that torch 2.14 restarts may meet at the
-store of the attempt before.) To train something of your own, change `ConvNet` and the line that calls
+killed, to the last digit. Asked to end (SIGTERM, which clusters send), it saves first. (With --max-restarts,
+put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that it restarts may meet at the store of
+the attempt before.) To train something of your own, change `ConvNet` and the line that calls
 `digits`; what else your training keeps from step to step belongs into `snapshot` and `restore`.
 """
 
