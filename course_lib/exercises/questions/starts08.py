@@ -27,7 +27,7 @@ from ..wording import reason
 
 NEVER = -2
 NOTES = "of another run"  # content of the file beside the checkpoint
-START_SECONDS = 8.0  # time limit for a start in a forked process
+START_SECONDS = 15.0  # time limit for a start in a forked process; a busy machine can stand still for seconds
 MOST_MOMENTS = 8  # limit on the moments of one save at which a kill is tried
 Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at the end
 
