@@ -237,6 +237,7 @@ def train(args):
         shares, tokens = (each.tolist() for each in gap.softmax(-1).topk(5))
         best = zip(tokenizer.convert_ids_to_tokens(tokens), shares, strict=True)
         print(SENTENCE, *(f" {token} {share:.0%}" for token, share in best))
+    del ddp  # before torch 2.14 a DDP that outlives its group may hang (gloo)
     dist.destroy_process_group()
 
 

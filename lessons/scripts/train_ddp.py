@@ -261,6 +261,7 @@ def train(args):
             speed = f"{samples / seconds:,.0f} samples/s on {world_size} rank{'s' if world_size > 1 else ''}"
             print(f"epoch {epoch}: loss {loss:.3f}, held-out accuracy {accuracy:.1%}, {speed}", flush=True)
         save(epoch, 0)
+    del ddp  # before torch 2.14 a DDP that outlives its group may hang (gloo)
     dist.destroy_process_group()
 
 

@@ -283,6 +283,7 @@ def train(args):
             speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, {waited / seconds:.0%} waiting"
             print(f"epoch {epoch}: loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}; {speed}", flush=True)
         save(epoch, 0)
+    del ddp  # before torch 2.14 a DDP that outlives its group may hang (gloo)
     dist.destroy_process_group()
 
 

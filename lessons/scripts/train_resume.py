@@ -204,6 +204,7 @@ def train(args):
                 sys.exit(128 + signal.SIGTERM)  # not 0: the training is not done
     if rank == 0:
         print(f"done: {step} steps on {world_size} rank{'s' if world_size > 1 else ''}", flush=True)
+    del ddp  # before torch 2.14 a DDP that outlives its group may hang (gloo)
     dist.destroy_process_group()
 
 

@@ -121,6 +121,7 @@ def train(args):
             torch.save({"width": args.width, "model": ddp.module.state_dict()}, part)
             os.replace(part, args.save)
         dist.barrier()  # no rank goes on before the file is there
+    del ddp  # before torch 2.14 a DDP that outlives its group may hang (gloo)
     dist.destroy_process_group()
 
 
