@@ -202,8 +202,8 @@ def train(args):
     options = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "worker_init_fn": deaf}
     options |= {"batch_sampler": batches, "pin_memory": on_gpu}
     # Not forked from this process: NCCL is not made for that, and a process that forks while a thread of gloo
-    # ends a collective may leave a worker that hangs.
-    options["multiprocessing_context"] = "forkserver" if args.workers else None
+    # ends a collective may leave a worker that hangs. Nor from a fork server: SIGTERM would end that, too.
+    options["multiprocessing_context"] = "spawn" if args.workers else None
     loader = DataLoader(Pictures(data, held_out, args.seed), **options)
     atexit.register(end_workers)
     iter(loader)  # the workers start now, with nothing to load: each takes seconds
