@@ -415,7 +415,7 @@ def test_a_call_that_ends_a_rank_leaves_the_other_rows_of_the_backend_table(
     figures.executed(*table, names)
     barrier, ended, all_reduce = names["table"]["gloo\nCPU tensors"].values()
     assert barrier == all_reduce == ("works", "")
-    assert ended[0] == "refuses"
+    assert ended[0] == "crashes"
     assert "SIGABRT" in ended[1]
 
 

@@ -292,7 +292,7 @@ def same_words() -> tuple[bool, str]:
     return nccl == gloo != "no error", f"nccl: {nccl} | cuda:gloo: {gloo}"
 
 
-@claim("15", "GPUs before Ampere (a T4, a V100) have float16 units only.")
+@claim("15", "GPUs before Ampere (a T4, a V100) have Tensor Cores for float16, but not for bfloat16.")
 def bfloat16() -> tuple[bool, str]:
     import torch
 
