@@ -8,13 +8,8 @@ from course_lib import curves
 COLORS = {"DDP": "#0072b2", "bf16": "#d55e00", "16 bits": "#d55e00", "fp16": "#999999", "top 1 %": "#009e73"}
 COLORS |= {"PowerSGD": "#cc79a7", "nothing sent": "#000000", "local SGD": "#56b4e9", "DiLoCo": "#e69f00"}
 COLORS |= {"4 × the batch": "#8a7f00"}
-VARIANTS = (
-    "random",
-    "no feedback",
-    "DiLoCo, H = 8",
-    "local SGD, H = 40",
-    "rank 4",
-)  # the same colour, dotted
+# The same colour, dotted
+VARIANTS = ("random", "no feedback", "DiLoCo, H = 8", "local SGD, H = 40", "rank 4")
 
 
 def colored(series, **words):

@@ -92,11 +92,7 @@ def test_each_cause_is_found_and_so_is_another_beside_it(
     times: Any, costs: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(why_module, "ROUNDS", 2)  # sleep does not vary much, and this saves a minute
-    for trial_seconds in (
-        0.15,
-        0.6,
-        2.4,
-    ):  # "unknown" is right on a noisy machine, and asks for longer trials
+    for trial_seconds in (0.15, 0.6, 2.4):  # "unknown" is right on a noisy machine: it asks for longer ones
         verdict = why(training, **{"nprocs": 2, **times}, **QUIET, trial_seconds=trial_seconds)
         if verdict.cause != "unknown":
             break
