@@ -57,6 +57,7 @@ def bars(
     """Draw bars by name, each labelled with its number.
 
     Several numbers, as of repeated runs, are one bar: their median, with a line from the least to the most.
+    "128 tokens: DDP" and "512 tokens: DDP" have one colour: that of what follows the colon.
     """
     figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values))
     with styled():
@@ -86,8 +87,9 @@ def draw_bars(
     below, above = ([abs(of(s) - m) for s, m in zip(samples, medians, strict=True)] for of in (min, max))
     lines = {"xerr": [below, above], "capsize": 3} if any(len(numbers) > 1 for numbers in samples) else {}
     drawn = axes.barh(list(values), medians, height=0.6, ecolor="0.25", **lines)
-    for i, bar in enumerate(drawn):
-        bar.set_color(COLORS[i % len(COLORS)])
+    kinds = [name.rpartition(": ")[2] for name in values]
+    for kind, bar in zip(kinds, drawn, strict=True):
+        bar.set_color(COLORS[list(dict.fromkeys(kinds)).index(kind) % len(COLORS)])
     axes.bar_label(drawn, fmt=form, padding=4)
     axes.set_xlim(0, max(max(numbers) for numbers in samples) * 1.2)
     axes.invert_yaxis()

@@ -76,7 +76,8 @@ def verdict_on_run(run: Run) -> Verdict:
     rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
     waits = _range([100 * share for share in shares], "{:.0f}")
     words = f"the ranks wait for their loaders for {waits} % of their time"
-    told = [f"{words}: let workers make the batches, if there are cores."] if "loader" in costs else []
+    cure = "make a sample cheaper, or let workers make the batches, if there are cores"
+    told = [f"{words}: {cure}."] if "loader" in costs else []
     told += [f"{late}."] if late else []
     if not told:
         told = [f"{words}, and no rank is late again and again. why(function, …) tries what else it may be."]
@@ -197,6 +198,11 @@ def _slowest(rounds: Sequence[Trial]) -> list[float]:
     return [min(trial.rates) for trial in rounds]
 
 
+def _all_ranks(rounds: Sequence[Trial]) -> float:
+    """Return what all ranks do together, in samples/s."""
+    return float(np.median([sum(trial.rates) for trial in rounds])) if rounds else 0.0
+
+
 def _effects(trials: Trials) -> dict[str, Effect]:
     """Compare each way with the unchanged run, or with the way that differs from it in one thing."""
     than = {LARGER_BATCH: REPEATED_BATCHES}
@@ -220,7 +226,7 @@ def _costs(trials: Trials, effects: Mapping[str, Effect]) -> Iterator[Cost]:
         "loader",
         loader.share,
         f"with its first batches again and again a rank does {loader.rates}: {loader.share:.0%} of the time"
-        " goes into the loader. More workers help if there are cores for them, and samples that cost less.",
+        " goes into the loader. Samples that cost less help, and more workers if there are cores for them.",
     )
     yield Cost(
         "communication",
@@ -233,11 +239,13 @@ def _costs(trials: Trials, effects: Mapping[str, Effect]) -> Iterator[Cost]:
     if beside and float(np.median([trial.meetings for trial in beside])) < MEETS:
         if cost := _straggler(beside, left):
             yield cost
+        one, together = (_all_ranks(trials.get(way, ())) for way in (ONE_RANK, AS_IT_IS))
         yield Cost(
             "sharing",
             left * alone.share,
-            f"alone rank 0 does {alone.rates} beside the others. They share cores, memory or a device: fewer"
-            " ranks or threads help, or a device for each.",
+            f"alone rank 0 does {alone.rates} beside the others, and all together do {together:,.0f}: they"
+            " share cores, memory or a device."
+            f" {'More cores help' if together > one else 'Fewer ranks or threads help'}, or a device for each.",
         )
     else:  # they wait for each other still
         yield Cost(

@@ -275,12 +275,15 @@ def train(args):
         dist.all_reduce(total)
         made = max(1, steps - first) * world_size  # steps of all ranks
         loss, seconds = total.item() / made, time.perf_counter() - began
+        share = waited / seconds  # a slow loader makes the *other* ranks wait less: look at all of them
+        dist.all_reduce(shares := torch.tensor([share, -share], device=device), dist.ReduceOp.MAX)
         average_statistics(model)
         batches[:] = in_batches(my_part(len(held_out)), args.batch_size)
         top1, top5 = evaluate(model, loader, args, device)
         log(top1=top1, top5=top5)
         if rank == 0:
-            speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, {waited / seconds:.0%} waiting"
+            speed = f"{made * args.batch_size / seconds:,.0f} pictures/s, "
+            speed += f"{-shares[1]:.0%} to {shares[0]:.0%} waiting, by rank"
             print(f"epoch {epoch}: loss {loss:.3f}, top-1 {top1:.1%}, top-5 {top5:.1%}; {speed}", flush=True)
         save(epoch, 0)
     del ddp  # before torch 2.14 a DDP that outlives its group may hang (gloo)

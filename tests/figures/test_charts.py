@@ -40,6 +40,12 @@ def test_bars_and_curves_label_their_axes(tmp_path: Path) -> None:
     assert overlapping(logarithmic.figure) == []
 
 
+def test_bars_have_the_colour_of_what_follows_the_colon() -> None:
+    picture = bars({"one": 1, "512: DP": 2, "512: DDP": 3, "128: DP": 2, "128: DDP": 3}, "t", "samples/s")
+    drawn = [COLORS.index(to_hex(bar.get_facecolor())) for bar in picture.figure.axes[0].patches]
+    assert drawn == [0, 1, 2, 1, 2]
+
+
 def test_whole_numbers_have_whole_ticks() -> None:
     picture = curves({"a": (range(1, 6), [1, 2, 3, 4, 5])}, "t", "step", "y")
     picture.png()

@@ -118,6 +118,12 @@ def test_the_sentence_has_the_figures_and_what_else_costs() -> None:
     assert late.endswith("rank 1 does 100 samples/s, and all others at least 200: they wait for it.")
     late = tried(as_it_is=[100] * 4, no_sync=[200, 100, 200, 101]).sentence
     assert late.endswith("ranks 1, 3 do 100 samples/s, and all others at least 200: they wait for them.")
+    sharing = tried(one=[150]).sentence
+    assert sharing == (
+        "alone rank 0 does 150 samples/s instead of 100 beside the others, and all together do 200: they share"
+        " cores, memory or a device. More cores help, or a device for each."
+    )
+    assert tried(one=[250]).sentence.endswith("Fewer ranks or threads help, or a device for each.")
     assert "its rounds, which is up to 50%" in tried(spread=50).sentence
     assert "30% of the time is outside" in tried(outside=0.3).sentence
     assert "with 2 times the batch a rank does 200" in tried(larger=[200, 200], grows=2.0).sentence
