@@ -24,7 +24,8 @@ def curves(
 ) -> Picture:
     """Draw lines by name, each ``(x, y)``; the title says what there is to see, the labels carry the units.
 
-    Lines in ``dashed`` are drawn on top, without dots: a formula, or a line that coincides with another.
+    Lines in ``dashed`` are drawn on top, without dots: a formula, or a line that coincides with another. One
+    of a single point is a star.
     The y axis begins at ``ymin``, or by default just below the lowest point.
     """
     if unknown := set(dashed) - set(series):
@@ -33,8 +34,8 @@ def curves(
     with styled():
         for name, (x, y) in series.items():
             over = {"linestyle": (0, (4, 3)), "zorder": 3} if name in dashed else {}
-            marker = "o" if len(x) <= 12 and not over else None
-            axes.plot(x, y, label=name, marker=marker, markersize=5, **over)
+            marker = "*" if len(x) == 1 else "o" if len(x) <= 12 and not over else None
+            axes.plot(x, y, label=name, marker=marker, markersize=12 if len(x) == 1 else 5, **over)
         axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
         if all(float(value).is_integer() for x, _ in series.values() for value in x):
             axes.xaxis.get_major_locator().set_params(integer=True)

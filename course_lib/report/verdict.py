@@ -240,12 +240,12 @@ def _costs(trials: Trials, effects: Mapping[str, Effect]) -> Iterator[Cost]:
         if cost := _straggler(beside, left):
             yield cost
         one, together = (_all_ranks(trials.get(way, ())) for way in (ONE_RANK, AS_IT_IS))
+        cure = "More cores help" if together > one else "Fewer ranks or threads help"
         yield Cost(
             "sharing",
             left * alone.share,
             f"alone rank 0 does {alone.rates} beside the others, and all together do {together:,.0f}: they"
-            " share cores, memory or a device."
-            f" {'More cores help' if together > one else 'Fewer ranks or threads help'}, or a device for each.",
+            f" share cores, memory or a device. {cure}, or a device for each.",
         )
     else:  # they wait for each other still
         yield Cost(

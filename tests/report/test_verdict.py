@@ -120,8 +120,8 @@ def test_the_sentence_has_the_figures_and_what_else_costs() -> None:
     assert late.endswith("ranks 1, 3 do 100 samples/s, and all others at least 200: they wait for them.")
     sharing = tried(one=[150]).sentence
     assert sharing == (
-        "alone rank 0 does 150 samples/s instead of 100 beside the others, and all together do 200: they share"
-        " cores, memory or a device. More cores help, or a device for each."
+        "alone rank 0 does 150 samples/s instead of 100 beside the others, and all together do 200: they"
+        " share cores, memory or a device. More cores help, or a device for each."
     )
     assert tried(one=[250]).sentence.endswith("Fewer ranks or threads help, or a device for each.")
     assert "its rounds, which is up to 50%" in tried(spread=50).sentence
@@ -168,7 +168,7 @@ def test_what_a_run_shows_of_its_loader_and_of_a_straggler() -> None:
     """The first batch, for which workers start, is left out: here it took 3 s."""
     waits = why(ran([0.5, 0.6]))
     assert (waits.cause, waits.costs) == ("loader", pytest.approx({"loader": 0.5}))
-    assert waits.sentence.startswith("the ranks wait for their loaders for 50 to 60 % of their time: let")
+    assert waits.sentence.startswith("the ranks wait for their loaders for 50 to 60 % of their time: make")
     assert waits.rows[1] == {"rank": "1", "waits for its loader": "60%"}
     late = why(ran([0.0, 0.0], late=0.04))
     assert (late.cause, late.costs) == ("straggler", pytest.approx({"straggler": 0.4}))

@@ -24,7 +24,8 @@ from tests.support.processes import processes_marked, wait_for
 SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_imagenet.py"
 SMALL = ["--arch", "resnet8", "--size", "16", "--batch-size", "4", "--lr", "0.2"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-LINE = r"epoch {}: loss \d\.\d{{3}}, top-1 (\d+\.\d)%, top-5 (\d+\.\d)%; [\d,]+ pictures/s, \d+% to \d+% waiting, by rank"
+LINE = r"epoch {}: loss \d\.\d{{3}}, top-1 (\d+\.\d)%, top-5 (\d+\.\d)%; [\d,]+ pictures/s, "
+LINE += r"\d+% to \d+% waiting, by rank"
 SECONDS = 300
 
 
