@@ -161,7 +161,7 @@ def they_wait() -> tuple[bool, str]:
     return set(seen.values()) == {7.0}, f"read after a long sleep of the GPU and fill_(7): {seen}"
 
 
-@claim("02", "On a GPU the count begins at zero, because it counts only what torch hands out there")
+@claim("02", "On a GPU the count begins at zero, because it counts only what torch's allocator hands out")
 def begins_at_zero() -> tuple[bool, str]:
     def work() -> int:
         import torch
@@ -175,7 +175,7 @@ def begins_at_zero() -> tuple[bool, str]:
     return allocated == 0, f"{allocated} bytes in a fresh rank"
 
 
-@claim("02", "the cache is in `reserved_bytes`")
+@claim("02", "`reserved_bytes` has tensors and cache")
 def cache() -> tuple[bool, str]:
     import torch
 
