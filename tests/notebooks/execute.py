@@ -267,7 +267,7 @@ def main() -> int:
     parser.add_argument(
         "--even-if-disturbed",
         action="store_true",
-        help=f"save it though other processes took more than {MOST_OF_OTHERS:.0%} of the cores",
+        help=f"save it though other processes took more than {MOST_OF_OTHERS:.0%}% of the cores",
     )
     arguments = parser.parse_args()
     if not arguments.lessons:
