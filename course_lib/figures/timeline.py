@@ -25,7 +25,8 @@ def timeline(
 ) -> Picture:
     """Draw when each process, or rank, was in which phase: one row each, a colour for each phase (lesson 04).
 
-    A bar that is wide enough shows its length. Rows and phases are in order of first appearance.
+    A bar that is wide enough shows its length. Rows and phases are in order of first appearance. A picture of
+    less than 0.2 s counts in milliseconds.
 
     Parameters
     ----------
@@ -77,7 +78,9 @@ def timeline(
         axes.set_xlim(min(0.0, begin), end + 0.02 * (end - begin) or 1.0)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
-        axes.set(title=title, xlabel="seconds")
+        axes.set(title=title, xlabel="milliseconds" if _is_short(drawn) else "seconds")
+        if _is_short(drawn):
+            axes.xaxis.set_major_formatter(lambda seconds, _: f"{1000 * seconds:g}")
         for columns in range(min(5, len(phases)), 0, -1):
             legend = figure.legend(loc="outside lower center", ncols=columns)
             if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
@@ -140,11 +143,20 @@ def _length(seconds: float) -> str:
     )
 
 
+def _is_short(bars: list[Bar]) -> bool:
+    return max(end for *_, end in bars) - min(start for *_, start, _ in bars) < 0.2
+
+
 def _words(bars: list[Bar], rows: list[str], phases: list[str]) -> str:
+    scale, form, unit = (1000, ".0f", "ms") if _is_short(bars) else (1, ".2f", "s")
+
+    def stretch(words: str, start: float, end: float, joined: str) -> str:
+        return f"{words} {scale * start:{form}} {joined} {scale * end:{form}} {unit}"
+
     if len(rows) <= ROWS_IN_WORDS:
         return "; ".join(
             f"{row}: "
-            + ", ".join(f"{phase} from {a:.2f} to {b:.2f} s" for name, phase, a, b in bars if name == row)
+            + ", ".join(stretch(f"{phase} from", a, b, "to") for name, phase, a, b in bars if name == row)
             for row in rows
         )
     parts = []
@@ -156,6 +168,6 @@ def _words(bars: list[Bar], rows: list[str], phases: list[str]) -> str:
         parts.append(
             f"{phase}: {len({row for row, *_ in mine})} of {len(rows)} rows, "
             f"{_length(min(lengths))} to {_length(max(lengths))} long, "
-            f"between {min(start for _, start, _ in mine):.2f} and {max(end for *_, end in mine):.2f} s"
+            + stretch("between", min(start for _, start, _ in mine), max(end for *_, end in mine), "and")
         )
     return "; ".join(parts)

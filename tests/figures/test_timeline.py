@@ -114,6 +114,14 @@ def test_in_words() -> None:
     assert len(many) < 600
 
 
+def test_a_short_picture_counts_in_milliseconds() -> None:
+    picture = timeline([(0, "forward", 100.0, 100.05), (0, "backward", 100.05, 100.15)], "t", since=100.0)
+    (axes,) = picture.figure.axes
+    assert axes.get_xlabel() == "milliseconds"
+    assert "20" in [text.get_text() for text in axes.get_xticklabels()]
+    assert picture.alt == "t. rank 0: forward from 0 to 50 ms, backward from 50 to 150 ms."
+
+
 @pytest.mark.parametrize(
     ("bars", "words"),
     [
