@@ -198,9 +198,9 @@ def _slowest(rounds: Sequence[Trial]) -> list[float]:
     return [min(trial.rates) for trial in rounds]
 
 
-def _all_ranks(rounds: Sequence[Trial]) -> float:
-    """Return what all ranks do together, in samples/s."""
-    return float(np.median([sum(trial.rates) for trial in rounds])) if rounds else 0.0
+def _of_all_ranks(rounds: Sequence[Trial]) -> list[float]:
+    """Return what all ranks do together in each round, in samples/s."""
+    return [sum(trial.rates) for trial in rounds] or [0.0]
 
 
 def _effects(trials: Trials) -> dict[str, Effect]:
@@ -239,13 +239,17 @@ def _costs(trials: Trials, effects: Mapping[str, Effect]) -> Iterator[Cost]:
     if beside and float(np.median([trial.meetings for trial in beside])) < MEETS:
         if cost := _straggler(beside, left):
             yield cost
-        one, together = (_all_ranks(trials.get(way, ())) for way in (ONE_RANK, AS_IT_IS))
-        cure = "More cores help" if together > one else "Fewer ranks or threads help"
+        one, together = (_of_all_ranks(trials.get(way, ())) for way in (ONE_RANK, AS_IT_IS))
+        cure = (
+            "More cores help, or a device for each."
+            if min(together) > max(one)
+            else "Fewer ranks or threads do as well; a device for each helps."
+        )
         yield Cost(
             "sharing",
             left * alone.share,
-            f"alone rank 0 does {alone.rates} beside the others, and all together do {together:,.0f}: they"
-            f" share cores, memory or a device. {cure}, or a device for each.",
+            f"alone rank 0 does {alone.rates} beside the others, and all together do"
+            f" {np.median(together):,.0f}: they share cores, memory or a device. {cure}",
         )
     else:  # they wait for each other still
         yield Cost(

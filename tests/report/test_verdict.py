@@ -123,7 +123,10 @@ def test_the_sentence_has_the_figures_and_what_else_costs() -> None:
         "alone rank 0 does 150 samples/s instead of 100 beside the others, and all together do 200: they"
         " share cores, memory or a device. More cores help, or a device for each."
     )
-    assert tried(one=[250]).sentence.endswith("Fewer ranks or threads help, or a device for each.")
+    for one in (199, 250):  # within the spread, and beyond it
+        assert tried(one=[one]).sentence.endswith(
+            "Fewer ranks or threads do as well; a device for each helps."
+        )
     assert "its rounds, which is up to 50%" in tried(spread=50).sentence
     assert "30% of the time is outside" in tried(outside=0.3).sentence
     assert "with 2 times the batch a rank does 200" in tried(larger=[200, 200], grows=2.0).sentence

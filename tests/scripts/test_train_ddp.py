@@ -213,9 +213,21 @@ def test_one_rank_is_asked_to_end_and_all_save(tmp_path: Path) -> None:
     assert "exitcode  : 143" in errors
     state = torch.load(asked, weights_only=True)
     assert (state["epoch"], state["samples"]) == (1, 20 * 50 * 2), "at the next tenth step"
-    code, output, errors = ended(SCRIPT, *words, asked, ranks=2)
+    counted = changed(
+        tmp_path / "counted.py",
+        """
+        def track(batches, total):
+            for step, batch in enumerate(batches, 1):
+                yield batch
+            print(step, "of", total, "steps were tracked")
+
+        program.track = track
+        """,
+    )
+    code, output, errors = ended(counted, *words, asked, ranks=2)
     assert code == 0, errors
     assert output.startswith("1 of 2 epochs were done already, and 2,000 samples of the next\n")
+    assert "160 of 160 steps were tracked" in output, "what was trained on before is none of this run's speed"
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(asked)[name], tensor, rtol=0, atol=1e-5)
 
