@@ -175,7 +175,8 @@ def train(args):
     optimizer = optimizer_of(model, args.lr)
     steps = len(loader) * args.epochs  # of this rank, and so of the optimizer
     rising = 1 + steps // 10  # warm-up, then down to 0 in a straight line
-    schedule = LambdaLR(optimizer, lambda s: min((s + 1) / rising, (steps - s) / (steps - rising + 1)))
+    falling = steps - rising + 1
+    schedule = LambdaLR(optimizer, lambda s: max(0, min((s + 1) / rising, (steps - s) / falling)))
     step = state["step"] if state else 0
     if state:
         model.load_state_dict(state["model"])
