@@ -46,6 +46,11 @@ def test_bars_have_the_colour_of_what_follows_the_colon() -> None:
     assert drawn == [0, 1, 2, 1, 2]
 
 
+def test_a_single_point_is_a_star() -> None:
+    picture = curves({"one": ([1], [2]), "two": ([1, 2], [2, 3])}, "t", "step", "y")
+    assert [line.get_marker() for line in picture.figure.axes[0].lines] == ["*", "o"]
+
+
 def test_whole_numbers_have_whole_ticks() -> None:
     picture = curves({"a": (range(1, 6), [1, 2, 3, 4, 5])}, "t", "step", "y")
     picture.png()
