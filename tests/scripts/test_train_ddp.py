@@ -358,7 +358,7 @@ def test_workers_draw_other_numbers_on_each_rank_after_a_restart_and_for_another
             def __getitem__(self, number):
                 return torch.rand(1, 28, 28), 0
 
-        def track(loader):
+        def track(loader, total):
             for images, labels in loader:
                 with open({str(tmp_path)!r} + "/drawn", "a") as file:
                     file.write("".join(f"{{image[0, 0, 0].item()}}\\n" for image in images))
