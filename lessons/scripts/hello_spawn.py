@@ -3,7 +3,7 @@
     python lessons/scripts/hello_spawn.py
     python lessons/scripts/hello_spawn.py --nprocs 4 --work 2
 
-Two ways to make it hang, so that you know them when you see them (Ctrl-C ends it):
+Two ways to make it hang, so that you know them when you see them (Ctrl-C ends it; with --port, kill):
 
     python lessons/scripts/hello_spawn.py --nprocs 2 --world-size 3    # the third rank never comes
     python lessons/scripts/hello_spawn.py --nprocs 2 --absent 1        # rank 1 never calls the barrier

@@ -102,8 +102,8 @@ def restore(checkpoint, ddp, optimizer, scheduler, sample, device):
     ddp(torch.stack([sample, sample]).to(device)).sum().backward()
     optimizer.zero_grad()
     course_lib.load_weights(ddp, checkpoint["model"])
-    # After the scheduler was made: making it sets the optimizer's learning rate, and loading must have the
-    # last word. Both move their tensors to the device of the parameters.
+    # After the scheduler was made: making one may set the learning rate, and loading must have the last word.
+    # Both move their tensors to the device of the parameters.
     optimizer.load_state_dict(checkpoint["optimizer"])
     scheduler.load_state_dict(checkpoint["scheduler"])
     set_random_state(checkpoint["random"][dist.get_rank()], device)
@@ -192,6 +192,8 @@ def train(args):
             told = torch.stack([loss.detach(), loss.new_tensor(float(len(end)))])
             dist.all_reduce(told)
             loss, asked = told[0] / world_size, told[1].item() > 0
+            if not math.isfinite(loss.item()):  # on all ranks alike; the last checkpoint stays as it is
+                raise FloatingPointError(f"the loss of step {step} is {loss.item()}: try a lower --lr")
             course_lib.log(loss=loss)
             if history:
                 history.write(f"{step},{loss.item()!r}\n")  # !r: all digits
@@ -246,7 +248,7 @@ def parse_arguments():
 if __name__ == "__main__":
     try:
         train(parse_arguments())
-    except course_lib.CheckpointError as error:
+    except (course_lib.CheckpointError, FloatingPointError) as error:
         sys.exit(f"stopped: {error}" if os.environ.get("RANK", "0") == "0" else 1)  # one tells
     except KeyboardInterrupt:
         sys.exit("stopped")

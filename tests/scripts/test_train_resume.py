@@ -49,6 +49,16 @@ def equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
+def test_a_loss_that_is_not_finite_ends_it_and_is_not_saved(tmp_path: Path) -> None:
+    """Such a checkpoint would be whole, load, and be useless."""
+    words = [*files(tmp_path, "run"), *ALONE, "--lr", "1e20", "--save-every", 50]
+    code, _, err = ended(SCRIPT, *words)
+    assert code == 1
+    assert err.startswith("stopped: the loss of step "), err
+    assert "nan" in err or "inf" in err
+    assert not (tmp_path / "run.pt").exists()
+
+
 def test_killed_twice_and_resumed_alone(tmp_path: Path) -> None:
     """To the last digit: the losses, and all that the last checkpoint holds."""
     assert ended(SCRIPT, *files(tmp_path, "calm"), *ALONE) == (0, "done: 240 steps on 1 rank\n", "")
