@@ -33,6 +33,9 @@ class LivePeak:
 
     Attributes
     ----------
+    counting : bool
+        Set it to False for steps that only make what then stays: what they make is known later, and none of
+        the figures below includes them. It saves most of the time.
     history : list of int
         The bytes after each operation.
     at_peak : dict
@@ -57,10 +60,7 @@ class LivePeak:
         self._kinds = kinds
         self._alive: dict[int, tuple[weakref.ref[Any], str, tuple[int, ...]]] = {}
         self._buffers: dict[int, weakref.ref[Any]] = {}
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the history, the peak and the collectives, as after the first step; what is alive stays."""
+        self.counting = True
         self.history: list[int] = []
         self.at_peak: dict[str, int] = {}
         self.most: dict[str, int] = {}
@@ -94,7 +94,8 @@ class LivePeak:
                 self._sent(operation, args)
             self._note("made before", [args, kwargs])
             self._note(str(operation).rsplit(".", 1)[0], result)
-            self._count()
+            if self.counting:
+                self._count()
         return result
 
     def _sent(self, operation: Any, args: tuple[Any, ...]) -> None:
@@ -104,7 +105,7 @@ class LivePeak:
             self._buffers[id(storage)] = weakref.ref(storage)
         size = max((sum(each.nbytes for each in tensors) for tensors in of_each), default=0)
         name = operation.__name__.split(".")[0].strip("_").removesuffix("_base").removesuffix("_into_tensor")
-        if name not in ("barrier", "wait_tensor"):
+        if self.counting and name not in ("barrier", "wait_tensor"):
             self.collectives.append((COLLECTIVES.get(name, name), size))
 
     def _note(self, operation: str, values: Any) -> None:

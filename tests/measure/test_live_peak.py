@@ -46,12 +46,15 @@ def test_the_first_kind_has_a_storage_and_none_is_skipped() -> None:
     assert live.at_peak == {"a": 4 * KIB}
 
 
-def test_after_a_restart_the_peak_is_that_of_what_follows() -> None:
+def test_steps_that_do_not_count_leave_only_what_they_made() -> None:
     with LivePeak() as live:
-        torch.zeros(KIB)
-        live.restart()
+        live.counting = False
+        kept = torch.zeros(KIB)
+        torch.zeros(2 * KIB)
+        live.counting = True
         torch.zeros(1)
-    assert sum(live.at_peak.values()) == 4
+    assert live.history == [kept.nbytes + 4]
+    assert [made for _, _, made, _ in live.largest] == ["aten.zeros", "aten.zeros"]
 
 
 def test_the_largest_are_named_by_what_made_them() -> None:
