@@ -32,9 +32,14 @@ class Failure:
     workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
     memory: list[int] | None = None  # total and available bytes then, if workers were killed
     asked_to_end: bool = False  # by torchrun, once another rank had failed
-    consequence: bool = False  # of that, or another rank was gone: something else came first
+    lost_peer: bool = False  # another rank was gone
     timed_out: bool = False  # it gave up waiting for another rank
     short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
+
+    @property
+    def consequence(self) -> bool:
+        """Something else came first."""
+        return self.asked_to_end or self.lost_peer
 
 
 ExitCodes = Mapping[int | str, int | None]  # by rank; None for one that is running

@@ -122,7 +122,6 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
         unrecorded=unrecorded,
         asked_to_end=asked_to_end,
-        consequence=asked_to_end,
         short_of_memory=name == "SIGKILL" and run.short_of_memory,
     )
 
@@ -130,7 +129,6 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
 def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     kind, texts = record["type"], [f"{record['type']}: {record['message']}", *record["causes"]]
     workers = [(pid, _signal_of(code)) for pid, code in record.get("workers", [])]
-    asked_to_end = _asked_to_end(run, record)
     killed = any(name == "SIGKILL" for _, name in workers)
     # argparse raises it, too, and prints what was wrong
     prints = kind == "SystemExit" and record["message"].strip().isdigit()
@@ -145,8 +143,8 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
         workers=workers,
         memory=record.get("memory"),
-        asked_to_end=asked_to_end,
-        consequence=asked_to_end or any(map(LOST_PEER.search, texts)),
+        asked_to_end=_asked_to_end(run, record),
+        lost_peer=any(map(LOST_PEER.search, texts)),
         timed_out=any(map(TIMED_OUT.search, texts)),
         short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])) or (killed and run.short_of_memory),
     )

@@ -140,7 +140,7 @@ def state_text(run: Run, state: RankState) -> str:
         lingers = f" {state.seconds:.1f} s before, and its process had not ended" if state.seconds else ""
         return f"had returned{lingers}"
     failure, position = state.failure, state.position
-    if failure and failure.consequence and failure.frames and not failure.asked_to_end:
+    if failure and failure.lost_peer and failure.frames:
         return f"then lost its connection ({line_of(failure.frames[-1])})"
     if failure and failure.signal == "SIGTERM" and position:
         return f"{_at(position, state.seconds)} when it was asked to end"

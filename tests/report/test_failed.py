@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from course_lib import RankError, RankTimeout, Run
+from course_lib.frames import with_source
 from course_lib.rank.failure import write_failure
 from course_lib.report import failed, waiting
 from course_lib.report.facts import Absence, Failure, RankState, Report
 from course_lib.report.waiting import record_of, state_of
-from course_lib.report.words import advice, error_text
+from course_lib.report.words import advice, error_text, state_text
 from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles, end_request, process_name
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, all_at, running, timeless
@@ -325,9 +326,27 @@ def test_who_is_ended_by_torchrun_is_never_the_cause() -> None:
     assert failed.first_failure(failures).rank == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gloo/transport/tcp/pair.cc:561] Connection closed by peer", r"then lost its connection \(.*\)"),
+        ("my handler does not like this", "then raised RuntimeError: my handler does not like this"),
+    ],
+)
+def test_who_was_asked_to_end_may_have_lost_its_connection_before(text: str, words: str) -> None:
+    run = Run.create("made", 1)
+    write_failure(run.folder, 0, "RuntimeError", text, [with_source(__file__, 1, "f")], "", pid=70)
+    end_request(run.folder, process_name(70)).write_text(str(time.time() - 60))
+    failure = failed.failure_of(run, 0, 1)
+
+    assert failure is not None
+    assert failure.consequence
+    assert re.fullmatch(words, state_text(run, RankState(0, "failed", failure=failure)))
+
+
 def test_of_two_failures_the_first_is_the_cause() -> None:
     one, other = Failure(0, "raised", 10.0), Failure(1, "raised", 9.0)
-    lost, program = Failure(2, "raised", 1.0, consequence=True), Failure(PROGRAM, "exit code", 0.0)
+    lost, program = Failure(2, "raised", 1.0, lost_peer=True), Failure(PROGRAM, "exit code", 0.0)
     assert failed.first_failure({0: one, 1: other}) is other
     assert failed.first_failure({2: lost, 0: one}) is one
     assert failed.first_failure({PROGRAM: program, 2: lost}) is lost
