@@ -7,7 +7,7 @@ The same command starts and resumes. On a CPU the losses after a resume are thos
 killed, to the last digit. Asked to end (SIGTERM, which clusters send), it saves first. (With --max-restarts,
 put TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in front of torchrun: ranks that it restarts may meet at the store of
 the attempt before.) To train something of your own, change `ConvNet` and the line that calls
-`digits`; what else your training keeps from step to step belongs into `snapshot` and `restore`.
+`digits`; what else your training keeps from step to step belongs in `snapshot` and `restore`.
 """
 
 import argparse

@@ -48,6 +48,21 @@ def test_the_clock_stops_before_the_result_is_checked(
     assert clock[0] >= 4 * 102, "each result was checked"
 
 
+@pytest.mark.parametrize(("devices", "counted"), [(["ib0", "eth0"], 1_050), ([], 3_050)])
+def test_what_passes_a_bond_is_counted_once(
+    devices: list[str], counted: int, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container no interface is a device: then all are counted but `lo`."""
+    rows = {"lo": 7_000, "eth0": 1_000, "ib0": 50, "bond0": 2_000}
+    table = "\n".join(f"{card:>6}: {'1 ' * 8}{sent} {'1 ' * 7}" for card, sent in rows.items())
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/dev").write_text(f"head\nhead\n{table}\n")
+    for card in devices:
+        (tmp_path / "sys/class/net" / card / "device").mkdir(parents=True)
+    monkeypatch.setattr(module, "Path", lambda *parts: tmp_path.joinpath(*Path(*parts).parts[1:]))
+    assert module.sent() == counted
+
+
 def test_a_wrong_sum_is_no_measurement(module: Any, alone: None) -> None:
     with pytest.raises(AssertionError, match="alone"):
         module.measure("alone", lambda tensor: tensor.add_(1), [0], 64, 1, torch.device("cpu"))

@@ -22,7 +22,7 @@ echo "$OMP_NUM_THREADS threads: $*"
         (16, "2", ["train_imagenet.py", "--workers", "6", "--amp"], 2),
         (16, "2", ["train_imagenet.py", "--workers=7"], 1),
         (16, "8", ["train_imagenet.py", "--workers", "4"], 1),
-        (3, None, ["train_ddp.py", "--epochs", "3"], 2),
+        (3, None, ["train_ddp.py", "--epochs", "3"], 1),
     ],
 )
 def test_a_rank_has_its_share_of_the_cores_less_its_loader_s_workers(
@@ -37,4 +37,5 @@ def test_a_rank_has_its_share_of_the_cores_less_its_loader_s_workers(
     done = subprocess.run(["bash", JOB, *words], env=job, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.startswith(f"{threads} threads: --cpus-per-task={cores} ")
+    assert " --kill-on-bad-exit=1 --wait=60 torchrun " in done.stdout, "else a node that is left waits on"
     assert done.stdout.rstrip().endswith(f"--rdzv-endpoint={socket.gethostname()}:20007 {' '.join(words)}")
