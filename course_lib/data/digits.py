@@ -31,7 +31,7 @@ TRAIN_SIZE, TEST_SIZE = 18_000, 2_000  # digits; 18,000 gives 2, 3, 4, 6 or 8 ra
 MEAN, STD = 0.1579, 0.2869  # of the made training digits, scaled to 0…1 (a test recomputes them)
 LOCK_SECONDS = 60.0  # then make the files without the lock: a maker that hangs must not block everyone
 
-# The typefaces come with matplotlib. The test digits are set in ones that the training digits never use.
+# The fonts come with matplotlib. The test digits are set in ones that the training digits never use.
 TRAIN_FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
@@ -66,8 +66,9 @@ def digits(
 ) -> MNIST:
     """Load pictures of digits and their labels, as torchvision's own ``MNIST`` data set; no network needed.
 
-    The first call makes the digits (about a second): set in many typefaces, bent, rotated, shifted, noisy.
-    The 2,000 test digits are set in typefaces that the 18,000 training digits never use; all classes have
+    The first call makes the digits (about a second): set in many fonts, bent, rotated, shifted, noisy.
+    The 2,000 test digits are set in fonts that the 18,000 training digits never use (two are slanted cuts
+    of training fonts, and training digits are sheared, so they are the easier ones); all classes have
     the same size. One machine makes the same bytes each time; another processor may round a pixel
     differently, and matplotlib before 3.11 lacks one of the sixteen training typefaces, which another
     replaces. ``torchvision.datasets.MNIST(root)`` loads the files, too. Introduced in lesson 02.

@@ -136,7 +136,7 @@ def _light(color: str) -> bool:
 def _length(seconds: float) -> str:
     return (
         f"{seconds * 1000:.0f} ms"
-        if seconds < 0.1
+        if seconds < 0.2
         else f"{seconds:.1f} s"
         if seconds >= 1
         else f"{seconds:.2f} s"
