@@ -152,6 +152,13 @@ def evaluate(model, batches, device):
 
 
 @record  # when a rank raises, torchrun's report shows its traceback
+def linear(optimizer, steps):
+    """Warm up in a tenth of the steps, then go down to 0 in a straight line, and no further."""
+    rising = 1 + steps // 10
+    falling = steps - rising + 1
+    return LambdaLR(optimizer, lambda s: max(0, min((s + 1) / rising, (steps - s) / falling)))
+
+
 def train(args):
     device, backend = place()
     # torchrun has said all that is needed. Nobody has started us? Then a group of one.
@@ -174,9 +181,7 @@ def train(args):
     ddp = DDP(model.to(device).train(), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = optimizer_of(model, args.lr)
     steps = len(loader) * args.epochs  # of this rank, and so of the optimizer
-    rising = 1 + steps // 10  # warm-up, then down to 0 in a straight line
-    falling = steps - rising + 1
-    schedule = LambdaLR(optimizer, lambda s: max(0, min((s + 1) / rising, (steps - s) / falling)))
+    schedule = linear(optimizer, steps)
     step = state["step"] if state else 0
     if state:
         model.load_state_dict(state["model"])

@@ -166,6 +166,18 @@ def test_no_such_model_is_told_in_a_line(train: Train, tmp_path: Path) -> None:
     assert re.fullmatch(r"cannot begin: \w+: .*", train(*SMALL, "--model", tmp_path))
 
 
+def test_the_rate_never_turns_negative(program: ModuleType) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule, rates = program.linear(optimizer, 20), []
+    for _ in range(25):  # who counts too few steps makes more than that
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert max(rates) == rates[2] == 2
+    assert rates[19] > 0
+    assert rates[20:] == [0] * 5
+
+
 def test_what_decays(program: ModuleType) -> None:
     small = program.AlbertConfig(vocab_size=9, embedding_size=4, hidden_size=4, num_attention_heads=1)
     model = program.AlbertForMaskedLM(small)
