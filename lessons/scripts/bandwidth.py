@@ -61,7 +61,7 @@ def ranks_per_node(world_size):
 
 
 def flat(tensor, group):
-    """One ring through all ranks, in the order of their numbers."""
+    """One all_reduce; over gloo that is one ring, in the order of the ranks' numbers."""
     dist.all_reduce(tensor, group=group)
 
 
