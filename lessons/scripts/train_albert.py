@@ -151,7 +151,6 @@ def evaluate(model, batches, device):
     return (sums[0] / sums[1]).item()
 
 
-@record  # when a rank raises, torchrun's report shows its traceback
 def linear(optimizer, steps):
     """Warm up in a tenth of the steps, then go down to 0 in a straight line, and no further."""
     rising = 1 + steps // 10
@@ -159,6 +158,7 @@ def linear(optimizer, steps):
     return LambdaLR(optimizer, lambda s: max(0, min((s + 1) / rising, (steps - s) / falling)))
 
 
+@record  # when a rank raises, torchrun's report shows its traceback
 def train(args):
     device, backend = place()
     # torchrun has said all that is needed. Nobody has started us? Then a group of one.

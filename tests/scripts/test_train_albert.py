@@ -166,6 +166,12 @@ def test_no_such_model_is_told_in_a_line(train: Train, tmp_path: Path) -> None:
     assert re.fullmatch(r"cannot begin: \w+: .*", train(*SMALL, "--model", tmp_path))
 
 
+@pytest.mark.parametrize("name", ["train_albert", "train_ddp", "train_imagenet", "train_resume"])
+def test_torchrun_can_show_the_traceback_of_a_rank(name: str) -> None:
+    code = (ROOT / "lessons" / "scripts" / f"{name}.py").read_text()
+    assert re.findall(r"^@record.*\ndef (\w+)", code, re.MULTILINE) == ["train"]
+
+
 def test_the_rate_never_turns_negative(program: ModuleType) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     schedule, rates = program.linear(optimizer, 20), []
