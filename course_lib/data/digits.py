@@ -68,7 +68,7 @@ def digits(
 
     The first call makes the digits (about a second): set in many fonts, bent, rotated, shifted, noisy.
     The 2,000 test digits are set in fonts that the 18,000 training digits never use (two are slanted cuts
-    of training fonts, and training digits are sheared, so they are the easier ones); all classes have
+    of training fonts, and training digits are sheared); all classes have
     the same size. One machine makes the same bytes each time; another processor may round a pixel
     differently, and matplotlib before 3.11 lacks one of the sixteen training typefaces, which another
     replaces. ``torchvision.datasets.MNIST(root)`` loads the files, too. Introduced in lesson 02.
