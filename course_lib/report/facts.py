@@ -25,6 +25,7 @@ class Failure:
     message: str = ""  # of the exception, or the launcher's note
     causes: list[str] = field(default_factory=list)  # type and message of each exception that led to it
     signal: str = ""  # as in "SIGKILL"
+    crashed_in: str = ""  # by that signal: which thread, unless it is the one of the frames
     exit_code: int | None = None  # that of a signal is negative; None if it raised or was noted
     frames: list[dict[str, Any]] = field(default_factory=list)  # the learner's own, outermost first
     last_lines: list[str] = field(default_factory=list)  # of its output, where they say why

@@ -109,7 +109,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         return None
     name = _signal_of(exit_code)
     unrecorded: Unrecorded = "" if name else _unrecorded(run)
-    position = crash_position(run, rank) if name in CRASHES else None
+    position, crashed_in = crash_position(run, rank) if name in CRASHES else (None, "")
     # a library that gives up prints why, and so do argparse and sys.exit("…") in a program
     prints = name == "SIGABRT" or (rank == PROGRAM and not name and not unrecorded)
     return Failure(
@@ -117,6 +117,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         "signal" if name else "exit code",
         seen,
         signal=name,
+        crashed_in=crashed_in,
         exit_code=exit_code,
         frames=[position.frame] if position else [],
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],

@@ -24,6 +24,7 @@ STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes mi
 DUMP_BYTES = 1 << 18  # read at most: a dump has a hundred frames for each of a hundred threads
 CRASH = "Fatal Python error: "
 THREAD = re.compile(r"^(Current|Thread|Stack)\b.*\(most recent call first\):\n((?:  .*\n)*)", re.MULTILINE)
+CURRENT = re.compile(r"^(Current|Stack)\b", re.MULTILINE)  # the heading of the thread that has crashed
 STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
@@ -65,14 +66,24 @@ def asked_stack(run: Run, rank: int) -> list[Place]:
     return next(filter(position_of, stacks), stacks[0] if stacks else [])
 
 
-def crash_position(run: Run, rank: int | str) -> Position | None:
-    """Return where the learner's code was when a rank crashed in C, if that was written down anywhere."""
+def crash_position(run: Run, rank: int | str) -> tuple[Position | None, str]:
+    """Return where the learner's code was when a rank crashed in C, if that was written down anywhere.
+
+    And, if another thread has crashed, which: where that one was, or that it runs no Python code.
+    """
     trace, named = run.trace(rank), run.facts(rank).get("crash_file")
     for path in [trace.files.crash, *([Path(named)] if named else []), *reversed(trace.log_files())]:
         _, crashed, text = _end_of(path).rpartition(CRASH)
         if crashed:
-            return next(filter(None, map(position_of, dumped(text))), None)
-    return None
+            stacks = dumped(text)
+            position = next(filter(None, map(position_of, stacks)), None)
+            if not CURRENT.search(text):
+                return position, "in a thread that runs no Python code"
+            if position is None or position_of(stacks[0]) or not stacks[0]:
+                return position, ""
+            file, line, function = stacks[0][0]
+            return position, f"in another thread, in {function} ({os.path.basename(file)}, line {line})"
+    return None, ""
 
 
 def _end_of(path: Path) -> str:

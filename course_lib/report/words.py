@@ -180,7 +180,8 @@ def _failure_text(failure: Failure, files: RankFiles) -> str:
     texts = [(failure.message, MESSAGE_LINES), *((cause, CAUSE_LINES) for cause in failure.causes)]
     cut = any(_lines_of(text, most) != text.strip().splitlines() for text, most in texts)
     rest = f"\n[all of it is in {files.failure}]" if cut and failure.kind == "raised" else ""
-    return "".join([_failure_headline(failure, files), "\n".join(said), *causes, rest])
+    meanwhile = "; meanwhile its code was here:" if failure.crashed_in and failure.frames else ""
+    return "".join([_failure_headline(failure, files), meanwhile, "\n".join(said), *causes, rest])
 
 
 def _lines_of(message: str, most: int = MESSAGE_LINES) -> list[str]:
@@ -195,7 +196,8 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
     if failure.kind == "noted by the launcher":
         return failure.message
     if failure.kind == "signal":
-        return OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
+        how = OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
+        return f"{how} {failure.crashed_in}".rstrip()
     if failure.kind == "exit code":
         unexplained = "" if failure.rank == PROGRAM else " and without an exception (os._exit?)"
         why = UNRECORDED.get(failure.unrecorded, unexplained).format(files.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -214,8 +215,6 @@ def test_the_signal_that_ended_a_rank(number: signal.Signals, words: str) -> Non
 )
 def test_a_crash_in_c_has_its_line(before: str, tmp_path: Path) -> None:
     """Wherever the program has its stacks written; it may also crash in another thread."""
-    import ctypes
-
     own = tmp_path / "own.log"
     crash = cell(
         f"""
@@ -234,6 +233,21 @@ def test_a_crash_in_c_has_its_line(before: str, tmp_path: Path) -> None:
     assert re.search(rf"---->    {line}     ", str(error)), str(error)
     assert "Segmentation fault" in (own.read_text() if own.exists() else "Segmentation fault")
     assert ("Segmentation fault" in error.run.logs[0]) == before.endswith("enable()"), "where it wanted it"
+    here = "another thread, in string_at (__init__.py, line" if "Thread" in before else ""
+    assert here in str(error)
+    assert ("meanwhile its code was here:" in str(error)) == bool(here)
+
+
+def test_a_crash_in_a_thread_without_python_is_not_blamed_on_the_line() -> None:
+    """Gloo's threads, say: the rank's own line has only waited for them."""
+
+    def work() -> None:
+        nowhere, thread = ctypes.c_void_p(8), ctypes.c_ulong()
+        ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, nowhere, None)
+        time.sleep(60)
+
+    said = "in a thread that runs no Python code; meanwhile its code was here:"
+    assert f"not its own) {said}\n" in str(failing(work, nprocs=1))
 
 
 def test_the_report_stays_short_whatever_is_raised() -> None:

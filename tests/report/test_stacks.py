@@ -69,11 +69,11 @@ def test_a_crash_is_found_wherever_it_was_written(tmp_path: Path) -> None:
     """The program may say where: to its output, or to a file of its own."""
     run = with_stack(FILE)  # it was asked once, and that was no crash
     files = RankFiles(run.folder, 0)
-    assert stacks.crash_position(run, 0) is None
+    assert stacks.crash_position(run, 0) == (None, "")
 
     def line_after(path: Path, text: str) -> int | None:
         path.write_text(text)
-        position = stacks.crash_position(run, 0)
+        position, _ = stacks.crash_position(run, 0)
         return position and position.frame["line"]
 
     assert line_after(files.log, f"step 1\n{CRASH}{FILE}") == 12
