@@ -153,11 +153,49 @@ def torch_before(*version: int) -> bool:
     return tuple(int(part) for part in found[: len(version)]) < version
 
 
-def adapt_old_torch() -> None:
-    """In a rank, even out how torch before 2.14 differs from what the lessons were written for."""
+def adapt_torch() -> None:
+    """In a rank: give gloo's threads their place, and even out how torch before 2.14 differs from later."""
+    put_gloo_behind()
     keep_gloo_groups()
     take_forward_sync_buffers()
     hide_buffer_broadcasts()
+
+
+def put_gloo_behind() -> None:
+    """Have the system let gloo's network threads wait for the others of a rank (Linux; torch 2.14).
+
+    During a collective such a thread asks without a pause whether bytes have come (PyTorch's gloo, issue 246).
+    Where the ranks have no core to spare, Linux lets it go on until its slice of time is over, about 3 ms,
+    before the thread that it works for has its turn. Under SCHED_BATCH that one comes first; the share of
+    each stays the same. The names of threads are torch's, and so is the function that makes them.
+    """
+    dist: Any = importlib.import_module("torch.distributed")
+    if not (dist.is_available() and hasattr(os, "SCHED_BATCH")):
+        return
+    c10d: Any = dist.distributed_c10d
+    make = getattr(c10d, "_new_process_group_helper", None)
+    if make is None or hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def make_and_put_behind(*args: Any, **kwargs: Any) -> Any:
+        group = make(*args, **kwargs)
+        for thread in gloo_threads():
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+        return group
+
+    c10d._new_process_group_helper = make_and_put_behind
+
+
+def gloo_threads() -> list[int]:
+    """Return the system's numbers of gloo's network threads in this process; none but on Linux."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as name:
+                found += [int(thread)] if name.read() == "gloo_tcp_loop\n" else []
+    return found
 
 
 def take_forward_sync_buffers() -> None:

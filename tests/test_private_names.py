@@ -240,6 +240,24 @@ def an_array_is_made_by_what_we_allow() -> None:
     assert made_by == private_names.array_constructors()
 
 
+def gloos_network_threads_have_a_name() -> None:
+    """And the function that makes them is called for each group; only Linux has this policy."""
+
+    def policies() -> list[list[int]]:
+        dist.init_process_group("gloo")
+        one = private_names.gloo_threads()
+        group = dist.new_group()
+        dist.barrier(group=group)
+        two = private_names.gloo_threads()
+        return [[os.sched_getscheduler(thread) for thread in threads] for threads in (one, two, [0])]
+
+    if hasattr(os, "SCHED_BATCH"):
+        one, two, main = launch(policies, nprocs=2, device="cpu", dashboard=False).results[0]
+        assert (len(one), len(two)) == (1, 2)
+        assert {*one, *two} == {os.SCHED_BATCH}
+        assert main == [os.SCHED_OTHER]
+
+
 def torch_save_takes_our_pickler() -> None:
     file = io.BytesIO()
     torch.save({"t": torch.ones(2)}, file, pickle_module=by_value, **private_names.WITHOUT_ZIP)
@@ -306,6 +324,7 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
         the_lines_of_a_collective_are_read_without_loading_more,
         each_process_group_has_its_ranks,
         cpp_calls_us_before_it_gives_up,
+        gloos_network_threads_have_a_name,
         torch_save_takes_our_pickler,
         torchrun_asks_us_for_a_port,
         the_agent_ends_ranks_by_a_method_of_ours,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..cluster import tasks_here
-from ..private_names import adapt_old_torch
+from ..private_names import adapt_torch
 from .fingerprints import check_same
 from .recorder import attach, note
 from .trial import batches_of
@@ -49,7 +49,7 @@ def place() -> tuple[Any, str]:
         backend = "nccl" if ranks_here <= gpus_here else "gloo"
         device = torch.device("cuda", local_rank % gpus)
         torch.cuda.set_device(device)
-    adapt_old_torch()  # for the ranks of programs; those of `launch` have done so
+    adapt_torch()  # for the ranks of programs; those of `launch` have done so
     note(device=str(device), backend=backend)
     return device, backend
 

@@ -21,7 +21,7 @@ from typing import Any
 from .. import by_value
 from ..files import whole_file
 from ..kill import end_with, end_with_parent
-from ..private_names import WITHOUT_ZIP, adapt_old_torch, leave_fork_server
+from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server
 from ..run_folder import AT_WORK, ENDING, EVERYONE, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import report_exception, watch_children
 from .last_words import LastWords
@@ -99,7 +99,7 @@ def _run(assignment: Assignment) -> Any:
     linecache.cache.update(assignment.cells)
     torch.set_num_threads(assignment.threads)
     own_autograd()
-    adapt_old_torch()
+    adapt_torch()
     # All forks, also those of the next launch, start with the same RNG state. Draw a seed for each, as in a
     # fresh process and as Python's own `random` does after a fork.
     torch.seed()
