@@ -164,7 +164,7 @@ def adapt_torch() -> None:
 def put_gloo_behind() -> None:
     """Have the system let gloo's network threads wait for the others of a rank (Linux; torch 2.14).
 
-    During a collective such a thread asks without a pause whether bytes have come (PyTorch's gloo, issue 246).
+    In a collective it asks again and again, without a pause, for new bytes (pytorch/gloo, issue 246).
     Where the ranks have no core to spare, Linux lets it go on until its slice of time is over, about 3 ms,
     before the thread that it works for has its turn. Under SCHED_BATCH that one comes first; the share of
     each stays the same. The names of threads are torch's, and so is the function that makes them.
