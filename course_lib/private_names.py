@@ -162,12 +162,13 @@ def adapt_torch() -> None:
 
 
 def put_gloo_behind() -> None:
-    """Have the system let gloo's network threads wait for the others of a rank (Linux; torch 2.14).
+    """Keep gloo's network threads from taking the core of a thread that they wait for (Linux; torch 2.14).
 
-    In a collective it asks again and again, without a pause, for new bytes (pytorch/gloo, issue 246).
-    Where the ranks have no core to spare, Linux lets it go on until its slice of time is over, about 3 ms,
-    before the thread that it works for has its turn. Under SCHED_BATCH that one comes first; the share of
-    each stays the same. The names of threads are torch's, and so is the function that makes them.
+    When bytes come, such a thread wakes, and tries the lock of their connection. If another thread of the rank
+    has the lock, it asks for the bytes again, and so on without a pause (gloo's `Pair::handleEvents`). Where
+    the ranks have no core to spare, Linux may have given it the core of that very thread, for milliseconds.
+    Under SCHED_BATCH a thread that wakes takes no running thread's core; each one's share stays the same.
+    The name of the threads is torch's, and so is the function that makes them.
     """
     dist: Any = importlib.import_module("torch.distributed")
     if not (dist.is_available() and hasattr(os, "SCHED_BATCH")):
