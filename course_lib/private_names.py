@@ -164,7 +164,7 @@ def adapt_torch() -> None:
 def put_gloo_behind() -> None:
     """Keep gloo's network threads from taking the core of a thread that they wait for (Linux; torch 2.14).
 
-    When bytes come, such a thread wakes, and tries the lock of their connection. If another thread of the rank
+    When bytes come, such a thread wakes and tries the lock of their connection. If another thread of the rank
     has the lock, it asks for the bytes again, and so on without a pause (gloo's `Pair::handleEvents`). Where
     the ranks have no core to spare, Linux may have given it the core of that very thread, for milliseconds.
     Under SCHED_BATCH a thread that wakes takes no running thread's core; each one's share stays the same.
