@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kinds = Callable[[], Mapping[str, "Iterable[Tensor | None]"]]
+Storage = tuple[int, str, str, tuple[int, ...]]  # its bytes, its kind, the operation that made it, the shape
 BUFFERS, REST = "collectives' buffers", "activations and results in between"
 COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather"}  # c10d's name, and the public one
 
@@ -64,9 +65,9 @@ class LivePeak:
         self.history: list[int] = []
         self.at_peak: dict[str, int] = {}
         self.most: dict[str, int] = {}
-        self.largest: list[tuple[int, str, str, tuple[int, ...]]] = []
         self.collectives: list[tuple[str, int]] = []
         self._peak = 0
+        self._at_peak: list[Storage] = []
 
     def __enter__(self) -> LivePeak:
         self._fake = active_fake_mode()
@@ -80,12 +81,11 @@ class LivePeak:
 
     def bytes(self) -> dict[str, int]:
         """Return the bytes that are alive now, by kind."""
-        kinds = self._kinds()
-        kind_of = self._kind_of(kinds)
-        found = dict.fromkeys([*kinds, BUFFERS, REST], 0)
-        for storage, _, _ in self._living():
-            found[kind_of.get(id(storage)) or self._other(storage)] += storage.nbytes()
-        return {kind: size for kind, size in found.items() if size}
+        return self._look()[0]
+
+    @property
+    def largest(self) -> list[Storage]:
+        return sorted(self._at_peak, key=lambda each: (-each[0], each[1:3], math.prod(each[3])))
 
     def _call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = operation(*args, **kwargs)
@@ -118,22 +118,29 @@ class LivePeak:
                 self._alive[id(storage)] = weakref.ref(storage), operation, tuple(tensor.shape)
 
     def _count(self) -> None:
-        by_kind = self.bytes()
+        by_kind, storages = self._look()
         total = sum(by_kind.values())
         self.history.append(total)
         for kind, size in by_kind.items():
             self.most[kind] = max(size, self.most.get(kind, 0))
         if total > self._peak:
-            self._peak, self.at_peak, self.largest = total, by_kind, self._by_size()
+            self._peak, self.at_peak, self._at_peak = total, by_kind, storages
 
-    def _by_size(self) -> list[tuple[int, str, str, tuple[int, ...]]]:
-        kind_of = self._kind_of(self._kinds())
-        found = [
-            (storage.nbytes(), kind_of.get(id(storage)) or self._other(storage), operation, shape)
-            for storage, operation, shape in self._living()
-            if storage.nbytes()
-        ]
-        return sorted(found, key=lambda each: (-each[0], each[1:3], math.prod(each[3])))
+    def _look(self) -> tuple[dict[str, int], list[Storage]]:
+        """Return the bytes that are alive now, by kind, and the storages that hold them."""
+        kinds = self._kinds()
+        kind_of: dict[int, str] = {}  # of each storage, by its id: the first kind that has it
+        for kind, tensors in kinds.items():
+            for tensor in tensors:
+                if tensor is not None:
+                    kind_of.setdefault(id(local_part(tensor).untyped_storage()), kind)
+        by_kind, storages = dict.fromkeys([*kinds, BUFFERS, REST], 0), []
+        for storage, operation, shape in self._living():
+            if size := storage.nbytes():
+                kind = kind_of.get(id(storage)) or self._other(storage)
+                by_kind[kind] += size
+                storages.append((size, kind, operation, shape))
+        return {kind: size for kind, size in by_kind.items() if size}, storages
 
     def _living(self) -> Iterator[tuple[Any, str, tuple[int, ...]]]:
         for address, (reference, operation, shape) in list(self._alive.items()):
@@ -141,15 +148,6 @@ class LivePeak:
                 del self._alive[address]
             else:
                 yield storage, operation, shape
-
-    def _kind_of(self, kinds: Mapping[str, Iterable[Tensor | None]]) -> dict[int, str]:
-        """Return the kind of each storage, by its id; the first kind that has it."""
-        found: dict[int, str] = {}
-        for kind, tensors in kinds.items():
-            for tensor in tensors:
-                if tensor is not None:
-                    found.setdefault(id(local_part(tensor).untyped_storage()), kind)
-        return found
 
     def _other(self, storage: Any) -> str:
         buffer = self._buffers.get(id(storage))

@@ -248,8 +248,8 @@ def _costs(trials: Trials, effects: Mapping[str, Effect]) -> Iterator[Cost]:
         yield Cost(
             "sharing",
             left * alone.share,
-            f"alone rank 0 does {alone.rates} beside the others, and all together do"
-            f" {np.median(together):,.0f}: they share cores, memory or a device. {cure}",
+            f"alone rank 0 does {alone.rates} beside the others without gradient synchronization; with it,"
+            f" all together do {np.median(together):,.0f}: they share cores, memory or a device. {cure}",
         )
     else:  # they wait for each other still
         yield Cost(

@@ -120,8 +120,9 @@ def test_the_sentence_has_the_figures_and_what_else_costs() -> None:
     assert late.endswith("ranks 1, 3 do 100 samples/s, and all others at least 200: they wait for them.")
     sharing = tried(one=[150]).sentence
     assert sharing == (
-        "alone rank 0 does 150 samples/s instead of 100 beside the others, and all together do 200: they"
-        " share cores, memory or a device. More cores help, or a device for each."
+        "alone rank 0 does 150 samples/s instead of 100 beside the others without gradient synchronization;"
+        " with it, all together do 200: they share cores, memory or a device. More cores help, or a"
+        " device for each."
     )
     for one in (199, 250):  # within the spread, and beyond it
         assert tried(one=[one]).sentence.endswith(
