@@ -25,7 +25,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/test_private_names.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08 10 13,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test test-change test-all oldest newest versions lint lesson look site bench host mutants gpu
+.PHONY: help setup lab update test test-change test-all oldest newest versions lint lesson look site bench host gpu
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1: /p' Makefile
@@ -101,9 +101,6 @@ bench: setup  ## what the course promises about speed, measured beside other too
 
 host: setup  ## what kernels and their ranks take of a server's memory: ARGS="--kernels 8 --only idle 06"
 	@$(IN_VENV) python tests/benchmarks/host.py $(ARGS)
-
-mutants: setup  ## the judges against changed solutions: make mutants, or ARGS="06.1 07" for one question and one lesson
-	@$(IN_VENV) python -m tests.mutants.run $(ARGS)
 
 gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; .ci/gpu.py has the options
 	@"$(PYTHON)" .ci/gpu.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)

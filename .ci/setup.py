@@ -264,7 +264,7 @@ def pip_install(options, lines):
     write(LOG, "")
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
     with subprocess.Popen(
-        [*pip, *options, "--constraint", CONSTRAINTS, "-e", ".[lab,albert,test,mutants,site]"],
+        [*pip, *options, "--constraint", CONSTRAINTS, "-e", ".[lab,albert,test,site]"],
         cwd=ROOT,
         env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
         stderr=subprocess.PIPE,  # pip's progress is shown, its complaints become one sentence

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("lab", "albert", "test", "mutants", "site")  # what `make setup` installs
+EXTRAS = ("lab", "albert", "test", "site")  # what `make setup` installs
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 

@@ -668,7 +668,6 @@ def test_make_names_its_commands(course: Course) -> None:
         "lesson",
         "look",
         "bench",
-        "mutants",
         "gpu",
     } <= told
 
