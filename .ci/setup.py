@@ -1,58 +1,39 @@
 """`make setup`: make .venv and install the course into it, with all that its tests need.
 
-The versions are the tested ones, which constraints.txt lists. With --oldest (for `make oldest`), .venv-oldest
-gets the lowest versions that pyproject.toml allows; with --newest (for `make newest`), .venv-newest gets the
-newest that the package index has.
-Standard library and Python 3.6 syntax only, so that an old Python can be told that it is too old.
-A stamp is written into .venv at the very end. While it fits pyproject.toml, constraints.txt and this file,
-nothing is installed. Without it (on the first run, or after one that failed or was interrupted), every step
-is taken, and what is there is kept: the half of an interrupted run, a torch that was put into .venv before.
+The versions are those of constraints.txt, which passed all tests. With --oldest, .venv-oldest gets the lowest
+versions that pyproject.toml allows; with --newest, .venv-newest gets the newest that the package index has.
+A stamp is written into .venv last. While it fits pyproject.toml, constraints.txt and this file, nothing is
+installed. Otherwise every step is taken, and what is there is kept: the half of an interrupted run, a torch.
 """
-# ruff: noqa: UP021, UP032  (Python 3.6 has no `text=`)
 
-import glob
+import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OLDEST, NEWEST = "--oldest" in sys.argv[1:], "--newest" in sys.argv[1:]
-NAME = ".venv-oldest" if OLDEST else ".venv-newest" if NEWEST else ".venv"
-TESTED = os.path.join(ROOT, "constraints.txt")
-VENV = os.path.join(ROOT, NAME)
-PROGRAMS = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
-PYTHON = os.path.join(PROGRAMS, "python.exe" if os.name == "nt" else "python")
-STAMP = os.path.join(VENV, "course-setup-done")
-LOG = os.path.join(VENV, "course-setup.log")
-DOWNLOADS = os.path.join(VENV, "course-setup-downloads")  # pip's temporary files, where we can clear them
-CONSTRAINTS = os.path.join(DOWNLOADS, "constraints.txt")  # for this set-up
-
-# GB that stay in .venv, and GB that downloads take besides while pip installs
-WITH_CUDA, WITHOUT_CUDA, TORCH_IS_THERE = (6.6, 2.8), (1.7, 0.5), (0.9, 0.3)
-
-NO_VENV = re.compile(r"ensurepip\s+is\s+not\s+available|No module named '?(venv|ensurepip)")
-DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|not enough space on the disk")
-NO_NETWORK = re.compile(
-    r"NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|Max retries exceeded|ProxyError|SSLError"
-    r"|Connection (refused|reset|aborted)|Network is unreachable|Temporary failure in name resolution"
-    r"|Name or service not known|getaddrinfo failed|nodename nor servname"
-)
-
-# For this .venv only: JupyterLab neither asks about news nor looks for a newer version
-LAB_SETTINGS = os.path.join(VENV, "share", "jupyter", "lab", "settings", "overrides.json")
-NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
-# nbgitpuller (for `make update`) adds a page that lets a link copy a stranger's files into the course
-SERVER_SETTINGS = os.path.join(VENV, "etc", "jupyter", "jupyter_server_config.json")
-NO_PULLING_BY_LINK = {"ServerApp": {"jpserver_extensions": {"nbgitpuller": False}}}
+ROOT = Path(__file__).absolute().parents[1]
+MODE = "".join(sys.argv[1:])
+VENV = ROOT / (".venv" + MODE[1:])
+PYTHON, STAMP = VENV / "bin" / "python", VENV / "course-setup-done"
+FOR_PIP = VENV / "course-setup"  # its constraints, log and downloads, for which /tmp may be too small
+OPTIONS = {
+    "--oldest": ["--only-binary", ":all:"],  # what a learner would have to build is not supported
+    "--newest": ["--upgrade", "--upgrade-strategy", "eager"],
+}
+# JupyterLab asks nobody for news, and has no page that lets a link copy a stranger's files into the course
+NO_NEWS = '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}'
+NO_PULLING_BY_LINK = '{"ServerApp": {"jpserver_extensions": {"nbgitpuller": false}}}'
+# The tested versions that fit only the tested torch
+TORCHS_OWN = re.compile(r"(?m)^(torch|torchvision|triton|cuda-[\w-]+|nvidia-(?!ml-py)[\w-]+)==.*\n")
+KNOWN_FAULTS = {  # by what pip says
+    "No space left on device|Disk quota exceeded": "the disk is full: make room, and run this again.",
+    r"(?i)connection broken|timed out|connect\w*error": "pip reaches no package index: is there a network?",
+}
 
 
 class Fault(Exception):
@@ -62,370 +43,108 @@ class Fault(Exception):
 def set_up():
     if is_done():
         return
-    wait_for_another_set_up()
-    if is_done():
-        return
-    follow_a_move()
-    check_the_version()
-    pip_options = check_the_space()
-    if not has_pip():
-        make_venv()
-    forget_half_installed()
-    install(pip_options)
-    check_the_torch_pair()
-    write(LAB_SETTINGS, json.dumps(NO_NEWS, indent=2))
-    write(SERVER_SETTINGS, json.dumps(NO_PULLING_BY_LINK, indent=2))
+    try:
+        fcntl.flock(os.open(str(ROOT), os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+    except BlockingIOError:
+        raise Fault("another set-up is at work in this folder: wait until it has ended.") from None
+    shutil.rmtree(str(FOR_PIP), ignore_errors=True)
+    options = check_the_space()
+    make_venv()
+    install([*options, *OPTIONS.get(MODE, [])])
+    write(VENV / "share/jupyter/lab/settings/overrides.json", NO_NEWS)
+    write(VENV / "etc/jupyter/jupyter_server_config.json", NO_PULLING_BY_LINK)
     write(STAMP, wanted())
-    print(f"Set-up done: the course is in {NAME}.")
-
-
-def keep_compiled():
-    """Compile the course's modules: with PYTHONDONTWRITEBYTECODE set, each rank would compile its imports."""
-    folders = [os.path.join(ROOT, *each) for each in (["course_lib"], ["tests"], ["lessons", "scripts"])]
-    there = list(filter(os.path.isdir, folders))
-    if there:  # without a folder, compileall compiles all of sys.path
-        subprocess.call([PYTHON, "-m", "compileall", "-qq", *there])
+    print(f"Set-up done: the course is in {VENV.name}.")
 
 
 def wanted():
     """Return the stamp of an up-to-date .venv: the course's folder and a digest of what it requires."""
-    tables = re.findall(r"(?ms)^\[.*?(?=^\[|\Z)", read(os.path.join(ROOT, "pyproject.toml")))
-    asked = [table for table in tables if re.match(r"\[(build-system|project|tool\.setuptools)\b", table)]
-    asked = re.sub(r"(?m)\s*#.*$|\s+$", "", "".join(asked)) + read(os.path.abspath(__file__)) + tested()
-    return "{}\n{}\n".format(ROOT, hashlib.sha256(asked.encode("utf-8")).hexdigest())
-
-
-def stamp():
-    try:
-        return read(STAMP)
-    except OSError:
-        return ""
+    asked = [ROOT / "pyproject.toml", ROOT / "constraints.txt", Path(__file__)]
+    return f"{ROOT}\n{hashlib.sha256(b''.join(path.read_bytes() for path in asked)).hexdigest()}\n"
 
 
 def is_done():
     """Return whether nothing is left to do; never so with --newest, as only the index knows."""
-    return not NEWEST and stamp() == wanted() and os.path.exists(PYTHON)
-
-
-def wait_for_another_set_up():
-    """Wait while another set-up runs, as two would break .venv; the lock ends with its process."""
-    if fcntl is None:
-        return
-    folder = os.open(ROOT, os.O_RDONLY)
-    os.set_inheritable(folder, True)  # pip inherits the lock: it may outlive a set-up that was killed
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print("Another set-up is at work in this folder: waiting for it.", flush=True)
-        fcntl.flock(folder, fcntl.LOCK_EX)
-
-
-def follow_a_move():
-    """Correct the path in .venv's programs after the course was moved or copied."""
-    old = os.path.join((stamp().splitlines() or [ROOT])[0], NAME)
-    if old == VENV:
-        return
-    old, new = os.fsencode(old), os.fsencode(VENV)
-    for path in glob.glob(os.path.join(glob.escape(PROGRAMS), "*")):
-        if os.path.isfile(path) and not os.path.islink(path) and os.path.getsize(path) < 1e6:
-            with open(path, "rb+") as file:
-                content = file.read()
-                if b"\0" not in content and old in content:
-                    file.seek(0)
-                    file.write(content.replace(old, new))
-                    file.truncate()
-
-
-def check_the_version():
-    project = read(os.path.join(ROOT, "pyproject.toml"))
-    oldest = tuple(int(part) for part in re.search(r'requires-python = ">=(\d+)\.(\d+)"', project).groups())
-    needed = "the course needs {}.{} or newer".format(*oldest)
-    found = venv_version()
-    if found is None and sys.version_info[:2] < oldest:
-        this = ".".join(str(part) for part in sys.version_info[:3])
-        raise Fault(f"this is Python {this} and {needed}: name one, as in `PYTHON=python3.12 make setup`.")
-    if found is not None and found < oldest:
-        raise Fault(
-            f"{NAME} holds Python {found[0]}.{found[1]} and {needed}: remove the folder {NAME} and name"
-            " a newer Python, as in `PYTHON=python3.12 make setup`."
-        )
-
-
-def venv_version():
-    """Return the version of .venv's Python as (3, 12), or None if it does not work."""
-    run = in_venv("print(*sys.version_info[:2])")
-    return tuple(int(part) for part in run.stdout.split()[-2:]) if run.returncode == 0 else None
-
-
-def has_pip():
-    return in_venv("import pip").returncode == 0
-
-
-def in_venv(code):
-    """Run code in .venv's Python; fail if a half-made .venv leads to the machine's own Python instead."""
-    is_ours = f"import os, sys; os.path.samefile(sys.prefix, {VENV!r}) or sys.exit('not a venv'); "
-    return output_of([PYTHON, "-c", is_ours + code])
+    made = STAMP.read_text() if STAMP.exists() else ""
+    home = made.partition("\n")[0]
+    if home not in ("", str(ROOT)):
+        raise Fault(f"{VENV.name} was made in {home} and only works there: remove it, and run this again.")
+    return MODE != "--newest" and made == wanted() and PYTHON.exists()
 
 
 def check_the_space():
     """Raise if the disk is too full; return pip options that save space if it is nearly so."""
-    there = installed("torch")
-    if there:
-        staying, downloads = TORCH_IS_THERE
-    else:
-        staying, downloads = WITH_CUDA if sys.platform.startswith("linux") else WITHOUT_CUDA
-        staying = max(staying - size_of(VENV) / 1e9, 0.5)
-    free = shutil.disk_usage(ROOT).free / 1e9
-    if free < staying + downloads:
-        smaller = f", or put PyTorch's smaller CPU build into {NAME} first, as the README says"
-        raise Fault(
-            f"the disk is too full: making {NAME} takes about {staying + downloads:.1f} GB, of which"
-            f" {staying:.1f} GB stay, and {free:.1f} GB are free: make room{'' if there else smaller}."
-        )
-    return [] if free > staying + 2 * downloads else ["--no-cache-dir"]
-
-
-def size_of(folder):
-    files = (os.path.join(top, name) for top, _, names in os.walk(folder) for name in names)
-    return sum(os.lstat(path).st_size for path in files)
+    free = shutil.disk_usage(str(ROOT)).free / 1e9
+    there = sum(path.lstat().st_size for path in VENV.rglob("*")) / 1e9
+    needed, downloads = (9.4 - there, 2.8) if sys.platform == "linux" else (2.2 - there, 0.5)
+    needed, downloads = (1.2, 0.3) if installed("torch") else (needed, downloads)
+    if free < needed:
+        raise Fault(f"{needed:.1f} GB of disk are needed, {free:.1f} are free: make room, or see README.md.")
+    return [] if free > needed + downloads else ["--no-cache-dir"]
 
 
 def installed(name):
     """Return the ``.dist-info`` folders in .venv of a package; none if it is not installed."""
-    folders = [os.path.join(glob.escape(VENV), lib, "site-packages") for lib in ("lib/python3*", "Lib")]
-    return [path for folder in folders for path in glob.glob(os.path.join(folder, name + "-*.dist-info"))]
+    return list(VENV.glob(f"lib/python3*/site-packages/{name}-*.dist-info"))
 
 
 def make_venv():
-    """Make .venv, or add pip to one that lacks it; clear what is in it only if nothing else helps."""
-    make = [sys.executable, "-m", "venv", VENV]
-    attempts = [make, [*make, "--clear"]]
-    if venv_version() is not None:
-        attempts.insert(0, [PYTHON, "-m", "ensurepip"])
-    for command in attempts:
-        run = output_of(command)
-        if run.returncode == 0 and has_pip():
-            return
-        check_for_full_disk(run.stdout)
-        if "venv" in command and NO_VENV.search(run.stdout):
-            named = re.search(r"apt install (\S+)", run.stdout)
-            package = named.group(1) if named else "python{}.{}-venv".format(*sys.version_info[:2])
-            raise Fault(
-                "this Python cannot make virtual environments: on Debian and Ubuntu,"
-                f" `sudo apt install {package}`, then run the same command again."
-            )
-    raise Fault(f"`{sys.executable} -m venv {NAME}` failed: {last_line(run.stdout)}")
-
-
-def forget_half_installed():
-    """Delete the ``.dist-info`` of half-installed packages, which lack INSTALLER or RECORD (written last)."""
-    shutil.rmtree(DOWNLOADS, ignore_errors=True)
-    for package in installed("*"):
-        if not all(os.path.exists(os.path.join(package, name)) for name in ("INSTALLER", "RECORD")):
-            shutil.rmtree(package)
+    """Make .venv, or add pip to one that lacks it."""
+    if PYTHON.exists() and (VENV / "bin" / "pip").exists():
+        return
+    if sys.version_info < (3, 11):  # noqa: UP036  (all of this file is Python 3.6, to be able to say this)
+        this = sys.version.split()[0]
+        raise Fault(f"Python {this} is too old: name 3.11 or newer, as in `PYTHON=python3.12 make setup`.")
+    if not (find_spec("venv") and find_spec("ensurepip")):
+        raise Fault(f"venv is missing: on Debian, `sudo apt install python3.{sys.version_info[1]}-venv`.")
+    subprocess.check_call([sys.executable, "-m", "venv", str(VENV)])
 
 
 def install(options):
-    if not installed("torch"):
-        print(f"Making {NAME}: this downloads PyTorch and takes some minutes.", flush=True)
-    if OLDEST:
-        options = [*options, "--only-binary", ":all:"]  # what a learner would have to build is not supported
-    if NEWEST:
-        options = [*options, "--upgrade", "--upgrade-strategy", "eager"]
-    lines = lowest_versions() if OLDEST else "" if NEWEST else without_another_torch(tested())
-    try:
-        told = pip_install(options, lines)
-        for _ in range(lines.count("\n")):
-            if told is None or OLDEST or NO_NETWORK.search(told + read(LOG)):
-                break
-            lines = without_what_is_in_the_way(lines)
-            if lines is None:
-                break
-            told = pip_install(options, lines)
-    finally:
-        shutil.rmtree(DOWNLOADS, ignore_errors=True)
-    if told is None:
-        return
-    check_for_full_disk(told)
-    errors = re.findall(r"(?m)^\s*ERROR: (?!Exception:|ResolutionImpossible)(.*)$", told)
-    error = errors[-1] if errors else last_line(told)
-    error += " (all that pip said: {}/{})".format(NAME, os.path.basename(LOG))
-    if NO_NETWORK.search(told + read(LOG)):
-        raise Fault(f"pip could not reach the package index, is there a network? Its last line: {error}")
-    if "No matching distribution" in error:
-        version = "{}.{}".format(*venv_version())
-        raise Fault(f"pip finds no package that fits Python {version} on this machine: {error}")
-    raise Fault(f"pip failed: {error}")
+    """Have pip install the course; raise with its last error if it fails."""
+    for package in installed("*"):
+        if not (package / "RECORD").exists():  # pip writes it last: this is what a kill left
+            shutil.rmtree(str(package))
+    print(f"Making {VENV.name}: this takes some minutes if PyTorch has to be downloaded.", flush=True)
+    versions, log = FOR_PIP / "constraints.txt", FOR_PIP / "log"
+    write(versions, constraints())
+    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options]
+    pip += ["--log", str(log), "-c", str(versions), "-e", ".[lab,albert,test,site]"]
+    settings = dict(os.environ, TMPDIR=str(FOR_PIP), PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1")
+    if subprocess.call(pip, cwd=str(ROOT), env=settings):
+        told = log.read_text(errors="replace") if log.exists() else ""
+        known = [sentence for words, sentence in KNOWN_FAULTS.items() if re.search(words, told)]
+        errors = re.findall(r"ERROR: (?!Exception:|ResolutionImpossible)(.*)", told)
+        raise Fault(known[0] if known else f"pip failed: {(errors or ['see above'])[-1]}")
 
 
-def pip_install(options, lines):
-    """Install the course under constraints; return None if that went well, else pip's complaints."""
-    write(CONSTRAINTS, lines)
-    write(LOG, "")
-    pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--log", LOG]
-    with subprocess.Popen(
-        [*pip, *options, "--constraint", CONSTRAINTS, "-e", ".[lab,albert,test,site]"],
-        cwd=ROOT,
-        env=dict(os.environ, TMPDIR=DOWNLOADS, TEMP=DOWNLOADS, PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1"),
-        stderr=subprocess.PIPE,  # pip's progress is shown, its complaints become one sentence
-        universal_newlines=True,
-        errors="replace",
-        close_fds=False,
-    ) as process:
-        told = process.stderr.read()
-    return told if process.returncode else None
-
-
-def tested():
-    """Return constraints.txt, one version a line, some for one platform or Python only; or "" if unused."""
-    return read(TESTED) if not (OLDEST or NEWEST) and os.path.exists(TESTED) else ""
-
-
-def name_of(line):
-    """Return the package that a line of constraints is about, as pip spells it; "" for a comment."""
-    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", line).group()).lower()
-
-
-def pinned(line):
-    """Return the name and version in a line of constraints, for people to read."""
-    return line.partition(";")[0].strip().replace("==", " ")
-
-
-def without_another_torch(lines):
-    """Return constraints that keep an installed torch, if new enough, and the packages built for it."""
-    for path in installed("torch"):
-        version = os.path.basename(path)[len("torch-") : -len(".dist-info")]
-        if numbers(version) >= numbers(dict(bounds())["torch"]):
-            if "torch==" + version.partition("+")[0] not in lines.splitlines():
-                lines = without_torchs_own(lines)
-            kept = [line for line in lines.splitlines() if name_of(line) != "torch"]
-            return "\n".join([*kept, "torch==" + version, ""])
-    return lines
-
-
-def without_torchs_own(lines):
-    """Return constraints without the packages that each torch needs in versions of its own."""
-    own = re.compile(r"torchvision$|triton$|cuda-|nvidia-(?!ml-py)")
-    return "\n".join(line for line in lines.splitlines() if not own.match(name_of(line)))
-
-
-def without_what_is_in_the_way(lines):
-    """Return constraints that relax the versions which pip could not install; None if it named none.
-
-    If the index has dropped a version, or the user's pip settings exclude it, the nearest one that the index
-    has replaces it. If a version is there but does not fit the others, its constraint is dropped.
-    """
-    told = re.sub(r"(?m)^\d\S+ ", "", read(LOG))  # without the time at the start of each line
-    named = re.findall(r"(?m)^ +The user requested \(constraint\) ([\w.-]+)", told)
-    named += re.findall(r"satisfies the requirement ([\w.-]+)", told)
-    named += re.findall(r"(?m)^ +([\w.-]+) \S+ depends on ", told)
-    in_the_way = [
-        line for line in lines.splitlines() if "==" in line and name_of(line) in map(name_of, named)
-    ]
-    gone = {}
-    for line in in_the_way:
-        version = re.search(r"==([^\s;]+)", line).group(1)
-        nearest = nearest_version(name_of(line), version)
-        if nearest not in (None, version):
-            gone[line] = line.replace("==" + version, "==" + nearest, 1)
-            print(f"{pinned(line)} was tested, but the package index does not have it: {nearest} instead.")
-    if not gone:
-        for line in in_the_way:
-            print(f"{pinned(line)} was tested, but does not fit here: another version instead.")
-    if any(name_of(line) == "torch" for line in gone or in_the_way):
-        lines = without_torchs_own(lines)
-    kept = [gone.get(line, line) for line in lines.splitlines() if gone or line not in in_the_way]
-    return "\n".join([*kept, ""]) if in_the_way else None
-
-
-def nearest_version(name, version):
-    """Return this version, or the next older, or else newer, one that the index has and the course allows."""
-    pip = [PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-user"]
-    listed = re.search(r"\(from versions: ([^)]*)\)", output_of([*pip, name + "==0.0.0.dev0"]).stdout)
-    there = listed.group(1).split(", ") if listed else []
-    there = [each for each in there if re.match(r"[\d.]+(\.post\d+)?$", each)]  # no pre-releases
-    lowest = dict(bounds()).get(name, "0")
-    there = [each for each in there if numbers(each) >= numbers(lowest)]
-    if version in there or not there:
-        return version if there else None
-    older = [each for each in there if numbers(each) < numbers(version)]
-    return max(older, key=numbers) if older else min(there, key=numbers)
-
-
-def lowest_versions():
-    """Return constraints for the lowest version of each package that pyproject.toml names."""
-    return "".join("{}=={}\n".format(*bound) for bound in bounds())
-
-
-def bounds():
-    """Return each package that pyproject.toml names, with the lowest version that it allows."""
-    return re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)', read(os.path.join(ROOT, "pyproject.toml")))
-
-
-def numbers(version):
-    return [int(part) for part in re.match(r"[\d.]*\d", version).group().split(".")]
-
-
-def check_for_full_disk(told):
-    if DISK_FULL.search(told):
-        raise Fault("the disk is full: make room, then run the same command again and it goes on.")
-
-
-def check_the_torch_pair():
-    """Raise if torch and torchvision were not built for each other: then torch imports, torchvision fails."""
-    run = in_venv(
-        "import torch, torchvision.ops; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
-    )
-    if run.returncode == 0:
-        return
-    pair = installed("torch") + installed("torchvision")
-    names = " and ".join(os.path.basename(path)[: -len(".dist-info")].replace("-", " ") for path in pair)
-    raise Fault(
-        f"{names} do not work together ({last_line(run.stdout)}): `{NAME}/bin/python -m pip uninstall -y"
-        " torch torchvision`, then take both from one place, by `make setup` or as the README says."
-    )
-
-
-def output_of(command):
-    """Run a command to its end, with stderr in stdout; a missing program gives exit code 127."""
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    try:
-        return subprocess.run(command, cwd=ROOT, universal_newlines=True, errors="replace", **both)
-    except OSError as error:
-        return subprocess.CompletedProcess(command, 127, stdout=str(error))
-
-
-def last_line(text):
-    return (text.strip().splitlines() or ["it said nothing"])[-1].strip()
-
-
-def read(path):
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+def constraints():
+    """Return the versions that pip has to keep to: the tested ones, but a torch that is there."""
+    lowest = dict(re.findall(r'(?m)^ +"([\w-]+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text("utf-8")))
+    if MODE:
+        return "".join(f"{name}=={version}\n" for name, version in lowest.items() if MODE == "--oldest")
+    tested = (ROOT / "constraints.txt").read_text()
+    for package in installed("torch"):
+        version = package.name[len("torch-") : -len(".dist-info")]
+        there, least = ([int(part) for part in text.split(".")[:2]] for text in (version, lowest["torch"]))
+        if there >= least and f"torch=={version.partition('+')[0]}\n" not in tested:
+            tested = TORCHS_OWN.sub("", tested) + f"torch=={version}\n"
+    return tested
 
 
 def write(path, text):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(path + ".new", path)
-
-
-def main():
-    try:
-        set_up()
-        keep_compiled()
-    except Fault as fault:
-        print(f"Set-up stopped: {fault}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"Set-up stopped: {error}; fix that, then run the same command again.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nSet-up interrupted: run the same command again and it goes on.", file=sys.stderr)
-        return 130
-    return 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        set_up()
+        # With PYTHONDONTWRITEBYTECODE set, each rank would compile its imports
+        compiled = [str(PYTHON), "-m", "compileall", "-qq", "course_lib", "tests", "lessons/scripts"]
+        subprocess.call(compiled, cwd=str(ROOT))
+    except (Fault, OSError, subprocess.CalledProcessError) as fault:
+        sys.exit(f"Set-up stopped: {fault}")
+    except KeyboardInterrupt:
+        print("\nSet-up interrupted: run the same command again and it goes on.", file=sys.stderr)
+        sys.exit(130)
