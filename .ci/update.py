@@ -8,15 +8,10 @@ its outputs, and JupyterLab writes the Python version into a notebook as soon as
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
-
-from nbgitpuller.pull import GitPuller
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,16 +48,9 @@ def update() -> None:
 
 def followed() -> tuple[str, str]:
     """Return the branch of `origin` that this clone follows, and its name here: ("main", "origin/main")."""
-    try:
-        top = Path(git("rev-parse", "--show-toplevel"))
-    except Fault:
-        top = None
-    if top is None or top.resolve() != ROOT:
+    if not (ROOT / ".git").exists():
         raise Fault("this folder is no git clone (a ZIP's?): clone the course, then copy your files over.")
-    try:
-        upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
-    except Fault as fault:
-        raise Fault(f"git knows no branch to update from ({fault}): `git checkout` yours.") from None
+    upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
     remote, _, branch = upstream.partition("/")
     if remote != "origin":
         raise Fault(f"this clone follows {upstream}: update it with git, as you set it up with git.")
@@ -94,18 +82,15 @@ def says_the_same(cell: dict, was: dict | None) -> bool:
 
 
 def merge(branch: str) -> None:
-    logging.disable(logging.INFO)
-    told = []
-    try:
-        puller = GitPuller(git("remote", "get-url", "origin"), str(ROOT), branch=branch)
-        with contextlib.redirect_stdout(io.StringIO()):
-            for line in puller.pull():
-                told.append(line.strip())
-    except subprocess.CalledProcessError as error:
+    puller = [sys.executable, "-m", "nbgitpuller.pull", git("remote", "get-url", "origin"), branch, str(ROOT)]
+    run = subprocess.run(puller, capture_output=True, text=True)
+    if run.returncode:
         subprocess.run(["git", "merge", "--abort"], cwd=ROOT, capture_output=True)
-        last = next((line for line in reversed(told) if line), str(error))
-        raise Fault(f"git could not merge, and nothing but your own commit was made: {last}") from None
-    for line in told:
+        told = (
+            run.stdout if "CalledProcessError" in run.stderr else run.stderr
+        )  # git's words, or nbgitpuller's
+        raise Fault(f"nothing was merged, only your own changes were committed: {told.splitlines()[-1]}")
+    for line in run.stdout.splitlines():
         if line.startswith("Renamed "):
             print(line)
 
@@ -130,20 +115,10 @@ def git(*arguments: str) -> str:
     return run.stdout.strip()
 
 
-def main() -> int:
+if __name__ == "__main__":
     try:
         update()
-    except Fault as fault:
-        print(f"Update stopped: {fault}", file=sys.stderr)
-        return 1
-    except OSError as error:  # no git, no disk space, no permission
-        print(f"Update stopped: {error}; fix that, then run the same command again.", file=sys.stderr)
-        return 1
+    except (Fault, OSError) as fault:  # no git, no disk space, no permission
+        sys.exit(f"Update stopped: {fault}")
     except KeyboardInterrupt:
-        print("\nUpdate interrupted: run the same command again.", file=sys.stderr)
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        sys.exit("\nUpdate interrupted: run the same command again.")

@@ -134,23 +134,15 @@ def test_both_changed_the_same_lines_twice_in_a_row(copy: Copy) -> None:
         assert copy.cells(LESSON) == [(f"# {nprocs}", []), ("launch(mine)", ["loss 0.77\n"])]
 
 
-def test_files_of_ones_own_and_removed_ones(copy: Copy) -> None:
-    """What the learner threw away comes back; what the teacher removed stays where it was changed."""
+def test_a_file_of_ones_own_and_a_removed_lesson(copy: Copy) -> None:
     (copy.learner / "notes.txt").write_text("mine")
     (copy.learner / LESSON).unlink()
-    copy.learn(EXERCISE, answer=("return 42", ""))
-
-    def change(folder: Path) -> None:
-        (folder / "notes.txt").write_text("theirs")
-        (folder / EXERCISE).unlink()
-
-    copy.teach(lesson=(text("# New"),), change=change)
+    copy.teach(lesson=(text("# New"),), change=lambda folder: (folder / "notes.txt").write_text("theirs"))
 
     status, said = copy.update()
 
     assert status == 0, said
     assert copy.cells(LESSON) == [("# New", [])]
-    assert ("return 42", []) in copy.cells(EXERCISE)
     assert (copy.learner / "notes.txt").read_text() == "theirs"
     (kept,) = copy.learner.glob("notes__*.txt")
     assert kept.read_text() == "mine"
@@ -178,8 +170,13 @@ def test_what_cannot_be_updated_is_told(copy: Copy, tmp_path: Path) -> None:
     assert "git" in said
 
     copy.call(copy.learner, "checkout", "--quiet", "--detach")
-    assert copy.update()[1].startswith("Update stopped: git knows no branch to update from")
+    assert copy.update()[1].startswith("Update stopped: fatal: HEAD does not point to a branch")
     copy.call(copy.learner, "checkout", "--quiet", "main")
+
+    copy.teach(lesson=(text("# New"),))
+    (copy.learner / ".git" / "index.lock").touch()  # of another git
+    assert "nothing was merged" in (said := copy.update()[1])
+    assert "index.lock" in said.splitlines()[-1]
 
     copy.teacher.rename(tmp_path / "gone")
     status, said = copy.update()
