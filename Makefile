@@ -8,14 +8,14 @@ IN_VENV = VIRTUAL_ENV="$(VENV)" PATH="$(VENV)/bin:$$PATH" \
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 START = /lab/tree/lessons/00_start_here.ipynb
 NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=300
-PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers -p tests.support.selection $(NBVAL) --durations=10
+PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers $(NBVAL) --durations=10
 SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits
 
-# Tests that measure time or memory run alone, before the others.
+# Tests that measure time or memory run alone, after the others.
 define IN_TWO_PARTS
 @status=0; \
-$(PYTEST) -m alone $(2) tests || status=1; \
-$(PYTEST) $(SIDE_BY_SIDE) -m "$(1)not alone" $(2) lessons tests || status=1; \
+$(PYTEST) $(SIDE_BY_SIDE) -m "$(1) and not alone" $(ARGS) lessons tests || status=1; \
+$(PYTEST) -m "$(1) and alone" $(ARGS) tests || status=1; \
 exit $$status
 endef
 
@@ -25,7 +25,7 @@ OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.
                tests/test_private_names.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08 10 13,$(wildcard lessons/$(number)_*.ipynb))
 
-.PHONY: help setup lab update test test-change test-all oldest newest versions lint lesson look site bench host gpu
+.PHONY: help setup lab update test test-all nightly oldest newest versions lint lesson look site bench host gpu
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /make \1: /p' Makefile
@@ -49,13 +49,16 @@ test: lint  ## in minutes: lint, each room of the library, faults, every exercis
 	    "\`make test-all\` runs what was deselected, too: every lesson, every wrong answer, the grader's walls," \
 	    "Slurm, the browser."
 
-test-change: setup  ## what `make test` leaves out, as CI does: every lesson, what a change touches, a third of the rest
-	$(call IN_TWO_PARTS,not short and ,--changed-since auto --third auto $(ARGS))
-	@echo "make test-change: passed."
-
-test-all: lint  ## everything; ARGS=--record-durations keeps how long each test takes
-	$(call IN_TWO_PARTS,,$(ARGS))
+test-all: lint  ## all tests and notebooks, as CI does
+	$(call IN_TWO_PARTS,not night)
 	@echo "make test-all: lint, tests and notebooks passed."
+
+nightly: setup  ## what a night has time for: other numbers of ranks, all lessons in a browser, other draws, oldest, newest
+	$(call IN_TWO_PARTS,night)
+	@COURSE_DRAWS=$$(date +%j) $(PYTEST) $(SIDE_BY_SIDE) tests/exercises/test_questions.py
+	@$(MAKE) --no-print-directory oldest
+	@$(MAKE) --no-print-directory newest
+	@echo "make nightly: passed."
 
 # A separate COURSE_HOME: digits drawn by a newer matplotlib would hide what this one draws.
 oldest: VENV := $(CURDIR)/.venv-oldest
@@ -72,7 +75,7 @@ newest: export COURSE_HOME = $(VENV)/course-home
 newest:  ## doctor and everything with the newest versions that the package index has (.venv-newest)
 	@$(MAKE) --no-print-directory setup SETUP_ARGS=--newest
 	@$(IN_VENV) python -m course_lib doctor
-	$(call IN_TWO_PARTS,,$(ARGS))
+	$(call IN_TWO_PARTS,not night)
 	@echo "make newest: doctor, tests and notebooks passed with the newest versions."
 
 versions: newest  ## newest, and then constraints.txt: the versions that passed

@@ -1,4 +1,4 @@
-"""The short run, the order of the tests, and what is told of those that fail."""
+"""The short run, the order of the tests, when none begins, and what is told of those that fail."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 TESTS = """
-import subprocess, sys, time
+import subprocess, sys
 import pytest
-
-def test_passes():
-    pass
 
 def test_fails():
     assert 1 + 1 == 3, "it is 2"
@@ -33,26 +31,19 @@ def test_never_ends():
 
 @pytest.fixture
 def course(tmp_path: Path) -> Path:
-    """A small course: our plugins, three tests, a notebook of three cells."""
+    """A small course: our plugin, three tests, a notebook of three cells."""
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     (tmp_path / "tests").mkdir()
     for name in ("support", "tiers.toml"):
         (tmp_path / "tests" / name).symlink_to(ROOT / "tests" / name)
     (tmp_path / "tests" / "test_toy.py").write_text(TESTS)
-    sources = ["number = 1", "assert number == 2", "number"]
-    cells = [
-        {
-            "cell_type": "code",
-            "id": str(i),
-            "source": source,
-            "outputs": [],
-            "metadata": {},
-            "execution_count": 1,
-        }
-        for i, source in enumerate(sources)
-    ]
+    code = {"cell_type": "code", "outputs": [], "metadata": {}, "execution_count": 1}
+    sources = enumerate(["number = 1", "assert number == 2", "number"])
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    notebook = {
+        "cells": [code | {"id": str(i), "source": source} for i, source in sources],
+        **{"metadata": kernel, "nbformat": 4, "nbformat_minor": 5},
+    }
     (tmp_path / "lessons").mkdir()
     (tmp_path / "lessons" / "00_toy.ipynb").write_text(json.dumps(notebook))
     return tmp_path
@@ -75,15 +66,12 @@ def test_the_short_run_takes_what_is_marked_and_whole_files(course: Path) -> Non
     told = run(course, "-m", "short", "-v", "-n", "2")
     assert "test_toy.py::test_short" in told
     assert "1 failed, 3 passed" in told, "with all three cells"
-    assert "test_passes" not in told
 
 
 def test_what_failed_runs_again_with_its_whole_notebook(course: Path) -> None:
     run(course, "-k", "not never_ends")
     told = run(course, "--again", "-v")
-    assert "test_fails" in told
-    assert "2 failed, 2 passed, 3 deselected" in told, "with all three cells"
-    assert "test_passes" not in told
+    assert "2 failed, 2 passed, 2 deselected" in told, "with all three cells"
     assert "test_short" not in told
 
 
@@ -99,16 +87,13 @@ def test_failures_are_kept_in_their_own_words_with_the_stacks_of_what_hangs(cour
 def test_a_file_that_cannot_be_collected_is_told_and_runs_again(course: Path) -> None:
     failures, broken = course / "failures", course / "tests" / "test_broken.py"
     broken.write_text("import nothing_of_that_name")
-    run(course, "-k", "passes or broken", "-n", "2", COURSE_FAILURES=str(failures))
+    run(course, "-k", "short or broken", "-n", "2", COURSE_FAILURES=str(failures))
     assert "FAILED tests/test_broken.py (collection):" in failures.read_text()
     broken.write_text("def test_fixed(): pass")
     assert "1 passed" in run(course, "--again", "-k", "fixed")
-    assert "make" not in run(course, "--again", "-k", "fixed"), "and that is no failure"
 
 
-def test_what_takes_longest_begins_first(course: Path) -> None:
-    recorded = {"tests/test_toy.py::test_short": 90.0, "lessons/00_toy.ipynb::Cell 2": 50.0}
-    (course / "tests" / "durations.json").write_text(json.dumps(recorded))
-    told = run(course, "-k", "not fails and not never_ends", "-v")
-    order = [told.index(name) for name in ("test_short", "lessons/00_toy::", "test_passes")]
-    assert order == sorted(order)
+def test_what_would_begin_too_late_is_left_out_and_counted(course: Path) -> None:
+    told = run(course, "-n", "2", COURSE_UNTIL=str(time.time() - 1))
+    assert "6 skipped" in told
+    assert "6 tests were left out" in told

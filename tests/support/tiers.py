@@ -1,19 +1,19 @@
-"""Pytest plugin that marks the short run, orders the tests, and records durations and failures.
+"""Pytest plugin: which tests are the short run, their order, when none begins, and what is kept of failures.
 
-`make test` runs the tests marked `short`, by the lists in tests/tiers.toml or in the test's file. Long tests
-begin first, by tests/durations.json, which `make test-all ARGS=--record-durations` writes.
+`make test` runs the tests marked `short`, by the lists in tests/tiers.toml or in the test's file. They begin
+first, then the lessons, then what one worker runs in a row, and all others by hash: neighbours in a file wait
+for the same things.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 import zlib
-from collections import defaultdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-DURATIONS = Path(__file__).parents[1] / "durations.json"
 TIERS = tomllib.loads((Path(__file__).parents[1] / "tiers.toml").read_text())
-LONG_SECONDS = 1800
-FIRST_SECONDS = 20  # tests that take this long begin first, so that no worker is left alone with one
+TOO_LATE = "left out: it would begin after COURSE_UNTIL"
 MAX_CHARACTERS = 3000  # of each failure that CI repeats at the end
 
 
@@ -33,21 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--again", action="store_true", help="what failed last time; of a notebook, all its cells"
     )
-    group.addoption(
-        "--record-durations",
-        action="store_true",
-        help=f"write tests/{DURATIONS.name}: what takes 1 s or more",
-    )
 
 
 def is_in(nodeid: str, patterns: str) -> bool:
     """Return whether a test, or its file, is in a list of tiers.toml."""
     names = nodeid, nodeid.partition("::")[0]
     return any(fnmatch(name, pattern) for name in names for pattern in TIERS[patterns])
-
-
-def is_alone(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
 
 
 def scope(nodeid: str) -> str:
@@ -60,12 +49,11 @@ def scope(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by file; put those that take longest first, and mix the others."""
+    """Mark the short run by file, and put the tests in order."""
     for item in items:
-        if is_in(item.nodeid, "short") and not is_in(item.nodeid, "not_short") and not is_alone(item):
+        listed = is_in(item.nodeid, "short") and not is_in(item.nodeid, "not_short")
+        if listed and not item.get_closest_marker("alone") and not item.get_closest_marker("night"):
             item.add_marker(pytest.mark.short)
-        if is_in(item.nodeid, "long"):
-            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     if config.getoption("again"):
         failed = {
             scope(nodeid) for nodeid in config.cache.get("cache/lastfailed", {})
@@ -73,15 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         again = [item for item in items if {scope(item.nodeid), item.nodeid.partition("::")[0]} & failed]
         config.hook.pytest_deselected(items=[item for item in items if item not in again])
         items[:] = again
-    seconds: dict[str, float] = defaultdict(float)
-    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    for item in items:
-        seconds[scope(item.nodeid)] += known.get(item.nodeid, 0.0)
+    short = {scope(item.nodeid) for item in items if item.get_closest_marker("short")}
 
-    def turn(item: pytest.Item) -> tuple[float, int]:
-        """Sort long tests by time, and the others by hash: neighbours in a file wait for the same things."""
+    def turn(item: pytest.Item) -> tuple[bool, bool, bool, int]:
         name = scope(item.nodeid)
-        return -seconds[name] if seconds[name] >= FIRST_SECONDS else 0.0, zlib.crc32(name.encode())
+        hashed = zlib.crc32(name.encode())
+        return name not in short, not name.startswith("lessons/"), name == item.nodeid, hashed
 
     items.sort(key=turn)  # stable, so the order within a scope stays
 
@@ -96,6 +81,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # it would go by the number of tests
     return ByScope(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Begin no test after COURSE_UNTIL (seconds since 1970), which CI sets: it is cut off some time later."""
+    if time.time() > float(os.environ.get("COURSE_UNTIL", "inf")):
+        pytest.skip(TOO_LATE)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    late = [each for each in terminalreporter.stats.get("skipped", ()) if TOO_LATE in str(each.longrepr)]
+    if late:
+        terminalreporter.write_line(f"{len(late)} tests were left out: CI's time was over", red=True)
 
 
 # --- reports ----------------------------------------------------------------------------------------------
@@ -131,21 +129,16 @@ def stacks_of_children() -> str:
     return "\n".join(told)
 
 
-class Told:
-    """Plugin for the controller only that keeps durations and failures."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.seconds: dict[str, float] = defaultdict(float)
+class Failures:
+    """Plugin for the controller only that appends each failure to the file COURSE_FAILURES."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
-        self.keep_failure(report, report.when)
+        self.keep(report, report.when)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.keep_failure(report, "collection")
+        self.keep(report, "collection")
 
-    def keep_failure(self, report: Any, phase: str) -> None:
+    def keep(self, report: Any, phase: str) -> None:
         if report.failed and (path := os.environ.get("COURSE_FAILURES")):
             words = report.longreprtext
             if len(words) > MAX_CHARACTERS:
@@ -155,15 +148,10 @@ class Told:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self.config.getoption("again") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        if session.config.getoption("again") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK  # nothing failed last time
-        if self.config.getoption("record_durations"):
-            known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-            known |= {nodeid: round(seconds, 1) for nodeid, seconds in self.seconds.items() if seconds >= 1}
-            lines = ",\n".join(f"{json.dumps(name)}: {known[name]}" for name in sorted(known))
-            DURATIONS.write_text(f"{{\n{lines}\n}}\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Told(config), "course-told")
+        config.pluginmanager.register(Failures(), "course-failures")
