@@ -48,8 +48,8 @@ def set_up():
     except BlockingIOError:
         raise Fault("another set-up is at work in this folder: wait until it has ended.") from None
     shutil.rmtree(str(FOR_PIP), ignore_errors=True)
-    options = check_the_space()
     make_venv()
+    options = check_the_space()
     install([*options, *OPTIONS.get(MODE, [])])
     write(VENV / "share/jupyter/lab/settings/overrides.json", NO_NEWS)
     write(VENV / "etc/jupyter/jupyter_server_config.json", NO_PULLING_BY_LINK)
@@ -89,7 +89,7 @@ def installed(name):
 
 
 def make_venv():
-    """Make .venv, or add pip to one that lacks it."""
+    """Make .venv, or add pip to one that lacks it; make it anew if its Python is gone."""
     if PYTHON.exists() and (VENV / "bin" / "pip").exists():
         return
     if sys.version_info < (3, 11):  # noqa: UP036  (all of this file is Python 3.6, to be able to say this)
@@ -97,7 +97,7 @@ def make_venv():
         raise Fault(f"Python {this} is too old: name 3.11 or newer, as in `PYTHON=python3.12 make setup`.")
     if not (find_spec("venv") and find_spec("ensurepip")):
         raise Fault(f"venv is missing: on Debian, `sudo apt install python3.{sys.version_info[1]}-venv`.")
-    subprocess.check_call([sys.executable, "-m", "venv", str(VENV)])
+    subprocess.check_call([sys.executable, "-m", "venv", *([] if PYTHON.exists() else ["--clear"]), VENV])
 
 
 def install(options):
@@ -110,12 +110,12 @@ def install(options):
     write(versions, constraints())
     pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options]
     pip += ["--log", str(log), "-c", str(versions), "-e", ".[lab,albert,test,site]"]
-    settings = dict(os.environ, TMPDIR=str(FOR_PIP), PIP_USER="0", PIP_REQUIRE_VIRTUALENV="1")
-    if subprocess.call(pip, cwd=str(ROOT), env=settings):
+    if subprocess.call(pip, cwd=str(ROOT), env=dict(os.environ, TMPDIR=str(FOR_PIP), PIP_USER="0")):
         told = log.read_text(errors="replace") if log.exists() else ""
         known = [sentence for words, sentence in KNOWN_FAULTS.items() if re.search(words, told)]
         errors = re.findall(r"ERROR: (?!Exception:|ResolutionImpossible)(.*)", told)
         raise Fault(known[0] if known else f"pip failed: {(errors or ['see above'])[-1]}")
+    shutil.rmtree(str(FOR_PIP))
 
 
 def constraints():
