@@ -105,5 +105,5 @@ host: setup  ## what kernels and their ranks take of a server's memory: ARGS="--
 mutants: setup  ## the judges against changed solutions: make mutants, or ARGS="06.1 07" for one question and one lesson
 	@$(IN_VENV) python -m tests.mutants.run $(ARGS)
 
-gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; .ci/gpu.py has the options
-	@"$(PYTHON)" .ci/gpu.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)
+gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; tests/gpu/run.py has the options
+	@"$(PYTHON)" tests/gpu/run.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)
