@@ -105,5 +105,5 @@ bench: setup  ## what the course promises about speed, measured beside other too
 host: setup  ## what kernels and their ranks take of a server's memory: ARGS="--kernels 8 --only idle 06"
 	@$(IN_VENV) python tests/benchmarks/host.py $(ARGS)
 
-gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; .ci/gpu.py has the options
-	@"$(PYTHON)" .ci/gpu.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)
+gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; tests/gpu/run.py has the options
+	@"$(PYTHON)" tests/gpu/run.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)

@@ -1,15 +1,14 @@
 """The figures of a GPU that lessons show: each is made by its lesson's own cells, without Jupyter.
 
-    python -m tests.gpu.figures 02_batch_size --out FOLDER
+    python -m tests.gpu.figures 02_batch_size
 
-On a machine with a GPU the record goes to `lessons/recorded/gpu` and to the folder. On another one this is a
-rehearsal: the cells run on the CPU as far as they can, and only the folder gets a file. `make gpu` starts it.
+The numbers and the picture go into `lessons/recorded/gpu`. `make gpu` starts it.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
+import contextlib
 import json
 import linecache
 import os
@@ -36,7 +35,6 @@ class Figure:
     cells: tuple[str, ...]
     numbers: str
     picture: str = ""
-    rehearsal: str = ""  # run before the cells on a CPU: what makes it short there
 
 
 OF_02 = ("l02-01", "l02-02", "l02-05")
@@ -65,30 +63,26 @@ FIGURES = {
     "15_mixed_precision": Figure(
         ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: in_turns NETS gains sixteen_bits_on_gpu"),
         "lines_of(picture)",
-        picture="sixteen_bits_on_gpu({k: (*net, rehearsed or sizes) for k, (*net, sizes) in NETS.items()})",
-        rehearsal="rehearsed = [2]",
+        picture="sixteen_bits_on_gpu()",
     ),
 }
 
 
-def cells_of(name: str) -> list[tuple[str, ast.Module]]:
-    """The cells of a figure as trees, each with the name of a file under which its lines can be found."""
-    path = next(LESSONS.glob(f"{name[:2]}_*.ipynb"))
+def cells_of(lesson: str, *cells: str) -> list[tuple[str, ast.Module]]:
+    """Return cells of a lesson (as "02") as trees, each with a file name under which its lines are found."""
+    path = next(LESSONS.glob(f"{lesson}_*.ipynb"))
     notebook = json.loads(path.read_text(encoding="utf-8"))
     sources = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
     found = []
-    for asked in FIGURES[name].cells:
+    for asked in cells:
         ident, _, names = asked.partition(": ")
-        if ident not in sources:
-            raise LookupError(f"{path.name} has no cell {ident!r}, of which {name} is made")
-        filename = f"<{path.name}, cell {ident}>"
-        source = sources[ident]
+        filename, source = f"<{path.name}, cell {ident}>", sources[ident]
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         tree = ast.parse(source, filename)
         if names:
             tree.body = [node for node in tree.body if bound_by(node) & set(names.split())]
-            if missing := set(names.split()) - set().union(*map(bound_by, tree.body)):
-                raise LookupError(f"cell {ident!r} of {path.name} does not bind {sorted(missing)}")
+        if missing := set(names.split()) - set().union(*map(bound_by, tree.body)):
+            raise LookupError(f"cell {ident!r} of {path.name} does not bind {sorted(missing)}")
         found.append((filename, tree))
     return found
 
@@ -111,48 +105,46 @@ def executed(filename: str, tree: ast.Module, names: dict[str, Any]) -> Any:
     return eval(compile(last, filename, "eval"), names) if last else None
 
 
-def made(name: str, on_a_gpu: bool) -> tuple[Any, dict[str, Any]]:
-    """A figure's picture and its numbers."""
+def made(name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a figure's picture and its numbers."""
     figure = FIGURES[name]
-    names: dict[str, Any] = {"__name__": "__main__", "lines_of": lines_of, "rehearsed": []}
-    if not on_a_gpu:
-        exec(figure.rehearsal, names)
-    picture = None
-    for filename, tree in cells_of(name):
-        picture = executed(filename, tree, names)
+    names: dict[str, Any] = {"__name__": "__main__", "lines_of": lines_of}
+    for cell in cells_of(name[:2], *figure.cells):
+        names["picture"] = executed(*cell, names)
     if figure.picture:
-        picture = eval(figure.picture, names)
-    names["picture"] = picture
-    return picture, plain(eval(figure.numbers, names))
+        names["picture"] = eval(figure.picture, names)
+    return names["picture"], plain(eval(figure.numbers, names))
 
 
 def lines_of(picture: Any) -> dict[str, dict[str, Any]]:
-    """What the lines of a picture were drawn from."""
+    """Return what the lines of a picture were drawn from."""
     axes = picture.figure.axes[0]
     return {line.get_label(): {"x": line.get_xdata(), "y": line.get_ydata()} for line in axes.lines}
 
 
 def plain(value: Any) -> Any:
-    """The same as JSON knows it: dicts with strings, lists, numbers."""
+    """Return the same as JSON knows it: dicts with strings, lists, numbers."""
     if isinstance(value, dict):
         return {str(key).replace("\n", " "): plain(each) for key, each in value.items()}
     if isinstance(value, str | int | float | bool) or value is None:
         return value
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else [plain(each) for each in value]
 
 
 def facts() -> dict[str, Any]:
-    """The machine and the versions, as a record names them."""
+    """Return the machine and the versions, as a record names them; without a GPU, "" for its name."""
+    import pynvml
     import torch
 
-    there = torch.cuda.is_available()
+    gpus, driver = torch.cuda.device_count(), "not told"
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()
     return {
-        "device": torch.cuda.get_device_name(0) if there else "a CPU, in a rehearsal",
-        "gpus": torch.cuda.device_count(),
-        "driver": driver() if there else "none",
-        "cuda": torch.version.cuda or "none",
+        "device": torch.cuda.get_device_name(0) if gpus else "",
+        "gpus": gpus,
+        "driver": driver,
+        "cuda": torch.version.cuda or "",
         "torch": torch.__version__.split("+")[0],
         "python": platform.python_version(),
         "course": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
@@ -160,41 +152,18 @@ def facts() -> dict[str, Any]:
     }
 
 
-def driver() -> str:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except Exception as error:
-        return f"not told ({type(error).__name__})"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("figure", choices=FIGURES)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    name, out = arguments.figure, arguments.out.resolve()
-
-    import torch
-
-    there = torch.cuda.is_available()
+def main(name: str) -> None:
+    """Make a figure, and write its record."""
     sys.path.insert(0, str(LESSONS))
     os.chdir(LESSONS)
     from scripts.helpers import GPU_RECORDS, GpuFigure
 
-    picture, numbers = made(name, there)
+    picture, numbers = made(name)
     print(json.dumps(numbers))  # whatever becomes of the record
-    record = GpuFigure({"figure": name, "alt": picture.alt, "numbers": numbers} | facts(), picture.png())
-    for folder in [out, *([GPU_RECORDS] if there else [])]:
-        record.write(folder / f"{name}.json")
-    if there:
-        print(f"recorded: {picture.alt}")
-    else:
-        print(f"rehearsed on the CPU, nothing recorded: {picture.alt}")
-    return 0
+    record = {"figure": name, "alt": picture.alt, "numbers": numbers} | facts()
+    GpuFigure(record, picture.png()).write(GPU_RECORDS / f"{name}.json")
+    print(f"recorded: {picture.alt}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1])

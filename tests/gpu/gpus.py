@@ -32,7 +32,4 @@ def used_bytes() -> int:
 
 def wait_until_free_again(before: int, what: str) -> None:
     """Until no more of the GPU's memory is in use than before."""
-    try:
-        wait_for(lambda: used_bytes() <= before + SLACK, FREE_SECONDS, f"the GPU's memory after {what}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {(used_bytes() - before) / MIB:.0f} MiB more are in use") from None
+    wait_for(lambda: used_bytes() <= before + SLACK, FREE_SECONDS, f"the GPU's memory after {what}")

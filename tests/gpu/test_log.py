@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +53,9 @@ def test_log_does_not_wait_for_the_gpu() -> None:
     assert (run.metrics[0]["loss.seconds"][1:] - run.metrics[0]["loss.seconds"][1] < took / 2).all()
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Series]:
-    """The series of a rank, in this process, where no thread writes."""
-    made = Series(RankFiles(tmp_path, 0), launched=0.0)
-    yield made
-    made.close()
-
-
-def test_nothing_in_it_synchronises(own: Series, tmp_path: Path) -> None:
+def test_nothing_in_it_synchronises(tmp_path: Path) -> None:
     """torch's own check. It holds for the whole process, so here no thread reads: only log()'s part runs."""
-    loss = torch.zeros((), device="cuda")
+    loss, own = torch.zeros((), device="cuda"), Series(RankFiles(tmp_path, 0), launched=0.0)
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing"):
@@ -76,6 +67,7 @@ def test_nothing_in_it_synchronises(own: Series, tmp_path: Path) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     own.flush()
+    own.close()
 
     metrics = Run(RunRecord(tmp_path, {"name": "mine", "world_size": 1, "state": "done"})).metrics[0]
     np.testing.assert_array_equal(metrics["loss"], range(10))
@@ -95,18 +87,3 @@ def test_every_kind_of_number_from_any_stream(dtype: torch.dtype) -> None:
     run = gpu_launch(work, nprocs=1)
     expected = [float(step > 0) for step in range(20)] if dtype == torch.bool else range(20)
     np.testing.assert_array_equal(run.metrics[0]["value"], expected)
-
-
-def test_what_the_wait_costs_the_reading_thread(own: Series) -> None:
-    """Printed, not judged: how much of a CPU core the recorder's thread takes while it waits for the GPU."""
-    loss = torch.zeros((), device="cuda")
-    torch.cuda._sleep(1)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    own.point("loss", loss, 0)
-    began, cpu = time.perf_counter(), time.thread_time()
-    own.flush()
-    wall, cpu = time.perf_counter() - began, time.thread_time() - cpu
-
-    print(f"the recorder's thread took {cpu:.2f} s of CPU time in {wall:.2f} s of waiting")
-    assert not own._pending

@@ -21,52 +21,72 @@ pytestmark = on_a_gpu
 GPUS = torch.cuda.device_count()
 
 
-def data() -> torch.Tensor:
-    """A batch of 12: each of 1, 2, 3 or 4 ranks has an equal share."""
-    return torch.linspace(-1, 1, 12 * 4).reshape(12, 4)
+def data(ranks: int) -> torch.Tensor:
+    """A batch with three samples for each rank."""
+    return torch.linspace(-1, 1, 3 * ranks * 4).reshape(3 * ranks, 4)
 
 
-def one_ddp_step(tidy: bool = True) -> dict[str, Any]:
-    """All-reduce, and a step of DDP, on the device and the backend that place() gives."""
+def one_ddp_step(tidy: bool) -> dict[str, Any]:
+    """All-reduce, and a step of DDP, on the device and the backend that place() gives.
+
+    Before torch 2.14, destroy_process_group() over gloo may wait for ever.
+    """
     device, backend = place()
+    drawn = torch.cuda.initial_seed(), float(torch.rand((), device=device))
     dist.init_process_group(backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    total = torch.full((1000,), rank + 1.0, device=device)
+    total = torch.full((1000,), rank + 1.0, device="cuda")
     dist.all_reduce(total)
 
     torch.manual_seed(rank)  # each rank begins with other weights: DDP has to send rank 0's
     model = DistributedDataParallel(torch.nn.Linear(4, 2).to(device), device_ids=[device])
-    model(data()[rank::ranks].to(device)).square().mean().backward()
+    model(data(ranks)[rank::ranks].to(device)).square().mean().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     if tidy:
         dist.destroy_process_group()
     return {
         "place": (str(device), backend),
-        "current": torch.cuda.current_device(),
+        "current": (torch.cuda.current_device(), total.get_device()),
         "total": total.unique().tolist(),
         "weight": model.module.weight.detach().cpu(),
+        "drawn": drawn,
     }
 
 
-def weight_after_one_step() -> torch.Tensor:
+def weight_after_one_step(ranks: int) -> torch.Tensor:
     """The same step in one process, on the CPU."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
-    model(data()).square().mean().backward()
+    model(data(ranks)).square().mean().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     return model.weight.detach()
 
 
-@pytest.mark.parametrize("tidy", [True, False], ids=["destroyed", "left to the end"])
-def test_one_rank_over_nccl(tidy: bool) -> None:
-    run = gpu_launch(one_ddp_step, tidy, nprocs=1)
+# Destroyed, left to the end; one rank for each GPU; ranks that share a GPU; ranks that go round the GPUs
+@pytest.mark.parametrize(
+    ("nprocs", "tidy"), [(1, True), (1, False), (None, False), (GPUS + 1, False), (2 * GPUS + 1, False)]
+)
+def test_ranks_train_as_one_process_does(
+    nprocs: int | None, tidy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = launch(one_ddp_step, tidy, nprocs=nprocs, timeout=START_SECONDS)
 
-    (result,) = run.results
-    assert result["place"] == ("cuda:0", "nccl")
-    assert result["total"] == [1.0]
-    torch.testing.assert_close(result["weight"], weight_after_one_step())
-    assert (run.facts(0)["device"], run.facts(0)["backend"]) == ("cuda:0", "nccl")
-    assert run.state == "done"
+    ranks = nprocs or GPUS
+    backend = "nccl" if ranks <= GPUS else "gloo"
+    shared = f"{ranks} ranks share {GPUS} GPU{'s' if GPUS > 1 else ''}, over gloo"
+    assert (shared in capsys.readouterr().out.splitlines()[:1]) == (backend == "gloo")
+    assert (run.state, len(run.results)) == ("done", ranks)
+    for rank, result in enumerate(run.results):
+        gpu = rank % GPUS
+        assert result["place"] == (f"cuda:{gpu}", backend)
+        assert (run.facts(rank)["device"], run.facts(rank)["backend"]) == result["place"]
+        assert result["current"] == (gpu, gpu)
+        assert result["total"] == [ranks * (ranks + 1) / 2]
+        torch.testing.assert_close(result["weight"], weight_after_one_step(ranks))
+        assert torch.equal(result["weight"], run.results[0]["weight"])
+    again = gpu_launch(one_ddp_step, tidy, nprocs=nprocs).results
+    drawn = [result["drawn"] for result in (*run.results, *again)]
+    assert [len(set(numbers)) for numbers in zip(*drawn, strict=True)] == [2 * ranks] * 2, "seeds differ"
 
 
 def test_a_report_can_tell_which_collective_of_nccl_is_under_way() -> None:
@@ -89,45 +109,10 @@ def test_a_report_can_tell_which_collective_of_nccl_is_under_way() -> None:
         return under_way, over
 
     under_way, over = gpu_launch(work, nprocs=1).results[0]
-    print(under_way, over)
     assert [each["name"] for each in under_way["pending"]] == ["all_reduce", "broadcast"]
     assert {each["group"] for each in under_way["pending"]} == {"0 over nccl"}
     assert over["pending"] == []
     assert over["called"] == under_way["called"]
-
-
-def test_launch_starts_a_rank_for_each_gpu() -> None:
-    run = gpu_launch(lambda: str(place()[0]))
-    assert run.results == [f"cuda:{i}" for i in range(GPUS)]
-
-
-def test_ranks_that_share_a_gpu_over_gloo(capsys: pytest.CaptureFixture[str]) -> None:
-    ranks = GPUS + 1
-    # before torch 2.14, destroy_process_group() over gloo may wait for ever
-    run = launch(one_ddp_step, tidy=False, nprocs=ranks, timeout=START_SECONDS)
-
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == f"{ranks} ranks share {GPUS} GPU{'s' if GPUS > 1 else ''}, over gloo"
-    expected = weight_after_one_step() if 12 % ranks == 0 else run.results[0]["weight"]
-    for rank, result in enumerate(run.results):
-        assert result["place"] == (f"cuda:{rank % GPUS}", "gloo")
-        assert result["total"] == [ranks * (ranks + 1) / 2]
-        torch.testing.assert_close(result["weight"], expected)
-        assert torch.equal(result["weight"], run.results[0]["weight"])
-
-
-def test_local_ranks_go_round_the_gpus() -> None:
-    ranks = 2 * GPUS + 1
-
-    def work() -> tuple[str, int, int]:
-        device, _ = place()
-        return str(device), torch.cuda.current_device(), torch.ones(1, device="cuda").get_device()
-
-    run = gpu_launch(work, nprocs=ranks)
-    for rank, result in enumerate(run.results):
-        gpu = rank % GPUS
-        assert result == (f"cuda:{gpu}", gpu, gpu)
-        assert run.facts(rank)["backend"] == "gloo"
 
 
 def test_nccls_refusal_of_two_ranks_on_one_gpu_is_explained() -> None:
@@ -198,12 +183,3 @@ def test_cuda_in_use_in_the_kernel_before(tmp_path: Path) -> None:
     assert results == [[("cuda:0", 64.0)], [("cuda:0", 128.0), (other, 128.0)], [("cuda:0", 64.0)]]
     assert same, "the kernel's own tensors and memory are what they were"
     assert largest == 1 << 20
-
-
-def test_random_numbers_of_the_gpu_differ_between_ranks_and_launches() -> None:
-    def work() -> tuple[int, float]:
-        device, _ = place()
-        return torch.cuda.initial_seed(), float(torch.rand((), device=device))
-
-    drawn = gpu_launch(work, nprocs=2).results + gpu_launch(work, nprocs=2).results
-    assert [len(set(numbers)) for numbers in zip(*drawn, strict=True)] == [4] * 2
