@@ -57,12 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     grades.add_argument("--seed", default="", help="draw other inputs; the same one gives the same grades")
     boards = commands.add_parser("board", help="a class at work on one page, by the progress it shares")
     boards.add_argument("folder", type=Path, metavar="FOLDER", help="what learners give to `share_progress`")
-    boards.add_argument("--port", type=_port, default=8642, help="of 127.0.0.1; 0 for any that is free")
     boards.add_argument(
-        "--base-url",
-        type=_address,
-        metavar="URL",
-        help="behind a hub: where its proxy shows that port, https://HUB/user/NAME/proxy/8642/",
+        "--html", type=Path, default=Path("board.html"), metavar="FILE", help="the page; not in that folder"
     )
     asked = parser.parse_args(arguments)
     if asked.command == "board":
@@ -86,30 +82,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port < 65536:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535; got {text}")
-    return port
-
-
-def _address(text: str) -> str:
-    if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", text):
-        raise argparse.ArgumentTypeError(
-            f"must be a whole address, as in https://hub.example.org/user/anna/proxy/8642/; got {text!r}"
-        )
-    return text
-
-
 def board(asked: argparse.Namespace) -> int:
-    """Serve a class's board until Ctrl-C."""
-    from .exercises.board.serve import Board, BoardError
+    """Keep a class's page up to date until Ctrl-C."""
+    from .exercises.board import show
 
     try:
-        with Board(asked.folder, asked.port, asked.base_url) as served:
-            print(f"The class is at {served.address}\nCtrl-C ends this.", flush=True)
-            served.serve_forever()
-    except BoardError as error:
+        show(asked.folder, asked.html)
+    except OSError as error:
         print(f"course board: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -117,7 +117,7 @@ def check(number: str, answer: Any) -> Feedback:
         return Feedback(name, trouble=f"there is no question {name!r}; the questions are {known}")
     feedback = judged(number, Door(QUESTIONS[number], answer), random.Random())
     note(number, feedback.points, feedback.most)
-    note_try(number, feedback.points, feedback.most)
+    note_try(number, feedback.points)
     return feedback
 
 

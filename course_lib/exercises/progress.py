@@ -64,10 +64,9 @@ def progress() -> Progress:
     best = results()
     exercises: dict[str, list[tuple[float, float, str]]] = {}  # for each question: points, of how many, mark
     for number, asked in sorted(QUESTIONS.items()):
-        most = float(sum(asked.properties.values()))
-        points = min(best.get(number, (0.0, most))[0], most)
-        mark = "✓" if points == most else "begun" if number in best else "–"
-        exercises.setdefault(number.split(".")[0], []).append((points, most, mark))
+        points = min(best.get(number, (0.0, 0.0))[0], asked.most)
+        mark = "✓" if points == asked.most else "begun" if number in best else "–"
+        exercises.setdefault(number.split(".")[0], []).append((points, asked.most, mark))
     rows = []
     for exercise, of_it in exercises.items():
         points, most = sum(each[0] for each in of_it), sum(each[1] for each in of_it)

@@ -95,6 +95,11 @@ class Question:
     takes: Callable[[Any, str], None]
     rests: Mapping[str, str] = field(default_factory=dict)  # as in `question`
 
+    @property
+    def most(self) -> float:
+        """The points of an answer that has all properties."""
+        return float(sum(self.properties.values()))
+
     def findings(self, ask: Ask, rng: random.Random) -> Iterator[Finding]:
         """Yield every property as it was judged; one that the judge does not reach does not hold.
 

@@ -15,6 +15,7 @@ from typing import Any
 from ...figures.charts import bars
 from ...figures.tables import html_table
 from ...files import write_whole
+from ..page import page
 from ..question import QUESTIONS
 from .batch import Graded
 from .score import Score
@@ -25,16 +26,6 @@ OF_NBGRADER = (
     *("raw_score", "late_submission_penalty", "score", "max_score"),
 )
 A_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # how a spreadsheet's formula begins
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; style-src 'unsafe-inline'; img-src 'self'">
-<style>body{{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}}
-table{{border-collapse:collapse}}td,th{{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:left}}
-pre{{white-space:pre-wrap}}img{{max-width:100%}}</style></head><body><h1>{title}</h1>
-{body}
-</body></html>
-"""
 
 
 class LearnerGrades:
@@ -91,17 +82,13 @@ def _questions(exercises: Sequence[str]) -> list[str]:
     return [number for number in sorted(QUESTIONS) if number[:2] in exercises]
 
 
-def _most(number: str) -> float:
-    return sum(QUESTIONS[number].properties.values())
-
-
 def write_csv(path: Path, everyone: Sequence[LearnerGrades], exercises: Sequence[str]) -> None:
     """Write one row per learner; a question of an exercise not submitted is empty, and counts as 0.
 
     Where a submission could not be graded, the score is empty.
     """
     questions = _questions(exercises)
-    most = sum(map(_most, questions))
+    most = sum(QUESTIONS[number].most for number in questions)
     with open(path, "w", newline="", encoding="utf-8") as file:
         names = [*OF_NBGRADER, *questions, "trouble"]
         writer = csv.DictWriter(file, names, quoting=csv.QUOTE_ALL)  # a spreadsheet may split at semicolons
@@ -137,15 +124,15 @@ def write_report(folder: Path, everyone: Sequence[LearnerGrades], exercises: Seq
     for learner in everyone:
         name, score, trouble = learner.name, learner.total(exercises), learner.trouble
         hashed = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-        page = f"learner-{re.sub('[^A-Za-z0-9]+', '-', name)[:40]}-{hashed}.html"
-        _write_page(folder / page, name, _page_of(learner, exercises))
+        file = f"learner-{re.sub('[^A-Za-z0-9]+', '-', name)[:40]}-{hashed}.html"
+        write_whole(folder / file, page(name, _page_of(learner, exercises)))
         points = {number: learner.points(number) for number in questions}
         cells = "".join(f"<td>{_number(value) or '–'}</td>" for value in points.values())
-        link = f'<a href="{page}">{html.escape(name)}</a>'
+        link = f'<a href="{file}">{html.escape(name)}</a>'
         said = html.escape("; ".join(trouble)[:300])
         rows.append(f"<tr><td>{link}</td><td>{_number(score) or '–'}</td>{cells}<td>{said}</td></tr>")
         summary.append({"learner": name, "score": score, "points": points, "trouble": trouble})
-    most = sum(map(_most, questions))
+    most = sum(QUESTIONS[number].most for number in questions)
     whole = {"exercises": list(exercises), "max_score": most, "learners": summary}
     write_whole(folder / "grades.json", json.dumps(whole, indent=1))
     head = "".join(f"<th>{name}</th>" for name in ("learner", f"of {most:g}", *questions, "trouble"))
@@ -158,13 +145,7 @@ def write_report(folder: Path, everyone: Sequence[LearnerGrades], exercises: Seq
             body.append(f'<p><img src="class.png" alt="{html.escape(picture.alt)}"></p>')
         body.append(f"<h2>What goes wrong most</h2>{html_table(most_missed(everyone))}")
     body.append(f"<h2>Who</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
-    _write_page(folder / "index.html", "The class", "\n".join(body))
-
-
-def _write_page(path: Path, title: str, body: str) -> None:
-    """Write a page; lone surrogates, which JSON may contain but a UTF-8 file cannot, are escaped."""
-    page = PAGE.format(title=html.escape(title), body=body)
-    write_whole(path, page.encode("utf-8", "backslashreplace").decode())
+    write_whole(folder / "index.html", page("The class", "\n".join(body)))
 
 
 def lost_share(everyone: Sequence[LearnerGrades], questions: Sequence[str]) -> dict[str, float]:
@@ -172,7 +153,7 @@ def lost_share(everyone: Sequence[LearnerGrades], questions: Sequence[str]) -> d
     lost = {}
     for number in questions:
         reached = [points for learner in everyone if (points := learner.points(number)) is not None]
-        lost[number] = 100 * (1 - sum(reached) / len(reached) / _most(number)) if reached else 0.0
+        lost[number] = 100 * (1 - sum(reached) / len(reached) / QUESTIONS[number].most) if reached else 0.0
     return lost
 
 
