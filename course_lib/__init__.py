@@ -24,7 +24,6 @@ _HOME_OF = {
     "check": "exercises.check",
     "collective": "figures.collectives",
     "collectives": "figures.collectives",
-    "compare": "run.compare",
     "conversion_map": "figures.conversions",
     "curves": "figures.charts",
     "digits": "data.digits",
