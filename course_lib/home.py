@@ -34,13 +34,14 @@ def home() -> Path:
         for part in (*reversed(folder.parents), folder):
             part.mkdir(mode=0o700, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: no user for "~nobody"
-        raise _refused(folder, error) from None
+        raise refused(folder, error) from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise _refused(folder, "you may not write there")
+        raise refused(folder, "you may not write there")
     return folder
 
 
-def _refused(folder: Path, reason: object) -> CourseHomeError:
+def refused(folder: Path, reason: object) -> CourseHomeError:
+    """Return the error that says why the course cannot write to a folder, and what to do."""
     return CourseHomeError(
         f"the course cannot keep its files in {folder} ({reason}): set COURSE_HOME to a folder you can write"
     )

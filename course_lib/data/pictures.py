@@ -1,15 +1,7 @@
-"""Draw photograph-sized JPEGs in ImageNet's folder layout, for training that has to read and decode files.
-
-As with the digits, no process ever sees half a data set: the pictures are made in a temporary folder and
-moved into place one by one, and the list of their sizes, which every load checks, comes last.
-"""
+"""Draw photograph-sized JPEGs in ImageNet's folder layout, for training that has to read and decode files."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..files import locked
+from ..files import whole_file
 from ..hardware import cores
-from ..home import home
-from .digits import LOCK_SECONDS, DataError
+from .once import made_once
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,7 +20,6 @@ TRAIN_EACH, VAL_EACH = 64, 16  # pictures per class
 SHAPES = ((900, 660), (660, 900), (780, 780))  # width, height
 COARSE = 4  # they are drawn smaller by this factor, then enlarged
 QUALITY = 75  # of the JPEGs
-MARKER, SIZES = ".made-pictures", "sizes.json"
 
 Field = np.ndarray  # float32, one number per pixel
 
@@ -49,104 +39,44 @@ PATTERNS: dict[str, Callable[[Field, Field, Field, Field], Field]] = {
 }
 
 
-def pictures(root: Path | str | None = None) -> Path:
+def pictures() -> Path:
     """Return the folder of a small JPEG data set in ImageNet's layout, for torchvision's ``ImageFolder``.
 
     It has ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``: ten classes of patterns, 64 and 16 pictures of each,
     about 800 pixels wide and high, in two random colours, rotated, lit from one side and noisy. The first
-    call draws them (some seconds, 50 MB), the same pictures each time. Introduced in lesson 15.
-
-    Parameters
-    ----------
-    root
-        The folder with the pictures, or for them; by default ``home()/data/pictures-v1``.
-
-    Returns
-    -------
-    pathlib.Path
+    call draws them in the course's own folder (some seconds, 50 MB), the same pictures each time. Introduced
+    in lesson 15.
 
     Raises
     ------
-    DataError
-        The folder cannot be written to, or holds files that the course did not make. No half-made file is
-        left, and no file of others is deleted.
     CourseHomeError
-        ``root`` is not given, and the course's own folder cannot be written to.
+        The course's own folder cannot be written to, or the disk is full.
 
     Examples
     --------
     >>> data = torchvision.datasets.ImageFolder(pictures() / "train")
     """
-    folder = home() / "data" / "pictures-v1" if root is None else Path(root).expanduser().absolute()
-    try:
-        if (fault := _fault(folder)) is None:
-            return folder
-        if root is not None and folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
-            raise DataError(f"{folder} {fault}, and the course did not make it: pass another root")
-        for part in (*reversed(folder.parents), folder):
-            part.mkdir(mode=0o700, exist_ok=True)
-        with locked(folder / MARKER, LOCK_SECONDS) as alone:
-            if _fault(folder) is None:  # another process made them while this one waited
-                return folder
-            for leftover in folder.glob(".making-*") if alone else ():
-                shutil.rmtree(leftover, ignore_errors=True)  # its maker was killed
-            with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as temporary:
-                made = Path(temporary)
-                sizes = _make(made)
-                for name in sizes:
-                    (folder / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    os.replace(made / name, folder / name)
-                (made / SIZES).write_text(json.dumps(sizes))
-                os.replace(made / SIZES, folder / SIZES)
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(
-            f"the pictures cannot be kept in {folder} ({error}): "
-            "pass root= or set COURSE_HOME, with a folder that you can write and that has 60 MB free"
-        ) from None
-    return folder
+    return made_once("pictures-v1", _make)
 
 
-def _names() -> list[str]:
-    return [
+def _make(folder: Path) -> None:
+    """Draw all pictures. NumPy and Pillow release the GIL."""
+
+    def make(numbered: tuple[int, str]) -> None:
+        seed, name = numbered
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            _draw(path.parent.name, np.random.RandomState(seed)).save(file, "JPEG", quality=QUALITY)
+
+    names = (
         f"{split}/{kind}/{number:04}.jpg"
         for split, count in (("train", TRAIN_EACH), ("val", VAL_EACH))
         for kind in PATTERNS
         for number in range(count)
-    ]
-
-
-def _fault(folder: Path) -> str | None:
-    """Say what is wrong with the pictures in a folder, as the end of a sentence, or None."""
-    try:
-        sizes = json.loads((folder / SIZES).read_text())
-    except (OSError, ValueError):
-        return f"has no list {SIZES} of whole pictures"
-    if not isinstance(sizes, dict) or sizes.keys() != set(_names()):
-        return "holds the pictures of another version"
-    for name, size in sizes.items():
-        try:
-            size_there = os.stat(folder / name).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return f"has no file {name}"
-        if size_there != size:
-            return f"holds a broken {name}: {size_there:,} bytes, where {size:,} were written"
-    return None
-
-
-def _make(folder: Path) -> dict[str, int]:
-    """Draw all pictures and return their sizes in bytes, by name. NumPy and Pillow release the GIL."""
-
-    def make(numbered: tuple[int, str]) -> tuple[str, int]:
-        seed, name = numbered
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _draw(path.parent.name, np.random.RandomState(seed)).save(path, "JPEG", quality=QUALITY)
-        return name, path.stat().st_size
-
+    )
     with ThreadPoolExecutor(max(1, min(8, int(cores())))) as pool:
-        return dict(pool.map(make, enumerate(_names())))
+        list(pool.map(make, enumerate(names)))
 
 
 def _draw(kind: str, rng: np.random.RandomState) -> Image:

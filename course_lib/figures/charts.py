@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from .style import COLORS, Picture, new_figure, styled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def curves(
@@ -60,42 +56,31 @@ def bars(
     Several numbers, as of repeated runs, are one bar: their median, with a line from the least to the most.
     "128 tokens: DDP" and "512 tokens: DDP" have one colour: that of what follows the colon.
     """
+    samples = [value if isinstance(value, Sequence) else [value] for value in values.values()]
+    medians = [statistics.median(numbers) for numbers in samples]
+    below, above = ([abs(of(s) - m) for s, m in zip(samples, medians, strict=True)] for of in (min, max))
+    lines = {"xerr": [below, above], "capsize": 3} if any(len(numbers) > 1 for numbers in samples) else {}
+    kinds = [name.rpartition(": ")[2] for name in values]
     figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values))
     with styled():
-        draw_bars(axes, values, title, xlabel, form)
-    words = "; ".join(f"{name}: {spread(value, form)}" for name, value in values.items())
+        drawn = axes.barh(list(values), medians, height=0.6, ecolor="0.25", **lines)
+        for kind, bar in zip(kinds, drawn, strict=True):
+            bar.set_color(COLORS[list(dict.fromkeys(kinds)).index(kind) % len(COLORS)])
+        axes.bar_label(drawn, fmt=form, padding=4)
+        axes.set_xlim(0, max(max(numbers) for numbers in samples) * 1.2)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set(title=title, xlabel=xlabel)
+    words = "; ".join(f"{name}: {_spread(value, form)}" for name, value in values.items())
     return Picture(figure, f"{title}. {xlabel}. {words}.")
 
 
-def spread(value: float | Sequence[float], form: str = "{:,.0f}") -> str:
+def _spread(value: float | Sequence[float], form: str) -> str:
     """Return a number, or the median of several with the least and the most of them, as text."""
     if not isinstance(value, Sequence):
         return form.format(value)
     least, median, most = (form.format(of(value)) for of in (min, statistics.median, max))
     return median if least == most else f"{median} ({least} to {most})"
-
-
-def draw_bars(
-    axes: Axes,
-    values: Mapping[str, float | Sequence[float]],
-    title: str,
-    xlabel: str,
-    form: str = "{:,.0f}",
-) -> None:
-    """Draw bars by name on existing axes, as `bars` does."""
-    samples = [value if isinstance(value, Sequence) else [value] for value in values.values()]
-    medians = [statistics.median(numbers) for numbers in samples]
-    below, above = ([abs(of(s) - m) for s, m in zip(samples, medians, strict=True)] for of in (min, max))
-    lines = {"xerr": [below, above], "capsize": 3} if any(len(numbers) > 1 for numbers in samples) else {}
-    drawn = axes.barh(list(values), medians, height=0.6, ecolor="0.25", **lines)
-    kinds = [name.rpartition(": ")[2] for name in values]
-    for kind, bar in zip(kinds, drawn, strict=True):
-        bar.set_color(COLORS[list(dict.fromkeys(kinds)).index(kind) % len(COLORS)])
-    axes.bar_label(drawn, fmt=form, padding=4)
-    axes.set_xlim(0, max(max(numbers) for numbers in samples) * 1.2)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set(title=title, xlabel=xlabel)
 
 
 def stacked_bars(

@@ -1,4 +1,4 @@
-"""A row of lesson 01's map: what a line of code that converts a number does to its type, value and memory.
+"""A row of lesson 01's table: what a line of code that converts a number does to its type, value and memory.
 
 from scripts.conversions import attempt  # in a notebook of the folder lessons
 """
@@ -11,7 +11,7 @@ LETTERS = {"number": "v", "list": "l", "NumPy array": "a", "CPU tensor": "t", "d
 
 
 def attempt(call, source, target, device):
-    """A row of `conversion_map`: ``call`` run as it stands, with each of the numbers in the form ``source``.
+    """A row of the table: ``call`` run as it stands, with each of the numbers in the form ``source``.
 
     In ``call``, the letter of ``source`` is the number in that form.
     """

@@ -61,12 +61,11 @@ def test_what_nobody_saw_is_crossed_out() -> None:
 
 
 def test_epochs_alike_share_a_sentence_and_long_lists_are_counted() -> None:
-    picture = shard_map([[list(range(9))] * 3] * 2, 9, "All", epochs=[4, 5, 6])
+    picture = shard_map([[list(range(9))] * 3] * 2, 9, "All")
     assert (
-        "Epoch 4, 5, 6: the ranks saw 9, 9 samples; more than once: 9 of them; not at all: none."
+        "Epoch 0, 1, 2: the ranks saw 9, 9 samples; more than once: 9 of them; not at all: none."
         in picture.alt
     )
-    assert [tick.get_text() for tick in picture.figure.axes[0].get_yticklabels()] == ["4", "5", "6"]
 
 
 def test_several_maps_stand_below_each_other_by_name() -> None:
@@ -109,16 +108,12 @@ def test_nothing_overlaps_and_nothing_is_cut(samples: int, ranks: int, epochs: i
         ({}, 5, ValueError, "nothing to draw"),
         ([[]], 5, ValueError, "0 epochs"),
         ([[[0]] * 25], 5, ValueError, "25 epochs; the picture is for 1 to 24"),
-        ([[[0]]], 0, ValueError, "from 1 to 120; got 0"),
-        ([[[0]]], 121, ValueError, "from 1 to 120; got 121"),
-        ([[[0]]], True, ValueError, "got True"),
-        ([[[0]]], 2.0, ValueError, r"got 2\.0"),
-        (None, 5, TypeError, "got None, a NoneType"),
-        ("01", 5, TypeError, "got '01', a str"),
-        ([0, 1], 5, TypeError, r"seen\[0\] is a list by epoch, of lists of indices; got 0"),
-        ([[0, 1]], 5, TypeError, "what rank 0 drew in epoch 0 is no list of whole numbers: 0"),
-        ([[[0.5]]], 5, TypeError, r"no list of whole numbers: \[0\.5\]"),
-        ([[None]], 5, TypeError, "no list of whole numbers: None"),
+        ([[[0]]], 0, ValueError, "0 samples; the picture is for 1 to 120"),
+        ([[[0]]], 121, ValueError, "121 samples"),
+        (None, 5, TypeError, "got None"),
+        ("01", 5, TypeError, "got '01'"),
+        ({"a": [[0, 1]]}, 5, TypeError, r"seen of 'a' is a list by rank, of lists .* got \[\[0, 1\]\]"),
+        ([[[0.5]]], 5, TypeError, r"whole numbers .* got \[\[\[0\.5\]\]\]"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_sentence(
@@ -127,8 +122,3 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(
     with pytest.raises(kind, match=words) as told:
         shard_map(seen, samples, "No")
     assert "\n" not in str(told.value)
-
-
-def test_epochs_that_do_not_fit_the_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="epochs numbers 3 rows, and there are 2"):
-        shard_map([[[0], [1]]], 2, "No", epochs=[1, 2, 3])
