@@ -15,7 +15,7 @@ _os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _HOME_OF = {
     "CheckpointError": "checkpoint.checkpoint",
     "LiveMemory": "measure.live_memory",
-    "LivePeak": "measure.live_peak",
+    "LivePeak": "measure.live_memory",
     "RankError": "report.failed",
     "RankTimeout": "report.failed",
     "Run": "run.run",

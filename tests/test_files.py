@@ -22,6 +22,15 @@ def test_the_name_comes_at_the_end(durable: bool, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_it_has_the_rights_of_the_users_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "a", "")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_block_that_raises_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"old")
     with pytest.raises(KeyError), whole_file(tmp_path / "a") as file:  # noqa: PT012

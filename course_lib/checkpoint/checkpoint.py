@@ -6,7 +6,6 @@ you like, and change the import of `files`: they need nothing else from the cour
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -25,9 +24,6 @@ SHOWN = 4  # names in a message, followed by the number of further ones
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written, read or used; the message says which file, why, and what to do."""
-
-
-# --- save -------------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -74,10 +70,6 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 def _write(path: Path, state: Mapping[str, Any]) -> None:
     import torch
 
-    if not isinstance(state, Mapping):
-        raise TypeError(f'a checkpoint is a dict, as in {{"model": model.state_dict()}}; got {state!r:.60}')
-    if path.is_dir():
-        raise CheckpointError(f"{path} is a folder: give the name of a file in it")
     try:
         with whole_file(path, durable=True) as file:
             try:
@@ -93,12 +85,9 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
                     "save tensors, numbers, strings, lists and dicts (of a model its state_dict())"
                 )
     except OSError as error:
-        before = "; the previous file is unchanged" if path.exists() else ""
+        before = "; the previous file is unchanged" if path.is_file() else ""
         why = error.strerror or error
         raise CheckpointError(f"the checkpoint {path} cannot be written: {why}{before}") from None
-
-
-# --- load -------------------------------------------------------------------------------------------------
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
@@ -126,63 +115,43 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
 
     path = Path(path)
     try:
-        with open(path, "rb") as file:
-            begins, size = file.read(16), os.fstat(file.fileno()).st_size
-        _check_bytes(path, begins, size)
-        state = torch.load(path, map_location=map_location, weights_only=True)
+        fault = _fault(path)
+        state = {} if fault else torch.load(path, map_location=map_location, weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path.name!r} in {path.parent.absolute()}") from None
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error.strerror or error}") from None
-    except CheckpointError:
-        raise
     except Exception as error:
-        raise CheckpointError(_why(path, begins, error)) from None
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), repr(error))
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {reason}") from None
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, and a checkpoint is a dict")
+        fault = f"holds a {type(state).__name__}, and a checkpoint is a dict"
+    if fault:
+        raise CheckpointError(f"{path} {fault}")
     return state
 
 
-def _check_bytes(path: Path, begins: bytes, size: int) -> None:
-    """Raise `CheckpointError` for a file that its checksums show to be broken; torch writes zip files."""
+def _fault(path: Path) -> str:
+    """Say what is wrong with a checkpoint, by its bytes alone; empty if nothing is seen."""
+    import torch
+
+    with open(path, "rb") as file:
+        begins, size = file.read(16), os.fstat(file.fileno()).st_size
     if size == 0:
-        raise CheckpointError(f"{path} is empty: its writer was stopped before the first byte")
-    if not begins.startswith(b"PK\x03\x04"):
-        return  # from before torch 1.6, or no checkpoint: torch.load will tell
+        return "is empty: its writer was stopped before the first byte"
+    if not begins.startswith(b"PK\x03\x04"):  # torch writes zip files
+        return f"is no checkpoint of PyTorch: it begins with {begins!r}"
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except zipfile.BadZipFile:
-        raise CheckpointError(
-            f"{path} is cut short: its {size:,} bytes have no end; its writer was stopped, or a copy of it"
-        ) from None
+        return f"is cut short: its {size:,} bytes have no end; its writer was stopped, or a copy of it"
     if broken is not None:
-        raise CheckpointError(f"{path} is damaged: the bytes of {broken} are not those that were written")
-
-
-def _why(path: Path, begins: bytes, error: Exception) -> str:
-    """Explain why a checkpoint cannot be loaded."""
-    import torch
-
-    code: Iterable[str] = ()
-    with contextlib.suppress(Exception):
-        code = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    if code:
+        return f"is damaged: the bytes of {broken} are not those that were written"
+    if code := torch.serialization.get_unsafe_globals_in_checkpoint(path):
         return (
-            f"{path} is refused: it carries code, {_some(sorted(code))}. To load it would run that. "
+            f"is refused: it carries code, {_some(sorted(code))}. To load it would run that. "
             "Ask for a state_dict, which is tensors alone"
         )
-    if "TorchScript" in reason:
-        return f"{path} is a TorchScript program, code and all, and no checkpoint: ask for a state_dict"
-    if "deserialize object on" in str(error):
-        return f"{path} was saved on a device missing here: leave map_location out, it is 'cpu' then"
-    if not begins.startswith(b"PK"):
-        return f"{path} is no checkpoint of PyTorch: it begins with {begins!r}"
-    return f"{path} cannot be read as a checkpoint: {reason}"
-
-
-# --- use --------------------------------------------------------------------------------------------------
+    return ""
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
@@ -204,31 +173,21 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     CheckpointError
         Tensors are missing, unexpected or of another shape; the message names them. The model is unchanged.
     """
-    import torch
-
-    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
-    if others:
-        raise CheckpointError(
-            f"these are not weights: {_some(others)} {'is' if len(others) == 1 else 'are'} not a tensor. "
-            'Is it a whole checkpoint? Then take its part, as in checkpoint["model"]'
-        )
     own = model.state_dict()
     have, want = _bare(weights), _bare(own)
-    faults = []
-    if missing := [want[name] for name in want if name not in have]:
-        faults.append(f"missing: {_some(missing)}")
-    if unexpected := [have[name] for name in have if name not in want]:
-        faults.append(f"unexpected: {_some(unexpected)}")
-    shapes = [
-        f"{want[name]} is {_shape(weights[have[name]])} in the checkpoint and {_shape(own[want[name]])} here"
-        for name in want
-        if name in have and weights[have[name]].shape != own[want[name]].shape
-    ]
-    if shapes:
-        faults.append(f"another shape: {_some(shapes)}")
-    if faults:
-        raise CheckpointError(f"the weights do not fit this {type(model).__name__}. " + "; ".join(faults))
-    model.load_state_dict({want[name]: weights[have[name]] for name in want})
+    faults = {
+        "missing": [full for name, full in want.items() if name not in have],
+        "unexpected": [full for name, full in have.items() if name not in want],
+        "another shape": [
+            f"{full} is {_shape(weights[have[name]])} in the checkpoint and {_shape(own[full])} here"
+            for name, full in want.items()
+            if name in have and _shape(weights[have[name]]) != _shape(own[full])
+        ],
+    }
+    if any(faults.values()):
+        told = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
+        raise CheckpointError(f"the weights do not fit this {type(model).__name__}. {told}")
+    model.load_state_dict({full: weights[have[name]] for name, full in want.items()})
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
@@ -240,8 +199,8 @@ def _bare(names: Iterable[str]) -> dict[str, str]:
     return dict(zip(bare, full, strict=True))
 
 
-def _shape(tensor: torch.Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "one number"
+def _shape(value: Any) -> str:
+    return "×".join(map(str, getattr(value, "shape", ["no tensor"]))) or "one number"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -1,14 +1,23 @@
-"""Count the memory of the tensors that are alive, by owner and kind, from their storages (lesson 03)."""
+"""Count the memory of the tensors that are alive, from their storages (lessons 03 and 18)."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable, Iterable, Iterator
+import math
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..private_names import active_fake_mode, dispatch_mode, local_part
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
+Kinds = Callable[[], Mapping[str, "Iterable[Tensor | None]"]]
+Storage = tuple[int, str, str, tuple[int, ...]]  # its bytes, its kind, the operation that made it, the shape
+BUFFERS, REST = "collectives' buffers", "activations and results in between"
+COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather"}  # c10d's name, and the public one
 
 
 class LiveMemory:
@@ -29,39 +38,12 @@ class LiveMemory:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # replicas call `note` from threads of their own
-        self._noted: dict[int, tuple[Any, int, Hashable, str]] = {}  # by storage: weak reference, bytes, …
+        self._noted: _Noted[tuple[Hashable, str]] = _Noted()
 
     def note(self, owner: Hashable, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Note that tensors belong to an owner; None is skipped (a parameter without a gradient).
-
-        Raises
-        ------
-        TypeError
-            This is no collection of tensors with a storage each (a sparse tensor has none of its own).
-        ValueError
-            A tensor is on the device "meta" and holds no memory.
-        """
-        import torch
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        if isinstance(tensors, torch.Tensor):
-            raise TypeError("note takes a list of tensors, and this is one tensor: put it in [ ]")
+        """Note that tensors belong to an owner; None is skipped (a parameter without a gradient)."""
         for tensor in tensors:
-            if tensor is None:
-                continue
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"note takes tensors; this is {tensor!r:.60}, a {type(tensor).__name__}")
-            if tensor.layout != torch.strided:
-                raise TypeError(f"a tensor with the layout {tensor.layout} has no storage: note its parts")
-            if tensor.device.type == "meta":
-                raise ValueError("a tensor on the device 'meta' holds no memory: there is nothing to count")
-            storage = tensor.untyped_storage()
-            reference = StorageWeakRef(storage)  # while this exists, no other storage has its address
-            with self._lock:
-                known = self._noted.get(reference.cdata)
-                if known is None or known[0].expired():
-                    self._noted[reference.cdata] = (reference, storage.nbytes(), owner, kind)
+            self._noted.add(tensor, (owner, kind))
 
     @contextmanager
     def saving(self, owner: Hashable, kind: str = "activations") -> Iterator[None]:
@@ -82,11 +64,160 @@ class LiveMemory:
     def bytes(self) -> dict[Hashable, dict[str, int]]:
         """Return the bytes of all noted storages that are still alive, by owner and kind."""
         counted: dict[Hashable, dict[str, int]] = {}
-        with self._lock:
-            for address, (reference, size, owner, kind) in list(self._noted.items()):
-                if reference.expired():
-                    del self._noted[address]
-                    continue
-                kinds = counted.setdefault(owner, {})
-                kinds[kind] = kinds.get(kind, 0) + size
+        for storage, (owner, kind) in self._noted.alive():
+            kinds = counted.setdefault(owner, {})
+            kinds[kind] = kinds.get(kind, 0) + storage.nbytes()
         return counted
+
+
+class LivePeak:
+    """Counts the bytes of the tensors that are alive inside the block, after each operation (lesson 18).
+
+    It counts storages, the memory itself, each once, at the size that they have at that moment (FSDP empties
+    and fills them). Of what an operation uses for itself it sees nothing, nor of the memory that the
+    allocator or a backend holds. It slows small operations down: do not time what runs inside.
+
+    Parameters
+    ----------
+    kinds : callable, optional
+        Returns the tensors of each kind; it is called after each operation. A storage that is in two kinds
+        counts for the first. Of the others, those that a collective has had count as "collectives' buffers",
+        and what is left as "activations and results in between". A DTensor counts with this rank's part.
+
+    Attributes
+    ----------
+    counting : bool
+        Set it to False for steps that only make what then stays: what they make is known later, and none of
+        the figures below includes them. It saves most of the time.
+    history : list of int
+        The bytes after each operation.
+    at_peak : dict
+        The bytes by kind, at the first moment when most were alive. Of several moments that are almost equal
+        another may be it next time: a backend's threads free what they have sent when they get to it.
+    most : dict
+        The most bytes of each kind, each at a moment of its own.
+    largest : list of (int, str, str, tuple)
+        At the peak: the bytes of each storage, its kind, the operation that made it, the shape; the largest
+        first.
+    collectives : list of (str, int)
+        Each collective that this rank called, and the bytes of the whole tensor, as nccl-tests counts them.
+
+    Examples
+    --------
+    >>> with LivePeak(lambda: {"weights": model.parameters()}) as live:
+    ...     model(x).sum().backward()
+    >>> live.at_peak
+    {'weights': 4096, 'activations and results in between': 65536}
+    """
+
+    def __init__(self, kinds: Kinds = dict) -> None:
+        self._kinds = kinds
+        self._made: _Noted[tuple[str, tuple[int, ...]]] = _Noted()  # by which operation, in which shape
+        self._sent: _Noted[str] = _Noted()
+        self._at_peak: list[Storage] = []
+        self.counting = True
+        self.history: list[int] = []
+        self.at_peak: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self.collectives: list[tuple[str, int]] = []
+
+    def __enter__(self) -> LivePeak:
+        self._fake = active_fake_mode()
+        self._note("made before", [each for tensors in self._kinds().values() for each in tensors])
+        self._mode = dispatch_mode(self._call)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._mode.__exit__(*failure)
+
+    @property
+    def largest(self) -> list[Storage]:
+        return sorted(self._at_peak, key=lambda each: (-each[0], each[1:3], math.prod(each[3])))
+
+    def bytes(self) -> dict[str, int]:
+        """Return the bytes that are alive now, by kind."""
+        return self._look()[0]
+
+    def _call(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = operation(*args, **kwargs)
+        if active_fake_mode() is self._fake:  # else DTensor is only working out a shape
+            if operation.namespace in ("c10d", "_c10d_functional"):
+                self._note_collective(operation, args)
+            self._note("made before", [args, kwargs])
+            self._note(str(operation).rsplit(".", 1)[0], result)
+            if self.counting:
+                self._count()
+        return result
+
+    def _note(self, operation: str, values: Any) -> None:
+        for tensor in _tensors(values):
+            self._made.add(tensor, (operation, tuple(tensor.shape)))
+
+    def _note_collective(self, operation: Any, args: tuple[Any, ...]) -> None:
+        of_each = [_tensors(each) for each in args]
+        for tensor in _tensors(args):
+            self._sent.add(tensor, BUFFERS)
+        size = max((sum(each.nbytes for each in tensors) for tensors in of_each), default=0)
+        name = operation.__name__.split(".")[0].strip("_").removesuffix("_base").removesuffix("_into_tensor")
+        if self.counting and name not in ("barrier", "wait_tensor"):
+            self.collectives.append((COLLECTIVES.get(name, name), size))
+
+    def _count(self) -> None:
+        by_kind, storages = self._look()
+        total = sum(by_kind.values())
+        self.history.append(total)
+        for kind, size in by_kind.items():
+            self.most[kind] = max(size, self.most.get(kind, 0))
+        if total > sum(self.at_peak.values()):
+            self.at_peak, self._at_peak = by_kind, storages
+
+    def _look(self) -> tuple[dict[str, int], list[Storage]]:
+        """Return the bytes that are alive now, by kind, and the storages that hold them."""
+        kinds = self._kinds()
+        kind_of: dict[int, str] = {}  # of each storage, by its id: the first kind that has it
+        for kind, tensors in kinds.items():
+            for tensor in tensors:
+                kind_of.setdefault(id(_storage(tensor)), kind)
+        by_kind, storages = dict.fromkeys([*kinds, BUFFERS, REST], 0), []
+        for storage, (operation, shape) in self._made.alive():
+            if size := storage.nbytes():
+                kind = kind_of.get(id(storage)) or self._sent.get(storage) or REST
+                by_kind[kind] += size
+                storages.append((size, kind, operation, shape))
+        return {kind: size for kind, size in by_kind.items() if size}, storages
+
+
+class _Noted(Generic[T]):
+    """What was noted first of each storage, for as long as that lives."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def add(self, tensor: Tensor | None, what: T) -> None:
+        storage = _storage(tensor)
+        if storage is not None and self.get(storage) is None:
+            self._of[id(storage)] = weakref.ref(storage), what
+
+    def get(self, storage: Any) -> T | None:
+        reference, what = self._of.get(id(storage), (None, None))
+        return what if reference is not None and reference() is storage else None
+
+    def alive(self) -> Iterator[tuple[Any, T]]:
+        for address, (reference, what) in list(self._of.items()):
+            if (storage := reference()) is None:
+                self._of.pop(address, None)
+            else:
+                yield storage, what
+
+
+def _storage(tensor: Tensor | None) -> Any:
+    """Return the memory of a tensor, of a DTensor this rank's; None for one without."""
+    return None if tensor is None or tensor.device.type == "meta" else local_part(tensor).untyped_storage()
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]

@@ -10,10 +10,8 @@ from typing import Any, ClassVar
 
 from ..run_folder import REPEATED_BATCHES, TRIAL
 from .counters import MAPPINGS
-from .recorder import note
 
 MOST_KEPT = 4  # batches of a loader
-SYNCHRONIZED = 2  # first passes of a DDP
 
 
 class RepeatedBatches:
@@ -36,16 +34,10 @@ class RepeatedBatches:
             length: int | None = len(self)
         except TypeError:
             length = None
-        data = id(getattr(self._loader, "dataset", None))
-        batches, given = self._kept.setdefault((self._place, data, length), []), 0
+        batches = self._kept.setdefault((self._place, length), [])
         if not batches:
-            for batch in itertools.islice(self._loader, MOST_KEPT):
-                batches.append(_copy(batch))
-                given += 1
-                yield batch
-        rest = itertools.count(given) if length is None else range(given, length)
-        if batches:
-            yield from (_copy(batches[i % len(batches)]) for i in rest)
+            batches += itertools.islice(self._loader, MOST_KEPT)
+        yield from map(_copy, itertools.islice(itertools.cycle(batches), length))
 
 
 def _copy(batch: Any) -> Any:
@@ -61,35 +53,19 @@ def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
     Numbers of steps are no batches, and pass. The loop's place in the program is where `track` was called,
     two frames up.
     """
-    trial, workers = os.environ.get(TRIAL), getattr(loader, "num_workers", 0)
-    if trial and workers:  # what they have ready when the first step ends is not measured: it costs no time
-        note(queued_batches=workers * getattr(loader, "prefetch_factor", 0))
-    if trial != REPEATED_BATCHES or isinstance(loader, range):
+    if os.environ.get(TRIAL) != REPEATED_BATCHES or isinstance(loader, range):
         return loader
     frame = sys._getframe(2)
     return RepeatedBatches(loader, (frame.f_code, frame.f_lasti))
 
 
 def never_synchronize(was_made: Callable[[], None]) -> None:
-    """Switch DDP's gradient synchronization off in this process; ``was_made()`` is called once.
+    """Switch DDP's gradient synchronization off in this process; ``was_made()`` is called for each DDP.
 
-    DDP reads the switch, which its ``no_sync()`` sets too, in each forward pass. The first passes synchronize
-    all the same: with ``static_graph``, DDP learns its graph in them.
+    DDP reads the switch, which its ``no_sync()`` sets too, in each forward pass. A DDP with ``static_graph``
+    raises RuntimeError: it would have to synchronize its first passes.
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    passes: dict[int, int] = {}  # by the id of a DDP
-
-    def count(ddp: Any, *_: Any) -> None:
-        passes[id(ddp)] += 1
-
-    def switch(ddp: Any) -> bool:
-        return passes.get(id(ddp), 0) <= SYNCHRONIZED
-
-    def set_switch(ddp: Any, value: bool) -> None:
-        if id(ddp) not in passes:
-            passes[id(ddp)] = 0
-            ddp.register_forward_pre_hook(count)
-            was_made()
-
-    DistributedDataParallel.require_backward_grad_sync = property(switch, set_switch)  # type: ignore[assignment]
+    switch = property(lambda ddp: False, lambda ddp, value: was_made())
+    DistributedDataParallel.require_backward_grad_sync = switch  # type: ignore[assignment]

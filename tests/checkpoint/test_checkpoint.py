@@ -53,9 +53,6 @@ def refusal(act: Callable[..., Any], *args: Any) -> str:
     return str(caught.value)
 
 
-# --- save -------------------------------------------------------------------------------------------------
-
-
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
@@ -73,15 +70,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.pt"], "nothing is left beside it"
 
 
-def test_a_checkpoint_has_the_rights_of_the_users_other_files(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        save_checkpoint(tmp_path / "a.pt", {})
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o640
-
-
 def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     save_checkpoint(tmp_path / "disk/a.pt", {"step": 1})
@@ -95,16 +83,12 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ([1, 2], "a checkpoint is a dict"),
-        (nn.Linear(1, 1), "a checkpoint is a dict"),
+        ([1, 2], "this state cannot be saved"),
+        (nn.Linear(1, 1), "this state cannot be saved"),
         ({"f": lambda: None}, "this state cannot be saved"),
-        (
-            {"model": nn.Linear(1, 1)},
-            r"holds torch\.nn\.modules\.linear\.Linear, which load_checkpoint would",
-        ),
-        ({"a": Code(Path("x"))}, r"holds posix\.mkdir"),
+        ({"a": Code(Path("x")), "model": nn.Linear(1, 1)}, r"holds posix\.mkdir, torch\..*\.Linear, which"),
     ],
-    ids=["list", "model", "lambda", "a model in it", "code in it"],
+    ids=["list", "model", "lambda", "code in it"],
 )
 def test_a_state_that_is_none_is_refused_and_the_old_file_stays(
     state: Any, words: str, tmp_path: Path
@@ -120,7 +104,8 @@ def test_no_folder_and_a_folder_of_that_name(tmp_path: Path) -> None:
     path = tmp_path / "no/a.pt"
     words = f"the checkpoint {path} cannot be written: No such file or directory"
     assert refusal(save_checkpoint, path, {}) == words
-    assert refusal(save_checkpoint, tmp_path, {}) == f"{tmp_path} is a folder: give the name of a file in it"
+    words = f"the checkpoint {tmp_path} cannot be written: Is a directory"
+    assert refusal(save_checkpoint, tmp_path, {}) == words
     (tmp_path / "file").touch()
     assert "Not a directory" in refusal(save_checkpoint, tmp_path / "file/a.pt", {})
 
@@ -212,68 +197,24 @@ def safely(condition: Callable[[], bool]) -> bool:
         return False
 
 
-def test_two_writers_and_a_reader_who_never_meets_half_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    writers = [writer(path, number, 200_000) for number in (1.0, 2.0)]
-    try:
-        wait_for(path.exists)
-        seen = set()
-
-        def both_seen() -> bool:
-            found = load_checkpoint(path)
-            assert set(found["weights"].tolist()) == {found["number"]}
-            seen.add(found["number"])
-            return seen == {1.0, 2.0}
-
-        wait_for(both_seen, what="files of both writers")
-        assert all(process.poll() is None for process in writers), "neither failed"
-    finally:
-        for process in writers:
-            process.kill()
-            process.communicate()
-
-
-# --- on ranks ---------------------------------------------------------------------------------------------
-
-
-def save_on_ranks(path: Path) -> tuple[int, str]:
+def save_on_ranks(path: Path) -> tuple[int, list[str]]:
     dist.init_process_group("gloo")
-    try:
-        save_checkpoint(path, {"rank": dist.get_rank(), "weights": torch.zeros(1_000_000)})
-    except CheckpointError as error:
-        return -1, str(error)
+    save_checkpoint(path, {"rank": dist.get_rank(), "weights": torch.zeros(1_000_000)})
     found = load_checkpoint(path)["rank"]  # it is there as soon as the call returns
-    dist.barrier()
-    return found, ""
+    said = []
+    for other, state in ((path.parent / "no/a.pt", {}), (path, {"f": lambda: None})):
+        with pytest.raises((CheckpointError, TypeError)) as caught:
+            save_checkpoint(other, state)
+        said.append(str(caught.value))
+    return found, said
 
 
-def test_rank_0_writes_and_the_others_wait(tmp_path: Path) -> None:
-    run = quiet_launch(save_on_ranks, tmp_path / "a.pt", nprocs=RANKS, device="cpu")
-    assert run.results == [(0, "")] * RANKS
-
-
-def test_the_others_hear_when_rank_0_fails(tmp_path: Path) -> None:
-    run = quiet_launch(save_on_ranks, tmp_path / "no/a.pt", nprocs=RANKS, device="cpu", timeout=300)
-    (said,) = set(run.results)
-    assert said == (-1, f"the checkpoint {tmp_path / 'no/a.pt'} cannot be written: No such file or directory")
-
-
-def save_what_cannot_be(path: Path) -> str:
-    dist.init_process_group("gloo")
-    try:
-        save_checkpoint(path, {"f": lambda: None})
-    except TypeError as error:
-        return str(error)
-    return "saved"
-
-
-def test_the_others_hear_of_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
-    run = quiet_launch(save_what_cannot_be, tmp_path / "a.pt", nprocs=2, device="cpu", timeout=300)
-    (said,) = set(run.results)
-    assert said.startswith("this state cannot be saved")
-
-
-# --- load -------------------------------------------------------------------------------------------------
+def test_rank_0_writes_and_the_others_wait_and_hear_when_it_fails(tmp_path: Path) -> None:
+    run = quiet_launch(save_on_ranks, tmp_path / "a.pt", nprocs=RANKS, device="cpu", timeout=300)
+    for found, (no_folder, no_state) in run.results:
+        assert found == 0
+        assert no_folder.endswith("no/a.pt cannot be written: No such file or directory")
+        assert no_state.startswith("this state cannot be saved")
 
 
 @pytest.fixture
@@ -288,7 +229,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     assert "Is a directory" in refusal(load_checkpoint, tmp_path)
 
 
-@pytest.mark.parametrize("keep", [1, 4, 30, 0.5, 0.99])
+@pytest.mark.parametrize("keep", [1, 30, 0.99])
 def test_a_file_cut_short(keep: float, good: Path) -> None:
     data = good.read_bytes()
     data = data[: keep if keep >= 1 else int(len(data) * keep)]
@@ -319,13 +260,6 @@ def test_one_wrong_byte_anywhere_is_an_error_and_never_another_weight(good: Path
     assert noticed > len(data) / 97 / 3
 
 
-@pytest.mark.parametrize("content", [b"step,loss\n1,2.5\n" * 50, b"\x89PNG\r\n", b"\x80\x02", b"PK\x03\x04"])
-def test_something_else_than_a_checkpoint(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(content)
-    said = refusal(load_checkpoint, tmp_path / "a.pt")
-    assert "is no checkpoint of PyTorch: it begins with" in said or "is cut short" in said
-
-
 def test_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path = tmp_path / "gift.pt"
     torch.save({"model": Net().state_dict(), "x": Code(tmp_path / "it ran")}, path)
@@ -336,12 +270,15 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
     assert (tmp_path / "it ran").exists(), "it would have"
 
 
-def test_a_whole_model_is_refused(tmp_path: Path) -> None:
-    torch.save(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), tmp_path / "a.pt")
-    said = refusal(load_checkpoint, tmp_path / "a.pt")
+def test_a_whole_model_and_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), path)
+    said = refusal(load_checkpoint, path)
     assert "it carries code, " in said
     assert "torch.nn.modules.linear.Linear" in said
-    assert "state_dict" in said
+    path.write_bytes(b"step,loss 1,2.5 and more")
+    said = refusal(load_checkpoint, path)
+    assert said == f"{path} is no checkpoint of PyTorch: it begins with b'step,loss 1,2.5 '"
 
 
 def test_a_file_with_something_else_than_a_dict(tmp_path: Path) -> None:
@@ -358,12 +295,7 @@ def test_a_file_of_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     quiet_launch(save_as_from_a_gpu, path, nprocs=1, device="cpu")
     assert load_checkpoint(path)["weights"].tolist() == [0, 1, 2]
-    assert refusal(load_checkpoint, path, None) == (
-        f"{path} was saved on a device missing here: leave map_location out, it is 'cpu' then"
-    )
-
-
-# --- use --------------------------------------------------------------------------------------------------
+    assert "deserialize object on" in refusal(load_checkpoint, path, None)
 
 
 @pytest.mark.parametrize("there", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
@@ -406,7 +338,10 @@ def test_a_layer_of_the_name_module_keeps_it() -> None:
             lambda w: (w.pop("norm.bias"), w.update({"norm.beta": torch.zeros(3)})),
             "missing: norm.bias; unexpected: norm.beta",
         ),
-        (lambda w: w.update(step=3), "these are not weights: step is not a tensor"),
+        (
+            lambda w: w.update({"norm.bias": 3}),
+            "another shape: norm.bias is no tensor in the checkpoint and 3 here",
+        ),
         (lambda w: w.clear(), "missing: submodule.weight, submodule.bias, norm.weight, norm.bias and 3 more"),
     ],
     ids=["missing", "unexpected", "shape", "one number", "both", "no tensor", "nothing"],
@@ -422,5 +357,4 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was(change: Any, words: s
 
 def test_a_whole_checkpoint_for_its_weights() -> None:
     said = refusal(load_weights, Net(), {"model": Net().state_dict(), "optimizer": {}})
-    assert said.startswith("these are not weights: model, optimizer are not a tensor")
-    assert 'checkpoint["model"]' in said
+    assert said.endswith("; unexpected: model, optimizer")

@@ -1,4 +1,4 @@
-"""Each cause that keeps a training run from being faster is made on purpose, alone and beside another.
+"""Each cause that keeps a training run from being faster is made on purpose.
 
 All of them sleep or keep a core busy for known times, so that the shares are known beforehand.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from course_lib import RankError, Run, track, why
+from course_lib import RankError, RankTimeout, Run, track, why
 from course_lib.hardware import cores
 from course_lib.launcher import why as why_module
 from course_lib.run_record import newest_first
@@ -81,16 +81,10 @@ QUIET: dict[str, Any] = {"device": "cpu", "dashboard": False}
         ({"late": UNIT / 8}, {"straggler": 0.5}),
         ({"step": UNIT, "sample": 0.0}, {"little work": 1.0}),
         ({"beside": UNIT / 8}, {"sharing": 0.5}),
-        ({"loader": UNIT, "sync": 2 * UNIT}, {"communication": 0.5, "loader": 0.25}),
-        ({"loader": 2 * UNIT, "late": UNIT / 8}, {"loader": 0.5, "straggler": 0.25}),
-        ({"sync": 2 * UNIT, "beside": UNIT / 8}, {"communication": 0.5, "sharing": 0.25}),
-        ({"step": 2 * UNIT, "loader": UNIT}, {"little work": 0.5, "loader": 0.25}),
         ({"step": 2 * UNIT, "nprocs": 1}, {"little work": 2 / 3}),
     ],
 )
-def test_each_cause_is_found_and_so_is_another_beside_it(
-    times: Any, costs: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_cause_is_found(times: Any, costs: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(why_module, "ROUNDS", 2)  # sleep does not vary much, and this saves a minute
     for trial_seconds in (0.15, 0.6, 2.4):  # "unknown" is right on a noisy machine: it asks for longer ones
         verdict = why(training, **{"nprocs": 2, **times}, **QUIET, trial_seconds=trial_seconds)
@@ -130,7 +124,6 @@ def test_what_cannot_be_tried_is_said_and_the_rest_is() -> None:
     skipped = {way: last for way, rates, _, last in rows if rates == "–"}
     assert list(verdict.rates) == ["as it is", "first batches repeated"]
     assert skipped == {
-        "first batches repeated, × 4": "not tried: the function has no whole number as batch_size",
         "no gradient sync": "not known: the function makes no DistributedDataParallel",
         "one rank": "not known: rank 0 raised ValueError: it needs a rank 1",
     }
@@ -144,16 +137,12 @@ def shares_its_batch(batch_size: int = 8) -> None:
 def test_other_work_is_no_comparison_and_no_run_is_left(course_home: Any) -> None:
     verdict = why(shares_its_batch, nprocs=2, **QUIET, trial_seconds=0.1)
     rows = {row["way"]: row["times as fast"] for row in verdict.rows}
-    assert rows["one rank"] == "not known: alone, a step of rank 0 has 2 times as many samples"
-    assert rows["first batches repeated, × 4"] == "not known: a step has only 1.2 times as many samples"
+    assert rows["one rank"] == "not known: a step of rank 0 has 2 times as many samples, and not 1"
+    assert (
+        rows["first batches repeated, × 4"]
+        == "not known: a step of rank 0 has 1.2 times as many samples, and not 4"
+    )
     assert newest_first() == [], "not of those that failed either"
-
-
-def empty() -> None:
-    while True:  # as with drop_last, and a batch that is larger than the data
-        for _ in track([]):
-            pass
-        time.sleep(0.001)
 
 
 def test_a_training_that_fails_or_is_over_too_soon(course_home: Any) -> None:
@@ -167,10 +156,8 @@ def test_a_training_that_fails_or_is_over_too_soon(course_home: Any) -> None:
         why(lambda: None, nprocs=1, **QUIET)
     with pytest.raises(ValueError, match=r"a rank had done 10 steps inside track"):
         why(training, epochs=1, nprocs=1, **QUIET)
-    with pytest.raises(ValueError, match=r"after \d.* a rank had done 0 steps inside track"):
-        why(time.sleep, 60, nprocs=1, timeout=1.0, **QUIET)
-    with pytest.raises(ValueError, match="0 steps inside track"):
-        why(empty, nprocs=1, **QUIET)
+    with pytest.raises(RankTimeout):
+        why(lambda: time.sleep(60), nprocs=1, timeout=1.0, **QUIET)
     with pytest.raises(ValueError, match="trial_seconds"):
         why(training, nprocs=1, trial_seconds=-1.0, **QUIET)
     with pytest.raises(TypeError, match="unexpected keyword argument 'width'"):
@@ -179,10 +166,11 @@ def test_a_training_that_fails_or_is_over_too_soon(course_home: Any) -> None:
 
 def test_it_says_what_it_tries(capsys: pytest.CaptureFixture[str]) -> None:
     why(own_loop, nprocs=2, device="cpu", trial_seconds=0.1)
-    lines = capsys.readouterr().out.splitlines()
-    ways = ["as it is", "first batches repeated"]  # the others are given up in the first round
-    assert lines == [
-        f"why: round {number} of 3, {way}"
-        for number, order in ((1, [*ways, "no gradient sync", "one rank"]), (2, ways[::-1]), (3, ways))
-        for way in order
-    ]
+    ways = ["as it is", "first batches repeated", "no gradient sync", "one rank"]
+    assert (
+        capsys.readouterr().out.splitlines()
+        == [  # two ways are given up in the first round
+            f"why: round {number} of 3: {'; '.join(tried)}"
+            for number, tried in ((1, ways), (2, ways[1::-1]), (3, ways[:2]))
+        ]
+    )

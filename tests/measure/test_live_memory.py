@@ -1,14 +1,14 @@
-"""The ledger of live tensors: storages counted once, under their first owner, as long as they live."""
+"""Live tensors: storages counted once, under their first owner, while they live; the peak of operations."""
 
 from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
 from torch import nn
 
-from course_lib import LiveMemory
+from course_lib import LiveMemory, LivePeak, launch
+from course_lib.measure.live_memory import BUFFERS, REST
 
 KIB = 1024
 
@@ -20,15 +20,9 @@ def block(kib: int = 1) -> torch.Tensor:
 def test_bytes_by_owner_and_kind() -> None:
     memory, a, b, c = LiveMemory(), block(1), block(2), block(4)
     memory.note("device 0", "parameters", [a, b])
-    memory.note("device 0", "gradients", [c])
+    memory.note("device 0", "gradients", [None, c, torch.zeros(9, device="meta")])
     memory.note("device 1", "parameters", iter([block(8)]))  # freed at once
     assert memory.bytes() == {"device 0": {"parameters": 3 * KIB, "gradients": 4 * KIB}}
-
-
-def test_nothing_noted_is_nothing() -> None:
-    memory = LiveMemory()
-    memory.note("device 0", "gradients", [None])
-    assert memory.bytes() == {}
 
 
 def test_views_of_one_storage_count_once_and_whole() -> None:
@@ -118,27 +112,116 @@ def test_each_thread_notes_for_its_own_owner() -> None:
         assert counted[owner] == {"activations": 50 * rows * 64 * 4 + rows * 64 * 4}
 
 
-def test_outside_of_the_block_nothing_is_noted() -> None:
-    memory, weight = LiveMemory(), torch.randn(4, 4, requires_grad=True)
-    with memory.saving(0):
-        pass
-    output = (weight @ weight).tanh()
-    assert memory.bytes() == {}
-    del output
+def test_a_result_that_is_freed_counts_for_the_peak() -> None:
+    kept = torch.zeros(KIB // 4)
+    with LivePeak(lambda: {"kept": [kept]}) as live:
+        (kept + 1).mul_(2)  # two operations; the sum is gone afterwards
+        kept.add_(1)
+    assert live.at_peak == {"kept": KIB, REST: KIB}
+    assert live.bytes() == {"kept": KIB}
+    assert live.history == [2 * KIB, 2 * KIB, KIB]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "error", "words"),
-    [
-        (torch.zeros(3), TypeError, "put it in"),
-        ([1.5], TypeError, "1.5, a float"),
-        (["weight"], TypeError, "'weight', a str"),
-        ([torch.zeros(3, device="meta")], ValueError, "holds no memory"),
-        ([torch.eye(3).to_sparse()], TypeError, "torch.sparse_coo"),
-    ],
-)
-def test_what_cannot_be_counted_is_refused(tensors: object, error: type[Exception], words: str) -> None:
-    memory = LiveMemory()
-    with pytest.raises(error, match=words):
-        memory.note(0, "parameters", tensors)  # type: ignore[arg-type]
-    assert memory.bytes() == {}
+def test_views_count_once_and_what_existed_before_counts_when_it_is_used() -> None:
+    before = torch.zeros(KIB)
+    with LivePeak() as live:
+        parts = before.chunk(4)
+        parts[0].add_(1)
+    assert sum(live.at_peak.values()) == 4 * KIB
+
+
+def test_a_storage_counts_with_the_size_that_it_has_now() -> None:
+    with LivePeak() as live:
+        tensor = torch.zeros(KIB)
+        tensor.untyped_storage().resize_(0)
+        other = torch.zeros(1)
+        tensor.untyped_storage().resize_(4 * KIB)
+        other.add_(1)
+    assert live.history == [4 * KIB, 4, 4 * KIB + 4]
+
+
+def test_the_first_kind_has_a_storage_and_none_is_skipped() -> None:
+    weight = torch.zeros(KIB)
+    with LivePeak(lambda: {"a": [None, weight], "b": [weight[:1]]}) as live:
+        weight.add_(1)
+    assert live.at_peak == {"a": 4 * KIB}
+
+
+def test_steps_that_do_not_count_leave_only_what_they_made() -> None:
+    with LivePeak() as live:
+        live.counting = False
+        kept = torch.zeros(KIB)
+        torch.zeros(2 * KIB)
+        live.counting = True
+        torch.zeros(1)
+    assert live.history == [kept.nbytes + 4]
+    assert [made for _, _, made, _ in live.largest] == ["aten.zeros", "aten.zeros"]
+
+
+def test_the_largest_are_named_by_what_made_them() -> None:
+    x = torch.ones(8, 4)
+    with LivePeak() as live:
+        x.t().contiguous()
+    assert [each[0] for each in live.largest] == [128, 128]
+    assert {each[2] for each in live.largest} == {"made before", "aten.clone"}
+
+
+def test_backward_is_seen_too() -> None:
+    model, x = nn.Linear(4, 4, bias=False), torch.ones(2, 4)
+    with LivePeak(lambda: {"gradients": [each.grad for each in model.parameters()]}) as live:
+        model(x).sum().backward()
+    assert live.bytes()["gradients"] == 64
+
+
+def test_collectives_have_a_name_and_the_bytes_of_the_whole_tensor() -> None:
+    def work() -> tuple[list[tuple[str, int]], dict[str, int]]:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        whole, part = torch.ones(KIB), torch.empty(KIB // 2)
+        with LivePeak() as live:
+            dist.all_reduce(whole)
+            dist.reduce_scatter(part, list(whole.chunk(2)))
+            dist.all_gather(list(whole.chunk(2)), part)
+            dist.broadcast(part, 0)
+            dist.barrier()
+        return live.collectives, live.bytes()
+
+    calls, alive = launch(work, nprocs=2, device="cpu", dashboard=False).results[0]
+    sizes = [4 * KIB, 4 * KIB, 4 * KIB, 2 * KIB]
+    assert calls == list(zip(["all_reduce", "reduce_scatter", "all_gather", "broadcast"], sizes, strict=True))
+    assert alive[BUFFERS] >= 6 * KIB
+
+
+def test_a_dtensor_counts_with_its_part() -> None:
+    def work() -> dict[str, int]:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        dist.init_process_group("gloo")
+        model = nn.Linear(16, 16, bias=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        shards = list(model.parameters())
+        with LivePeak(lambda: {"shards": shards, "gathered": model.parameters()}) as live:
+            with torch.no_grad():
+                model(torch.ones(1, 16))
+            model.reshard()
+        dist.barrier()
+        return {"peak": live.at_peak["gathered"], **live.bytes()}
+
+    found = launch(work, nprocs=2, device="cpu", dashboard=False).results[0]
+    assert found["peak"] == 1024
+    assert found["shards"] == 512
+    assert "gathered" not in found
+
+
+def test_the_most_of_each_kind_is_of_a_moment_of_its_own() -> None:
+    """When `b` is at its most, `a` has gone."""
+    held: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
+    with LivePeak(lambda: held) as live:
+        for kind, size in (("a", KIB), ("b", 2 * KIB)):
+            held[kind].append(torch.zeros(size))
+            held[kind][0].add_(1)
+            held[kind].clear()
+    assert (live.most["a"], live.most["b"]) == (4 * KIB, 8 * KIB)

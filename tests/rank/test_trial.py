@@ -16,7 +16,7 @@ from course_lib import track
 from course_lib.launcher.launch import Launch, start
 from course_lib.rank import recorder as recorder_module
 from course_lib.rank.recorder import Recorder
-from course_lib.rank.trial import MOST_KEPT, SYNCHRONIZED, RepeatedBatches, batches_of, never_synchronize
+from course_lib.rank.trial import MOST_KEPT, RepeatedBatches, batches_of
 from course_lib.run_folder import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL, RankFiles
 
 
@@ -88,47 +88,25 @@ def test_numbers_of_steps_are_no_batches(monkeypatch: pytest.MonkeyPatch) -> Non
     assert batches_of(range(9)) == range(9)
 
 
-def test_what_workers_have_ready_is_told(tmp_path: Path) -> None:
-    def work() -> None:
-        for _ in range(2):
-            for _ in track(DataLoader(list(range(40)), num_workers=2, multiprocessing_context="fork")):
-                pass
-
-    run = start(Launch(work, nprocs=1, environment={TRIAL: "as it is"}))
-    assert run.facts(0)["queued_batches"] == 4
-    assert "queued_batches" not in start(Launch(work, nprocs=1)).facts(0), "not outside of a trial"
-
-
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
 def test_ddp_does_not_synchronize_whatever_the_program_sets(options: dict[str, bool]) -> None:
     def gradients() -> list[float]:
         dist.init_process_group("gloo")
         ddp = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), **options)
         found = []
-        for step in range(6):
-            if step == 3 and not options:
+        for step in range(4):
+            ddp.zero_grad()
+            if step == 1:
                 with ddp.no_sync():
                     ddp(torch.ones(1)).backward()
-            ddp.zero_grad()
-            if step == 4:
+                ddp.zero_grad()
+            if step == 2:
                 ddp.require_backward_grad_sync = True
             ddp(torch.full((1,), float(dist.get_rank()))).backward()
             found.append(ddp.module.weight.grad.item())
         return found
 
-    assert start(Launch(gradients, nprocs=2)).results == [[0.5] * 6] * 2
+    assert start(Launch(gradients, nprocs=2)).results == [[0.5] * 4] * 2
     run = start(Launch(gradients, nprocs=2, environment={TRIAL: NO_GRADIENT_SYNC}))
-    assert run.results == [[0.5] * SYNCHRONIZED + [own] * (6 - SYNCHRONIZED) for own in (0.0, 1.0)]
+    assert run.results == [[0.0] * 4, [1.0] * 4]
     assert all(run.facts(rank)["ddp"] for rank in range(2))
-
-
-def test_a_ddp_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that accumulates sets the switch in every step: that must not cost it anything."""
-    monkeypatch.delattr(DistributedDataParallel, "require_backward_grad_sync", raising=False)
-    told: list[int] = []
-    never_synchronize(was_made=lambda: told.append(1))
-    ddp = torch.nn.Module()
-    switch = DistributedDataParallel.require_backward_grad_sync
-    for value in (True, False, True):
-        switch.fset(ddp, value)  # type: ignore[attr-defined]
-    assert told == [1]

@@ -8,20 +8,17 @@ import numpy as np
 import pytest
 
 from course_lib import Run, why
-from course_lib.report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Trial, Verdict, verdict_on_trials
+from course_lib.report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Verdict, verdict_on_trials
 from course_lib.run_folder import ARRIVAL, NO_GRADIENT_SYNC, REPEATED_BATCHES, TICK, RankFiles
 from tests.support.runs import made_run
 
-# --- trials -----------------------------------------------------------------------------------------------
 
-
-def tried(spread: float = 2.0, meetings: float = 0.0, outside: float = 0.0, **ways: Any) -> Verdict:
+def tried(spread: float = 2.0, **ways: Any) -> Verdict:
     """Judge made-up trials of two ranks: by way the median rates; the three rounds differ by ``spread``.
 
     A way that is left out is as fast as the unchanged run, one with the rates None was not tried.
     """
     names = {"repeated": REPEATED_BATCHES, "no_sync": NO_GRADIENT_SYNC, "one": ONE_RANK}
-    grows = ways.pop("grows", 4.0)
     medians = {AS_IT_IS: ways.pop("as_it_is", [100.0, 100.0])}
     medians |= {name: ways.pop(short, medians[AS_IT_IS]) for short, name in names.items()}
     medians[LARGER_BATCH] = ways.pop("larger", medians[REPEATED_BATCHES])
@@ -29,12 +26,7 @@ def tried(spread: float = 2.0, meetings: float = 0.0, outside: float = 0.0, **wa
     skipped = {way: "not known: it failed" for way, rates in medians.items() if rates is None}
     trials = {
         way: [
-            Trial(
-                [rate + shift for rate in (rates[:1] if way == ONE_RANK else rates)],
-                batch=8 * grows if way == LARGER_BATCH else 8,
-                meetings=meetings,
-                outside=outside,
-            )
+            [rate + shift for rate in (rates[:1] if way == ONE_RANK else rates)]
             for shift in (0.0, spread / 2, -spread / 2)
         ]
         for way, rates in medians.items()
@@ -47,11 +39,11 @@ CASES: list[tuple[dict[str, Any], str, dict[str, float]]] = [
     ({}, "computing", {}),
     ({"repeated": [200, 200]}, "loader", {"loader": 0.5}),
     ({"no_sync": [200, 200], "one": [200]}, "communication", {"communication": 0.5}),
-    ({"no_sync": [200, 100], "one": [200]}, "straggler", {"straggler": 0.5}),
     ({"no_sync": [100, 200]}, "straggler", {"straggler": 0.5}),
+    ({"as_it_is": [100] * 4, "no_sync": [200, 100, 200, 101]}, "straggler", {"straggler": 0.5}),
+    ({"as_it_is": [100] * 4, "no_sync": [100, 100, 100, 200]}, "computing", {}),
     ({"one": [200]}, "sharing", {"sharing": 0.5}),
-    ({"larger": [400, 400]}, "little work", {"little work": 1.0}),  # a step takes no longer with more in it
-    ({"larger": [160, 160]}, "little work", {"little work": 0.5}),
+    ({"larger": [400, 400]}, "little work", {"little work": 1.0}),
     # a larger batch gains no more than communication explains: that is not told twice
     (
         {"no_sync": [200, 200], "one": [200], "larger": [160, 160]},
@@ -62,31 +54,16 @@ CASES: list[tuple[dict[str, Any], str, dict[str, float]]] = [
     ({"as_it_is": [50, 50], "no_sync": [100, 100], "one": [100]}, "communication", {"communication": 0.5}),
     # a loader's cost is no part of what a step costs
     ({"repeated": [200, 200], "larger": [200, 200]}, "loader", {"loader": 0.5}),
-    ({"repeated": [200, 200], "larger": [320, 320]}, "loader", {"loader": 0.5, "little work": 0.25}),
-    # twice the batch, where four times were asked for
-    ({"larger": [200, 200], "grows": 2.0}, "little work", {"little work": 1.0}),
-    # several slow ranks hold up the others; slow ones are a few
-    ({"as_it_is": [100] * 4, "no_sync": [200, 100, 200, 101]}, "straggler", {"straggler": 0.5}),
-    ({"as_it_is": [100] * 4, "no_sync": [100, 100, 100, 200]}, "computing", {}),
-    # ranks that still wait for each other: nobody knows what for
-    ({"no_sync": [200, 100], "one": [200], "meetings": 1.0}, "computing", {}),
-    ({"one": [200], "meetings": 1.0}, "other ranks", {"other ranks": 0.5}),
-    ({"no_sync": None, "one": [200]}, "other ranks", {"other ranks": 0.5}),
-    ({"no_sync": None}, "unknown", {}),
-    ({"one": None}, "unknown", {}),
-    ({"larger": None}, "computing", {}),
-    ({"repeated": None, "larger": [400, 400]}, "computing", {}),  # it lacks what it is compared with
     # several at once: each has its own cost, and the largest is the cause
     (
-        {"repeated": [125, 125], "no_sync": [200, 200], "one": [400]},
+        {"repeated": [125, 125], "no_sync": [200, 200], "one": [400], "larger": [500, 500]},
         "communication",
-        {"communication": 0.5, "sharing": 0.25, "loader": 0.2},
+        {"communication": 0.5, "sharing": 0.25, "loader": 0.2, "little work": 0.3},
     ),
-    (
-        {"repeated": [250, 250], "no_sync": [250, 125], "one": [250]},
-        "loader",
-        {"loader": 0.6, "straggler": 0.4, "communication": 0.2},
-    ),
+    # what could not be tried may be it, unless another cause is found
+    ({"no_sync": None, "one": [200]}, "sharing", {"sharing": 0.5}),
+    ({"no_sync": None}, "unknown", {}),
+    ({"repeated": None, "larger": [400, 400]}, "unknown", {}),  # it lacks what it is compared with
     # what is slower, or hardly faster, is no cause
     ({"repeated": [50, 50], "no_sync": [95, 95], "larger": [40, 40]}, "computing", {}),
     ({"repeated": [109, 109]}, "computing", {}),
@@ -107,37 +84,21 @@ def test_the_cause_is_what_costs_most(ways: dict[str, Any], cause: str, costs: d
     assert f"<b>{cause}</b>" in verdict._repr_html_()
 
 
-def test_the_sentence_has_the_figures_and_what_else_costs() -> None:
-    verdict = tried(repeated=[125, 125], no_sync=[200, 200], one=[400])
-    assert verdict.sentence == (
+def test_the_sentence_has_the_figures() -> None:
+    assert tried(no_sync=[200, 200], one=[200]).sentence == (
         "without gradient synchronization a rank does 200 samples/s instead of 100: 50% of the time goes into"
         " it, or into waiting there for whichever rank is late. More work between two all_reduces helps: a"
-        " larger batch, or accumulation. Beside it: sharing (25%), loader (20%)."
+        " larger batch, or accumulation."
     )
     late = tried(no_sync=[200, 100], one=[200]).sentence
-    assert late.endswith("rank 1 does 100 samples/s, and all others at least 200: they wait for it.")
-    late = tried(as_it_is=[100] * 4, no_sync=[200, 100, 200, 101]).sentence
-    assert late.endswith("ranks 1, 3 do 100 samples/s, and all others at least 200: they wait for them.")
-    sharing = tried(one=[150]).sentence
-    assert sharing == (
-        "alone rank 0 does 150 samples/s instead of 100 beside the others without gradient synchronization;"
-        " with it, all together do 200: they share cores, memory or a device. More cores help, or a"
-        " device for each."
-    )
-    for one in (199, 250):  # within the spread, and beyond it
-        assert tried(one=[one]).sentence.endswith(
-            "Fewer ranks or threads do as well; a device for each helps."
-        )
-    assert "its rounds, which is up to 50%" in tried(spread=50).sentence
-    assert "30% of the time is outside" in tried(outside=0.3).sentence
-    assert "with 2 times the batch a rank does 200" in tried(larger=[200, 200], grows=2.0).sentence
+    assert late.endswith("rank 1 does 100 samples/s, and the others 200: they wait for it.")
+    assert "the spread of its rounds (up to 50%)" in tried(spread=50).sentence
 
 
 def test_the_table_shows_every_way() -> None:
-    rates = {AS_IT_IS: [[1000.0, 1010.0], [1020.0, 1000.0], [990.0, 1005.0]]}
-    rates[REPEATED_BATCHES] = [[2000.0, 2000.0]] * 3
-    rates[NO_GRADIENT_SYNC] = [[1000.0, 1001.0]] * 3
-    trials = {way: [Trial(by_rank) for by_rank in rounds] for way, rounds in rates.items()}
+    trials = {AS_IT_IS: [[1000.0, 1010.0], [1020.0, 1000.0], [990.0, 1005.0]]}
+    trials[REPEATED_BATCHES] = [[2000.0, 2000.0]] * 3
+    trials[NO_GRADIENT_SYNC] = [[1000.0, 1001.0]] * 3
     verdict = verdict_on_trials(trials, {ONE_RANK: "not known: ValueError: it needs a rank 1"})
     assert [list(row.values()) for row in verdict.rows] == [
         ["as it is", "1,000 · 1,005", "990 to 1,000", ""],
@@ -145,12 +106,7 @@ def test_the_table_shows_every_way() -> None:
         ["no gradient sync", "1,000 · 1,001", "1,000", "× 1.00, within the spread"],
         ["one rank", "–", "–", "not known: ValueError: it needs a rank 1"],
     ]
-    assert verdict.rates == rates
-    many = verdict_on_trials({AS_IT_IS: [Trial([float(rank) for rank in range(10, 18)])] * 3}, {})
-    assert many.rows[0]["samples/s of each rank"] == "10 to 17"
-
-
-# --- a run that is over -----------------------------------------------------------------------------------
+    assert verdict.rates == trials
 
 
 def ran(loader: list[float], seconds: float = 5.0, late: float = 0.0) -> Run:
