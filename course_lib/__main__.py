@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import contextlib
 import importlib.metadata
-import importlib.util
 import re
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,48 +156,19 @@ def doctor() -> int:
 
 
 def versions() -> str:
-    """Say which installed packages differ in version from those that the course was tested with.
+    """Say which of the main packages differ in version from those that the course was tested with.
 
     A difference is not a fault: pyproject.toml has the version ranges that the course allows.
     """
-    try:
-        lines = TESTED.read_text()
-    except OSError:
-        return "those that were tested are not known here (constraints.txt is missing)"
-    tested: dict[str, list[str]] = {}  # two versions of a package are for different Pythons
-    for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", lines):
-        tested.setdefault(_canonical(name), []).append(version)
-    installed = {name: version for name in tested if (version := _installed(name))}
-    other = {name for name, version in installed.items() if version not in tested[name]}
-    if not other:
-        return "all as tested"
-    asked = re.findall(r"(?m)^[\w.-]+", "\n".join(_requirements()))
-    named = sorted(other & set(map(_canonical, asked)))
-    told = [f"{name} {installed[name]} (tested: {' or '.join(tested[name])})" for name in named]
-    if rest := len(other) - len(named):
-        told.append(f"{rest} of the packages that these need")
-    return "these differ from the tested versions: " + ", ".join(told)
-
-
-def _requirements() -> list[str]:
-    """Return what the course asks for: a checkout on PYTHONPATH, as `make gpu` has it, is not installed."""
-    try:
-        return importlib.metadata.requires("course-lib") or []
-    except importlib.metadata.PackageNotFoundError:
-        project = Path(__file__).parents[1] / "pyproject.toml"
-        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
-
-
-def _installed(name: str) -> str:
-    """Return a package's version without its build; "" if it is not installed, or only in part."""
-    try:
-        return (importlib.metadata.version(name) or "").partition("+")[0]
-    except (importlib.metadata.PackageNotFoundError, KeyError, TypeError):
-        return ""
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    tested = re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", TESTED.read_text())  # some twice, by Python
+    found = []
+    for name in MAIN_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed = importlib.metadata.version(name).partition("+")[0]  # without its build
+            passed = [version for each, version in tested if each == name]
+            if installed not in passed:
+                found.append(f"{name} {installed} (tested: {' or '.join(passed)})")
+    return f"these differ from the tested versions: {', '.join(found)}" if found else "all as tested"
 
 
 def _pair() -> str:
@@ -212,12 +181,10 @@ def _pair() -> str:
 
 
 def _notebooks() -> str:
-    names = ["ipykernel", "ipywidgets"]
-    if importlib.util.find_spec("jupyterlab"):  # a host may bring another frontend
-        names.insert(0, "jupyterlab")
-    for name in names:
-        importlib.import_module(name)
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    import ipykernel
+    import ipywidgets
+
+    return f"ipykernel {ipykernel.__version__}, ipywidgets {ipywidgets.__version__}"
 
 
 def _data() -> str:
@@ -244,6 +211,7 @@ def _sum_over_ranks() -> float:
 
 
 TESTED = Path(__file__).parent / "constraints.txt"  # in a checkout, a link to the one beside pyproject.toml
+MAIN_PACKAGES = "torch", "torchvision", "numpy", "matplotlib", "ipykernel", "ipywidgets", "jupyterlab"
 CHECKS: dict[str, Callable[[], str]] = {
     "torch and torchvision": _pair,
     "Jupyter": _notebooks,

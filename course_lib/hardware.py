@@ -16,21 +16,7 @@ import psutil
 from .unused_gpus import unused_gpus
 
 GIB = 2**30
-CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """One accelerator: ``kind`` is torch's device type; ``memory_bytes`` is 0 if torch does not report it."""
-
-    kind: str
-    index: int
-    name: str
-    memory_bytes: int
-
-    def __str__(self) -> str:
-        memory = f", {self.memory_bytes / GIB:.1f} GiB" if self.memory_bytes else ""
-        return f"{self.kind}:{self.index} {self.name}{memory}"
+CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux (cgroups of version 2)
 
 
 @dataclass(frozen=True)
@@ -39,7 +25,8 @@ class Machine:
 
     Attributes
     ----------
-    accelerators : list of Accelerator
+    accelerators : list of str
+        Each with torch's name of the device, its own name and its memory: ``"cuda:0 NVIDIA H100, 79.2 GiB"``.
     unused : str
         Why a GPU of this machine is not used, and what to do; empty if each is used.
     cores : int
@@ -54,7 +41,7 @@ class Machine:
         Why these two.
     """
 
-    accelerators: list[Accelerator]
+    accelerators: list[str]
     unused: str
     cores: int
     memory_bytes: int
@@ -67,7 +54,7 @@ class Machine:
     @property
     def plan(self) -> str:
         """The default ranks and backend, in a few words: ``"2 CPU ranks, gloo"``."""
-        kind = "GPU" if gpu_count() else "CPU"
+        kind = "GPU" if self.backend == "nccl" else "CPU"
         return f"{self.world_size} {kind} rank{'s' if self.world_size > 1 else ''}, {self.backend}"
 
     def rows(self) -> dict[str, str]:
@@ -77,7 +64,7 @@ class Machine:
         has = [name for name, there in self.backends.items() if there]
         lacks = [name for name, there in self.backends.items() if not there]
         return {
-            "Accelerators": "\n".join(map(str, self.accelerators)) or "none that torch can use",
+            "Accelerators": "\n".join(self.accelerators) or "none that torch can use",
             **({"Not used": self.unused} if self.unused else {}),
             "CPU": f"{self.cores} core{'s' if self.cores > 1 else ''} for this process",
             "Memory": f"{self.memory_bytes / GIB:.1f} GiB, {self.available_bytes / GIB:.1f} GiB of it free",
@@ -109,25 +96,16 @@ class Machine:
 
 def machine() -> Machine:
     """Inspect this machine: its accelerators, cores, memory and backends, and what the course will use."""
-    present, unused = accelerators(), unused_gpus()
-    gpus = gpu_count()
-    shown_only = sorted({device.name for device in present if device.kind != "cuda"})
+    present, unused, gpus = accelerators(), unused_gpus(), gpu_count()
     if gpus > 1:
-        world_size, backend, reason = gpus, "nccl", f"one rank for each of the {gpus} GPUs"
+        reason = f"one rank for each of the {gpus} GPUs"
     elif gpus == 1:
-        world_size, backend = 1, "nccl"
         reason = "one rank on the one GPU; more ranks than GPUs share it, over gloo"
-    elif any(device.kind == "mps" for device in present):
-        world_size, backend = 2, "gloo"
+    elif present:
         reason = "gloo carries no MPS tensors, the Apple GPU's, so ranks are CPU processes"
-    elif shown_only:
-        world_size, backend = 2, "gloo"
-        reason = (
-            f"torch.distributed has no backend here for {', '.join(shown_only)}, so ranks are CPU processes"
-        )
     else:
         none = "torch can use no GPU" if unused else "there is no GPU"
-        world_size, backend, reason = 2, "gloo", f"{none}, so ranks are CPU processes"
+        reason = f"{none}, so ranks are CPU processes"
     total, available = memory()
     return Machine(
         accelerators=present,
@@ -136,8 +114,8 @@ def machine() -> Machine:
         memory_bytes=total,
         available_bytes=available,
         backends=backends(),
-        world_size=world_size,
-        backend=backend,
+        world_size=gpus or 2,
+        backend="nccl" if gpus else "gloo",
         reason=reason,
     )
 
@@ -152,32 +130,21 @@ def gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def accelerators() -> list[Accelerator]:
-    """List every accelerator that torch can use here."""
+def accelerators() -> list[str]:
+    """Name the GPUs that torch can use here: NVIDIA's, AMD's (ROCm, too, calls them cuda) or Apple's."""
     import torch
 
-    devices = []
-    for index in range(gpu_count()):
-        properties = torch.cuda.get_device_properties(index)
-        devices.append(Accelerator("cuda", index, properties.name, properties.total_memory))
-    if not devices and torch.backends.mps.is_available():
-        return [Accelerator("mps", 0, "Apple GPU (shares main memory)", 0)]
-    current = torch.accelerator.current_accelerator()
-    if not devices and torch.accelerator.is_available() and current is not None:
-        kind = current.type
-        devices += [Accelerator(kind, i, kind.upper(), 0) for i in range(torch.accelerator.device_count())]
-    return devices
+    if gpus := [torch.cuda.get_device_properties(index) for index in range(gpu_count())]:
+        return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
+    return ["mps:0 Apple GPU (shares main memory)"] if torch.backends.mps.is_available() else []
 
 
 def cores() -> int:
     """Count the CPU cores that this process may use, by its affinity and a container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    version_2, version_1 = ["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]  # of cgroups
-    for names in (version_2, version_1):
-        with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
-            quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
-            if quota > 0:  # in version 1, -1 means no quota
-                return max(1, min(count, math.ceil(quota / period)))
+    with contextlib.suppress(OSError, ValueError):  # no container, or no quota ("max")
+        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
+        return max(1, min(count, math.ceil(quota / period)))
     return count
 
 
@@ -187,18 +154,12 @@ def memory() -> tuple[int, int]:
     Cached files that Linux can drop count as available, as they do outside a container.
     """
     now = psutil.virtual_memory()
-    version_2 = "memory.max", "memory.current", "inactive_file"  # of cgroups
-    version_1 = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"
-    for limit_in, used_in, droppable in (version_2, version_1):
-        with contextlib.suppress(OSError, ValueError):
-            limit, used = (int((CGROUP / name).read_text()) for name in (limit_in, used_in))
-            if limit < now.total:
-                counts = ""
-                with contextlib.suppress(OSError):
-                    counts = (CGROUP / limit_in).with_name("memory.stat").read_text()
-                dropped = re.search(rf"^{droppable} (\d+)$", counts, re.MULTILINE)
-                left = limit - used + (int(dropped[1]) if dropped else 0)
-                return limit, max(0, min(now.available, left))
+    with contextlib.suppress(OSError, ValueError):  # no container, or no limit ("max")
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        if limit < now.total:
+            dropped = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
+            left = limit - used + (int(dropped[1]) if dropped else 0)
+            return limit, max(0, min(now.available, left))
     return now.total, now.available
 
 
@@ -207,8 +168,6 @@ def backends() -> dict[str, bool]:
     import torch.distributed as dist
 
     names = ["gloo", "nccl", "mpi", "ucc", "xccl"]
-    if not dist.is_available():
-        return dict.fromkeys(names, False)
     return {name: bool(getattr(dist, f"is_{name}_available", bool)()) for name in names}
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 DRIVER = Path("/proc/driver/nvidia")  # of the system, also in a container that does not get its devices
 DEVICES = Path("/dev")
@@ -29,13 +28,6 @@ def unused_gpus() -> str:
     if torch.version.hip:
         return ""
     used = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if lacking := [index for index in range(used) if not _has_kernels(torch, index)]:
-        name = torch.cuda.get_device_properties(lacking[0]).name
-        major, minor = torch.cuda.get_device_capability(lacking[0])
-        return (
-            f"torch {torch.__version__} has no kernels for {name} (compute capability {major}.{minor}): "
-            f"install a build that has them; the last one for Pascal and Volta is 2.14 for CUDA 12.6 ({PAGE})"
-        )
     present = _present()
     if used >= present:
         return ""
@@ -62,17 +54,6 @@ def unused_gpus() -> str:
     if _in_container():
         return f"the container gets {used} of this machine's {gpus}: start it with --gpus all"
     return f"torch can use {used} of {gpus}: `nvidia-smi` says how the others are"
-
-
-def _has_kernels(torch: Any, index: int) -> bool:
-    """Whether this build has code for the GPU: of its generation, or older, that the driver can compile."""
-    major, minor = torch.cuda.get_device_capability(index)
-    for architecture in torch.cuda.get_arch_list() or [f"sm_{major}{minor}"]:
-        kind, _, number = architecture.partition("_")  # "sm_90a": the letter is for this one alone
-        built = divmod(int(re.sub(r"\D", "", number)), 10)
-        if built <= (major, minor) and (kind == "compute" or built[0] == major):
-            return True
-    return False
 
 
 def _present() -> int:

@@ -15,7 +15,6 @@ DRIVER_FILE = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Fri Aug 21 00:08:40 UTC 2026\nGCC version: 12.3.0\n"
 )
 OPEN_DRIVER_FILE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n"
-ARCHITECTURES = ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"]
 
 
 def imitate(
@@ -28,7 +27,6 @@ def imitate(
     text: str = DRIVER_FILE,
     given: bool = True,
     container: bool = False,
-    capability: tuple[int, int] = (7, 5),
     environment: dict[str, str] | None = None,
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID"):
@@ -59,8 +57,6 @@ def imitate(
         "is_available": used > 0,
         "device_count": used or seen_by_nvml,
         "get_device_properties": properties,
-        "get_device_capability": capability,
-        "get_arch_list": ARCHITECTURES,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
 
@@ -102,17 +98,11 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
         {"present": 8, "used": 2, "environment": {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0,1"}},
         "the job was given 2 of this node's 8 NVIDIA GPUs: ask for more with --gpus-per-node",
     ),
-    "Pascal": (
-        {"used": 2, "capability": (6, 0)},
-        "has no kernels for Tesla T4 (compute capability 6.0): install a build that has them",
-    ),
     "one that fell off the bus": (
         {"used": 1},
         "torch can use 1 of 2 NVIDIA GPUs: `nvidia-smi` says how the others are",
     ),
     "all are used": ({"used": 2}, ""),
-    "a newer one of its generation": ({"used": 2, "capability": (8, 9)}, ""),
-    "newer than all, by compute_120": ({"used": 2, "capability": (12, 1)}, ""),
     "none is there": ({"present": 0, "driver": "", "given": False, "cuda": None}, ""),
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import shutil
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,6 +16,15 @@ from ..run_record import UNREADABLE, RunRecord, newest_first
 
 KEPT_RUNS = 50
 LONGEST = 30 * 86_400.0  # seconds that a Slurm job, or a run of another machine, may take
+EVERY = 10  # runs of this process from one clearing to the next
+_runs = itertools.count()
+
+
+def clear_now_and_then() -> None:
+    """Clear old runs after the first run of this process and each tenth one, in a thread: no run waits."""
+    if next(_runs) % EVERY == 0:
+        with contextlib.suppress(RuntimeError):  # the system has no room for a thread
+            threading.Thread(target=clear_old_runs, name="course-retention").start()
 
 
 def clear_old_runs() -> None:

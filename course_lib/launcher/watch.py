@@ -17,7 +17,7 @@ from ..run_folder import RankFiles
 from .dashboard import SafeView, View
 from .forkserver import WAKE_SECONDS
 from .processes import Execution
-from .retention import clear_old_runs
+from .retention import clear_now_and_then
 
 LINGER_SECONDS = 5.0  # once all ranks have returned their results, they may take this long to end
 CONSEQUENCE_SECONDS = 0.5  # how much later than its consequence a cause may come to light
@@ -35,8 +35,6 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
             view.finish()
             raise
         try:
-            with contextlib.suppress(OSError):
-                clear_old_runs()  # while the ranks start
             error = _follow(run, ranks, timeout, view)
             text = "" if error is None else str(error)
         except BaseException as reason:
@@ -52,6 +50,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         if error is None and (doubts := waiting.doubts(run)):
             view.tell(doubts)
         view.finish()
+        clear_now_and_then()
     if error is not None:
         raise error from None
 

@@ -28,7 +28,7 @@ class Memory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._exact_at = time.monotonic()
-        self._cost = TICK_INTERVAL / 2 / self.OFTEN  # the first walk comes with the second tick
+        self._cost = TICK_INTERVAL / self.OFTEN  # the first walk: not in the first tenth of a second
         self._walks = 0
         self._own, self._resident = 0, self._resident_bytes()
 

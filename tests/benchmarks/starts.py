@@ -134,7 +134,7 @@ def from_cell_to_result(rounds: int, folder: Path, peers: Peers) -> Section:
         section.add(name, seconds, "{:.3f} s", f"{ratio(seconds, taken[least]):.2f}")
     fastest = min(fresh, key=lambda name: statistics.median(taken[name]))
     section.judge(f"warm launch / {fastest}", ratio(taken[warm], taken[fastest]), most=1)
-    section.judge("warm launch / the floor", ratio(taken[warm], taken[least]), most=1.3)
+    section.judge("warm launch / the floor", ratio(taken[warm], taken[least]), most=1.15)
     section.judge("warm launch / torchrun", ratio(taken[warm], taken[by_torchrun]), most=1 / 30)
     section.judge("first launch / torchrun", ratio(taken[first], taken[by_torchrun]), most=1)
     for note in notes:

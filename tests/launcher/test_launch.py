@@ -295,11 +295,6 @@ def test_a_process_that_cannot_be_ended_changes_nothing_of_what_is_told(
     assert "a process of this run may still be there: TimeoutExpired" in capsys.readouterr().err
 
 
-def test_old_runs_that_cannot_be_removed_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "clear_old_runs", a_broken_pipe)
-    assert quiet_launch(int).state == "done"
-
-
 def test_the_environment_is_as_torchrun_sets_it() -> None:
     found = quiet_launch(lambda: dict(os.environ), nprocs=3).results
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,17 @@ from course_lib import Run
 from course_lib.launcher import retention
 from course_lib.run_record import newest_first
 from tests.support.cells import quiet_launch
+from tests.support.processes import wait_for
+
+_opened: list[str] | None = None  # paths, while somebody counts them
+
+
+def _note_what_is_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if _opened is not None and event in ("open", "os.listdir", "os.scandir"):
+        _opened.append(str(arguments[0]))
+
+
+sys.addaudithook(_note_what_is_opened)
 
 
 @pytest.fixture
@@ -55,11 +70,46 @@ def test_of_old_runs_the_newest_stay_and_those_that_still_run(
     assert names_kept == {run.folder.name for run in done[-3:] + running + nonsense[-3:]}
 
 
-def test_a_launch_clears_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "KEPT_RUNS", 2)
-    names = [quiet_launch(os.getpid, nprocs=1).folder.name for _ in range(3)]
+def test_every_tenth_launch_clears_them_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert retention.EVERY == 10
+    monkeypatch.setattr(retention, "KEPT_RUNS", 1)
+    monkeypatch.setattr(retention, "EVERY", 3)
+    monkeypatch.setattr(retention, "_runs", itertools.count())
+    kept = []
+    for number in range(4):
+        newest = quiet_launch(os.getpid, nprocs=1).folder
+        if number == 3:
+            wait_for(lambda newest=newest: newest_first() == [newest], what="the clearing")  # type: ignore[misc]
+        kept.append(len(newest_first()))
+    assert kept == [1, 2, 3, 1]
 
-    assert [path.name for path in newest_first()] == names[:0:-1]
+
+def test_a_launch_opens_no_file_of_other_runs(course_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    global _opened
+    monkeypatch.setattr(retention, "_runs", itertools.count(1))
+    quiet_launch(int, nprocs=1)  # starts what all launches share
+    for number in range(60):
+        made(f"kept-{number}")
+    for thread in threading.enumerate():
+        if thread.name == "course-retention":  # of an earlier test
+            thread.join()
+    _opened = []
+    try:
+        run = quiet_launch(int, nprocs=2)
+    finally:
+        opened, _opened = _opened, None
+    others = [path for path in opened if not path.startswith(str(run.folder))]
+    assert [path for path in others if path.startswith(str(course_home))] == []
+    assert len(others) <= 20, others
+
+
+def test_without_room_for_a_thread_a_run_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(**_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(retention, "_runs", itertools.count())
+    monkeypatch.setattr(retention, "threading", SimpleNamespace(Thread=no_room))
+    assert quiet_launch(int).state == "done"
 
 
 def test_a_long_run_is_not_old_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
