@@ -73,12 +73,9 @@ def test_a_wrong_sum_is_no_measurement(module: Any, alone: None) -> None:
     [
         ({"LOCAL_WORLD_SIZE": "2"}, 4, 2),
         ({"SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, 32, 8),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, 2, 2),
         ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "LOCAL_WORLD_SIZE": "4"}, 8, 4),
         ({}, 4, "there are 4 ranks, and 'nothing' is said"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 11, "there are 11 ranks, and '4' is said"),
         ({"SLURM_STEP_TASKS_PER_NODE": "3,1"}, 4, "and '3,1' is said"),
-        ({"LOCAL_WORLD_SIZE": "0"}, 4, "and '0' is said"),
     ],
 )
 def test_ranks_of_a_node(

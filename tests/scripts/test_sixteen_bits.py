@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ import pytest
 import torch
 
 from course_lib import launch
+from tests.support.warm import ended
 
 SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
 SAID = "a GPU has no bfloat16 in hardware: float16 instead, with a scaled loss"
@@ -52,7 +52,7 @@ def type_by_rank(program: str, in_hardware: list[bool], folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("program", ["train_ddp", "train_imagenet"])
-@pytest.mark.parametrize("in_hardware", [[True, True], [False, False], [True, False]], ids=str)
+@pytest.mark.parametrize("in_hardware", [[True, True], [True, False]], ids=str)
 def test_all_ranks_take_float16_where_one_has_no_bfloat16(program: str, in_hardware: list[bool]) -> None:
     run = type_by_rank(program, in_hardware, SCRIPTS.parent)
     assert run.results == [f"torch.{'bfloat16' if all(in_hardware) else 'float16'}"] * 2
@@ -76,10 +76,9 @@ torch.amp.GradScaler, program.sixteen_bits = Noted, lambda device: torch.{kind}
 program.train(program.parse_arguments())
 print("scale", Noted.last.get_scale())
 """)
-    command = [sys.executable, str(script), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    *_, line, scale = done.stdout.splitlines()
+    code, output, errors = ended(script, *words)
+    assert code == 0, errors
+    *_, line, scale = output.splitlines()
     return line, float(scale.split()[1])
 
 
@@ -102,15 +101,10 @@ def test_train_imagenet_trains_in_float16(tmp_path: Path) -> None:
                 path = tmp_path / "data" / split / name / f"{i}.JPEG"
                 PIL.Image.new("RGB", (48, 40), tuple(value + 3 * i for value in color)).save(path)
     words = ("--data", tmp_path / "data", "--arch", "resnet8", "--size", 16, "--batch-size", 4, "--amp")
-    losses = []
-    for kind in ("bfloat16", "float16"):
-        line, scale = trained(tmp_path, "train_imagenet", kind, *words, "--epochs", 3)
-        assert (scale > 1) == (kind == "float16")
-        losses.append(float(re.search(r"loss ([\d.]+)", line)[1]))
-    assert losses[1] == pytest.approx(losses[0], abs=0.1)
-
     words = (*words, "--checkpoint", path := tmp_path / "checkpoint.pt")
-    trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 1)
+    line, scale = trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 1)
+    assert scale > 1
+    assert float(re.search(r"loss ([\d.]+)", line)[1]) < 1, "of two classes"
     state = torch.load(path, weights_only=True)
     state["scaler"]["scale"] = 8.0
     torch.save(state, path)

@@ -153,17 +153,12 @@ def test_a_restart_changes_nothing(
     assert [name for name in whole if not torch.equal(whole[name], pieces[name])] == []
 
 
-@pytest.mark.parametrize("content", [b"", b"Hello", b"\x80\x02cos\nmkdir\n."])
-def test_a_state_that_is_none_is_told_in_a_line(content: bytes, train: Train, tmp_path: Path) -> None:
-    (tmp_path / "training.pt").write_bytes(content)
+def test_a_state_that_is_none_is_told_in_a_line(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "training.pt").write_bytes(b"\x80\x02cos\nmkdir\n.")
     ended = train(*SMALL, "--output", tmp_path)
     assert isinstance(ended, str)
-    assert re.fullmatch(r"cannot begin: (EOF|Unpickling)Error: .*", ended)
+    assert re.fullmatch(r"cannot begin: UnpicklingError: .*", ended)
     assert os.listdir(tmp_path) == ["training.pt"]
-
-
-def test_no_such_model_is_told_in_a_line(train: Train, tmp_path: Path) -> None:
-    assert re.fullmatch(r"cannot begin: \w+: .*", train(*SMALL, "--model", tmp_path))
 
 
 @pytest.mark.parametrize("name", ["train_albert", "train_ddp", "train_imagenet", "train_resume"])
@@ -192,28 +187,6 @@ def test_what_decays(program: ModuleType) -> None:
     for name, each in model.named_parameters():
         assert (id(each) in spared) == (name.endswith("bias") or "orm.weight" in name), name
         assert (id(each) in decays) != (id(each) in spared)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--epochs", "0"], "argument --epochs: it is a whole number from 1 on, not 0"),
-        (["--length", "7"], "argument --length: it is a whole number from 8 on, not 7"),
-        (["--lr", "nan"], "argument --lr: it is a number above 0, not nan"),
-    ],
-)
-def test_a_wrong_argument_is_told_in_a_line(
-    words: list[str],
-    said: str,
-    program: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["train_albert.py", *words])
-    with pytest.raises(SystemExit) as caught:
-        program.parse_arguments()
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"train_albert.py: error: {said}"
 
 
 def test_the_albert_that_the_lesson_keeps_knows_its_text(
