@@ -86,10 +86,9 @@ def merge(branch: str) -> None:
     run = subprocess.run(puller, capture_output=True, text=True)
     if run.returncode:
         subprocess.run(["git", "merge", "--abort"], cwd=ROOT, capture_output=True)
-        told = (
-            run.stdout if "CalledProcessError" in run.stderr else run.stderr
-        )  # git's words, or nbgitpuller's
-        raise Fault(f"nothing was merged, only your own changes were committed: {told.splitlines()[-1]}")
+        # nbgitpuller writes what git says to stdout, and its own errors to stderr
+        said = run.stdout if "CalledProcessError" in run.stderr else run.stderr
+        raise Fault(f"nothing was merged, at most your own changes were committed: {said.splitlines()[-1]}")
     for line in run.stdout.splitlines():
         if line.startswith("Renamed "):
             print(line)
