@@ -62,7 +62,7 @@ FIGURES = {
     ),
     "15_mixed_precision": Figure(
         ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: in_turns NETS gains sixteen_bits_on_gpu"),
-        "lines_of(picture)",
+        "{x.get_label(): {'x': x.get_xdata(), 'y': x.get_ydata()} for x in picture.figure.axes[0].lines}",
         picture="sixteen_bits_on_gpu()",
     ),
 }
@@ -88,7 +88,7 @@ def cells_of(lesson: str, *cells: str) -> list[tuple[str, ast.Module]]:
 
 
 def bound_by(node: ast.stmt) -> set[str]:
-    """The names that a statement at the top of a cell gives a value."""
+    """Return the names that a statement at the top of a cell gives a value."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -97,7 +97,7 @@ def bound_by(node: ast.stmt) -> set[str]:
 
 
 def executed(filename: str, tree: ast.Module, names: dict[str, Any]) -> Any:
-    """Run a cell; the value of its last line, as a notebook shows it."""
+    """Run a cell, and return the value of its last line, as a notebook shows it."""
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
         body, last = body[:-1], ast.Expression(body[-1].value)
@@ -108,18 +108,12 @@ def executed(filename: str, tree: ast.Module, names: dict[str, Any]) -> Any:
 def made(name: str) -> tuple[Any, dict[str, Any]]:
     """Return a figure's picture and its numbers."""
     figure = FIGURES[name]
-    names: dict[str, Any] = {"__name__": "__main__", "lines_of": lines_of}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells_of(name[:2], *figure.cells):
         names["picture"] = executed(*cell, names)
     if figure.picture:
         names["picture"] = eval(figure.picture, names)
     return names["picture"], plain(eval(figure.numbers, names))
-
-
-def lines_of(picture: Any) -> dict[str, dict[str, Any]]:
-    """Return what the lines of a picture were drawn from."""
-    axes = picture.figure.axes[0]
-    return {line.get_label(): {"x": line.get_xdata(), "y": line.get_ydata()} for line in axes.lines}
 
 
 def plain(value: Any) -> Any:
