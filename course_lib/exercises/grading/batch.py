@@ -39,7 +39,7 @@ from .submissions import Submission, Unreadable
 from .walls import END_SECONDS, HOUSE, START_SECONDS, Walls, unprotected
 
 MOST_TIMES = 6.0  # the time for a start and the cells, for one submission, whatever it does
-PATIENCE = 4.0  # how many times the limits, by the clock, for one that is judged again, alone
+PATIENCE = 4.0  # how many times the limits of time, for one that is judged again, alone
 KEPT = "submissions"  # the folder of scores, one JSON file each
 
 
@@ -51,23 +51,9 @@ class Graded:
     score: Score
 
 
-@dataclass
-class Task:
-    """A submission to score, and the file for its score."""
-
-    submission: Submission
-    path: Path
-
-
-@dataclass
-class Place:
-    """Where one worker at a time is: the cores for what is in its walls, and how long to wait for these."""
-
-    cores: list[int]
-    patience: float = 1.0
-
-
-ALONE = Place([], PATIENCE)
+Task = tuple[Submission, Path]  # and the file for its score
+Cores = list[int]  # for what is in one worker's walls; none stands for all
+ALONE: list[Cores] = [[]]
 
 
 def grade_class(
@@ -98,20 +84,19 @@ def grade_class(
     left = {path: submission for submission, path in reversed(paths.items()) if path not in scores}
     by_learner: dict[str, list[Task]] = {}
     for path, submission in reversed(left.items()):
-        by_learner.setdefault(submission.learner, []).append(Task(submission, path))
+        by_learner.setdefault(submission.learner, []).append((submission, path))
     again: list[list[Task]] = []
     with _nothing_left_in_the_temporary_folder(report):
-        try:
-            for groups, places in (([*by_learner.values()], _places(jobs)), (again, [ALONE])):
-                with contextlib.closing(_scored(groups, places, seed, seconds)) as found_out:
-                    for task, found in found_out:
-                        if found.crowded and groups is not again:
-                            again.append([task])
-                            continue
-                        scores[task.path] = found
-                        _show(len(scores), len({*paths.values()}), task.submission.learner, out)
-        finally:
-            print(end="\n" * out.isatty(), file=out)
+        for groups, places in ([*by_learner.values()], _places(jobs)), (again, [*ALONE]):
+            patience = PATIENCE if groups is again else 1.0
+            with contextlib.closing(_scored(groups, places, seed, seconds, patience)) as found_out:
+                for task, found in found_out:
+                    if groups is not again and (found.struck or found.ungraded):
+                        again.append([task])
+                        continue
+                    scores[task[1]] = found
+                    name = "".join(letter if letter.isprintable() else "?" for letter in task[0].learner[:40])
+                    print(f"{len(scores)} of {len({*paths.values()})}: {name}", file=out, flush=True)
     return [Graded(submission, scores[path]) for submission, path in paths.items()]
 
 
@@ -152,31 +137,31 @@ def _nothing_left_in_the_temporary_folder(report: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _places(jobs: int) -> list[Place]:
+def _places(jobs: int) -> list[Cores]:
     """Share out the cores (Linux): without some of its own, a submission could be starved by another one."""
     jobs = min(jobs, hardware.cores())
     if jobs == 1 or not hasattr(os, "sched_setaffinity"):
-        return [Place([])] * jobs
+        return ALONE * jobs
     cores, each = sorted(os.sched_getaffinity(0)), hardware.cores() // jobs
-    return [Place(cores[first : first + each]) for first in range(0, jobs * each, each)]
+    return [cores[first : first + each] for first in range(0, jobs * each, each)]
 
 
 def _scored(
-    groups: list[list[Task]], places: list[Place], seed: str, seconds: float
+    groups: list[list[Task]], places: list[Cores], seed: str, seconds: float, patience: float
 ) -> Generator[tuple[Task, Score]]:
     """Score groups of submissions, each behind walls of its own, one group in each place at a time."""
     workers: list[Worker] = []
     try:
         while groups or workers:
             while groups and places:
-                workers.append(Worker(groups.pop(0), places.pop(0), seed, seconds))
+                workers.append(Worker(groups.pop(0), places.pop(0), seed, seconds, patience))
             multiprocessing.connection.wait([way for worker in workers for way in worker.ways], 1.0)
             for worker in [*workers]:
                 yield from worker.scored()
                 if worker.is_over():
                     worker.end()
                     workers.remove(worker)
-                    places.append(worker.place)
+                    places.append(worker.cores)
                     groups += [worker.tasks] if worker.tasks else []  # those after the one that it failed at
     finally:
         for worker in workers:
@@ -186,26 +171,26 @@ def _scored(
 class Worker:
     """A process that scores some submissions, one after the other, behind walls of their own."""
 
-    def __init__(self, tasks: list[Task], place: Place, seed: str, seconds: float) -> None:
+    def __init__(self, tasks: list[Task], cores: Cores, seed: str, seconds: float, patience: float) -> None:
         warm_up()
         wait_until_loaded(threading.Event())
-        self.tasks, self.place = tasks, place  # tasks: those without a score
+        self.tasks, self.cores = tasks, cores  # tasks: those without a score
         context: Any = multiprocessing.get_context(forkserver.METHOD)
         self._way, its = context.Pipe(duplex=False)
-        self._process: Any = context.Process(target=_work, args=(its, tasks, place, seed, seconds))
+        self._process: Any = context.Process(target=_work, args=(its, tasks, cores, seed, seconds, patience))
         with without_main():
             self._process.start()
         its.close()
         protect([self._process.pid])
         self.ways = (self._way, self._process.sentinel)
-        self._most = MOST_TIMES * (START_SECONDS + seconds) * place.patience
+        self._most = MOST_TIMES * (START_SECONDS + seconds) * patience
         self._until = time.monotonic() + self._most
-        self._has_ended = False
+        self._failed = ""  # why
         self._family: list[psutil.Process] = []
 
     def scored(self) -> Iterator[tuple[Task, Score]]:
         """Yield the submissions that have a score by now, and the one that it failed at, if it did."""
-        self._has_ended = self._process.exitcode is not None
+        has_ended = self._process.exitcode is not None
         with contextlib.suppress(psutil.Error):  # what it has started loses its parent with it
             self._family = psutil.Process(self._process.pid).children(recursive=True) or self._family
         with contextlib.suppress(OSError, EOFError):
@@ -213,22 +198,20 @@ class Worker:
                 found = self._way.recv()
                 self._until = time.monotonic() + self._most
                 yield self.tasks.pop(0), found
-        if self.tasks and self._has_ended:
-            why = f"grading it failed (exit code {self._process.exitcode})"
-            yield self.tasks.pop(0), Score(ungraded=why, crowded=True)
-        elif self.tasks and time.monotonic() > self._until:
-            why = f"it was not done after {self._most / 60:.0f} minutes"
-            yield self.tasks.pop(0), Score(ungraded=why, crowded=True)
-            self._until = 0.0
+        if has_ended:
+            self._failed = f"grading it failed (exit code {self._process.exitcode})"
+        elif time.monotonic() > self._until:
+            self._failed = f"it was not done after {self._most / 60:.0f} minutes"
+        if self.tasks and self._failed:
+            yield self.tasks.pop(0), Score(ungraded=self._failed)
 
     def is_over(self) -> bool:
         """Return whether it has ended, or is to be ended."""
-        return not self.tasks or self._has_ended or not self._until
+        return not self.tasks or bool(self._failed)
 
     def end(self) -> None:
         """End the worker and everything behind its walls."""
-        tidies_up = self._until and not self.tasks  # as one does that has scored all
-        self._process.join(END_SECONDS if tidies_up else 0)
+        self._process.join(0 if self.tasks or self._failed else END_SECONDS)  # who has scored all tidies up
         if self._process.exitcode is None:
             with contextlib.suppress(psutil.Error):
                 self._family = [psutil.Process(self._process.pid)]
@@ -238,25 +221,15 @@ class Worker:
         release([self._process.pid])
 
 
-def _work(way: Any, tasks: list[Task], place: Place, seed: str, seconds: float) -> None:
+def _work(way: Any, tasks: list[Task], cores: Cores, seed: str, seconds: float, patience: float) -> None:
     os.setsid()  # Ctrl-C is for the batch, which ends this
     torch.set_num_threads(1)
-    with Walls(place.cores) as walls:
-        for task in tasks:
+    with Walls(cores, patience) as walls:
+        for submission, path in tasks:
             try:
-                found = score.score_submission(task.submission, seed, seconds, walls, place.patience)
-                if not found.crowded or place.patience > 1:
-                    write_whole(task.path, found.to_json())
+                found = score.score_submission(submission, seed, seconds, walls)
+                if not found.struck or patience > 1:  # else it is judged again
+                    write_whole(path, found.to_json())
             except CannotJudge as why:
-                found = Score(ungraded=f"it could not be judged: {why}", crowded=True)
+                found = Score(ungraded=f"it could not be judged: {why}")
             way.send(found)
-
-
-def _show(done: int, count: int, learner: str, out: TextIO) -> None:
-    """Show the progress: a bar on one line of a terminal; elsewhere a line for each submission."""
-    name = "".join(letter if letter.isprintable() else "?" for letter in learner[:40])
-    if out.isatty():
-        bar = ("█" * (24 * done // count)).ljust(24, "░")
-        print(f"\r{bar} {done} of {count} {name:40}", end="", file=out, flush=True)
-    else:
-        print(f"{done} of {count}: {name}", file=out, flush=True)

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ class Score:
     trouble: list[str] = field(default_factory=list)
     feedback: dict[str, Feedback] = field(default_factory=dict)  # by question
     ungraded: str = ""  # why there is no grade, if that is not the learner's fault
-    crowded: bool = field(default=False, compare=False)  # points were lost while others had its cores
+    struck: bool = field(default=False, compare=False)  # points were lost, and a limit has struck
 
     @property
     def points(self) -> float:
@@ -77,14 +78,12 @@ def answer_names() -> dict[str, str]:
     return {number: asked.form.partition("(")[0] for number, asked in QUESTIONS.items()}
 
 
-def score_submission(
-    submitted: Submission, seed: str, seconds: float, walls: Walls, patience: float = 1.0
-) -> Score:
+def score_submission(submitted: Submission, seed: str, seconds: float, walls: Walls) -> Score:
     """Score a submission, as `score_notebook` does."""
     try:
         text = submissions.content(submitted.path, submitted.root)
         files, notes = submissions.helpers(submitted)
-        score = score_notebook(text, submitted.path.name, seed, seconds, walls, files, patience)
+        score = score_notebook(text, submitted.path.name, seed, seconds, walls, files)
     except Unreadable as why:
         return Score(trouble=[str(why)])
     score.trouble += notes
@@ -98,35 +97,32 @@ def score_notebook(
     seconds: float,
     walls: Walls,
     files: dict[str, bytes] | None = None,
-    patience: float = 1.0,
 ) -> Score:
     """Run the notebook with these bytes and this file name in the sandbox, and return its score.
 
-    Seed and bytes determine what is drawn. `Unreadable` is raised if it is no notebook of an exercise, and
-    `CannotJudge` if a limit of time struck while others had the cores.
+    Seed and bytes determine what is drawn. `Unreadable` is raised if it is no notebook of an exercise.
 
     Parameters
     ----------
     seconds
-        All cells together may take as many, and so may each question, but at most `ALL_SECONDS`.
+        All cells together may take as many, and so may each question, but at most `ALL_SECONDS`; of all
+        these limits, ``walls.patience`` times as many.
     files
         What lies beside the notebook, by path.
-    patience
-        How many times these limits it may take by the clock, on a machine that is busy with something else.
     """
     exercise = submissions.read(text, name, answer_names())
     names = {number: of for number, of in answer_names().items() if number.startswith(exercise.number)}
     beside = {path: base64.b64encode(content).decode() for path, content in (files or {}).items()}
-    walls.was_crowded = False
-    answers, notes = answers_of(exercise, names, seconds, walls, beside, patience)
+    walls.struck = False
+    answers, notes = answers_of(exercise, names, seconds, walls, beside)
     score = Score(exercise.number, exercise.notes + notes)
     hashed = hashlib.sha256(text).hexdigest()
     sources = {cell.name: cell.source for cell in exercise.cells}
     for number in names:
         kept = {"do": "keep", "cells": sources, "files": beside} | answers.get(number, {})
         drawn = f"{seed} {hashed} {number}"
-        score.feedback[number] = _feedback(number, kept, drawn, seconds, walls, patience)
-    score.crowded = walls.was_crowded and score.points < score.most
+        score.feedback[number] = _feedback(number, kept, drawn, seconds, walls)
+    score.struck = walls.struck and score.points < score.most
     return score
 
 
@@ -139,7 +135,6 @@ def answers_of(
     seconds: float,
     walls: Walls,
     files: dict[str, str],
-    patience: float,
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     """Run a notebook; return its answer to each question, pickled and never opened, or why there is none.
 
@@ -152,9 +147,9 @@ def answers_of(
     steps += asked.values()  # at the end, those without an answer at their check
     notes: list[str] = []
     answers: dict[str, dict[str, str]] = {}
-    left = START_SECONDS + seconds
-    a_cell = min(CELL_SECONDS, seconds)
-    request = {"do": "run", "seconds": a_cell * patience, "files": files}
+    left = most = (START_SECONDS + seconds) * walls.patience
+    a_cell = min(CELL_SECONDS, seconds) * walls.patience
+    request = {"do": "run", "seconds": a_cell, "files": files}
     for start in range(1, MOST_STARTS + 1):
         at = -1
         if start == MOST_STARTS:
@@ -162,15 +157,15 @@ def answers_of(
             notes.append(f"at the last of {start} starts, only what its cells define was run")
         try:
             with walls.session() as session:
-                until = session.now() + left * patience
-                session.limit(left * patience)
+                until = time.monotonic() + left
+                session.limit(left)
                 for reply in session.ask(request | {"steps": steps}):
                     place, number = reply.get("at"), reply.get("answer")
                     if isinstance(place, int) and at < place < len(steps):
                         if at >= 0:
-                            session.check_share(a_cell, patience)
+                            session.note_limit(a_cell)
                         at = place
-                        session.limit(min(until - session.now(), a_cell * patience + GRACE_SECONDS))
+                        session.limit(min(until - time.monotonic(), a_cell + GRACE_SECONDS))
                     if isinstance(number, str) and number in names:
                         _note(answers, number, _answer(reply))
                     if reply.get("done"):
@@ -186,7 +181,7 @@ def answers_of(
             without = [{**step, "definitions": True}] if step.keys() == {"cell", "source"} else []
             place = max(at, 0)
             steps = steps[:place] + without + steps[place + (at >= 0) :]
-            left = AGAIN * (START_SECONDS + seconds)
+            left = AGAIN * most
     notes.append(f"the notebook was started {MOST_STARTS} times and never ran to its end")
     return answers, notes
 
@@ -209,9 +204,7 @@ def _answer(reply: Message) -> dict[str, str]:
 # --- a question -------------------------------------------------------------------------------------------
 
 
-def _feedback(
-    number: str, kept: Message, seed: str, seconds: float, walls: Walls, patience: float
-) -> Feedback:
+def _feedback(number: str, kept: Message, seed: str, seconds: float, walls: Walls) -> Feedback:
     """Return the feedback on a question; the same seed draws the same inputs.
 
     Each question has a session of its own, so no answer meets what another one has left behind or seen there.
@@ -225,7 +218,7 @@ def _feedback(
         feedback = judged(number, NoAnswer(why), random.Random(seed))
     else:
         with walls.session() as session:
-            ask = SandboxAsk(session, QUESTIONS[number], kept, seconds, patience)
+            ask = SandboxAsk(session, QUESTIONS[number], kept, seconds, walls.patience)
             feedback = judged(number, ask, random.Random(seed))
     feedback.trouble = feedback.trouble[:MOST_LETTERS]
     for finding in feedback.findings:
@@ -263,14 +256,14 @@ class SandboxAsk:
         if self._kept:
             self._reply(self._kept, START_SECONDS)
             self._kept = None
-        limit, began = seconds_for(self._left), self._session.now()
+        limit, began = seconds_for(self._left) * self._patience, time.monotonic()
         request = {"do": "ask", "work": sent(self._asked, work), "args": json.loads(json.dumps(args))}
-        request |= {"nprocs": nprocs, "seconds": limit * self._patience}
+        request |= {"nprocs": nprocs, "seconds": limit}
         try:
-            reply = self._reply(request, limit * self._patience + GRACE_SECONDS)
+            reply = self._reply(request, limit + GRACE_SECONDS)
         finally:
-            self._session.check_share(limit, self._patience)
-            self._left -= self._session.now() - began
+            self._session.note_limit(limit)
+            self._left -= (time.monotonic() - began) / self._patience
         return _seen(reply, nprocs)
 
     @contextlib.contextmanager

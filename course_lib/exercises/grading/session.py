@@ -17,9 +17,7 @@ MOST_STRINGS = 100  # in a line
 MOST_REST = 1000  # bytes of a line outside of them: a list takes twenty times the memory of its text
 A_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?')  # in JSON
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
-MOST_WAITING = 5.0  # times a limit, by the clock, for processes that do not get their cores
-A_SHARE = 0.8  # of a limit that its processes had cores for; who had less was not too slow
-NOISE = 0.05  # of the time that others have the cores, on a machine with nothing else to do
+STRUCK = 0.9  # of a limit that the sandbox keeps; as seen from here, it may have begun later
 
 
 class SessionEnded(Exception):
@@ -39,57 +37,30 @@ class Session:
         The grader's end of a socket.
     check_limits
         Called every `LOOK_SECONDS`; raises SessionEnded if the sandbox exceeds a limit.
-    waited
-        Returns for how many seconds others have kept the sandbox's cores from it: these count in no limit.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        check_limits: Callable[[], None],
-        waited: Callable[[], float] = lambda: 0.0,
-    ) -> None:
+    def __init__(self, connection: socket.socket, check_limits: Callable[[], None]) -> None:
         connection.settimeout(LOOK_SECONDS)
-        self._connection, self._check_limits, self._waited = connection, check_limits, waited
+        self._connection, self._check_limits = connection, check_limits
         self._rest = bytearray()  # of a message that has come in part
         self._checked = 0.0
-        self._until = self._last = math.inf
-        self._since = 0.0, 0.0  # when the limit was set: by `now`, and by the clock
-        self._began = time.monotonic()
-        self._struck = False  # a limit that might not have, without others
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether others had its cores for a good part of the time, or for some of it and a limit struck."""
-        return self._struck or self._waited() > (1 - A_SHARE) * (time.monotonic() - self._began)
-
-    def now(self) -> float:
-        """Return the time in seconds by a clock that stands still while others have the sandbox's cores."""
-        return time.monotonic() - self._waited()
+        self._since, self._until = 0.0, math.inf  # for the replies
+        self.struck = False  # whether a limit has struck, of time or another
 
     def limit(self, seconds: float) -> None:
-        """Set how long the replies from now on may take, by `now`."""
-        self._since = self.now(), time.monotonic()
-        self._until, self._last = self._since[0] + seconds, self._since[1] + MOST_WAITING * seconds
+        """Set how long the replies from now on may take."""
+        self._since = time.monotonic()
+        self._until = self._since + seconds
 
-    def check_share(self, seconds: float, patience: float) -> None:
-        """Raise CannotJudge if a limit has struck in the sandbox whose processes hardly had cores.
-
-        The limit was ``patience * seconds`` by the clock, from the call of `limit` on; most of ``seconds`` is
-        what they should have had.
-        """
-        used, took = max(0.0, self.now() - self._since[0]), time.monotonic() - self._since[1]
-        if took < patience * seconds:
-            return
-        if used < A_SHARE * seconds:
-            raise CannotJudge(f"in {took:.0f} s, other programs left it the cores for only {used:.0f} s")
-        self._struck |= used < (1 - NOISE) * took
+    def note_limit(self, seconds: float) -> None:
+        """Note whether a limit of so many seconds, which the sandbox keeps, has struck since `limit`."""
+        self.struck |= time.monotonic() - self._since >= STRUCK * seconds
 
     def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Send a request and yield the replies to it, and to no other; what they contain is untrusted.
 
         `SessionEnded` is raised if the process does not read or reply any more, or not in time, if a reply is
-        too long, or if the sandbox exceeds its limits; `CannotJudge` if it hardly got a core.
+        too long, or if the sandbox exceeds its limits.
         """
         mark = secrets.token_hex(8)
         unsent = memoryview(json.dumps(request | {"id": mark}).encode() + b"\n")
@@ -117,17 +88,16 @@ class Session:
 
     def _in_time(self, call: Callable[[Any], Any], argument: Any) -> Any:
         """Return what a method of the connection returns; check the deadline and the limits meanwhile."""
-        while self.now() < self._until:
-            if time.monotonic() > self._last:
-                took = time.monotonic() - self._since[1]
-                raise CannotJudge(f"other programs had the cores of this machine for most of {took:.0f} s")
-            if time.monotonic() - self._checked > LOOK_SECONDS:
-                self._check_limits()
-                self._checked = time.monotonic()
-            try:
-                return call(argument)
-            except TimeoutError:
-                continue
-            except OSError:
-                raise SessionEnded("your code ended the process that runs it") from None
-        raise SessionEnded("your code was not done in time")
+        try:
+            while time.monotonic() < self._until:
+                if time.monotonic() - self._checked > LOOK_SECONDS:
+                    self._check_limits()
+                    self._checked = time.monotonic()
+                with suppress(TimeoutError):
+                    return call(argument)
+            raise SessionEnded("your code was not done in time")
+        except SessionEnded:
+            self.struck = True
+            raise
+        except OSError:
+            raise SessionEnded("your code ended the process that runs it") from None

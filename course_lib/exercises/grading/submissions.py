@@ -7,9 +7,10 @@ import json
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ class Submission:
     path: Path
     is_alone: bool = False  # in a folder of the learner's own
     root: Path | None = None  # the folder that it was found in, which learners cannot replace
-    outputs: Collection[str] = ()  # of the grader, which may lie beside it
 
     @property
     def name(self) -> str:
@@ -71,32 +71,25 @@ class NoSubmissions(Exception):
 def submissions(folders: Sequence[Path], outputs: Collection[Path] = ()) -> list[Submission]:
     """Find all notebooks in the folders, sorted by learner and path; include links, to be refused by name.
 
-    A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
-    exercise is, to the one that the folder's name gives. A notebook further down belongs to the learner that
-    the subfolder's name gives. Links to folders are not followed. A subfolder without a notebook is in the
-    list, too, to be refused, unless the folder is one learner's, with all its notebooks directly in it, named
-    as exercises are. What the grader writes, ``outputs``, is left out. `NoSubmissions` is raised if a folder
-    cannot be read, or if there is no notebook in any.
+    A notebook directly in a folder belongs to the learner that its file name gives, one further down to the
+    learner that the subfolder's name gives. Links to folders are not followed. A subfolder without a notebook
+    is in the list, too, to be refused. What the grader writes, ``outputs``, is left out. `NoSubmissions` is
+    raised if a folder cannot be read, or if there is no notebook in any.
     """
     submitted: dict[tuple[str, str], Submission] = {}
-    written = frozenset(map(os.path.realpath, outputs))
+    written = set(map(os.path.realpath, outputs))
     for folder in folders:
         try:
             entries = sorted(path for path in folder.iterdir() if os.path.realpath(path) not in written)
         except OSError as error:
-            there_is = "there is no folder" if not os.path.isdir(folder) else f"{error.strerror}:"
-            raise NoSubmissions(f"{there_is} {str(folder)!r}") from None
-        directly = list(filter(_is_notebook, entries))
-        below = {path: list(_notebooks_in(path)) for path in entries if _may_be_a_learners(path)}
-        of_one = bool(directly) and not any(below.values())
-        of_one &= all(OF_AN_EXERCISE.match(path.name) for path in directly)
-        for path in directly:
-            learner = folder.resolve().name if OF_AN_EXERCISE.match(path.name) else path.stem
-            submitted[learner, str(path)] = Submission(_in_letters(learner), path, of_one, folder, written)
-        for path, notebooks in below.items():
-            for notebook in notebooks or [path] * (not of_one):
-                found = Submission(_in_letters(path.name), notebook, True, folder, written)
-                submitted[path.name, str(notebook)] = found
+            raise NoSubmissions(f"{str(folder)!r}: {error.strerror}") from None
+        for path in entries:
+            if _is_notebook(path):
+                submitted[path.stem, str(path)] = Submission(_in_letters(path.stem), path, False, folder)
+            elif os.path.isdir(path) and not OF_TOOLS.fullmatch(path.name):
+                for notebook in [*_notebooks_in(path)] or [path]:
+                    found = Submission(_in_letters(path.name), notebook, True, folder)
+                    submitted[path.name, str(notebook)] = found
     if not any(map(_is_notebook, (each.path for each in submitted.values()))):
         where = ", ".join(map(str, folders))
         raise NoSubmissions(f"there is no notebook (.ipynb) in {where}: name the folder with the submissions")
@@ -105,10 +98,6 @@ def submissions(folders: Sequence[Path], outputs: Collection[Path] = ()) -> list
 
 def _is_notebook(path: Path) -> bool:
     return path.suffix.lower() == ".ipynb" and not path.name.startswith(".") and not os.path.isdir(path)
-
-
-def _may_be_a_learners(path: Path) -> bool:
-    return os.path.isdir(path) and not OF_TOOLS.fullmatch(path.name)
 
 
 def _notebooks_in(folder: Path) -> Iterator[Path]:
@@ -138,42 +127,34 @@ def helpers(submission: Submission) -> tuple[dict[str, bytes], list[str]]:
     notebooks, which may be another learner's.
     """
     files: dict[str, bytes] = {}
-    left_out: dict[str, list[str]] = {}  # by why
-    size = 0
-    folder = submission.path.parent
-    for path in _beside(submission) if submission.is_alone and _is_notebook(submission.path) else ():
-        try:
-            if len(files) == MOST_FILES or size + path.lstat().st_size > MOST_BESIDE:
-                raise Unreadable(f"{MOST_FILES} files of {MOST_BESIDE >> 20} MiB together are the most")
-            files[str(path.relative_to(folder))] = found = content(path, submission.root)
-            size += len(found)
-        except (OSError, Unreadable) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            left_out.setdefault(why, []).append(_in_letters(path.name))
-    notes = []
-    for why, each in left_out.items():
-        names = ", ".join(each[:3]) + ", …" * (len(each) > 3)
-        notes.append(f"of the files beside the notebook {names} could not come along: {why}")
-    return files, notes
+    left_out = []
+    folder, size = submission.path.parent, 0
+    for path in (
+        islice(_beside(folder), 10 * MOST_FILES)
+        if submission.is_alone and _is_notebook(submission.path)
+        else ()
+    ):
+        with suppress(OSError, Unreadable):
+            if len(files) < MOST_FILES and size + path.lstat().st_size <= MOST_BESIDE:
+                files[str(path.relative_to(folder))] = found = content(path, submission.root)
+                size += len(found)
+                continue
+        left_out.append(_in_letters(path.name))
+    if not left_out:
+        return files, []
+    names = ", ".join(left_out[:3]) + ", …" * (len(left_out) > 3)
+    most = f"at most {MOST_FILES} files of {MOST_BESIDE >> 20} MiB together do, and no links"
+    return files, [f"of the files beside the notebook, {names} did not come along: {most}"]
 
 
-def _beside(submission: Submission) -> Iterator[Path]:
-    """Yield the files beside a notebook, and then those below; a bounded number of them."""
-    seen, folder = 0, submission.path.parent
+def _beside(folder: Path) -> Iterator[Path]:
+    """Yield the files beside a notebook, and then those below."""
     for place, names, found in _walk(folder):
-        below = [Path(place, name) for name in names]
-        found += [path.name for path in below if os.path.islink(path)]
+        found += [name for name in names if os.path.islink(Path(place, name))]
         if place == str(folder):
-            below = [path for path in below if not any(_notebooks_in(path))]
-        names[:] = [path.name for path in below if os.path.realpath(path) not in submission.outputs]
-        for name in sorted(found):
-            path = Path(place, name)
-            is_output = os.path.realpath(path) in submission.outputs
-            if not name.startswith(".") and not _is_notebook(path) and not is_output:
-                seen += 1
-                yield path
-            if seen > 10 * MOST_FILES:
-                return
+            names[:] = [name for name in names if not any(_notebooks_in(Path(place, name)))]
+        paths = (Path(place, name) for name in sorted(found) if not name.startswith("."))
+        yield from (path for path in paths if not _is_notebook(path))
 
 
 def _in_letters(name: str) -> str:
@@ -219,22 +200,11 @@ def read(text: bytes, name: str, questions: Collection[str]) -> Exercise:
 
     `Unreadable` is raised if it is not a notebook, or not one of an exercise of this course.
     """
-    notes = []
-    encoding = json.detect_encoding(text)
     try:
-        words = text.decode(encoding)
-        if not encoding.startswith("utf-8"):
-            notes.append(f"it is in {encoding.upper()}, and was read as that: {SAVE_IT}")
-    except UnicodeDecodeError as error:
-        notes.append(f"it is not in UTF-8 (byte {text[error.start]:#x}), and was read as Latin-1: {SAVE_IT}")
-        words = text.decode("latin-1")
-    try:
-        whole = json.loads(words)
+        whole = json.loads(text.decode(json.detect_encoding(text), "replace"))
         cells = whole["cells"]
         if not isinstance(cells, list) or whole.get("nbformat", 4) != 4:
             raise TypeError
-        if "nbformat" not in whole:
-            notes.append(f"it does not say its nbformat, and was read as version 4: {SAVE_IT}")
     except RecursionError:
         raise Unreadable("its JSON is nested too deep") from None
     except ValueError as error:
@@ -243,49 +213,28 @@ def read(text: bytes, name: str, questions: Collection[str]) -> Exercise:
         raise Unreadable(f"it is JSON, but no notebook of version 4: {SAVE_IT}") from None
     if len(cells) > MOST_CELLS:
         raise Unreadable(f"it has {len(cells)} cells, and {MOST_CELLS} are the most")
-    if (language := _language(whole)) != "python":
-        notes.append(f"its kernel is for {language:.30}, and its cells were run as Python")
     code = [cell for cell in cells if isinstance(cell, dict) and cell.get("cell_type") == "code"]
     number = _exercise(code, name, {question[:2] for question in questions})
     found = list(_cells(code, number, questions))
-    notes += filter(None, map(_more_than_a_check, found))
-    return Exercise(number, found, notes)
-
-
-def _language(whole: dict[str, Any]) -> str:
-    for part, key in (("language_info", "name"), ("kernelspec", "language")):
-        language = _within(whole, "metadata", part, key)
-        if isinstance(language, str):
-            return language.lower()
-    return "python"
-
-
-def _within(whole: Any, *keys: str) -> Any:
-    """Return what stands under these keys, one in the other; None if it does not."""
-    for key in keys:
-        whole = whole.get(key) if isinstance(whole, dict) else None
-    return whole
+    return Exercise(number, found, list(filter(None, map(_more_than_a_check, found))))
 
 
 def _marks(cell: dict[str, Any]) -> Iterator[str]:
     """Yield the names in a cell that say where it comes from."""
-    for mark in (_within(cell, "metadata", "nbgrader", "grade_id"), cell.get("id")):
+    about = cell.get("metadata")
+    nbgrader = about.get("nbgrader") if isinstance(about, dict) else None
+    for mark in (nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None, cell.get("id")):
         if isinstance(mark, str):
             yield mark
 
 
 def _exercise(code: list[dict[str, Any]], name: str, known: set[str]) -> str:
-    """Return which exercise it is, by what most of its cells say, or else by the file's name."""
-    votes: Counter[str] = Counter()
-    for cell in code:
-        votes.update({named[1] for mark in _marks(cell) if (named := OF_AN_EXERCISE.match(mark))} & known)
-    number = max(sorted(votes), key=votes.__getitem__, default="")
-    if not number and (named := OF_AN_EXERCISE.match(name)):
-        number = named[1]
-    if number not in known:
-        keep = "keep the file's name (06_….ipynb), or the cells with the checks"
-        raise Unreadable(f"nothing in it says which exercise it is: {keep}")
-    return number
+    """Return which exercise it is, by the first of its cells that says so, or else by the file's name."""
+    for mark in (*(mark for cell in code for mark in _marks(cell)), name):
+        if (named := OF_AN_EXERCISE.match(mark)) and named[1] in known:
+            return named[1]
+    keep = "keep the file's name (06_….ipynb), or the cells with the checks"
+    raise Unreadable(f"nothing in it says which exercise it is: {keep}")
 
 
 def _cells(code: list[dict[str, Any]], number: str, questions: Collection[str]) -> Iterator[Cell]:

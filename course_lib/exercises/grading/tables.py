@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...figures.charts import bars
 from ...figures.tables import html_table
 from ...files import write_whole
 from ..page import page
@@ -117,51 +115,22 @@ def _text(words: str) -> str:
 
 
 def write_report(folder: Path, everyone: Sequence[LearnerGrades], exercises: Sequence[str]) -> None:
-    """Write ``index.html`` (the class, with a figure), a page per learner, and ``grades.json`` (points)."""
+    """Write ``index.html``, with the class, and for each learner a page with the feedback."""
     questions = _questions(exercises)
     folder.mkdir(parents=True, exist_ok=True)
-    rows, summary = [], []
-    for learner in everyone:
-        name, score, trouble = learner.name, learner.total(exercises), learner.trouble
-        hashed = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-        file = f"learner-{re.sub('[^A-Za-z0-9]+', '-', name)[:40]}-{hashed}.html"
-        write_whole(folder / file, page(name, _page_of(learner, exercises)))
-        points = {number: learner.points(number) for number in questions}
-        cells = "".join(f"<td>{_number(value) or '–'}</td>" for value in points.values())
-        link = f'<a href="{file}">{html.escape(name)}</a>'
-        said = html.escape("; ".join(trouble)[:300])
-        rows.append(f"<tr><td>{link}</td><td>{_number(score) or '–'}</td>{cells}<td>{said}</td></tr>")
-        summary.append({"learner": name, "score": score, "points": points, "trouble": trouble})
     most = sum(QUESTIONS[number].most for number in questions)
-    whole = {"exercises": list(exercises), "max_score": most, "learners": summary}
-    write_whole(folder / "grades.json", json.dumps(whole, indent=1))
     head = "".join(f"<th>{name}</th>" for name in ("learner", f"of {most:g}", *questions, "trouble"))
-    body = [f"<p>{len(everyone)} learners, exercises {', '.join(exercises) or '(none)'}.</p>"]
-    if questions and everyone:
-        lost = lost_share(everyone, questions)
-        if any(lost.values()):
-            picture = bars(lost, _worst(lost), "points not reached (%)")
-            picture.save(str(folder / "class.png"))
-            body.append(f'<p><img src="class.png" alt="{html.escape(picture.alt)}"></p>')
-        body.append(f"<h2>What goes wrong most</h2>{html_table(most_missed(everyone))}")
-    body.append(f"<h2>Who</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
-    write_whole(folder / "index.html", page("The class", "\n".join(body)))
-
-
-def lost_share(everyone: Sequence[LearnerGrades], questions: Sequence[str]) -> dict[str, float]:
-    """Return, for each question, how many percent of its points those who submitted it did not reach."""
-    lost = {}
-    for number in questions:
-        reached = [points for learner in everyone if (points := learner.points(number)) is not None]
-        lost[number] = 100 * (1 - sum(reached) / len(reached) / QUESTIONS[number].most) if reached else 0.0
-    return lost
-
-
-def _worst(lost: dict[str, float]) -> str:
-    worst = [number for number, share in lost.items() if share == max(lost.values())]
-    if len(worst) == 1:
-        return f"Question {worst[0]} goes wrong most"
-    return f"{len(worst)} questions go wrong most: {', '.join(worst[:6])}{' …' * (len(worst) > 6)}"
+    rows = [f"<tr>{head}</tr>"]
+    for learner in everyone:
+        hashed = hashlib.sha256(learner.name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        file = f"learner-{re.sub('[^A-Za-z0-9]+', '-', learner.name)[:40]}-{hashed}.html"
+        write_whole(folder / file, page(learner.name, _feedback_for(learner, exercises)))
+        points = [learner.total(exercises), *map(learner.points, questions)]
+        cells = [_number(value) or "–" for value in points] + [html.escape("; ".join(learner.trouble)[:300])]
+        link = f'<a href="{file}">{html.escape(learner.name)}</a>'
+        rows.append(f"<tr><td>{link}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    missed = f"<h2>What goes wrong most</h2>{html_table(most_missed(everyone))}"
+    write_whole(folder / "index.html", page("The class", f"<table>{''.join(rows)}</table>{missed}"))
 
 
 def most_missed(everyone: Sequence[LearnerGrades], rows: int = 10) -> list[dict[str, str]]:
@@ -173,7 +142,7 @@ def most_missed(everyone: Sequence[LearnerGrades], rows: int = 10) -> list[dict[
     return [{"question": n, "property": what, "learners": str(count)} for (n, what), count in worst]
 
 
-def _page_of(learner: LearnerGrades, exercises: Sequence[str]) -> str:
+def _feedback_for(learner: LearnerGrades, exercises: Sequence[str]) -> str:
     parts = []
     for entry in learner.graded:
         score = entry.score

@@ -28,7 +28,7 @@ from ... import hardware
 from ...kill import PR_SET_CHILD_SUBREAPER, prctl
 from .seccomp import seccomp_filter
 from .session import CannotJudge, Session, SessionEnded
-from .usage import Waiting, own_bytes, proportional_bytes, tasks_of_this_user
+from .usage import own_bytes, proportional_bytes, tasks_of_this_user
 
 HOUSE = Path(__file__).parents[2]  # course_lib
 QUESTIONS = HOUSE / "exercises" / "questions"
@@ -141,11 +141,13 @@ class Walls(AbstractContextManager["Walls"]):
     cores
         The only ones that they may use; by default all that the calling process may. With bubblewrap, they
         cannot change that.
+    patience
+        How many times the usual limits of time a submission has.
     """
 
-    def __init__(self, cores: Collection[int] = ()) -> None:
-        self._cores = cores
-        self.was_crowded = False  # any of the sessions
+    def __init__(self, cores: Collection[int] = (), patience: float = 1.0) -> None:
+        self._cores, self.patience = cores, patience
+        self.struck = False  # whether a limit has, in any of the sessions
         self._bubblewrap = not unprotected()
         hidden = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # by a session's own
         self._namespaces = self._bubblewrap and not hidden  # until a start fails
@@ -169,13 +171,11 @@ class Walls(AbstractContextManager["Walls"]):
                     self._namespaces = False
                     if not self._supervisor_does(theirs):
                         raise CannotJudge("the process behind the walls did not start")
-            waiting = Waiting(self._cores)
-            check = functools.partial(self._check_limits, waiting)
-            session = Session(ours, check, lambda: waiting.seconds)
+            session = Session(ours, self._check_limits)
             try:
                 yield session
             finally:
-                self.was_crowded |= session.is_crowded
+                self.struck |= session.struck
                 if not (self._namespaces and self._supervisor_does()):
                     self._end()
 
@@ -241,13 +241,12 @@ class Walls(AbstractContextManager["Walls"]):
         """Return the sandbox's processes: all descendants of this process that it did not have before."""
         return set(psutil.Process().children(recursive=True)) - self._others
 
-    def _check_limits(self, waiting: Waiting) -> None:
+    def _check_limits(self) -> None:
         """Raise SessionEnded if all processes in the sandbox together exceed a limit.
 
         If the machine has hardly any memory left, nobody knows whose fault that is: raise CannotJudge.
         """
         family = self._family()
-        waiting.look(family)
         if len(family) > MOST_PROCESSES:
             raise SessionEnded(f"your code started more than {MOST_PROCESSES} processes")
         if sum(map(own_bytes, family)) > MOST_MEMORY_BYTES < sum(map(proportional_bytes, family)):

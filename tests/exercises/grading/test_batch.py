@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from course_lib.exercises.grading import batch
-from course_lib.exercises.grading.batch import Place, Task, grade_class
+from course_lib.exercises.grading.batch import Cores, Task, grade_class
 from course_lib.exercises.grading.score import Score
 from course_lib.exercises.grading.submissions import Submission
 from tests.support.processes import alive, wait_for
@@ -25,19 +25,19 @@ class Worker:
     """Scores by a learner's name: what it says at the first and at the second time."""
 
     SAYS: ClassVar[dict[str, list[Score]]] = {}
-    begun: ClassVar[list[tuple[list[str], Place, int]]] = []
+    begun: ClassVar[list[tuple[list[str], Cores, float, int]]] = []
     at_work: ClassVar[int] = 0
 
-    def __init__(self, tasks: list[Task], place: Place, *_: Any) -> None:
+    def __init__(self, tasks: list[Task], cores: Cores, *given: Any) -> None:
         Worker.at_work += 1
-        Worker.begun.append(([task.submission.learner for task in tasks], place, Worker.at_work))
-        self.tasks, self.place = tasks, place
+        Worker.begun.append(([task[0].learner for task in tasks], cores, given[-1], Worker.at_work))
+        self.tasks, self.cores = tasks, cores
         self._ways = socket.socketpair()
         self._ways[1].send(b"!")
         self.ways = self._ways[:1]
 
     def scored(self) -> Iterator[tuple[Task, Score]]:
-        found = Worker.SAYS[self.tasks[0].submission.learner].pop(0)
+        found = Worker.SAYS[self.tasks[0][0].learner].pop(0)
         yield self.tasks.pop(0), found
 
     def is_over(self) -> bool:
@@ -60,11 +60,11 @@ def _workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_workers")
-def test_who_lost_points_on_a_crowded_machine_is_judged_again_alone(tmp_path: Path) -> None:
-    good, bad, crowded = Score("06"), Score("06", ["wrong"]), Score("06", ["wrong"], crowded=True)
-    failed, late = Score(ungraded="it failed", crowded=True), Score(ungraded="it was not done")
-    Worker.SAYS = {"anna": [good, bad], "bert": [crowded, good], "cleo": [crowded, crowded]}
-    Worker.SAYS |= {"dora": [failed, failed], "emil": [late]}
+def test_who_struck_a_limit_or_has_no_grade_is_judged_once_more_alone(tmp_path: Path) -> None:
+    good, bad, struck = Score("06"), Score("06", ["wrong"]), Score("06", ["wrong"], struck=True)
+    failed = Score(ungraded="it failed")
+    Worker.SAYS = {"anna": [good, bad], "bert": [struck, good], "cleo": [struck, struck]}
+    Worker.SAYS |= {"dora": [failed, failed], "emil": [failed, good]}
     for learner in Worker.SAYS:
         (tmp_path / "class" / learner).mkdir(parents=True)
         for number in range(2 if learner == "anna" else 1):
@@ -73,22 +73,20 @@ def test_who_lost_points_on_a_crowded_machine_is_judged_again_alone(tmp_path: Pa
     (report / "cache").mkdir(parents=True)  # of a grader that was killed
     graded = grade_class([tmp_path / "class"], report, jobs=2, out=io.StringIO())
     assert not (report / "cache").exists()
-    assert [entry.score for entry in graded] == [good, bad, good, crowded, failed, late]
+    assert [entry.score for entry in graded] == [good, bad, good, struck, failed, good]
     assert not any(Worker.SAYS.values())
     learners = [["anna", "anna"], ["bert"], ["cleo"], ["dora"], ["emil"]]
     assert [found for found, *_ in Worker.begun[:5]] == learners
     first, again = Worker.begun[:6], Worker.begun[6:]
-    assert {tuple(place.cores) for _, place, _ in first} == {(1, 3), (5, 7)}, "equal shares"
-    assert {place.patience for _, place, _ in first} == {1.0}
-    assert [(found, place.cores, place.patience, at_work) for found, place, at_work in again] == [
-        ([name], [], batch.PATIENCE, 1) for name in ("bert", "cleo", "dora")
-    ]
+    assert {tuple(cores) for _, cores, *_ in first} == {(1, 3), (5, 7)}, "equal shares"
+    assert {patience for *_, patience, _ in first} == {1.0}
+    assert again == [([name], [], batch.PATIENCE, 1) for name in ("bert", "cleo", "dora", "emil")]
 
 
 @pytest.mark.usefixtures("_workers")
 @pytest.mark.parametrize(("jobs", "cores"), [(1, [[]]), (2, [[1, 3], [5, 7]]), (3, [[1], [3], [5]])])
 def test_the_cores_are_shared_out(jobs: int, cores: list[list[int]]) -> None:
-    assert [place.cores for place in batch._places(jobs)] == cores
+    assert batch._places(jobs) == cores
     assert len(batch._places(99)) == 4, "no more at a time than there are cores"
 
 
@@ -110,8 +108,8 @@ def worker_with(process: Any, way: Any) -> batch.Worker:
     """A worker with one submission to score."""
     worker: Any = object.__new__(batch.Worker)
     worker._process, worker._way, worker._family = process, way, []
-    worker._most, worker._until, worker._has_ended = 60.0, float("inf"), False
-    worker.tasks = [Task(Submission("anna", Path("06.ipynb")), Path("score.json"))]
+    worker._most, worker._until, worker._failed = 60.0, float("inf"), ""
+    worker.tasks = [(Submission("anna", Path("06.ipynb")), Path("score.json"))]
     return worker
 
 
@@ -121,7 +119,7 @@ def test_a_worker_that_ends_between_two_looks_has_failed_at_one_submission() -> 
         worker = worker_with(Ending(1 << 30, None, -9), ours)
         assert (list(worker.scored()), worker.is_over()) == ([], False)
         ((_, found),) = worker.scored()
-        assert (found.ungraded, found.crowded) == ("grading it failed (exit code -9)", True)
+        assert found.ungraded == "grading it failed (exit code -9)"
         assert worker.is_over()
 
 
@@ -131,7 +129,7 @@ def test_a_worker_that_takes_too_long_has_its_submission_judged_again() -> None:
         worker = worker_with(Ending(1 << 30, None), ours)
         worker._until = 0.5
         ((_, found),) = worker.scored()
-        assert (found.ungraded, found.crowded) == ("it was not done after 1 minutes", True)
+        assert found.ungraded == "it was not done after 1 minutes"
         assert worker.is_over()
 
 

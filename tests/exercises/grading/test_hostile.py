@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import course_lib
-from course_lib.exercises.grading import batch, score, session, usage, walls
+from course_lib.exercises.grading import batch, score, session, walls
 from course_lib.exercises.grading.score import Score
 from tests.exercises.grading.toys import HONEST_FIRST, HONEST_SECOND, check, notebook
 from tests.support.line_process import LineProcess
@@ -34,11 +34,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if reason := walls.unprotected():
         missing(reason)
     places = batch._places(2)
-    command = [sys.executable, "-m", "tests.exercises.grading.neighbour", *map(str, places[-1].cores)]
+    command = [sys.executable, "-m", "tests.exercises.grading.neighbour", *map(str, places[-1])]
     neighbour = LineProcess(command, str(tmp_path_factory.mktemp("neighbour")), 600.0)
     NEIGHBOURS.append(neighbour)
     assert neighbour.ask({"judge": 1}) == HONEST, "before there are walls here"
-    with walls.Walls(places[0].cores) as there:
+    with walls.Walls(places[0]) as there:
         WALLS.append(there)
         yield
         WALLS.clear()
@@ -55,7 +55,6 @@ HONEST = {"points": [2, 3], "said": []}
 def _walled(questions: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(score, "GRACE_SECONDS", 20.0)
     monkeypatch.setattr(walls, "END_SECONDS", 120.0)  # on a busy machine a hundred processes take long to end
-    monkeypatch.setattr(usage.Waiting, "look", lambda *_: None)  # a limit that strikes is one, busy or not
     yield
     # bubblewrap, its first process, and the supervisor
     wait_for(lambda: len(WALLS[0]._family()) <= 3, what="the end of all that the sessions started")
@@ -119,7 +118,7 @@ def test_an_honest_one_gets_its_points() -> None:
     text = notebook(HONEST_FIRST, check(1), HONEST_SECOND, check(2))
     once = score_of(text)
     assert points(once) == [2, 3]
-    assert once.trouble == []
+    assert (once.trouble, once.struck) == ([], False)
 
 
 def test_the_same_input_is_judged_alike() -> None:
@@ -155,6 +154,7 @@ def test_what_never_ends_is_ended(name: str) -> None:
     result = score_of(notebook(first, "mischief()", check(1), HONEST_SECOND, check(2)))
     assert points(result) == [0, 3], result
     assert "not done after" in said(result)
+    assert result.struck, "it is judged once more"
 
 
 ENDS = {
@@ -280,6 +280,7 @@ def mischief():
 """
     )
     assert "your code took more than 2.0 GiB of memory" in said(result)
+    assert result.struck
 
 
 def test_an_object_that_equals_everything_equals_nothing() -> None:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,18 +111,6 @@ def test_no_session_holds_the_way_to_the_others() -> None:
             assert not _sockets(trusted) & _sockets(each)
 
 
-@pytest.mark.parametrize("crowded", [True, False])
-def test_a_session_that_ends_before_its_time_may_have_been_crowded(
-    crowded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(walls.Walls, "_supervisor_does", lambda *_: True)
-    monkeypatch.setattr(session.Session, "is_crowded", crowded)
-    there = walls.Walls()
-    with pytest.raises(session.SessionEnded), there.session():
-        raise session.SessionEnded
-    assert there.was_crowded == crowded
-
-
 def _sockets(process: psutil.Process) -> set[str]:
     found = set()
     for each in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -192,6 +179,16 @@ def test_who_does_not_read_is_given_up() -> None:
         there.limit(1)
         with pytest.raises(session.SessionEnded, match="not done in time"):
             next(there.ask({"long": "x" * (1 << 20)}))
+        assert there.struck
+
+
+def test_a_limit_that_the_sandbox_keeps_is_noted_here() -> None:
+    with says("import time; time.sleep(600)") as there:
+        there.note_limit(10.0)
+        assert not there.struck
+        there._since -= 10.0
+        there.note_limit(10.0)
+        assert there.struck
 
 
 @pytest.mark.parametrize(
@@ -234,29 +231,6 @@ def first(numbers):
         ).feedback
     assert f"[{own}] unchanged" in feedback["99.1"].findings[0].seen
     assert len(os.sched_getaffinity(0)) > 1 or os.cpu_count() == 1
-
-
-def test_who_has_no_cores_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock stands still; after so many times the limit nobody can say who was too slow."""
-    monkeypatch.setattr(session, "MOST_WAITING", 1.5)
-    began = time.monotonic()
-    with says("import time; time.sleep(600)") as there:
-        there._waited = lambda: time.monotonic() - began
-        there.limit(1)
-        with pytest.raises(session.CannotJudge, match="other programs had the cores of this machine"):
-            next(there.ask({}))
-        assert there.is_crowded
-        with pytest.raises(session.CannotJudge, match="left it the cores for only 0 s"):
-            there.check_share(1, 1.0)
-        there._waited = lambda: 0.0
-        there.limit(1)
-        there.check_share(1, 1.0)
-        assert not there.is_crowded
-        for waited, crowded in ((0.01, False), (0.1, True)):  # of a second, after which its limit struck
-            there._waited = lambda waited=waited: waited
-            there._since = time.monotonic() - 1, time.monotonic() - 1
-            there.check_share(1, 1.0)
-            assert there.is_crowded == crowded
 
 
 @pytest.mark.parametrize("number", score.answer_names())
