@@ -100,17 +100,13 @@ def stacked_bars(
     Raises
     ------
     ValueError
-        There is no bar, no part, a negative part, or more parts than there are colours.
+        There is no bar, no part, or more parts than there are colours.
     """
     parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
     if not parts:
         raise ValueError("stacked_bars needs at least one bar with one part: {'device 0': {'weights': 1.5}}")
     if len(parts) > len(COLORS):
         raise ValueError(f"{len(parts)} parts are more than the {len(COLORS)} colours that can be told apart")
-    for name, bar in values.items():
-        for part, value in bar.items():
-            if not value >= 0:
-                raise ValueError(f"a part of a bar cannot be {value}: {part!r} of {name!r}")
     rows = -(-len(parts) // 3)
     figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values) + 0.25 * rows)
     ends = dict.fromkeys(values, 0.0)
