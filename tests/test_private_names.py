@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,13 +227,16 @@ def ddp_reads_its_switch() -> None:
 
 
 def a_profile_keeps_its_raw_events() -> None:
-    """`record_traffic` reads them, each with a name, a start and the shapes of what it was given."""
+    """`record_traffic` reads them, each with a name, a start and the shapes of what it was given; and
+    `profiled` the start of them all."""
+    before = time.time_ns()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         torch.ones(2, 3).sum()
     events = profiler.profiler.kineto_results.events()
     sums = [event for event in events if event.name() == "aten::sum"]  # one may call another
     assert sums[0].shapes()[0] == [2, 3]
-    assert sums[0].start_ns() > 0
+    began = profiler.profiler.kineto_results.trace_start_ns()
+    assert before - 10**9 < began <= sums[0].start_ns() < time.time_ns() + 10**9
 
 
 def an_array_is_made_by_what_we_allow() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-CLOCK = "course_lib clock "  # begins the name of an event, which goes on with time.time_ns() of its start
-CLOCKS = 5  # such events: on a busy machine some milliseconds may pass between this reading and the start
 PAUSE = 1e-4  # seconds: a shorter pause between two operations is Python overhead, not waiting
 BESIDES = ("c10d::", "torch.distributed.ddp", "gloo:", "nccl:", "Memcpy", "Memset")  # these do not compute
 CARRIED = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name for a collective that a backend runs
 KERNEL = re.compile(r"nccl\w*?Kernel_(\w+?)_")  # NCCL's own name, on a GPU
 Stretch = tuple[float, float]
+Named = tuple[str, float, float]
 
 
 class Span(NamedTuple):
@@ -25,7 +22,7 @@ class Span(NamedTuple):
     ----------
     kind : str
         ``"computes"``; ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of NCCL)
-        starts it until it is done; ``"waits"``: inside a label while no operation runs.
+        starts it until it is done. Between these, it waits.
     what : str
         The label of ``record_function``, ``"kernels"`` on a GPU, or the collective and its number.
     start, end : float
@@ -58,17 +55,15 @@ def profiled() -> Iterator[list[Span]]:
     >>> hidden = overlap(spans)
     """
     import torch
-    from torch.profiler import profile, record_function, supported_activities
+    from torch.profiler import profile, supported_activities
 
     spans: list[Span] = []
     with profile(activities=supported_activities()) as profiler:
-        for _ in range(CLOCKS):
-            with record_function(f"{CLOCK}{time.time_ns()}"):
-                pass
         yield spans
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    spans += spans_of(profiler.events())
+    began = profiler.profiler.kineto_results.trace_start_ns() / 1e9  # by time.time()
+    spans += spans_of(profiler.events(), began)
 
 
 def overlap(spans: Iterable[Span]) -> float:
@@ -87,27 +82,26 @@ def overlap(spans: Iterable[Span]) -> float:
     return both / whole
 
 
-def spans_of(events: Sequence[Any]) -> list[Span]:
-    """Convert a profiler's events to spans, in order of their start."""
-    clocks = [event for event in events if event.name.startswith(CLOCK)]
-    zero = max(int(event.name.removeprefix(CLOCK)) / 1e9 - event.time_range.start / 1e6 for event in clocks)
+def spans_of(events: Sequence[Any], began: float) -> list[Span]:
+    """Convert a profiler's events, in microseconds since it ``began``, to spans in order of their start."""
 
-    def stretch(event: Any) -> Stretch:
-        return zero + event.time_range.start / 1e6, zero + event.time_range.end / 1e6
+    def stretches(chosen: Iterable[Any]) -> list[Named]:
+        ranges = [(event.name, event.time_range) for event in chosen]
+        return [(name, began + each.start / 1e6, began + each.end / 1e6) for name, each in ranges]
 
-    own = [event for event in events if _on_host(event) and not event.name.startswith(CLOCK)]
+    host = [event for event in events if _on_host(event)]
     device = [event for event in events if not _on_host(event)]
-    kernels = [event for event in device if not event.is_user_annotation and _computes(event)]
+    kernels = stretches(event for event in device if not event.is_user_annotation and _computes(event))
     carried = [event for event in device if KERNEL.match(event.name)]
-    carried = carried or [event for event in own if CARRIED.match(event.name)]
+    carried = carried or [event for event in host if CARRIED.match(event.name)]
     if kernels:
-        busy = _joined(map(stretch, kernels), PAUSE)
-        computing = [Span("computes", "kernels", start, end) for start, end in busy]
+        busy = _joined(((start, end) for _, start, end in kernels), PAUSE)
+        computing = [Span("computes", "kernels", *each) for each in busy]
     else:
-        labels = [event for event in own if event.is_user_annotation and event.thread == clocks[0].thread]
-        operations = [stretch(event) for event in own if not event.is_user_annotation and _computes(event)]
-        computing = _inside([(event.name, *stretch(event)) for event in labels], operations)
-    return sorted([*computing, *_numbered([(event.name, *stretch(event)) for event in carried])], key=_start)
+        labels = stretches(event for event in host if event.is_user_annotation and _computes(event))
+        operations = stretches(event for event in host if not event.is_user_annotation and _computes(event))
+        computing = _inside(labels, [(start, end) for _, start, end in operations])
+    return sorted([*computing, *_numbered(stretches(carried))], key=lambda span: span.start)
 
 
 def _on_host(event: Any) -> bool:
@@ -116,10 +110,6 @@ def _on_host(event: Any) -> bool:
 
 def _computes(event: Any) -> bool:
     return not event.name.startswith(BESIDES) and not KERNEL.match(event.name)
-
-
-def _start(span: Span) -> float:
-    return span.start
 
 
 def _of_kind(spans: Iterable[Span], kind: str) -> list[Stretch]:
@@ -137,21 +127,18 @@ def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
     return joined
 
 
-def _inside(labels: list[tuple[str, float, float]], operations: list[Stretch]) -> list[Span]:
-    """Split each outermost label into intervals with operations and the pauses around and between them."""
+def _inside(labels: list[Named], operations: list[Stretch]) -> list[Span]:
+    """Return the intervals with operations in each outermost label."""
     spans, until = [], 0.0
     for name, start, end in sorted(labels, key=lambda label: (label[1], -label[2])):
-        if start < until:  # within another label
-            continue
-        until = end
-        inside = [(max(start, a), min(end, b)) for a, b in operations if a < end and b > start]
-        busy = _joined([(start, start), *inside, (end, end)], PAUSE)
-        spans += [Span("computes", name, a, b) for a, b in busy if b > a]
-        spans += [Span("waits", name, a[1], b[0]) for a, b in pairwise(busy)]
+        if start >= until:  # not within another label
+            until = end
+            inside = [(max(start, a), min(end, b)) for a, b in operations if a < end and b > start]
+            spans += [Span("computes", name, *each) for each in _joined(inside, PAUSE)]
     return spans
 
 
-def _numbered(carried: list[tuple[str, float, float]]) -> list[Span]:
+def _numbered(carried: list[Named]) -> list[Span]:
     """Number the collectives from 1 in the order in which they began, and put overlapping ones into lanes."""
     spans: list[Span] = []
     free: list[float] = []  # by lane: since when it is free

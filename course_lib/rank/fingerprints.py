@@ -6,7 +6,6 @@ chooses steps that are a power of two apart, so that ranks which choose differen
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from .series import Series, on_cpu
 SHARE = 0.005  # of the time in the loop that fingerprints may take
 FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at
 MOST = 256  # fingerprints, about, after which they are taken half as often, and so on: the file stays small
-WIDTH, HEIGHT = 4096, 256  # of the tables of 8-byte words that are summed up
+BLOCK = 1 << 20  # 8-byte words that are summed up at once
 BITS = 53  # of a fingerprint: a float64 holds an integer of this size exactly
 ODD = 0x1E3779B97F4A7C15  # a factor with which no bit is lost
 Batch = TypeVar("Batch")
@@ -118,9 +117,6 @@ def _power_of_two(least: float) -> int:
     return 1 << (math.ceil(least) - 1).bit_length() if least > 1 else 1
 
 
-# --- what is compared -------------------------------------------------------------------------------------
-
-
 def check_same(same: Any) -> None:
     """Raise TypeError or ValueError if it is nothing that `track(…, same=…)` can compare."""
     found = _found(same)
@@ -173,15 +169,15 @@ def _whole(tensor: Any) -> Any:
     if all(each.is_replicate() for each in getattr(tensor, "placements", ())):
         tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        if plain and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized):
-            return tensor.detach().resolve_conj().resolve_neg() if tensor.is_complex() else tensor.detach()
+        if plain and tensor.layout is torch.strided and not tensor.is_meta:
+            return tensor.detach().resolve_conj().resolve_neg()
     return None
 
 
 def fingerprints(tensors: Iterable[Any]) -> Any:
     """Return for each tensor an integer of `BITS` bits that tells its bytes from others, on its device.
 
-    The bytes are numbers that are added up, modulo 2⁶⁴, with different odd factors: so the order counts, and
+    The words are numbers that are added up, modulo 2⁶⁴, with different odd factors: so the order counts, and
     NaN is equal to itself.
     """
     import torch
@@ -189,32 +185,24 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
     sums = []
     for tensor in tensors:
         data = tensor.reshape(-1).view(torch.uint8)
-        parts = [data] if len(data) < 8 * WIDTH else _sums_of_words(data)
-        each = [(part * _factors(len(part), part.device)).sum() for part in parts]
-        sums.append(functools.reduce(lambda total, one: 2 * ODD * total + one, each))
+        data = data.clone() if data.storage_offset() % 8 else data  # words begin at whole words
+        size = len(data) // 8 * 8
+        total = _weighted(data[size:])
+        for block in data[:size].view(torch.int64).split(BLOCK):
+            mixed = (block >> 32).bitwise_xor_(
+                block
+            )  # the highest bits, as the sign's, would vanish from a sum
+            total = 2 * ODD * total + _weighted(mixed)
+        sums.append(total)
     lowest_bits = (1 << BITS) - 1
     return (torch.stack(sums) >> (64 - BITS)) & lowest_bits  # a bit shows in all higher ones of a product
 
 
-def _sums_of_words(data: Any) -> list[Any]:
-    """Read many bytes as a table of 8-byte words; return the sums of rows and of columns, and the rest."""
+def _weighted(numbers: Any) -> Any:
+    """Return their sum, each times another odd number."""
     import torch
 
-    if data.storage_offset() % 8:
-        data = data.clone()  # words begin at whole words
-    size = len(data) // (8 * WIDTH) * (8 * WIDTH)
-    rows, columns = [], 0
-    for block in data[:size].view(torch.int64).view(-1, WIDTH).split(HEIGHT):
-        mixed = (block >> 32).bitwise_xor_(block)  # the highest bits, as the sign's, would vanish from a sum
-        rows.append(mixed.sum(1))
-        columns = columns + mixed.sum(0)
-    return [torch.cat(rows), columns, data[size:]]
-
-
-def _factors(count: int, device: Any) -> Any:
-    """Return different odd numbers."""
-    import torch
-
-    if len(_known_factors.get(device, ())) < count:
-        _known_factors[device] = ODD * (2 * torch.arange(max(count, WIDTH), device=device) + 1)
-    return _known_factors[device][:count]
+    device, count = numbers.device, len(numbers)
+    if len(_known_factors.get(device, ())) < max(1, count):
+        _known_factors[device] = ODD * (2 * torch.arange(count + 1, device=device) + 1)
+    return (numbers * _known_factors[device][:count]).sum()

@@ -6,8 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..run.trace import Check
 from .cause_words import ranks_text
 
@@ -44,17 +42,11 @@ class Divergence:
 
     def _since(self) -> str:
         before, after = self.equal, self.check
-        if after.step == 0 and not before:
-            return "from the start"
-        there = f"step {after.step}" if after.step else "the start"
-        there += f" of pass {after.number}" if after.number > 1 else ""
         if not before:
-            return f"since {there} or before"
-        if before.number < after.number:
-            return f"since a step between step {before.step} of pass {before.number} and {there}"
-        first = before.step + 1
-        several = f"one of steps {first} to {there.removeprefix('step ')}"
-        return f"since {there if first == after.step else several}"
+            return "from the start" if after.step == 0 else f"since {_place(after)} or before"
+        if (before.number, before.step + 1) == (after.number, after.step):
+            return f"since {_place(after)}"
+        return f"since a step between {_place(before)} and {_place(after)}"
 
     def _who(self) -> str:
         first, *others = self.groups
@@ -67,6 +59,11 @@ class Divergence:
         if len(first) == 1:
             return "no two ranks hold the same"
         return " and ".join(map(ranks_text, self.groups)) + " each hold something else"
+
+
+def _place(check: Check) -> str:
+    there = f"step {check.step}" if check.step else "the start"
+    return there + (f" of pass {check.number}" if check.number > 1 else "")
 
 
 def divergence(run: Run) -> Divergence | None:
@@ -82,24 +79,20 @@ def divergence(run: Run) -> Divergence | None:
 
 
 def _first_difference(run: Run, last: int | None) -> Divergence | None:
-    traces = [run.trace(rank) for rank in range(run.world_size)]
-    names, equal = [trace.tensors() for trace in traces], None
-    by_rank = [
-        trace.fingerprints(None if last is None else last + 4 * len(own))
-        for trace, own in zip(traces, names, strict=True)
-    ]
-    for check in sorted(set.intersection(*map(set, by_rank))) if by_rank else []:
-        held = [checks[check] for checks in by_rank]
-        equal = equal if equal and equal.attempt == check.attempt else None
-        if names.count(names[0]) == len(names) and all(np.array_equal(held[0], each) for each in held):
-            equal = check
-            continue
+    by_rank, equal = [], None
+    for rank in range(run.world_size):
+        trace = run.trace(rank)
+        names = trace.tensors()
+        checks = trace.fingerprints(None if last is None else last + 4 * len(names))
+        by_rank.append((names, checks))
+    for check in sorted(set.intersection(*(set(checks) for _, checks in by_rank))) if by_rank else []:
         values = [
-            {own[int(tensor)]: value for tensor, value in rows if tensor < len(own)}
-            for own, rows in zip(names, held, strict=True)
+            {names[int(tensor)]: value for tensor, value in checks[check] if tensor < len(names)}
+            for names, checks in by_rank
         ]
+        equal = equal if equal and equal.attempt == check.attempt else None
         tensors = [
-            name for name in values[0] if len({each.get(name, values[0][name]) for each in values}) > 1
+            name for name, value in values[0].items() if any(e.get(name, value) != value for e in values)
         ]
         if not tensors:
             equal = check

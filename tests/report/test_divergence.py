@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
     ),
     "some steps in common": (
         [{(1, 0): {"a": 1}, (1, 2): {"a": 2}, (1, 4): {"a": 3}}, {(1, 0): {"a": 1}, (1, 4): {"a": 4}}],
-        f"since one of steps 1 to 4: in a; {TWO}",
+        f"since a step between the start and step 4: in a; {TWO}",
     ),
     "in a later pass": (
         [{**SAME, **steps(6, 7, number=2)}, {**SAME, **steps(6, 8, number=2)}],
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
     ),
     "between two passes": (
         [{**SAME, **steps(6, number=2)}, {**SAME, **steps(7, number=2)}],
-        f"since a step between step 3 of pass 1 and the start of pass 2: in bias; {TWO}",
+        f"since a step between step 3 and the start of pass 2: in bias; {TWO}",
     ),
     "with other numbers of batches": (
         [{**SAME, **steps(6, 7, number=2)}, {**steps(1, 2), **steps(6, 9, number=2)}],
