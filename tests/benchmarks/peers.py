@@ -38,10 +38,10 @@ class Peers:
 
 def installed_peers(folder: Path, names: Sequence[str] = NAMES) -> Peers:
     """Return the peers, after installing those that are missing."""
-    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    python = folder / "bin/python"
     version, packages, *there = _look(python, names)
     if version != platform.python_version():  # there is none yet, or the course's Python has changed
-        venv.create(folder, clear=True, with_pip=False, symlinks=sys.platform != "win32")
+        venv.create(folder, clear=True, with_pip=False, symlinks=True)
         version, packages, *there = _look(python, names)
     peers = Peers(str(python), packages)
     # written each time: the course's folder may have moved
