@@ -39,7 +39,6 @@ _HOME_OF = {
     "profiled": "measure.profiled",
     "progress": "exercises.progress",
     "python": "launcher.scripts",
-    "rejoin": "launcher.slurm",
     "save_checkpoint": "checkpoint.checkpoint",
     "shard_map": "figures.shards",
     "share_progress": "exercises.sharing",

@@ -1,7 +1,7 @@
 """Submit, query and cancel Slurm jobs through Slurm's own commands, and read what it tells its tasks.
 
-``sbatch --parsable``, ``squeue --format`` and, for a job that has left the queue, ``sacct`` print plain text,
-the same in all versions of Slurm, and need no library.
+``sbatch --parsable`` and ``squeue --format`` print plain text, the same in all versions of Slurm, and need no
+library. A job that has left the queue, minutes after its end, is known by the exit status that it has left.
 """
 
 from __future__ import annotations
@@ -17,16 +17,7 @@ from typing import NamedTuple
 
 ANSWER_SECONDS = 100.0  # the commands themselves retry for a minute if the controller is busy
 FIELDS = "%T|%N|%V|%S|%e|%r"  # squeue: state, nodes, submit, start and end time; last the reason, free text
-ACCOUNTED = "State,NodeList,Submit,Start,End"
-WAITING = {
-    "PENDING",
-    "CONFIGURING",
-    "REQUEUED",
-    "REQUEUE_HOLD",
-    "REQUEUE_FED",
-    "RESV_DEL_HOLD",
-    "SPECIAL_EXIT",
-}
+WAITING = {"PENDING", "CONFIGURING"}  # no job of ours is requeued
 # The states of a job that is over, each with what ended the job if that was none of its own processes
 ENDINGS = {
     "COMPLETED": "",
@@ -50,14 +41,10 @@ REASONS = {
     "PartitionNodeLimit": "it asks for more nodes than the partition has",
     "PartitionTimeLimit": "it asks for more time than the partition gives",
     "JobHeldUser": "it is on hold; scontrol release lets it go",
-    "JobHeldAdmin": "the cluster's administrators have put it on hold",
-    "BadConstraints": "no node has what it asks for",
-    "Dependency": "it waits for another job",
-    "BeginTime": "it is set to begin later",
 }
 # Variables of a job that this process may itself run in: a job that it submits must not inherit them.
 OF_A_JOB = re.compile(r"(SLURM|SRUN|PMI|PMIX)\w*")
-OF_A_QUESTION = re.compile(r"SQUEUE_|SACCT_|SINFO_")
+OF_A_QUESTION = re.compile(r"SQUEUE_|SINFO_")
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
@@ -147,18 +134,11 @@ def ask(job: int) -> JobStatus:
     SlurmError
         Slurm does not answer at the moment, or its answer cannot be read: the state is not known.
     """
-    words = [f"--jobs={job}", "--noheader"]
-    done = _call(["squeue", *words, "--states=all", f"--format={FIELDS}"])
-    if done.returncode == 0 and done.stdout.strip():
-        return _parsed(done.stdout)
+    done = _call(["squeue", f"--jobs={job}", "--noheader", "--states=all", f"--format={FIELDS}"])
     if done.returncode != 0 and "nvalid job id" not in done.stderr:
         raise SlurmError(f"squeue: {_words(done)}")
-    # the job has left the queue; many clusters keep accounts
-    with contextlib.suppress(SlurmError):
-        done = _call(["sacct", *words, "--allocations", "--parsable2", f"--format={ACCOUNTED}"])
-        if done.returncode == 0 and done.stdout.strip():
-            return _parsed(done.stdout.strip() + "|")
-    return JobStatus("UNKNOWN")
+    known = done.returncode == 0 and done.stdout.strip()
+    return _parsed(done.stdout) if known else JobStatus("UNKNOWN")
 
 
 def cancel(job: int) -> None:
@@ -223,9 +203,9 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
 
 def _parsed(text: str) -> JobStatus:
     fields = text.strip().splitlines()[0].split("|", 5)
-    if len(fields) != 6 or not re.match(r"[A-Z]+(_[A-Z]+)*\b", fields[0]):
+    if len(fields) != 6 or not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", fields[0]):
         raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
-    state, nodes = fields[0].split()[0].rstrip("+"), fields[1]  # "CANCELLED by 1000"
+    state, nodes = fields[:2]
     submitted, start, end = (_seconds_of(field) for field in fields[2:5])
     waits = state in WAITING or start is None  # until it starts, the start time is an estimate
     began = None if waits else start

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
-
-try:
-    import fcntl
-except ImportError:  # Windows: there are no locks, and the part that a killed writer leaves behind stays
-    fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
@@ -39,12 +35,10 @@ def whole_file(path: Path, durable: bool = False) -> Iterator[IO[bytes]]:
         file.flush()
         if durable:
             os.fsync(file.fileno())
-        if not fcntl:
-            file.close()  # Windows cannot rename an open file
         os.replace(part, path)
     if durable:
-        with contextlib.suppress(OSError):  # sync the name, too; Windows opens no folders
-            folder = os.open(path.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a file system that syncs no folders
+            folder = os.open(path.parent, os.O_RDONLY)  # sync the name, too
             try:
                 os.fsync(folder)
             finally:
@@ -59,7 +53,7 @@ def _part_of(path: Path, durable: bool) -> Iterator[tuple[IO[bytes], Path]]:
     leftover. (For a writer on another machine, only if the file system has locks between machines.)
     """
     start, end = f".{path.name}.", ".part"
-    for left in path.parent.iterdir() if fcntl and durable else ():
+    for left in path.parent.iterdir() if durable else ():
         if left.name.startswith(start) and left.name.endswith(end):
             with contextlib.suppress(OSError), open(left, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +61,7 @@ def _part_of(path: Path, durable: bool) -> Iterator[tuple[IO[bytes], Path]]:
     while True:
         part = path.with_name(f"{start}{os.getpid()}-{os.urandom(4).hex()}{end}")
         with open(part, "xb") as file:  # with the mode of the user's other files; a tempfile is private
-            if fcntl and durable:
+            if durable:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if not part.exists():  # another writer took it for a leftover before it had its lock
@@ -96,12 +90,12 @@ def discard(path: Path) -> None:
 def locked(path: Path, seconds: float = math.inf) -> Iterator[bool]:
     """Hold a lock on a file, made if it is missing; the system frees the lock if its holder dies.
 
-    Yield whether the lock was acquired: not while another process holds it for ``seconds``, and never on
-    Windows or on a file system without locks.
+    Yield whether the lock was acquired: not while another process holds it for ``seconds``, and never on a
+    file system without locks.
     """
     deadline, acquired = time.monotonic() + seconds, False
     with open(path, "ab") as file:
-        while fcntl and not acquired and time.monotonic() < deadline:
+        while not acquired and time.monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 acquired = True

@@ -39,9 +39,8 @@ def kill_families(processes: Iterable[psutil.Process]) -> None:
 
 def kill_group(pid: int) -> None:
     """Kill the process group that a process leads or has led, if there is one."""
-    if hasattr(os, "killpg"):  # not on Windows
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def kill_group_of(facts: Path) -> None:
@@ -60,7 +59,7 @@ def end_with(pid: int) -> None:
 
     def watch() -> None:
         _wait_for_end_of(pid)
-        if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
+        if os.getpgrp() == os.getpid():
             kill_group(os.getpid())
         os._exit(1)
 
@@ -83,7 +82,7 @@ def prctl(option: int, value: int) -> bool:
     """Set an attribute of this process; return whether that was done, as on Linux alone."""
     import ctypes  # which the guard does not need
 
-    with contextlib.suppress(AttributeError, TypeError):  # macOS; Windows
+    with contextlib.suppress(AttributeError, TypeError):  # macOS
         return ctypes.CDLL(None).prctl(option, value) == 0
     return False
 

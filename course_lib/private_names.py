@@ -55,12 +55,11 @@ def tell_of_ended_children(tell: Callable[[int, int], object]) -> None:
     """Have multiprocessing call ``tell(pid, exit code)`` when it sees that a process has ended.
 
     Its objects are gone by the time that a rank reports an error: a DataLoader's worker, with the exit code,
-    when the loop is left (Python 3.11 to 3.13; absent on Windows).
+    when the loop is left (Python 3.11 to 3.13).
     """
     for module in ("popen_fork", "popen_forkserver"):
-        with contextlib.suppress(ImportError):
-            popen: Any = importlib.import_module(f"multiprocessing.{module}").Popen
-            popen.poll = functools.partialmethod(_poll_and_tell, popen.poll, tell)
+        popen: Any = importlib.import_module(f"multiprocessing.{module}").Popen
+        popen.poll = functools.partialmethod(_poll_and_tell, popen.poll, tell)
 
 
 def _poll_and_tell(

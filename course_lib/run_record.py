@@ -1,4 +1,4 @@
-"""``run.json``: what is known of a run outside its ranks. Its kernel writes it, and so does `Run.refresh`."""
+"""``run.json``: what is known of a run outside its ranks. Its kernel writes it."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class RunRecord:
         if self.is_over:
             return
         facts: dict[str, Any] = {"state": "queued" if status.waits else "running", "reason": status.reason}
-        facts |= {"job_state": status.state, "job_seconds": status.seconds}
+        facts |= {"job_over": status.over, "job_seconds": status.seconds}
         if status.nodes:
             facts["nodes"] = status.nodes
         if status.queued_seconds is not None and self.facts.get("queued_seconds") is None:

@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-DRIVER = Path("/proc/driver/nvidia")  # of the system, also in a container that does not get its devices
+VERSION = Path("/proc/driver/nvidia/version")  # of the system, also in a container without its devices
 DEVICES = Path("/dev")
 PCI = Path("/sys/bus/pci/devices")
 OLDEST = {12: 525, 13: 580}  # the driver that a build for CUDA 12, 13 needs (NVIDIA, CUDA Compatibility)
@@ -57,21 +57,19 @@ def unused_gpus() -> str:
 
 
 def _present() -> int:
-    """Count the NVIDIA GPUs that the driver or the PCI bus knows of."""
-    by_driver = by_bus = 0
-    with contextlib.suppress(OSError):
-        by_driver = len([*(DRIVER / "gpus").iterdir()])
+    """Count the NVIDIA GPUs that the PCI bus knows of."""
+    count = 0
     with contextlib.suppress(OSError):
         for device in PCI.iterdir():
             kind = [(device / name).read_text().strip() for name in ("vendor", "class")]
-            by_bus += kind[0] == "0x10de" and kind[1].startswith("0x03")  # display and 3D controllers
-    return max(by_driver, by_bus)
+            count += kind[0] == "0x10de" and kind[1].startswith("0x03")  # display and 3D controllers
+    return count
 
 
 def _driver() -> str:
     """Return the driver's version, as in ``580.82.07``; "" where none is loaded."""
     with contextlib.suppress(OSError):
-        if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", (DRIVER / "version").read_text()):
+        if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", VERSION.read_text()):
             return found[0]
     return ""
 

@@ -33,20 +33,17 @@ def imitate(
         monkeypatch.delenv(name, raising=False)
     for name, value in (environment or {}).items():
         monkeypatch.setenv(name, value)
-    (folder / "driver" / "gpus").mkdir(parents=True)
     if driver:
-        (folder / "driver" / "version").write_text(text.format(driver))
+        (folder / "version").write_text(text.format(driver))
     for number, (vendor, kind) in enumerate([("0x8086", "0x060000"), *[("0x10de", "0x030200")] * present]):
         device = folder / "pci" / f"0000:{number:02}:00.0"
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
-        if driver and kind.startswith("0x03"):
-            (folder / "driver" / "gpus" / device.name).mkdir()
     (folder / "dev").mkdir()
     if given:
         (folder / "dev" / "nvidiactl").touch()
-    for name, path in {"DRIVER": "driver", "DEVICES": "dev", "PCI": "pci"}.items():
+    for name, path in {"VERSION": "version", "DEVICES": "dev", "PCI": "pci"}.items():
         monkeypatch.setattr(unused_gpus, name, folder / path)
     monkeypatch.setattr(unused_gpus, "_in_container", lambda: container)
     seen_by_nvml = present if driver and given else 0  # whatever torch can do with them
@@ -131,6 +128,6 @@ def test_gpus_behind_an_old_driver_are_none_for_ranks(
 
 
 def test_a_mac_has_none_of_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("DRIVER", "DEVICES", "PCI"):
+    for name in ("VERSION", "DEVICES", "PCI"):
         monkeypatch.setattr(unused_gpus, name, tmp_path / "absent")
     assert unused_gpus.unused_gpus() == ""

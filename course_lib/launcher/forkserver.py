@@ -26,7 +26,7 @@ from .guard import protect, release
 WAKE_SECONDS = 0.05  # between two looks of code that waits
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the fork server's heap: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP"}
+CRASHES = signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP
 PROBE_SECONDS = 60  # for what it forks first; that takes a fraction of a second where cores are free
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
@@ -64,9 +64,6 @@ def uninterrupted() -> Iterator[None]:
 
     Jupyter interrupts the kernel's process group: this would end them while they load PyTorch.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     multiprocessing.resource_tracker.ensure_running()  # later, it would unblock the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -144,13 +141,11 @@ def wait_until_loaded(stop: threading.Event) -> None:
         with without_main():
             process.start()
         process.join(PROBE_SECONDS)
-        if process.exitcode is None:
+        if (code := process.exitcode) is None:
             process.kill()
             faults.append(f"a forked process did not end within {PROBE_SECONDS} s")
-            return
-        for name in CRASHES:
-            if hasattr(signal, name) and process.exitcode == -getattr(signal, name):
-                faults.append(f"a forked process crashed: {name}")
+        elif -code in CRASHES:
+            faults.append(f"a forked process crashed: {signal.Signals(-code).name}")
 
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()

@@ -28,8 +28,6 @@ _kernel_pid = 0  # the process that _guard watches: a fork of the kernel needs i
 def protect(pids: Iterable[int]) -> None:
     """Have these processes, and all that they start, killed when this one ends, however it ends."""
     global _guard, _guarded, _kernel_pid
-    if not hasattr(os, "killpg"):  # on Windows the ranks' own threads watch the kernel
-        return
     with _lock:
         new = set(pids)
         _first_to_go(new)

@@ -47,7 +47,6 @@ OWN = {
     **dict.fromkeys(["wrap", "parsable", "test_only", "input", "help", "version", "usage"], "leave it out"),
     **dict.fromkeys(["clusters", "M"], "set SLURM_CLUSTERS in the environment"),
 }
-MISTAKEN = {"walltime": "time", "queue": "partition", "cpus": "cpus_per_task"}
 
 
 def directives(options: Mapping[str, Any]) -> list[str]:
@@ -62,8 +61,6 @@ def directives(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if name in OWN:
             raise ValueError(f"slurm() decides about {name} itself: {OWN[name]}; got {name}={value!r}")
-        if name in MISTAKEN:
-            raise ValueError(f"sbatch has no {name} for this: say {MISTAKEN[name]}=…; got {name}={value!r}")
         if not re.fullmatch(r"[a-z][a-z0-9_]+", name):
             raise ValueError(f"an option of sbatch is a name such as partition or time; got {name!r}")
         option = "--" + name.replace("_", "-")

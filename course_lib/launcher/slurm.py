@@ -1,4 +1,4 @@
-"""`slurm` and `rejoin`: run a script on the nodes of a cluster, and watch it again later."""
+"""`slurm`: run a script on the nodes of a cluster, and watch it, now or again later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .watch import watch
 
 
 def slurm(
-    script: str | os.PathLike[str],
+    script: str | os.PathLike[str] | Run,
     *args: Any,
     nodes: int = 1,
     nproc_per_node: int | None = None,
@@ -38,8 +38,8 @@ def slurm(
     run's folder, which must be on a disk that the nodes share: your home usually is, and ``COURSE_HOME``
     names another place. (Over NFS, what a node writes may take half a minute to show up here.)
 
-    The Stop button and the kernel's interrupt cancel the job. If the kernel dies, the job goes on: `Run.open`
-    finds its run, and `rejoin` watches it again.
+    The Stop button and the kernel's interrupt cancel the job. If the kernel dies, the job goes on, and
+    ``slurm(Run.open())`` watches it again; if it has ended meanwhile, you get its report.
 
     A rank's times count from the job's start by its own node's clock. If the clocks of two nodes differ by
     5 ms, their curves are shifted by as much, and a rank may look late by as much. Clusters keep their clocks
@@ -51,7 +51,8 @@ def slurm(
     ----------
     script
         Its path, from the current folder, which the nodes must share, too. It runs unchanged: torchrun sets
-        RANK, LOCAL_RANK, WORLD_SIZE… as on one machine.
+        RANK, LOCAL_RANK, WORLD_SIZE… as on one machine. Or the run of a job whose kernel is gone: then only
+        ``timeout``, ``queue_timeout`` and ``dashboard`` count.
     args
         Its arguments; numbers and paths are converted to text.
     nodes
@@ -85,7 +86,8 @@ def slurm(
     FileNotFoundError
         There is no such script.
     ValueError
-        A number is not a whole number, or is too small; an option is not one to give to sbatch.
+        A number is not a whole number, or is too small; an option is not one to give to sbatch; a run was
+        not submitted to Slurm.
     cluster.SlurmError
         There is no Slurm here, or it refused the job; the message has its own words.
     RankError
@@ -93,9 +95,11 @@ def slurm(
     RankTimeout
         The job was not done within ``timeout``, or did not start within ``queue_timeout``.
     """
-    path = script_at(script)
     check_timeout(timeout)
     check_timeout(queue_timeout, "queue_timeout")
+    if isinstance(script, Run):
+        return _watch_again(script, timeout, queue_timeout, dashboard)
+    path = script_at(script)
     check_count("nodes", nodes, 1)
     check_count("max_restarts", max_restarts, 0)
     directives(options)  # refuse bad options before anything is created
@@ -106,10 +110,10 @@ def slurm(
     if cpus is not None:
         check_count("cpus_per_task", cpus, 1)
     cluster.check_there()
-    lines = [setup] if isinstance(setup, str) else list(setup)
+    setup = [setup] if isinstance(setup, str) else setup
     threads = {"OMP_NUM_THREADS": str(max(1, (cpus or 1) // nproc_per_node))}
     exports = threads | ({} if max_restarts == 0 else FRESH_STORE)
-    text = job_script(path, args, nodes, nproc_per_node, max_restarts, lines, options, exports)
+    text = job_script(path, args, nodes, nproc_per_node, max_restarts, setup, options, exports)
     run = Run.create(
         path.name,
         nodes * nproc_per_node,
@@ -136,29 +140,8 @@ def slurm(
     return run
 
 
-def rejoin(
-    run: Run | str | os.PathLike[str] | None = None, *, timeout: float | None = None, dashboard: bool = True
-) -> Run:
-    """Watch a job of `slurm` again, after the kernel that submitted it is gone (lesson 17).
-
-    If the job has ended meanwhile, you get its report.
-
-    Parameters
-    ----------
-    run
-        A run or its folder; by default the newest run.
-    timeout
-        Seconds from now (from the job's start if it is still queued) after which it is cancelled.
-    dashboard
-        As for `slurm`.
-
-    Raises
-    ------
-    ValueError
-        The run is not a Slurm job. Otherwise as for `slurm`.
-    """
-    check_timeout(timeout)
-    run = run if isinstance(run, Run) else Run.open(run)
+def _watch_again(run: Run, timeout: float | None, queue_timeout: float | None, dashboard: bool) -> Run:
+    """Watch the job of a run whose kernel is gone; if it has ended meanwhile, its report comes at once."""
     if run.job is None:
         raise ValueError(
             f"{run.name} was not submitted to Slurm: only a run of slurm() goes on without a kernel"
@@ -166,5 +149,5 @@ def rejoin(
     cluster.check_there()
     run.record.take_over()
     restarts = run.record.facts.get("max_restarts", 0) > 0
-    watch(run, lambda _: SlurmJob(run, restarts=restarts), timeout, view_of(run, dashboard))
+    watch(run, lambda _: SlurmJob(run, None, restarts, queue_timeout), timeout, view_of(run, dashboard))
     return run

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from .. import cluster
 from ..rank.failure import write_failure
 from ..run.run import Run
-from ..run_folder import PROGRAM
+from ..run_folder import PROGRAM, RankFiles
 from .processes import SelfLaunching
 
 LOOK_SECONDS = 0.2  # between two looks at its files: on a shared disk, each costs other users something
@@ -45,7 +45,6 @@ class SlurmJob(SelfLaunching):
         self._status = cluster.JobStatus("PENDING")
         self._silence = ""  # why Slurm does not answer
         self._ended_at: float | None = None  # when its script's end was seen
-        self._told = False
         self._ask_now, self._enough = threading.Event(), threading.Event()
         self._asks = threading.Thread(target=self._ask, name="course-slurm", daemon=True)
         self._asks.start()
@@ -115,9 +114,8 @@ class SlurmJob(SelfLaunching):
     def exit_codes(self) -> dict[int | str, int | None]:
         codes = super().exit_codes()
         if codes[PROGRAM] and (why := self._ended_by_slurm()):
-            if not self._told:
+            if not RankFiles(self._run.folder, PROGRAM).failure.exists():
                 write_failure(self._run.folder, PROGRAM, "", why, [], "", exit_code=codes[PROGRAM])
-                self._told = True
             return {PROGRAM: codes[PROGRAM]}  # what its ranks met then is a consequence
         return codes
 

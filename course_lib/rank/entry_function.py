@@ -46,9 +46,8 @@ class Assignment:
 
 def main(rank: int, assignment: Assignment) -> None:
     """Be one rank of a launch, in a fresh process."""
-    if hasattr(os, "setsid"):
-        os.setsid()  # interrupts of the kernel do not reach us, and our DataLoader workers end with us
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
+    os.setsid()  # interrupts of the kernel do not reach us, and our DataLoader workers end with us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
     _take_environment(assignment.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
     # the fork server ends with the kernel
     if not (leave_fork_server() and end_with_parent()):

@@ -59,12 +59,10 @@ class LastWords:
 
     def __init__(self, report: Callable[[BaseException], int]) -> None:
         self._report = report
-        steps: list[Callable[[], object]] = []
-        if sys.platform != "win32":  # which has no signals that could interfere
-            libc, every = ctypes.CDLL(None), ctypes.create_string_buffer(128)
-            libc.sigfillset(every)
-            start = functools.partial(_thread.start_new_thread, self.say_here, ())
-            steps = [start, functools.partial(libc.sigsuspend, every)]
+        libc, every = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+        libc.sigfillset(every)
+        start = functools.partial(_thread.start_new_thread, self.say_here, ())
+        steps = start, functools.partial(libc.sigsuspend, every)
         # one call, all of it in C: no handler runs before it returns, and sigsuspend does not
         self.say: Callable[[], object] = functools.partial(collections.deque, map(operator.call, steps), 0)
 
@@ -86,9 +84,8 @@ class LastWords:
 def _ignore_signals() -> None:
     """Ignore, from any thread, what would end this process by its default: torchrun's SIGTERM, an alarm."""
     faulthandler.cancel_dump_traceback_later()
-    if sys.platform != "win32":
-        ignore = ctypes.CDLL(None).signal
-        ignore.argtypes, ignore.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-        alone = {number for number in signal.Signals if number.name in LEFT_ALONE}
-        for number in signal.valid_signals() - alone:
-            ignore(number, int(signal.SIG_IGN))
+    ignore = ctypes.CDLL(None).signal
+    ignore.argtypes, ignore.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    alone = {number for number in signal.Signals if number.name in LEFT_ALONE}
+    for number in signal.valid_signals() - alone:
+        ignore(number, int(signal.SIG_IGN))

@@ -13,7 +13,7 @@ if os.environ.get("COURSE_KERNEL") not in (None, str(os.getppid())):
 import torch
 import torch.distributed
 import torch.nn.parallel
-import torch.optim
+import torch.optim  # noqa: F401
 
 from . import entry_function  # noqa: F401
 
@@ -24,8 +24,6 @@ if os.environ.get("COURSE_LEAN") != "1":  # saves 90 MiB for each of many kernel
 for name in os.environ.get("COURSE_PRELOAD", "").split():  # what else a notebook's ranks need (lesson 16)
     with contextlib.suppress(Exception):  # a rank that imports it will report the error
         importlib.import_module(name)
-
-torch.seed()  # it reads source lines for a traceback: with them in memory, a rank's own call saves 3 ms
 
 # The ranks share these pages until they write to them, and the garbage collector writes to every object that
 # it visits. It leaves frozen objects alone.

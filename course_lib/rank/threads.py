@@ -35,7 +35,7 @@ def cpu_seconds(thread: int | None) -> float:
     """Return the CPU time of a thread that lives; NaN where the system does not tell a thread's."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(thread or 0))
-    except (AttributeError, OSError):  # macOS, Windows
+    except (AttributeError, OSError):  # macOS
         return math.nan
 
 

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from .. import cluster
 from ..figures.tables import html_table
 from ..hardware import oom_kills
 from ..private_names import array_constructors
 from ..run_folder import PROGRAM, RankFiles
 from ..run_record import UNREADABLE, RunRecord, folder_of_runs, newest_first
-from .job_end import how_it_failed
 from .trace import ByRank, Trace, peak_bytes
 
 if TYPE_CHECKING:
@@ -65,6 +63,8 @@ class Run:
     def open(cls, folder: str | os.PathLike[str] | None = None) -> Run:
         """Open the run kept in a folder; by default the newest of this kernel or, if it has none, of all.
 
+        A job whose kernel is gone stands as that kernel last knew it: `slurm` watches it again.
+
         Raises
         ------
         FileNotFoundError
@@ -87,37 +87,6 @@ class Run:
             return cls(RunRecord.read(path))
         except UNREADABLE as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
-
-    def refresh(self) -> Run:
-        """Read the run's file again; for a Slurm job that no kernel watches any longer, ask Slurm.
-
-        `Run.open` and all attributes return at once what is known; Slurm may take a minute to answer.
-
-        Returns
-        -------
-        Run
-            This run.
-
-        Raises
-        ------
-        cluster.SlurmError
-            Slurm gave no answer; what was known is kept.
-        """
-        if not self.record.watched and not self.record.is_over:
-            self.record.read_again()
-            if self._is_left_alone:
-                status = cluster.ask(self.record.facts["job"])
-                with contextlib.suppress(OSError):  # the folder is somebody else's, or the disk is full
-                    self.record.note_job(status)
-                if status.over:
-                    error = how_it_failed(self, status)
-                    self.end("failed" if error else "done", error)
-        return self
-
-    @property
-    def _is_left_alone(self) -> bool:
-        """Whether it is a Slurm job that is not over, and that no kernel watches."""
-        return self.job is not None and not self.record.is_over and not self.record.is_watched
 
     def end(self, state: str, error: str = "") -> None:
         """Record how the run ended."""
@@ -290,7 +259,7 @@ class Run:
     def lives(self, rank: int) -> bool:
         """Return whether the process that a rank has reported still runs; for a job, whether the job does."""
         if self.is_job:
-            return self.record.facts.get("job_state") not in cluster.ENDINGS
+            return not self.record.facts.get("job_over")
         try:
             return psutil.Process(self.facts(rank)["pid"]).status() != psutil.STATUS_ZOMBIE
         except (KeyError, psutil.Error):
@@ -365,10 +334,11 @@ class Run:
     def headline(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         again = f", restart {self.restarts} of {self.record.facts['max_restarts']}" if self.restarts else ""
-        asked = "; known when Slurm was last asked: run.refresh() asks again" if self._is_left_alone else ""
+        left = self.job is not None and not self.record.is_over and not self.record.is_watched
+        known = "; known when its kernel ended: slurm(run) watches it again" if left else ""
         if self.waits():
-            return f"{self.name}: {ranks}, {self.waits()}{asked}"
-        return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}{asked}"
+            return f"{self.name}: {ranks}, {self.waits()}{known}"
+        return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}{known}"
 
     def __repr__(self) -> str:
         return f"<Run {self.headline()}>"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import Run, cluster, rejoin, slurm
+from course_lib import Run, cluster, slurm
 from course_lib.launcher import job_script
 from course_lib.launcher import slurm as of_slurm
 
@@ -36,7 +36,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             {"array": "1-3"},
             "slurm() decides about array itself: one run is one job; call slurm() for each; got array='1-3'",
         ),
-        ({"queue": "gpu"}, "sbatch has no queue for this: say partition=…; got queue='gpu'"),
         ({"time": "1\n#SBATCH --x"}, "the value of an option is one line; got time='1\\n#SBATCH --x'"),
         ({"Time": 1}, "an option of sbatch is a name such as partition or time; got 'Time'"),
     ],
@@ -62,9 +61,9 @@ def test_without_slurm_it_names_torchrun(
     assert not (course_home / "runs").exists(), "no run is left"
 
 
-def test_what_was_no_job_is_not_rejoined() -> None:
+def test_what_was_no_job_is_not_watched_again() -> None:
     with pytest.raises(ValueError, match=r"train was not submitted to Slurm: only a run of slurm\(\) goes"):
-        rejoin(Run.create("train", 2))
+        slurm(Run.create("train", 2))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Where a test needs no torch in its ranks, they do without: a job starts two torc
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course_lib import RankError, RankTimeout, Run, rejoin, slurm
+from course_lib import RankError, RankTimeout, Run, slurm
 from course_lib.cluster import SlurmError
 from course_lib.report.failed import Stopped
 from tests.support.kernels import Kernel
@@ -76,13 +75,6 @@ def when(condition: Callable[[Run], object], act: Callable[[Run], object]) -> th
     thread = threading.Thread(target=lambda: act(wait_for(so, what="the run")))  # type: ignore[arg-type]
     thread.start()
     return thread
-
-
-def refreshed(run: Run) -> Run:
-    """As it stands now; Slurm may give no answer for a moment."""
-    with contextlib.suppress(SlurmError):
-        run.refresh()
-    return run
 
 
 def waits(run: Run) -> bool:
@@ -320,17 +312,20 @@ def test_a_kernel_that_dies_leaves_the_job_to_slurm(folder: Path) -> None:
         kernel.process.kill()
         kernel.process.wait()
         run = Run.open()
-        assert refreshed(run).state == "running"
         assert state_of(run.job) == "RUNNING"
-        (folder / "go").touch()
-        wait_for(lambda: refreshed(run).state != "running", what="the end of the job")
-        assert re.fullmatch(r"rank [01] on node2 raised ValueError: boom", run.error)
-        assert (Run.open().state, Run.open().error) == ("failed", run.error)
-        seconds = run.seconds
-
+        again = threading.Timer(1, (folder / "go").touch)
+        again.start()
         with pytest.raises(RankError) as caught:
-            rejoin(dashboard=False)
-    assert_marked(str(caught.value), source)
-    assert str(caught.value).startswith(run.error)
+            slurm(run, dashboard=False)
+        again.join()
+    report = str(caught.value)
+    assert re.match(r"rank [01] on node2 raised ValueError: boom\n", report)
+    assert_marked(report, source)
+    assert (Run.open().state, Run.open().error) == ("failed", report)
+    seconds = run.seconds
+
+    with pytest.raises(RankError) as caught:
+        slurm(Run.open(), dashboard=False)
+    assert str(caught.value).splitlines()[0] == report.splitlines()[0], "after its end, too"
     assert caught.value.run.seconds == pytest.approx(seconds, abs=1)
     assert caught.value.run.folder == run.folder
