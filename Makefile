@@ -98,12 +98,12 @@ site: setup  ## the lessons with their saved outputs, the exercises and the refe
 	@$(IN_VENV) python .ci/site/build.py
 	@echo "The pages begin at .site/html/index.html"
 
-bench: setup  ## what the course promises about speed, measured beside other tools; ARGS="--rounds 3 --only starts"
+bench: setup  ## what the course promises about speed, measured; ARGS="--rounds 3 --only starts"
 	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)
 	@COURSE_KERNELS=30 $(IN_VENV) python -m pytest -sq tests/faults/test_many.py -k kernels
 
-host: setup  ## what kernels and their ranks take of a server's memory: ARGS="--kernels 8 --only idle 06"
-	@$(IN_VENV) python tests/benchmarks/host.py $(ARGS)
+host: setup  ## what a kernel takes of a server's memory; COURSE_LEAN=1 for a lean one
+	@$(IN_VENV) python tests/benchmarks/host.py
 
 gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; tests/gpu/run.py has the options
 	@"$(PYTHON)" tests/gpu/run.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)

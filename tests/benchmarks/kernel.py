@@ -46,14 +46,13 @@ def output_of(command: Sequence[str], folder: Path) -> str:
 
 
 class Kernel:
-    """A kernel that runs in a Python, by default this one."""
+    """A kernel of this Python."""
 
-    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+    def __init__(self, folder: Path) -> None:
         # a spec of its own, so that none of the user's or the machine's is used instead
-        spec = folder / "kernels" / Path(python).parents[1].name.strip(".") / "kernel.json"
+        spec = folder / "kernels" / "measured" / "kernel.json"
         spec.parent.mkdir(parents=True, exist_ok=True)
-        usual = get_kernel_dict()
-        spec.write_text(json.dumps({**usual, "argv": [python, *usual["argv"][1:]]}))
+        spec.write_text(json.dumps(get_kernel_dict()))
         specs = KernelSpecManager(kernel_dirs=[str(spec.parents[1])], ensure_native_kernel=False)
         self._manager = KernelManager(
             kernel_name=spec.parent.name, kernel_spec_manager=specs, transport_encryption="auto"

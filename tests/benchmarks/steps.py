@@ -6,30 +6,28 @@ The loops run in turns, all in the same rank of a `launch`, where recording is o
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from kernel import Kernel
-from peers import Peers
-from rounds import Take, interleaved, ratio
-from table import Section
+from table import Section, Take, interleaved, ratio
 
 CELL = """
 import json
 from course_lib import launch
 from steps import microseconds
-print(json.dumps(launch(microseconds, {rounds}, {steps}, {packages!r}, nprocs=1, dashboard=False).results[0]))
+print(json.dumps(launch(microseconds, {rounds}, {steps}, nprocs=1, dashboard=False).results[0]))
 """
 BATCHES = ", batches of tensors"
 Pass = Callable[[Iterable[Any]], Iterable[Any]]
 
 
-def microseconds(rounds: int, steps: int, packages: str) -> dict[str, list[float]]:
-    """Measure, in a rank, the time per step of each loop; tqdm comes from a folder of packages, if given."""
+def microseconds(rounds: int, steps: int) -> dict[str, list[float]]:
+    """Measure, in a rank, the time per step of each loop; tqdm's, where it is installed."""
     import torch
 
     from course_lib import log, track
@@ -37,8 +35,7 @@ def microseconds(rounds: int, steps: int, packages: str) -> dict[str, list[float
     numbers = range(steps)
     batches = [(torch.zeros(64, 4), torch.zeros(64))] * steps
     passes: dict[str, Pass] = {"bare loop": iter, "track": track}
-    if packages:
-        sys.path.append(packages)
+    if importlib.util.find_spec("tqdm"):
         from tqdm import tqdm
 
         passes["tqdm"] = functools.partial(tqdm, file=open(os.devnull, "w"))
@@ -61,15 +58,14 @@ def microseconds(rounds: int, steps: int, packages: str) -> dict[str, list[float
     return interleaved(takes, rounds)
 
 
-def cost(rounds: int, folder: Path, peers: Peers, steps: int) -> Section:
+def cost(rounds: int, folder: Path, steps: int) -> Section:
     """Measure `track` and `log` beside the bare loop and tqdm."""
-    packages = peers.packages if "tqdm" in peers.there else ""
     with Kernel(folder) as kernel:
-        taken = kernel.value(CELL.format(rounds=rounds, steps=steps, packages=packages))
+        taken = kernel.value(CELL.format(rounds=rounds, steps=steps))
     section = Section(f"A step of a loop of {steps:,} (ratio: to tqdm)")
     for name, spent in taken.items():
         beside = taken.get("tqdm" + BATCHES * name.endswith(BATCHES))
         section.add(name, spent, "{:.3f} µs", f"{ratio(spent, beside):.2f}" if beside else "")
-    if packages:
+    if "tqdm" in taken:
         section.judge("track / tqdm", ratio(taken["track"], taken["tqdm"]), most=2)
     return section

@@ -1,13 +1,34 @@
-"""The table that the benchmarks end with."""
+"""Measurements in turns, so that other work on the machine affects all alike; and the table of them."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+Take = Callable[[], float]  # does the work once and returns what was measured
+PAUSE = 0.3  # seconds for what the last contender left behind to end
 HEADINGS = ("", "median", "least – most", "ratio", "target")
+
+
+def interleaved(takes: Mapping[str, Take], rounds: int) -> dict[str, list[float]]:
+    """Measure each contender once in each round, in an order that rotates."""
+    names = list(takes)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        print(f"round {i + 1} of {rounds}", file=sys.stderr, flush=True)
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            time.sleep(PAUSE)
+            taken[name].append(takes[name]())
+    return taken
+
+
+def ratio(over: list[float], under: list[float]) -> float:
+    """Return the median of the ratios of two measurements in the same round."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
 @dataclass
@@ -22,25 +43,18 @@ class Section:
         median, span = statistics.median(taken), f"{form.format(min(taken))} – {form.format(max(taken))}"
         self.rows.append((what, form.format(median), span, beside, ""))
 
-    def judge(self, what: str, found: float, *, most: float = math.inf, least: float = 0) -> None:
-        """Add a ratio, and whether it meets its target: at most, or at least."""
-        target = f"at least {least:.3g}" if least else f"at most {most:.3g}"
-        met = "met" if least <= found <= most else "NOT MET"
-        self.rows.append((what, "", "", f"{found:.3f}", f"{target}: {met}"))
-
-    def remark(self, text: str) -> None:
-        """Add a line of words across the table."""
-        self.rows.append((text,))
+    def judge(self, what: str, found: float, *, most: float) -> None:
+        """Add a ratio, and whether it is at most its target."""
+        met = "met" if found <= most else "NOT MET"
+        self.rows.append((what, "", "", f"{found:.3f}", f"at most {most:.3g}: {met}"))
 
 
 def text_of(sections: Sequence[Section]) -> str:
     """Return all sections as text, under one row of headings."""
-    rows = [HEADINGS, *(row for section in sections for row in section.rows if len(row) > 1)]
+    rows = [HEADINGS, *(row for section in sections for row in section.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
 
     def line(row: tuple[str, ...]) -> str:
-        if len(row) == 1:
-            return f"  {row[0]}"
         first, *others, last = row
         cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:-1], strict=True)]
         return "  ".join([f"  {first:{widths[0]}}", *cells, last]).rstrip()

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +22,6 @@ from tests.support.processes import alive, unless_gone, wait_for
 from tests.support.programs import running
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3, which is printed, and machines are noisy
-
-
-def reduce_for_ever() -> None:
-    dist.init_process_group("gloo")
-    while True:
-        dist.all_reduce(torch.ones(1))
 
 
 # --- a rank raises, a rank is killed ----------------------------------------------------------------------
@@ -51,38 +44,6 @@ def test_a_rank_raises_while_the_others_wait() -> None:
     assert took < ENOUGH
     assert caught.value.rank == 1
     np.testing.assert_array_equal(caught.value.run.metrics[1]["loss"], [0.5])
-    assert_no_rank_left(caught.value.run)
-
-
-def test_a_rank_is_killed_from_outside() -> None:
-    killed: list[float] = []
-
-    def kill() -> None:
-        run = wait_for(running)
-        assert isinstance(run, Run)
-        wait_for(lambda: len(run.metrics[1].get("loss", [])))
-        killed.append(time.time())
-        os.kill(run.facts(1)["pid"], signal.SIGKILL)
-
-    def work() -> None:
-        dist.init_process_group("gloo")
-        dist.barrier()
-        log(loss=0.5)
-        reduced = torch.ones(1)
-        while True:
-            dist.all_reduce(reduced)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    with pytest.raises(RankError, match=r"^rank 1 was killed \(SIGKILL\)") as caught:
-        quiet_launch(work)
-    took = time.time() - killed[0]
-    thread.join()
-
-    print(f"SIGKILL of a rank to RankError: {took:.2f} s")
-    assert took < ENOUGH
-    assert caught.value.rank == 1
-    assert "\nrank 0 " in str(caught.value)
     assert_no_rank_left(caught.value.run)
 
 
@@ -188,27 +149,6 @@ def test_many_faults_in_a_row_leave_a_kernel_that_works() -> None:
         with pytest.raises(RankError):
             quiet_launch(bad, how, timeout=0.5)
         assert quiet_launch(lambda: os.environ["RANK"]).results == ["0", "1"]
-
-
-def test_a_failed_start_leaves_no_rank_and_no_running_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine refuses the third process: the first two are not left to themselves."""
-    from multiprocessing import popen_forkserver
-
-    started: list[int] = []
-    real = popen_forkserver.Popen._launch
-
-    def launch(self: Any, process: Any) -> None:
-        if len(started) == 2:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        real(self, process)
-        started.append(self.pid)
-
-    monkeypatch.setattr(popen_forkserver.Popen, "_launch", launch)
-    with pytest.raises(RuntimeError, match="for 3 ranks could not all be started") as caught:
-        quiet_launch(time.sleep, 60, nprocs=3)
-    assert isinstance(caught.value.__cause__, BlockingIOError)
-    wait_for(lambda: not any(map(alive, started)), what="them to be gone")
-    assert Run.open().state == "failed"
 
 
 # --- interrupt, and the end of the kernel ------------------------------------------------------------------

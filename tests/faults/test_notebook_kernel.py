@@ -144,23 +144,6 @@ def test_an_error_shows_the_cells_lines_and_nothing_of_the_launcher(notebook: No
     assert notebook.value("list(Run.open().metrics[1]['loss'].tolist())") == [0.5]
 
 
-@pytest.mark.parametrize(
-    ("code", "name", "words"),
-    [
-        ("launch(train())", "TypeError", "launch takes the function itself"),
-        ("launch(train, nprocs=0)", "ValueError", "got 0"),
-        ("launch(train, lock)", "TypeError", "argument 1 of train cannot be sent"),
-        ("launch(train, 1, 2)", "TypeError", "train cannot be called with these arguments: too many"),
-    ],
-)
-def test_a_wrong_call_is_told_in_a_sentence(notebook: Notebook, code: str, name: str, words: str) -> None:
-    notebook.run("import threading\nlock = threading.Lock()\ndef train(x=None):\n    return 0.5")
-    error = notebook.outputs(notebook.send(code)).error
-    assert error.name == name
-    assert words in error.value
-    assert "\n" not in error.value
-
-
 def test_the_interrupt_button_ends_the_ranks_and_keeps_the_figures(notebook: Notebook) -> None:
     notebook.run("there = Path.cwd()")
     request = notebook.send(

@@ -1,13 +1,14 @@
-"""python(): a program that starts its own ranks with mp.spawn, and the same faults."""
+"""python(): a program that starts its own ranks with mp.spawn; one raises, and one is interrupted.
+
+How else ranks end and hang: test_launch_faults.py and test_torchrun.py.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-import signal
 import textwrap
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from course_lib import RankError, RankTimeout, Run, python
-from course_lib.report import waiting
+from course_lib import RankError, Run, python
 from tests.support.kernels import Kernel
 from tests.support.processes import wait_for
-from tests.support.programs import Jump, assert_none_left, script, timeless
+from tests.support.programs import assert_none_left, script
 
 quiet_python = functools.partial(python, dashboard=False)
 
@@ -40,9 +40,6 @@ PROGRAM = """
         print(f"rank {rank} of {helper.NAME}: {total.item()}", flush=True)
         if how == "raise" and rank == 1:
             fails(rank)
-        if how == "hang" and rank == 1:
-            while True:
-                time.sleep(0.05)
         if how == "deaf":
             import signal
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -111,54 +108,6 @@ def test_a_rank_of_it_raises(program: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(error.run.metrics[1]["loss"], [1.5] * 3)
     assert error.run.logs[1].startswith("rank 1 of helper: 8.0\n")
     assert_none_left(error.run)
-
-
-def test_a_rank_of_it_is_killed(program: Path, tmp_path: Path) -> None:
-    killed: list[float] = []
-
-    def kill() -> None:
-        run = wait_for(with_its_ranks)
-        assert isinstance(run, Run)
-        killed.append(time.time())
-        os.kill(run.facts(1)["pid"], signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    error = failing(program, "wait", tmp_path / "store")
-    print(f"SIGKILL of a program's rank to RankError: {time.time() - killed[0]:.2f} s")
-    thread.join()
-
-    assert str(error).startswith("rank 1 was ")
-    assert "SIGKILL" in str(error).splitlines()[0]
-    assert error.rank == 1
-    assert_none_left(error.run)
-
-
-def test_a_timeout_says_where_its_ranks_are(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launcher's clock jumps to the timeout once both ranks are where they stay."""
-
-    def settled() -> bool:
-        run = with_its_ranks()
-        return bool(run) and all(
-            len(metrics["seconds"]) > 5 and metrics["steps"][-1] == 3 for metrics in run.metrics
-        )
-
-    Jump(monkeypatch, settled)
-    for name in ("ASK_SECONDS", "ASK_SECONDS_FAR"):  # a busy machine may let them answer late
-        monkeypatch.setattr(waiting, name, 60.0)
-    with pytest.raises(RankTimeout) as caught:
-        quiet_python(program, "hang", tmp_path / "store", timeout=120)
-
-    why = "rank 1 never called all_reduce (collective 4), in which rank 0 waited"
-    assert timeless(str(caught.value)).splitlines() == [
-        f"not done after 120 s: {why}",
-        "",
-        "rank 0 waited in all_reduce (train.py, line 25: dist.all_reduce(total))",
-        "rank 1 was at train.py, line 19: time.sleep(0.05)",
-    ]
-    assert_none_left(caught.value.run)
 
 
 def with_its_ranks() -> Run | None:
@@ -242,11 +191,6 @@ def test_a_program_that_exits(tmp_path: Path) -> None:
     assert quiet_python(script(tmp_path, "import sys\nsys.exit(0)\n")).state == "done"
 
 
-def test_a_program_that_is_killed(tmp_path: Path) -> None:
-    error = failing(script(tmp_path, "import os\nos.kill(os.getpid(), 9)\n"))
-    assert str(error).startswith("the program was killed (SIGKILL)")
-
-
 # --- interrupted, and its kernel killed -------------------------------------------------------------------
 
 
@@ -274,14 +218,3 @@ def test_an_interrupt_ends_it_with_its_ranks(program: Path, tmp_path: Path) -> N
         assert json.loads((kernel.there / "caught").read_text()) == ["stopped", "Stopped", 2, [1.5] * 3]
         assert kernel.process.wait(60) == 0
         wait_for(lambda: not kernel.left())
-
-
-def test_its_kernel_is_killed(program: Path, tmp_path: Path) -> None:
-    source = f"""
-    from course_lib import python
-    python({str(program)!r}, "deaf", {str(tmp_path / "store")!r}, dashboard=False)
-    """
-    with Kernel(tmp_path, source) as kernel:
-        wait_for(with_its_ranks)
-        assert len(kernel.left()) >= 4, "kernel, program, two ranks"
-        print(f"SIGKILL of the kernel of a program: everything gone in {kernel.kill()[1]:.2f} s")

@@ -93,9 +93,9 @@ def test_a_rank_raises_while_the_others_wait(tmp_path: Path, monkeypatch: pytest
     assert "runpy" not in error.run.logs[1], "the traceback is as without the course around it"
 
 
-# One of each way that a fault takes through torchrun: told by the rank, by its exit code, by a signal; a wait
-# for one who has joined, for one who has not, for one who is gone. (All of them: test_launch_faults.py.)
-ENDS_HERE = ("an exception in a worker of a DataLoader", "os._exit", "sys.exit", "SIGKILL")
+# One of each way that a fault takes through torchrun: by exit code, by signal (told by the rank: above);
+# a wait for one who has joined, for one who has not, for one who is gone. (All: test_launch_faults.py.)
+ENDS_HERE = ("os._exit", "SIGKILL")
 HANGS_HERE = ("a rank never calls the collective", "a rank does not join", "a rank has returned")
 
 
@@ -107,7 +107,6 @@ def test_how_a_rank_ends(how: str, tmp_path: Path) -> None:
     assert str(error).startswith(f"rank 0 {words}"), str(error)
     assert error.rank == 0
     assert_marked(str(error), source)
-    assert ("There is no memory left for this" in str(error)) == how.startswith("no memory")
 
 
 def test_where_a_rank_was_that_torchrun_ended_at_once(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_workers_outlive_a_rank_but_not_the_run(tmp_path: Path) -> None:
     assert str(error).startswith("rank 0 ended with exit code 3 and without an exception"), str(error)
 
 
-@pytest.mark.parametrize("what", ["os._exit(77)", "raise SystemExit(0)", "raise RuntimeError(number)"])
+@pytest.mark.parametrize("what", ["os._exit(77)", "raise RuntimeError(number)"])
 def test_a_killed_worker_is_told_whatever_handlers_do(what: str, tmp_path: Path) -> None:
     """They raise or exit on some thousand signals a second from the failure on, and on torchrun's SIGTERM."""
     source = """
@@ -289,7 +288,7 @@ def test_a_killed_worker_is_told_whatever_handlers_do(what: str, tmp_path: Path)
 
 
 def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:
-    """One start for each: wrong arguments, a module that is missing, a slip in the syntax."""
+    """A module that is missing, a slip in the syntax: test_python_program.py."""
     parses = """
         import argparse
         parser = argparse.ArgumentParser()
@@ -301,16 +300,6 @@ def test_a_script_that_ends_before_it_begins(tmp_path: Path) -> None:
     assert "error: argument --epochs: invalid int value: 'many'" in str(error), "what it said is the reason"
     assert_marked(str(error), parses)
     assert not re.search(r"sys\.exit\(2\) and said$", str(error)), "nor does the other rank's end break off"
-
-    imports = "import no_such_module  # here\n"
-    error = failing(script(tmp_path, imports), nproc_per_node=1)
-    assert str(error).startswith("rank 0 raised ModuleNotFoundError: No module named 'no_such_module'\n")
-    assert_marked(str(error), imports)
-
-    slips = "x = 1\nprint('hello'  # here\n"
-    error = failing(script(tmp_path, slips), nproc_per_node=1)
-    assert str(error).startswith("rank 0 raised SyntaxError: '(' was never closed")
-    assert_marked(str(error), slips)
 
 
 @pytest.mark.parametrize(

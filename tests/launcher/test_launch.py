@@ -179,10 +179,6 @@ def test_results_of_every_plain_kind() -> None:
         assert result["nested"] == [(1, {"a": {2}}), b"bytes", 1 + 2j]
 
 
-def test_a_function_that_returns_nothing() -> None:
-    assert quiet_launch(lambda: None).results == [None, None]
-
-
 def test_an_object_of_a_class_of_the_cell_is_of_that_class_again() -> None:
     defined = cell("""
         class Outcome:
@@ -251,16 +247,6 @@ def test_a_display_that_fails_ends_no_run(
     assert capsys.readouterr().err == (
         "course_lib: the run goes on without its display (BrokenPipeError: nobody reads)\n"
     )
-
-
-def test_a_display_that_fails_at_the_end_hides_no_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(TerminalView, "finish", a_broken_pipe)
-    with pytest.raises(RankError, match=r"rank \d raised ZeroDivisionError"):
-        launch(lambda: 1 / 0, nprocs=2, device="cpu")
-    assert Run.open().state == "failed"
-    assert "the run is over, and what its display keeps cannot all be shown" in capsys.readouterr().err
 
 
 def test_where_watching_fails_the_ranks_end_and_the_run_says_so(
@@ -377,11 +363,6 @@ def test_a_rank_starts_processes_as_a_plain_program_does() -> None:
     for method, batches in quiet_launch(loading.work).results:
         assert method == multiprocessing.get_start_method()
         assert batches == [[0, 1, 4, 9], [16, 25, 36, 49]]
-
-
-def test_standard_input_is_at_its_end() -> None:
-    with pytest.raises(RankError, match="EOFError"):
-        quiet_launch(input, nprocs=1)
 
 
 # --- what is refused --------------------------------------------------------------------------------------

@@ -200,9 +200,3 @@ def test_machine_names_are_hidden_and_words_are_not(monkeypatch: pytest.MonkeyPa
     assert hide("host: node-17.lab, rank 0") == "host: localhost, rank 0"
     monkeypatch.setattr(socket, "gethostname", lambda: "rank")
     assert hide("rank 0") == "rank 0"
-
-
-def test_help_names_the_limit() -> None:
-    helped = run("--help")
-    assert helped.returncode == 0, helped.stderr
-    assert "more than 10% of the cores" in " ".join(helped.stdout.split())

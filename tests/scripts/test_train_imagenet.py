@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import ModuleType
@@ -19,15 +17,14 @@ import pytest
 import torch
 from torchvision.models import get_model
 
+from tests.support.lesson_programs import SCRIPTS, SECONDS, TORCHRUN, changed, load, typed
 from tests.support.processes import processes_marked, wait_for
 from tests.support.warm import ended
 
-SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "train_imagenet.py"
+SCRIPT = SCRIPTS / "train_imagenet.py"
 SMALL = ["--arch", "resnet8", "--size", "16", "--batch-size", "4", "--lr", "0.2"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 LINE = r"epoch {}: loss \d\.\d{{3}}, top-1 (\d+\.\d)%, top-5 (\d+\.\d)%; [\d,]+ pictures/s, "
 LINE += r"\d+% to \d+% waiting, by rank"
-SECONDS = 300
 
 
 @pytest.fixture(autouse=True)
@@ -53,29 +50,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def typed(*words: object) -> tuple[int, str, str]:
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    return done.returncode, done.stdout, done.stderr
-
-
-def changed(path: Path, lines: str, name: str = "train_imagenet") -> Path:
-    """The program with some lines of a learner's own, which may call it `program`."""
-    path.write_text(
-        "import os, signal, sys, time\nfrom pathlib import Path\n"
-        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
-        f"import torch\nimport {name} as program\n{textwrap.dedent(lines)}\n"
-        'if __name__ == "__main__":\n    program.train(program.parse_arguments())\n'
-    )
-    return path
-
-
 @pytest.fixture
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_imagenet", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("train_imagenet")
 
 
 def state(path: Path) -> dict:
@@ -129,6 +106,7 @@ def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, f
 
         program.log = log
         """,
+        "train_imagenet",
     )
     code, output, errors = typed(*TORCHRUN, asked, *words, tmp_path / "parts.pt")
     assert code != 0
@@ -161,6 +139,7 @@ def test_two_ranks_are_one_of_the_whole_batch(tmp_path: Path, folder: Path) -> N
         standard = program.standard
         program.standard = lambda images: standard(images).double()
         """,
+        "train_imagenet",
     )
     words = [*SMALL, "--data", folder, "--epochs", 2, "--shrink", "--checkpoint"]
     assert ended(script, *words, tmp_path / "one.pt", "--batch-size", 4)[0] == 0
@@ -231,6 +210,7 @@ def test_each_rank_keeps_its_own_running_statistics_until_they_are_averaged(
 
         program.resnet8, program.average_statistics = resnet8, told
         """,
+        "train_imagenet",
     )
     code, output, errors = ended(script, *SMALL, "--data", folder, "--epochs", 1, ranks=2)
     assert code == 0, errors
