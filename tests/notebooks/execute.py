@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import psutil
@@ -137,17 +136,6 @@ def read(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def kernel_in(folder: Path) -> dict[str, Any]:
-    """Return options for a NotebookClient: the kernel, the folder it runs in, and which outputs are kept."""
-    return {
-        "kernel_name": KERNELSPEC["name"],
-        "resources": {"metadata": {"path": str(folder)}},
-        "coalesce_streams": True,
-        "record_timing": False,
-        "store_widget_state": False,
-    }
-
-
 def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float = SECONDS_PER_CELL) -> None:
     """Execute a notebook's cells in a fresh kernel in that folder; the notebook gets the outputs."""
     started: list[int] = []
@@ -155,7 +143,11 @@ def run(notebook: nbformat.NotebookNode, folder: Path, seconds_per_cell: float =
         notebook,
         timeout=seconds_per_cell,
         startup_timeout=300,
-        **kernel_in(folder),
+        kernel_name=KERNELSPEC["name"],
+        resources={"metadata": {"path": str(folder)}},
+        coalesce_streams=True,
+        record_timing=False,
+        store_widget_state=False,
         on_cell_execute=lambda cell, cell_index: started.append(cell_index),
     )
     try:
