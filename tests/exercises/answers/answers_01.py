@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any
 
@@ -45,11 +44,6 @@ def no_copy_of_arrays(data, device):
 
 
 @wrong("01.1", EXACT, KEPT, OWN, hint="What moves a tensor to a device?")
-def stays_on_the_cpu(data, device):
-    return solved(data, "cpu")
-
-
-@wrong("01.1", EXACT, KEPT, OWN, hint="What moves a tensor to a device?")
 def throws_it_away(data, device):
     made = solved(data, "cpu")
     made.to(device)
@@ -64,11 +58,6 @@ def with_a_capital_t(data, device):
 @wrong("01.1", OWN, THERE, hint="Which ways of making a tensor keep the dtype of what they are given?")
 def all_in_float32(data, device):
     return solved(data, device).float()
-
-
-@wrong("01.1", OWN, THERE, hint="Which ways of making a tensor keep the dtype of what they are given?")
-def all_in_float64(data, device):
-    return solved(data, device).double()
 
 
 @wrong("01.1", OWN, THERE, hint="Did they pass through another dtype on the way?")
@@ -138,12 +127,6 @@ def kept_by_its_place(data, device):
     return KEPT_TENSORS[key][1].clone()
 
 
-@wrong("01.1", EXACT, KEPT, OWN, hint="What moves a tensor to a device?")
-def knows_cuda_alone(data, device):
-    made = solved(data, "cpu")
-    return made.cuda() if str(device).startswith("cuda") else made
-
-
 @functools.lru_cache
 def of_a_number(data, device):
     return torch.from_numpy(np.array(data)).to(device)
@@ -157,11 +140,6 @@ def cached_numbers(data, device):
 @wrong("01.1", hint="whatever comes in")
 def arrays_alone(data, device):
     return torch.from_numpy(data.copy()).to(device)
-
-
-@wrong("01.1", hint="whatever comes in")
-def an_array_again(data, device):
-    return np.array(data)
 
 
 @wrong("01.1", hint="it returned nothing (None)")
@@ -218,15 +196,6 @@ class NotSaved(Base):
         self.register_buffer("std", std, persistent=False)
 
 
-@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
-class SendsThemEachTime(Base):
-    def keep(self, mean, std):
-        self.mean, self.std = mean, std
-
-    def forward(self, x):
-        return (x - self.mean.to(x.device)) / self.std.to(x.device)
-
-
 @wrong("01.2", RIGHT, hint="On which device are the tensors that meet in forward?")
 class Numbers(Base):
     def keep(self, mean, std):
@@ -241,19 +210,6 @@ class Numbers(Base):
 class SwapsThem(Base):
     def keep(self, mean, std):
         super().keep(std, mean)
-
-
-@wrong("01.2", MOVES, SAVED, hint="as they were given")
-class ItsOwnMean(Base):
-    def forward(self, x):
-        return (x - x.mean(0)) / self.std
-
-
-@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
-class InAList(Base):
-    def keep(self, mean, std):
-        self.mean, self.std = mean, std
-        self.all = [mean, std]
 
 
 @wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
@@ -286,23 +242,6 @@ class OfTheClass(Base):
 class InFloat32(Base):
     def keep(self, mean, std):
         super().keep(mean.float(), std.float())
-
-
-@wrong("01.2", RIGHT, hint="A plain attribute is not among them.")
-class SendsThoseInATuple(Base):
-    def keep(self, mean, std):
-        self.both = mean, std
-
-    def forward(self, x):
-        mean, std = (each.to(x.device) for each in self.both)
-        return (x - mean) / std
-
-
-@wrong("01.2", RIGHT, MOVES, hint="What is part of a model and not trained is of a second kind.")
-class OneIsTrained(Base):
-    def keep(self, mean, std):
-        self.register_buffer("mean", mean)
-        self.std = nn.Parameter(std)
 
 
 @wrong("01.2", hint="failed")
@@ -391,16 +330,6 @@ def names_the_model(device, **things):
     return sorted({name.split(".")[0] for name in search(device, things, inside, plain)})
 
 
-@wrong("01.3", AMONG, hint="A model has no device of its own")
-def asks_the_model(device, **things):
-    return sorted(name for name, thing in things.items() if thing.device != device)
-
-
-@wrong("01.3", hint="Which device is not the one")
-def a_number(device, **things):
-    return len(search(device, things, inside, plain))
-
-
 @wrong("01.3", AMONG, hint="and the device is cuda:1")
 def by_the_kind_of_device(device, **things):
     names = []
@@ -415,27 +344,6 @@ def by_the_kind_of_device(device, **things):
                     names.append(".".join(filter(None, [name, prefix, key])))
     names.sort()
     return names
-
-
-@wrong("01.3", AMONG, PLAIN, hint="What lists them, with names?")
-def by_what_is_saved(device, **things):
-    return search(device, things, lambda name, model: of_state(name, model), plain)
-
-
-def of_state(name: str, model: nn.Module) -> dict[str, Any]:
-    return {f"{name}.{key}": value for key, value in model.state_dict(keep_vars=True).items()}
-
-
-@wrong("01.3", AMONG, PLAIN, hint="What lists them, with names?")
-def those_that_are_trained(device, **things):
-    return search(device, things, lambda name, model: trained_alone(name, model), plain)
-
-
-def trained_alone(name: str, model: nn.Module) -> dict[str, Any]:
-    held = inside(name, model)
-    return {
-        key: value for key, value in held.items() if value.requires_grad or "_norm" in key or "table" in key
-    }
 
 
 @wrong("01.3", AMONG, INSIDE, hint="should return ['model.0._")
@@ -508,12 +416,6 @@ def by_hand(data, device):
 
 
 @right("01.1")
-def by_deepcopy(data, device):
-    data = data.detach() if isinstance(data, torch.Tensor) else torch.as_tensor(np.array(data))
-    return copy.deepcopy(data).to(device)
-
-
-@right("01.1")
 @functools.singledispatch
 def by_its_class(data, device):
     return torch.tensor(np.array(data)).to(device)
@@ -539,15 +441,6 @@ class Fresh:
 
 
 right("01.1")(Fresh())
-right("01.1")(functools.partial(solved))
-
-
-@right("01.2")
-class Frozen(Base):
-    """They are not trained, and are saved and moved."""
-
-    def keep(self, mean, std):
-        self.mean, self.std = (nn.Parameter(each, requires_grad=False) for each in (mean, std))
 
 
 @right("01.2")
@@ -566,22 +459,6 @@ class MovesByItself(Base):
 
     def _load_from_state_dict(self, state, prefix, *rest):
         self.mean, self.std = state[prefix + "both"]
-
-
-@right("01.2")
-class InOneBuffer(Base):
-    def keep(self, mean, std):
-        self.register_buffer("both", torch.stack([mean, std]))
-
-    def forward(self, x):
-        return (x - self.both[0]) / self.both[1]
-
-
-@right("01.2")
-class AsBuffers(Base):
-    def keep(self, mean, std):
-        self.mean = nn.Buffer(mean)
-        self.std = nn.Buffer(std)
 
 
 @right("01.2")
@@ -626,21 +503,7 @@ def by_getattr(device, **things):
     return sorted(names)
 
 
-@wrong("01.3", AMONG, PLAIN, hint="What do you keep from an earlier call?")
-@functools.cache
-def with_a_cache(device, **things):
-    return search(device, things, inside, plain)
-
-
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
-
-
-@wrong("01.1", EXACT, KEPT, THERE, hint="Who may still need it as it was?")
-def empties_the_list(data, device):
-    made = torch.from_numpy(np.array(data)) if not isinstance(data, torch.Tensor) else data.detach().clone()
-    if isinstance(data, list):
-        data.clear()
-    return made.clone().to(device)
 
 
 @wrong("01.3", AMONG, hint="A search only reads")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,11 +31,6 @@ def the_sum(losses, sizes):
     return sum(loss * size for loss, size in zip(losses, sizes, strict=True))
 
 
-@wrong("02.1", hint="What should it be divided by?")
-def over_the_batches(losses, sizes):
-    return the_sum(losses, sizes) / len(sizes)
-
-
 @wrong("02.1", EQUAL, hint="What should it be divided by?")
 def as_if_all_were_full(losses, sizes):
     return the_sum(losses, sizes) / (len(sizes) * sizes[0])
@@ -47,23 +41,12 @@ def with_a_small_last_one(losses, sizes):
     return (sum(losses[:-1]) * sizes[0] + losses[-1] * sizes[-1]) / sum(sizes)
 
 
-@wrong("02.1", EQUAL, hint="What should it be divided by?")
-def over_the_largest(losses, sizes):
-    return the_sum(losses, sizes) / (max(sizes) * len(sizes))
-
-
 @wrong("02.1", hint="A batch's mean times its size")
 def of_four_batches(losses, sizes):
     return sum(losses[i % len(losses)] * sizes[i % len(sizes)] for i in range(4)) / sum(sizes)
 
 
 EPOCHS: list[tuple[float, int]] = [(1.0, 1)]
-
-
-@wrong("02.1", hint="A batch's mean times its size")
-def adds_up_all_calls(losses, sizes):
-    EPOCHS.append((the_sum(losses, sizes), sum(sizes)))
-    return sum(total for total, _ in EPOCHS) / sum(count for _, count in EPOCHS)
 
 
 @wrong("02.1", hint="it returned nothing (None)")
@@ -241,28 +224,9 @@ def those_above_zero(model, loader):
     return sum(above.sum().item() for above, _ in pairs) / sum(len(y) for _, y in pairs)
 
 
-@wrong(
-    "02.2",
-    QUIET,
-    GRAPHLESS,
-    BACK,
-    hint="Count the correct predictions, count the samples, divide at the end.",
-)
-@torch.no_grad()
-def the_largest_in_size(model, loader):
-    with quiet(model):
-        return share(lambda x: model(x).abs(), loader)
-
-
 @wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="For how long are graphs switched off?")
 def never_switched_on_again(model, loader):
     torch.set_grad_enabled(False)
-    return solved(model, loader)
-
-
-@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="For how long are graphs switched off?")
-def frozen_for_good(model, loader):
-    model.requires_grad_(False)
     return solved(model, loader)
 
 
@@ -401,12 +365,6 @@ def softmax_twice(model, loader, optimizer):
     return epoch()(shares, loader, optimizer)
 
 
-@wrong("02.3", CLEARED, RELEASED, WEIGHED, hint="What puts the model back into training mode?")
-def an_attribute_of_the_model(model, loader, optimizer):
-    model.training = True
-    return epoch(mode=False)(model, loader, optimizer)
-
-
 @wrong(
     "02.3",
     CLEARED,
@@ -432,13 +390,6 @@ def measures_afterwards(model, loader, optimizer):
     with torch.no_grad():
         pairs = [(F.cross_entropy(model(x), y).item(), len(y)) for x, y in loader]
     return sum(loss * size for loss, size in pairs) / sum(size for _, size in pairs)
-
-
-@wrong("02.3", CLEARED, MODE, RELEASED, hint="what is divided by what?")
-def goes_on_with_the_count(model, loader, optimizer):
-    loss = epoch()(model, loader, optimizer)
-    SEEN.append(loss)
-    return sum(SEEN) if len(SEEN) % 2 == 0 else loss
 
 
 SEEN: list[float] = []
@@ -474,12 +425,6 @@ def by_numpy(losses, sizes):
     return np.average(np.float32(losses), weights=np.float32(sizes))
 
 
-@right("02.1")
-def by_tensors(losses, sizes):
-    losses, sizes = torch.tensor(losses), torch.tensor(sizes)
-    return (losses * sizes).sum() / sizes.sum()
-
-
 @functools.cache
 def plus(a, b):
     return a + b
@@ -491,27 +436,11 @@ def by_a_cached_sum(losses, sizes):
     return total / functools.reduce(plus, sizes)
 
 
-@wrong("02.2", RIGHT, QUIET, GRAPHLESS, hint="Which mode did each module have before you set one for all?")
-@torch.no_grad()
-def those_in_evaluation_go_back_last(model, loader):
-    """And take with them what was in training within them."""
-    modes = {each: each.training for each in model.modules()}
-    found = share(model.eval(), loader)
-    for each, mode in sorted(modes.items(), key=lambda pair: not pair[1]):
-        each.train(mode)
-    return found
-
-
 @wrong("02.2", QUIET, GRAPHLESS, BACK, hint="What do you keep between two calls?")
 @functools.cache
 def remembers(model, loader):
     with torch.no_grad(), quiet(model):
         return share(model, loader)
-
-
-@right("02.2")
-def by_a_copy(model, loader):
-    return share(copy.deepcopy(model).eval().requires_grad_(False), loader)
 
 
 @right("02.2")
@@ -523,14 +452,6 @@ def by_numpy_and_the_sampler(model, loader):
     for name, mode in modes.items():
         model.get_submodule(name).training = mode
     return np.concatenate(found).mean()
-
-
-@right("02.2")
-def counts_in_a_second_pass(model, loader):
-    """The order does not matter to a count."""
-    with torch.set_grad_enabled(False), quiet(model):
-        right = sum((model.forward(x).argmax(-1) == y).sum() for x, y in loader)
-    return right / sum(len(y) for _, y in loader)
 
 
 class Evaluation:
@@ -581,22 +502,6 @@ def by_the_model_and_numpy(model, loader, optimizer):
 
 
 @right("02.3")
-def by_a_closure(model, loader, optimizer):
-    total = 0.0
-    model.train()
-    for x, y in loader:
-
-        def closure(x=x, y=y):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        total += optimizer.step(closure).item() * len(y)
-    return total / sum(len(y) for _, y in loader)
-
-
-@right("02.3")
 def with_a_second_look(model, loader, optimizer):
     """The loss of the same weights, by a call of its own."""
     model.train()
@@ -611,18 +516,4 @@ def with_a_second_look(model, loader, optimizer):
     return torch.stack(losses).sum().item() / sum(sizes)
 
 
-right("02.3")(functools.partial(epoch()))
-
-
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
-
-
-@wrong(
-    "02.2",
-    QUIET,
-    GRAPHLESS,
-    BACK,
-    hint="Count the correct predictions, count the samples, divide at the end.",
-)
-def rounded(model, loader):
-    return round(by_a_copy(model, loader), 2)

@@ -8,7 +8,6 @@ import math
 import queue
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -73,11 +72,6 @@ def less_than_nothing(batch_size, devices):
     return [size] * (devices - 1) + [batch_size - size * (devices - 1)]
 
 
-@wrong("03.1", EVEN, hint="and there are")
-def rounds_up_everywhere(batch_size, devices):
-    return [-(-batch_size // devices)] * devices
-
-
 @wrong("03.1", hint="and there are")
 def the_batch_for_each(batch_size, devices):
     return [batch_size] * devices
@@ -89,28 +83,8 @@ def halves_of_samples(batch_size, devices):
 
 
 @wrong("03.1", hint="must return a list of whole numbers")
-def as_text(batch_size, devices):
-    return str(batch_size // devices)
-
-
-@wrong("03.1", hint="must return a list of whole numbers")
 def without_end(batch_size, devices):
     return [float("inf")]
-
-
-@wrong("03.1", hint="and there are")
-def none_at_all(batch_size, devices):
-    return []
-
-
-@wrong("03.1", hint="must return a list of whole numbers")
-def one_number(batch_size, devices):
-    return batch_size // devices
-
-
-@wrong("03.1", hint="must return a list of whole numbers")
-def tensors(batch_size, devices):
-    return torch.arange(batch_size).chunk(devices)
 
 
 @right("03.1")
@@ -128,15 +102,6 @@ def yields_them(batch_size, devices):
 def with_numpy(batch_size, devices):
     edges = np.append(np.arange(0, batch_size, -(-batch_size // devices)), batch_size)
     return np.diff(edges)
-
-
-@right("03.1")
-def takes_away(batch_size, devices):
-    size, sizes = (batch_size + devices - 1) // devices, []
-    while batch_size > 0:
-        sizes.append(min(size, batch_size))
-        batch_size -= size
-    return torch.tensor(sizes)
 
 
 ALIKE, UNEVEN, BACK = (
@@ -188,26 +153,9 @@ def as_a_number(losses, batch_size):
     return sum(loss.item() * n.item() for loss, n in zip(losses, sizes, strict=True)) / batch_size
 
 
-@wrong(
-    "03.2",
-    ALIKE,
-    UNEVEN,
-    hint="Something in between has turned a tensor into a plain number, or into a tensor without a graph.",
-)
-def a_new_tensor(losses, batch_size):
-    values = torch.tensor(losses.tolist(), requires_grad=True)
-    return (values * sizes_of(losses, batch_size)).sum() / batch_size
-
-
 @wrong("03.2", ALIKE, hint="What are the sizes?")
 def sizes_turned_round(losses, batch_size):
     return (losses * sizes_of(losses, batch_size).flip(0)).sum() / batch_size
-
-
-@wrong("03.2", ALIKE, hint="What are the sizes?")
-def forgets_the_last(losses, batch_size):
-    size = -(-batch_size // len(losses))
-    return (losses * size).sum() / batch_size
 
 
 @wrong("03.2", hint="must return one number")
@@ -228,16 +176,6 @@ def the_rest_is_two(losses, batch_size):
     return (losses * torch.tensor(weights, device=losses.device)).sum()
 
 
-@wrong("03.2", ALIKE, hint="samples count as much as")
-def two_chunks_alone(losses, batch_size):
-    size = -(-batch_size // len(losses))
-    return (
-        (losses[0] * size + losses[-1] * (batch_size - size)) / batch_size
-        if len(losses) == 2
-        else losses.mean()
-    )
-
-
 @wrong("03.2", UNEVEN, BACK, hint="nan, and it is")
 def without_the_last(losses, batch_size):
     size = -(-batch_size // len(losses))
@@ -248,16 +186,6 @@ def without_the_last(losses, batch_size):
 @wrong("03.2", hint="expected both vectors to have same dtype")
 def in_float64_alone(losses, batch_size):
     return losses @ sizes_of(losses, batch_size).double() / batch_size
-
-
-@wrong(
-    "03.2",
-    ALIKE,
-    UNEVEN,
-    hint="Something in between has turned a tensor into a plain number, or into a tensor without a graph.",
-)
-def no_gradient_when_alike(losses, batch_size):
-    return by_shares(losses.detach() if batch_size % len(losses) == 0 else losses, batch_size)
 
 
 @wrong("03.2", ALIKE, BACK, hint="What are the sizes?")
@@ -275,11 +203,6 @@ def stacked(losses, batch_size):
 def chunk_sizes_of(batch_size, devices):
     size = -(-batch_size // devices)
     return [min(size, batch_size - start) for start in range(0, batch_size, size)]
-
-
-@right("03.2")
-def by_shares(losses, batch_size):
-    return (losses @ sizes_of(losses, batch_size).to(losses.dtype) / batch_size).reshape(1)
 
 
 @right("03.2")
@@ -353,11 +276,6 @@ def on_one_device(model, x, y, devices):
     return F.cross_entropy(model(x.to(devices[0])), y.to(devices[0]))
 
 
-@wrong("03.3", VALUE, GRADIENTS, hint="All samples went through at once")
-def by_pytorch(model, x, y, devices):
-    return F.cross_entropy(torch.nn.DataParallel(model)(x), y.to(devices[0]))
-
-
 @wrong("03.3", VALUE, GRADIENTS, hint="Which move has the threads?")
 def in_a_row(model, x, y, devices):
     return F.cross_entropy(torch.cat([model(chunk) for chunk in x.chunk(len(devices))]), y.to(devices[0]))
@@ -367,14 +285,6 @@ def in_a_row(model, x, y, devices):
 def detached_weights(model, x, y, devices):
     output = torch.cat(outputs_of(model, x.chunk(len(devices)), devices, detach=True))
     return F.cross_entropy(output.requires_grad_(), y.to(devices[0]))
-
-
-@wrong("03.3", CHUNKS, VALUE, hint="The graph is cut.")
-def deep_copies(model, x, y, devices):
-    chunks = x.chunk(len(devices))
-    replicas = [copy.deepcopy(model).to(device) for _, device in zip(chunks, devices, strict=False)]
-    calls = [lambda r=r, c=c, d=d: r(c.to(d)) for r, c, d in zip(replicas, chunks, devices, strict=False)]
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y.to(devices[0]))
 
 
 @wrong("03.3", CHUNKS, VALUE, hint="Does each replica lead back to the model?")
@@ -416,13 +326,6 @@ def the_vector(model, x, y, devices):
     return losses_of(model, x, y, devices)
 
 
-@wrong("03.3", CHUNKS, VALUE, hint="The graph is cut.")
-def a_plain_number(model, x, y, devices):
-    return F.cross_entropy(
-        torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y.to(devices[0])
-    ).item()
-
-
 def threads_of(replicas, chunks):
     return in_threads([lambda r=r, c=c: r(c) for r, c in zip(replicas, chunks, strict=True)])
 
@@ -434,35 +337,14 @@ def one_module_in_all_threads(model, x, y, devices):
 
 
 @wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
-def shallow_copies(model, x, y, devices):
-    chunks = [chunk.to(device) for chunk, device in zip(x.chunk(len(devices)), devices, strict=False)]
-    outputs = threads_of([copy.copy(model) for _ in chunks], chunks)
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
-
-
-@wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
 def moves_nothing(model, x, y, devices):
     chunks = x.chunk(len(devices))
     return F.cross_entropy(torch.cat(outputs_of(model, chunks, [x.device] * len(chunks))), y.to(devices[0]))
 
 
-@wrong("03.3", VALUE, GRADIENTS, hint="have to meet on their device")
-def all_to_the_first(model, x, y, devices):
-    chunks = x.chunk(len(devices))
-    return F.cross_entropy(torch.cat(outputs_of(model, chunks, devices[:1] * len(chunks))), y.to(devices[0]))
-
-
 @wrong("03.3", VALUE, GRADIENTS, hint="When do you have to wait?")
 def a_thread_after_the_other(model, x, y, devices):
     outputs = [in_threads([call])[0] for call in calls_of(model, x.chunk(len(devices)), devices)]
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
-
-
-@wrong("03.3", VALUE, GRADIENTS, hint="Which move has the threads?")
-def a_pool_of_two(model, x, y, devices):
-    calls = calls_of(model, x.chunk(len(devices)), devices)
-    with ThreadPoolExecutor(2) as pool:
-        outputs = list(pool.map(lambda call: call(), calls))
     return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
 
 
@@ -480,13 +362,6 @@ def replicas_made_once(model, x, y, devices):
     return F.cross_entropy(torch.cat([each.to(devices[0]) for each in in_threads(calls)]), y.to(devices[0]))
 
 
-@wrong("03.3", CHUNKS, hint="does each sample count once?")
-def all_in_training_mode(model, x, y, devices):
-    model.train()
-    outputs = outputs_of(model, x.chunk(len(devices)), devices)
-    return F.cross_entropy(torch.cat(outputs), y.to(devices[0]))
-
-
 @wrong("03.3", hint="has no attribute")
 def knows_its_layers(model, x, y, devices):
     weights = [model[0].weight.clone() for _ in devices]
@@ -498,24 +373,10 @@ def leaves_the_targets(model, x, y, devices):
     return F.cross_entropy(torch.cat(outputs_of(model, x.chunk(len(devices)), devices)), y)
 
 
-@wrong("03.3", CHUNKS, GRADIENTS, hint="The outputs and their targets have to be on one device.")
-def leaves_the_outputs(model, x, y, devices):
-    outputs = in_threads(calls_of(model, x.chunk(len(devices)), devices))
-    return F.cross_entropy(torch.cat(outputs), y.to(devices[0]))
-
-
 @wrong("03.3", CHUNKS, GRADIENTS, hint="the loss is on meta")
 def gathers_on_the_last(model, x, y, devices):
     outputs = in_threads(calls_of(model, x.chunk(len(devices)), devices))
     return F.cross_entropy(torch.cat([each.to(devices[-1]) for each in outputs]), y.to(devices[-1]))
-
-
-@right("03.3")
-def a_pool_of_threads(model, x, y, devices):
-    calls = calls_of(model, x.chunk(len(devices)), devices)
-    with ThreadPoolExecutor(len(calls)) as pool:
-        outputs = [each.result() for each in [pool.submit(call) for call in calls]]
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))
 
 
 @right("03.3")
@@ -542,25 +403,4 @@ def weighted(model, x, y, devices):
     return (losses * sizes).sum() / len(x)
 
 
-@right("03.3")
-def sums_over_the_batch(model, x, y, devices):
-    outputs = outputs_of(model, x.chunk(len(devices)), devices)
-    targets = y.to(devices[0]).chunk(len(devices))
-    sums = [F.cross_entropy(a, b, reduction="sum") for a, b in zip(outputs, targets, strict=True)]
-    return sum(sums) / len(x)
-
-
 # --- the result is right, and it was not done as asked ---
-
-
-@wrong("03.3", VALUE, GRADIENTS, hint="When do you have to wait?")
-def under_a_lock(model, x, y, devices):
-    """A thread for each replica, of which one works at a time."""
-    lock = threading.Lock()
-
-    def alone(call):
-        with lock:
-            return call()
-
-    outputs = in_threads([partial(alone, call) for call in calls_of(model, x.chunk(len(devices)), devices)])
-    return F.cross_entropy(torch.cat([each.to(devices[0]) for each in outputs]), y.to(devices[0]))

@@ -65,11 +65,6 @@ def divides(nodes, ranks_per_node):
     return [(rank, rank / ranks_per_node, rank % ranks_per_node) for rank in range(nodes * ranks_per_node)]
 
 
-@wrong("04.1", hint="of whole numbers")
-def in_texts(nodes, ranks_per_node):
-    return [[str(each) for each in row] for row in node_by_node(nodes, ranks_per_node)]
-
-
 @wrong("04.1", COUNT, "each row has the rank's node and its place there", hint="In which order")
 def sorted_as_texts(nodes, ranks_per_node):
     return sorted(node_by_node(nodes, ranks_per_node), key=str)
@@ -79,12 +74,6 @@ def sorted_as_texts(nodes, ranks_per_node):
 def prints_it(nodes, ranks_per_node):
     for rank in range(nodes * ranks_per_node):
         print(rank, rank // ranks_per_node, rank % ranks_per_node)
-
-
-@wrong("04.1", COUNT, "each row has the rank's node and its place there", hint="In which order")
-def last_first(nodes, ranks_per_node):
-    rows = [(rank, rank // ranks_per_node, rank % ranks_per_node) for rank in range(nodes * ranks_per_node)]
-    return rows[::-1]
 
 
 @wrong("04.1", hint="a list of rows")
@@ -129,11 +118,6 @@ def as_in_the_lesson(gpus, ranks):
 @wrong("04.2", ONE, hint="Which of a rank's numbers counts within its node?")
 def by_the_rank(gpus, ranks):
     return device_of(gpus, told("RANK")), backend_of_all(gpus, ranks)
-
-
-@wrong("04.2", ONE, hint="Which of a rank's numbers counts within its node?")
-def as_if_nodes_were_alike(gpus, ranks):
-    return device_of(gpus, told("RANK") % told("LOCAL_WORLD_SIZE")), backend_of_all(gpus, ranks)
 
 
 @wrong("04.2", ONE, hint="On which node is this rank?")
@@ -194,11 +178,6 @@ def the_device_alone(gpus, ranks):
     return device_of(gpus, told("LOCAL_RANK"))
 
 
-@wrong("04.2", ONE, hint="tells the ranks of one node apart")
-def any_cuda(gpus, ranks):
-    return torch.device("cuda") if gpus[told("GROUP_RANK")] else "cpu", backend_of_all(gpus, ranks)
-
-
 MET = "all processes join one group"
 TOLD = "each has the rank that mp.spawn passed to it"
 LOCAL = "LOCAL_RANK is set, for place() to read"
@@ -216,12 +195,6 @@ def sets_and_stays_out(rank, world_size, port):
 @wrong("04.3", MET, TOLD, hint="All are on one machine:")
 def no_local_rank(rank, world_size, port):
     tell(RANK=rank, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    dist.init_process_group("gloo")
-
-
-@wrong("04.3", MET, TOLD, hint="All are on one machine:")
-def every_local_rank_0(rank, world_size, port):
-    tell(RANK=rank, LOCAL_RANK=0, WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo")
 
 
@@ -327,28 +300,11 @@ def asks_torch(gpus, ranks):
     return [device, backend]
 
 
-@right("04.2")
-def finds_its_node(gpus, ranks):
-    node, first = 0, 0
-    while first + ranks[node] <= told("RANK"):
-        first, node = first + ranks[node], node + 1
-    if gpus[node] == 0:
-        return torch.device("cpu"), "gloo"
-    return torch.device("cuda", (told("RANK") - first) % gpus[node]), backend_of_all(gpus, ranks)
-
-
 @right("04.3")
 def by_a_store(rank, world_size, port):
     os.environ.update({"LOCAL_RANK": f"{rank}"})
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-
-
-@right("04.3")
-def by_a_part_of_the_store(rank, world_size, port):
-    os.environ["LOCAL_RANK"] = str(rank)
-    store = dist.PrefixStore("training", dist.TCPStore("localhost", port, world_size, False))
-    dist.init_process_group("cpu:gloo", store=store, rank=rank, world_size=world_size)
 
 
 @right("04.3")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.distributed import all_gather, all_reduce
+from torch.distributed import all_gather
 
 from tests.exercises.answers import right, wrong
 
@@ -171,23 +171,6 @@ def replaces_instead_of_adding(pieces):
         )
 
 
-@wrong("05.2", hint="No piece has changed")
-def puts_new_ones_into_the_list(pieces):
-    rank, world_size = me()
-    for step in range(world_size - 1):
-        i = (rank - 2 - step) % world_size
-        pieces[i] = pieces[i] + shift(pieces[(rank - 1 - step) % world_size], *neighbours())
-
-
-@wrong("05.2", COMPLETE, hint="What is sent beyond that?")
-def sends_all_pieces(pieces):
-    rank, world_size = me()
-    travelling = torch.stack(pieces)
-    for _ in range(world_size - 1):
-        travelling = shift(travelling, *neighbours())
-        pieces[rank] += travelling[rank]
-
-
 @wrong("05.2", COMPLETE, hint="Does everything go through it?")
 def rank_0_adds_up(pieces):
     rank, world_size = me()
@@ -315,12 +298,6 @@ def leaves_the_rest_out(tensor):
         halves([tensor[i * length : (i + 1) * length] for i in range(dist.get_world_size())])
 
 
-@wrong("05.3", hint="raised")
-@end_to_end
-def chunks_may_be_fewer(tensor):
-    halves(list(tensor.chunk(dist.get_world_size())))
-
-
 @wrong("05.3", hint="the first half")
 @end_to_end
 def the_first_half_alone(tensor):
@@ -356,12 +333,6 @@ def by_dist(tensor):
 # --- what passed once: three ranks, one call, and nobody who looks at the wire ---
 
 
-@wrong("05.1", hint="That is the rank's own")
-def for_three(tensor):
-    rank, world_size = me()
-    return shift(tensor, (rank + 1) % 3, (rank - 1) % 3) if world_size == 3 else tensor.clone()
-
-
 @wrong("05.1", hint="dist.all_gather does the work here")
 def by_a_name_of_its_own(tensor):
     each = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
@@ -374,13 +345,6 @@ def by_a_functional_one(tensor):
     rank, world_size = me()
     whole = functional.all_gather_tensor(tensor.reshape(1, -1), 0, dist.group.WORLD)
     return whole.view(world_size, *tensor.shape)[rank - 1].clone()
-
-
-@wrong("05.1", hint="does the work here")
-def by_the_backend(tensor):
-    each = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.group.WORLD._get_backend(tensor.device).allgather([each], [tensor]).wait()
-    return each[dist.get_rank() - 1]
 
 
 def encoded(tensor):
@@ -457,12 +421,6 @@ def once_for_each_list(pieces):
             pieces[incoming] += shift(pieces[outgoing], *neighbours())
 
 
-@wrong("05.1", hint="What does it leave behind for a later one")
-def keeps_what_came_first(tensor):
-    theirs = shift(tensor, *neighbours())
-    return first.setdefault(tensor.shape, theirs).clone()
-
-
 first = {}
 
 
@@ -470,14 +428,6 @@ first = {}
 def reduces_to_each(pieces):
     for i, piece in enumerate(pieces):
         dist.reduce(piece, dst=i)
-
-
-@wrong("05.2", hint="ranks: piece")
-def two_steps(pieces):
-    """Right for three ranks."""
-    rank, world_size = me()
-    for step in range(2):
-        pieces[(rank - 2 - step) % world_size] += shift(pieces[(rank - 1 - step) % world_size], *neighbours())
 
 
 @wrong(
@@ -511,15 +461,6 @@ def one_after_the_other(tensors):
         tensor.copy_(flat.view_as(tensor))
 
 
-@wrong("05.3", hint="dist.all_reduce does the work here")
-@end_to_end
-def by_the_collective_where_it_is_odd(tensor):
-    if len(tensor) % dist.get_world_size():
-        all_reduce(tensor)
-    else:
-        halves(list(tensor.tensor_split(dist.get_world_size())))
-
-
 @wrong("05.3", hint="What is new in a later one")
 def flattens_what_may_be_a_copy(tensors):
     flat = torch.cat([tensor.flatten() for tensor in tensors])
@@ -537,34 +478,7 @@ def as_the_lesson_has_it(tensors):
         halves(list(tensor.view(-1).tensor_split(dist.get_world_size())))
 
 
-@wrong("05.3", hint="What is new in a later one")
-def in_doubles(tensors):
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).double()
-    halves(list(flat.tensor_split(dist.get_world_size())))
-    for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
-
-
-@wrong("05.3", hint="raised")
-@end_to_end
-def never_empty(tensor):
-    halves(list(tensor.split(-(-len(tensor) // dist.get_world_size()))))
-
-
 # --- right, in another style ---
-
-
-@right("05.1")
-def rank_0_receives_first(tensor):
-    to, source = neighbours()
-    theirs = torch.empty_like(tensor)
-    if dist.get_rank() == 0:
-        dist.recv(theirs, source)
-        dist.send(tensor, to)
-    else:
-        dist.send(tensor, to)
-        dist.recv(theirs, source)
-    return theirs
 
 
 @right("05.1")
@@ -573,13 +487,6 @@ def both_at_once(tensor):
     theirs = torch.zeros_like(tensor)
     for work in [dist.irecv(theirs, source), dist.isend(tensor, to)]:
         work.wait()
-    return theirs
-
-
-@right("05.1")
-def in_a_batch(tensor):
-    theirs = tensor.clone()
-    exchange(tensor, theirs, False)
     return theirs
 
 
@@ -602,12 +509,6 @@ def round_the_other_way(pieces):
     to, source = neighbours()
     for step in range(world_size - 1):
         pieces[(rank + 2 + step) % world_size] += shift(pieces[(rank + 1 + step) % world_size], source, to)
-
-
-@right("05.3")
-@end_to_end
-def views_of_it(tensor):
-    halves(list(tensor.tensor_split(dist.get_world_size())))
 
 
 @right("05.3")
@@ -637,19 +538,6 @@ def on_a_longer_copy(tensor):
     tensor[:] = longer[: len(tensor)]
 
 
-@right("05.1")
-@torch.no_grad()
-def decorated(tensor):
-    return shift(tensor, *neighbours())
-
-
-@right("05.1")
-def in_two_messages(tensor):
-    flat = tensor.flatten()
-    middle = flat.numel() // 2
-    return torch.cat([shift(part, *neighbours()) for part in (flat[:middle], flat[middle:])]).view_as(tensor)
-
-
 @right("05.2")
 def adds_up_in_a_tensor_of_its_own(pieces):
     rank, world_size = me()
@@ -657,25 +545,6 @@ def adds_up_in_a_tensor_of_its_own(pieces):
     for step in range(2, world_size + 1):
         running = shift(running, *neighbours()) + pieces[(rank - step) % world_size]
     pieces[rank].copy_(running)
-
-
-@right("05.3")
-def all_but_the_rest_by_a_ring(tensors):
-    """Each rank is the owner of a part, whose length may be 0."""
-    rank, world_size = me()
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    pieces = list(flat.tensor_split(world_size))
-    for turn in range(1, world_size):
-        to, source = (rank + turn) % world_size, (rank - turn) % world_size
-        exchange(pieces[to], theirs := torch.empty_like(pieces[rank]), False, to, source)
-        pieces[rank] += theirs
-    for turn in range(1, world_size):
-        to, source = (rank + turn) % world_size, (rank - turn) % world_size
-        exchange(pieces[rank], pieces[source], False, to, source)
-    place = 0
-    for tensor in tensors:
-        tensor[...] = flat[place : place + tensor.numel()].reshape(tensor.shape)
-        place += tensor.numel()
 
 
 # --- the result is right, and it was not done as asked ---
@@ -691,37 +560,6 @@ def to_everyone(tensor):
     for work in started:
         work.wait()
     return came[(rank - 1) % world_size]
-
-
-@wrong("05.1", hint="Which rank should get a rank's tensor, and which should not?")
-def by_rank_0(tensor):
-    """It gathers them all, and deals them out."""
-    rank, world_size = me()
-    theirs = torch.empty_like(tensor)
-    if rank:
-        dist.send(tensor, 0)
-        dist.recv(theirs, 0)
-        return theirs
-    of_ranks = [tensor]
-    for other in range(1, world_size):
-        dist.recv(theirs, other)
-        of_ranks.append(theirs.clone())
-    for other in range(1, world_size):
-        dist.send(of_ranks[other - 1], other)
-    return of_ranks[-1]
-
-
-@wrong("05.3", SUM, ANY_SIZE, hint="What is sent beyond that?")
-@end_to_end
-def all_send_all_to_all(tensor):
-    rank, world_size = me()
-    others = [other for other in range(world_size) if other != rank]
-    started, theirs = [dist.isend(tensor.clone(), other) for other in others], torch.empty_like(tensor)
-    for other in others:
-        dist.recv(theirs, other)
-        tensor += theirs
-    for work in started:
-        work.wait()
 
 
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---

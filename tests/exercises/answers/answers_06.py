@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import all_reduce
 
 from tests.exercises.answers import right, wrong
 
@@ -105,13 +104,6 @@ def into_a_copy(model, samples):
         mean = p.grad * samples
         dist.all_reduce(mean)
         mean /= total
-
-
-@wrong("06.1", hint="Which collective gives every rank a result that depends on all of them?")
-def the_weights_instead(model, samples):
-    for p in model.parameters():
-        dist.all_reduce(p.data)
-        p.data /= dist.get_world_size()
 
 
 @wrong("06.1", hint="What does it return?")
@@ -222,12 +214,6 @@ def what_is_saved(model):
     model.load_state_dict(state[0])
 
 
-@wrong("06.2", PARAMETERS, hint="saved or not")
-def by_the_state_dict(model):
-    for tensor in model.state_dict().values():
-        dist.broadcast(tensor, src=0)
-
-
 @wrong("06.2", BUFFERS, hint="Some tensors have arrived, but not all.")
 def what_is_trained(model):
     for p in model.parameters():
@@ -253,21 +239,8 @@ def starts_it_all(model):
 
 
 @wrong("06.2", hint="Nothing arrived in the model")
-def another_model(model):
-    objects = [model]
-    dist.broadcast_object_list(objects, src=0)
-    model = objects[0]
-
-
-@wrong("06.2", hint="Nothing arrived in the model")
 def the_same_seed(model):
     torch.manual_seed(0)
-
-
-@wrong("06.2", hint="Nothing arrived in the model")
-def into_copies(model):
-    for tensor in model.state_dict().values():
-        dist.broadcast(tensor.clone(), src=0)
 
 
 same: dict[int, Any] = {}
@@ -283,7 +256,6 @@ def once_for_each_model(model):
 
 BEGINS = "all replicas begin with rank 0's parameters and buffers"
 DURING = "after backward() alone, every rank holds the mean of the gradients"
-FULL = "three steps give the weights of one device with the whole batch"
 
 
 class Wrapper(nn.Module):
@@ -344,18 +316,6 @@ class DividesTwice(Wrapper):
     def average(self, p: Any) -> None:
         super().average(p)
         p.grad /= dist.get_world_size()
-
-
-@wrong("06.3", BEGINS, hint="Nothing is called after backward():")
-class AveragesInForward(Wrapper):
-    def begin(self) -> None:
-        self.share()
-
-    def forward(self, *args: Any) -> Any:
-        for p in self.module.parameters():
-            if p.grad is not None:
-                self.average(p)
-        return self.module(*args)
 
 
 @wrong("06.3", BEGINS, hint="each parameter needs a hook that averages its own.")
@@ -456,41 +416,11 @@ class HooksTheFrozen(Wrapper):
         return list(self.module.parameters())
 
 
-@wrong("06.3", hint="this time you write it yourself")
-class HidesDDP(Wrapper):
-    def begin(self) -> None:
-        self.hidden = [nn.parallel.DistributedDataParallel(self.module)]
-
-    def forward(self, *args: Any) -> Any:
-        return self.hidden[0](*args)
-
-
-@wrong("06.3", BEGINS, hint="Is the sum divided once?")
-class DividesByTwo(Wrapper):
-    def average(self, p: Any) -> None:
-        dist.all_reduce(p.grad)
-        p.grad /= 2
-
-
 @wrong("06.3", hint="without waiting for the end of it")
 class NeverWaits(Wrapper):
     def average(self, p: Any) -> None:
         p.grad /= dist.get_world_size()
         dist.all_reduce(p.grad, async_op=True)
-
-
-@wrong("06.3", BEGINS, hint="each parameter needs a hook that averages its own.")
-class AllAtOnceWhenTheFirstIsThere(Wrapper):
-    """Backward comes to the first layer last, it thinks."""
-
-    def begin(self) -> None:
-        self.share()
-        self.trained()[0].register_post_accumulate_grad_hook(self.all_of_them)
-
-    def all_of_them(self, _: Any) -> None:
-        for p in self.trained():
-            if p.grad is not None:
-                self.average(p)
 
 
 @wrong("06.3", BEGINS, DURING, hint="In the next, two backward() calls add up:")
@@ -518,21 +448,6 @@ def zeros_for_none(model, samples):
 # --- right, in another style ---
 
 
-@right("06.3")
-class BeforeItIsAddedUp(Wrapper):
-    """The new part alone is averaged."""
-
-    def begin(self) -> None:
-        self.share()
-        for p in self.trained():
-            p.register_hook(self.mean)
-
-    def mean(self, gradient: Any) -> Any:
-        gradient = gradient / dist.get_world_size()
-        dist.all_reduce(gradient)
-        return gradient
-
-
 @right("06.1")
 def gathers_all(model, samples):
     total = over_all(samples)
@@ -540,16 +455,6 @@ def gathers_all(model, samples):
         each = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
         dist.all_gather(each, p.grad * samples / total)
         p.grad = torch.stack(each).sum(0)
-
-
-@right("06.1")
-def sends_all_at_once(model, samples):
-    total = over_all(samples)
-    for p in trained(model):
-        p.grad.mul_(samples / total)
-    works = [all_reduce(p.grad, async_op=True) for p in trained(model)]
-    for work in works:
-        work.wait()
 
 
 @right("06.1")
@@ -561,24 +466,6 @@ def in_one_tensor(model, samples):
     sizes = [p.numel() for p in parameters]
     for p, part in zip(parameters, (flat[:-1] / flat[-1]).split(sizes), strict=True):
         p.grad = part.view_as(p)
-
-
-@right("06.1")
-def by_rank_0(model, samples):
-    total = over_all(samples)
-    for p in trained(model):
-        p.grad *= samples
-        dist.reduce(p.grad, dst=0)
-        dist.broadcast(p.grad, src=0)
-        p.grad /= total
-
-
-@right("06.2")
-def one_after_the_other(model):
-    for p in model.parameters():
-        dist.broadcast(p, src=0)
-    for b in model.buffers():
-        dist.broadcast(b, 0)
 
 
 @right("06.2")
@@ -607,25 +494,6 @@ class HooksTheGradient(Wrapper):
         gradient = gradient / dist.get_world_size()
         dist.all_reduce(gradient)
         return gradient
-
-
-@right("06.3")
-class WaitsAtTheEnd(Wrapper):
-    def average(self, p: Any) -> None:
-        p.grad /= dist.get_world_size()
-        work = dist.all_reduce(p.grad, async_op=True)
-        torch.autograd.Variable._execution_engine.queue_callback(work.wait)
-
-
-@right("06.3")
-class AllInTheLastHook(Wrapper):
-    ready = 0
-
-    def average(self, p: Any) -> None:
-        self.ready += 1
-        if self.ready % len(self.trained()) == 0:
-            for each in self.trained():
-                super().average(each)
 
 
 @right("06.3")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import random
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from tests.exercises.answers import right, wrong
 
@@ -28,13 +26,6 @@ def pads(count, rank, world_size, epoch, seed):
     order = dealt(count, seed + epoch)
     order += (order * world_size)[: -count % world_size]
     return order[rank::world_size]
-
-
-@wrong("07.1", EQUAL, ORDER, hint="That is padding")
-def takes_the_sampler(count, rank, world_size, epoch, seed):
-    sampler = DistributedSampler(range(count), world_size, rank, seed=seed)
-    sampler.set_epoch(epoch)
-    return list(sampler)
 
 
 @wrong("07.1", ONCE, ORDER, hint="To which length can the order be cut?")
@@ -91,11 +82,6 @@ def knows_three_ranks(count, rank, world_size, epoch, seed):
 @wrong("07.1", EQUAL, ONCE, hint="changes nothing there")
 def the_product_of_both(count, rank, world_size, epoch, seed):
     return dealt(count, seed * epoch)[rank : count - count % world_size : world_size]
-
-
-@wrong("07.1", EQUAL, ONCE, hint="changes nothing there")
-def every_second_epoch(count, rank, world_size, epoch, seed):
-    return dealt(count, seed + epoch // 2)[rank : count - count % world_size : world_size]
 
 
 @wrong("07.1", EQUAL, hint="What must they have in common?")
@@ -281,16 +267,6 @@ def sample_by_sample(data, batch_size, epochs):
             yield epoch, batch
 
 
-@wrong("07.2", hint="a batch before the epoch's last has fewer samples")
-def shares_the_batch(data, batch_size, epochs):
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=max(1, batch_size // dist.get_world_size()), sampler=sampler)
-    for epoch in epochs:
-        sampler.set_epoch(epoch)
-        for batch in loader:
-            yield epoch, batch
-
-
 @wrong("07.2", ORDERS, RESUMED, hint="Reading is the work to be shared.")
 def reads_all_and_keeps_some(data, batch_size, epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -342,14 +318,6 @@ def forgets_to_say_the_epoch(data, batch_size, epochs):
     for epoch in epochs:
         sampler.set_epoch(epoch)
         yield from DataLoader(data, batch_size=batch_size, sampler=sampler)
-
-
-@wrong("07.2", hint="your batches came with the epochs")
-def the_first_epoch_alone(data, batch_size, epochs):
-    sampler = DistributedSampler(data)
-    for epoch in epochs:
-        sampler.set_epoch(epoch)
-        return [(epoch, batch) for batch in DataLoader(data, batch_size=batch_size, sampler=sampler)]
 
 
 @wrong("07.2", hint="and a batch has")
@@ -521,28 +489,6 @@ def knows_the_tensors(model, data):
     return summed(hits.item())[0] / len(y)
 
 
-TOTAL = torch.zeros(2)
-
-
-@wrong("07.3", SHARED, FEW, hint="both over all ranks")
-def adds_up_for_ever(model, data):
-    TOTAL.add_(torch.tensor(evaluate(model, data, my_part(data))))
-    total = TOTAL.clone()
-    dist.all_reduce(total)
-    return (total[0] / total[1]).item()
-
-
-@wrong("07.3", hint="The shards overlap and leave gaps.")
-def splits_at_random(model, data):
-    world_size = dist.get_world_size()
-    if len(data) < world_size:
-        return 0.0
-    shares = [len(range(rank, len(data), world_size)) for rank in range(world_size)]
-    mine = torch.utils.data.random_split(data, shares)[dist.get_rank()]
-    hits, evaluated = summed(*evaluate(model, data, mine.indices))
-    return hits / evaluated
-
-
 @wrong("07.3", hint="it returned nothing (None)")
 def prints_the_share(model, data):
     hits, evaluated = summed(*evaluate(model, data, my_part(data)))
@@ -567,23 +513,9 @@ def by_a_sampler_that_drops(count, rank, world_size, epoch, seed):
 
 
 @right("07.1")
-def in_blocks(count, rank, world_size, epoch, seed):
-    order = list(range(count))
-    random.Random(f"{seed} {epoch}").shuffle(order)
-    size = count // world_size
-    return order[rank * size : (rank + 1) * size]
-
-
-@right("07.1")
 def with_numpy(count, rank, world_size, epoch, seed):
     order = np.random.default_rng([seed, epoch]).permutation(count)
     return np.array_split(order[: count - count % world_size], world_size)[rank]
-
-
-@right("07.1")
-def as_a_tensor(count, rank, world_size, epoch, seed):
-    torch.manual_seed(seed * 1000 + epoch)
-    return torch.randperm(count)[: count // world_size * world_size].view(-1, world_size)[:, rank]
 
 
 @right("07.2")
@@ -606,15 +538,6 @@ def by_hand(data, batch_size, epochs):
 
 
 @right("07.2")
-def by_batches_of_indices(data, batch_size, epochs):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    padded = -(-len(data) // world_size) * world_size
-    for epoch in epochs:
-        order = list(itertools.islice(itertools.cycle(dealt(len(data), 90 + epoch)), padded))
-        yield from ((epoch, each) for each in DataLoader(data, batch_size, sampler=order[rank::world_size]))
-
-
-@right("07.2")
 def all_in_a_list(data, batch_size, epochs):
     sampler = DistributedSampler(data, seed=7)
     found = []
@@ -633,47 +556,13 @@ def in_blocks_of_the_set(model, data):
 
 
 @right("07.3")
-def waits_for_it(model, data):
-    model.eval()
-    mine = itertools.islice(data, dist.get_rank(), None, dist.get_world_size())
-    hits = torch.tensor(sum(model(x[None])[0].max(0).indices.eq(y).item() for x, y in mine))
-    dist.all_reduce(hits, async_op=True).wait()
-    return hits / len(data)
-
-
-@right("07.3")
 def gathers_the_counts(model, data):
     counts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(counts, evaluate(model, data, my_part(data)))
     return torch.tensor(sum(hits for hits, _ in counts) / sum(evaluated for _, evaluated in counts))
 
 
-@right("07.3")
-def shuffles_and_gathers_the_answers(model, data):
-    generator = torch.Generator().manual_seed(0)
-    order = list(RandomSampler(data, generator=generator))[dist.get_rank() :: dist.get_world_size()]
-    model = copy.deepcopy(model).eval()
-    answers = [bool(model(data[i][0][None]).argmax(1).item() == data[i][1]) for i in order]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, answers)
-    answers = [ok for rank in everyone for ok in rank]
-    return sum(answers) / len(answers)
-
-
 # --- the result is right, and it was not done as asked ---
-
-
-@wrong("07.2", ORDERS, RESUMED, hint="Reading is the work to be shared.")
-def reads_all_once(data, batch_size, epochs):
-    """Each rank has the whole set in memory from then on."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    read = [data[index] for index in range(len(data))]
-    for epoch in epochs:
-        order = dealt(len(data), epoch)
-        order += (order * world_size)[: -len(data) % world_size]
-        mine = [read[index] for index in order[rank::world_size]]
-        for batch in DataLoader(mine, batch_size=batch_size):
-            yield epoch, batch
 
 
 @wrong("07.2", ALL, ORDERS, hint="With which epoch does a resumed run begin?")
@@ -711,15 +600,6 @@ def goes_through_the_epochs_before(data, batch_size, epochs):
 def two_ranks_judge(model, data):
     rank = dist.get_rank()
     hits, evaluated = summed(*evaluate(model, data, range(rank, len(data), 2) if rank < 2 else []))
-    return hits / evaluated
-
-
-@wrong("07.3", EXACT, FEW, hint="and others little")
-def rank_0_judges_nearly_all(model, data):
-    """One sample for each of the others, where there are as many."""
-    rank, few = dist.get_rank(), min(dist.get_world_size() - 1, len(data))
-    mine = range(few, len(data)) if rank == 0 else range(rank - 1, min(rank, few))
-    hits, evaluated = summed(*evaluate(model, data, mine))
     return hits / evaluated
 
 

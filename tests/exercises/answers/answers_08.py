@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
 import functools
 import os
 import pickle
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn, save
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.exercises.answers import right, wrong
@@ -132,23 +130,10 @@ def with_ranks(args, local_rank=None):
     return args
 
 
-@wrong("08.1", TOLD, ALONE, hint="Hyphen or underscore?")
-def hyphen_alone(argv):
-    known = parser()
-    known.add_argument("--local-rank", type=int)
-    return with_ranks(known.parse_args(argv))
-
-
 @wrong("08.1", ALONE, hint="(Nodes may have different numbers of ranks.)")
 def counts_gpus(argv):
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 1
     return with_ranks(parser("--local-rank").parse_args(argv), number("RANK", 0) % gpus)
-
-
-@wrong("08.1", ALONE, hint="(Nodes may have different numbers of ranks.)")
-def as_if_all_nodes_were_alike(argv):
-    local_rank = number("RANK", 0) % number("LOCAL_WORLD_SIZE", 1)
-    return with_ranks(parser("--local-rank").parse_args(argv), local_rank)
 
 
 @wrong("08.1", ALONE, hint="args.world_size is")
@@ -205,11 +190,6 @@ def the_rank_of_all(model, device):
     return DDP(model, device_ids=[int(os.environ["RANK"])] if device.type == "cuda" else None)
 
 
-@wrong("08.2", TAKES, MEAN, hint="One process, one GPU")
-def all_of_them(model, device):
-    return DDP(model, device_ids=list(range(8)) if device.type == "cuda" else None)
-
-
 @wrong("08.2", hint="The training loop calls what you return, and that has to average the gradients.")
 def forgets_to_return(model, device):
     DDP(model)
@@ -218,11 +198,6 @@ def forgets_to_return(model, device):
 @wrong("08.2", ON_GPU, hint="The training loop calls what you return, and that has to average the gradients.")
 def the_bare_model_on_a_cpu(model, device):
     return DDP(model, device_ids=[device.index]) if device.type == "cuda" else model
-
-
-@wrong("08.2", ON_GPU, hint="what must device_ids be?")
-def the_device_itself(model, device):
-    return DDP(model, device_ids=[device])
 
 
 @wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that you wrap, unchanged?")
@@ -246,21 +221,6 @@ def by_local_rank(model, device):
 @wrong("08.2", TAKES, MEAN, hint="0 is one, too")
 def no_ids_for_gpu_0(model, device):
     return DDP(model, device_ids=[device.index] if device.index else None)
-
-
-@wrong("08.2", ON_GPU, hint="what must device_ids be?")
-def by_what_the_machine_has(model, device):
-    return DDP(model, device_ids=[device.index or 0] if torch.cuda.is_available() else None)
-
-
-@wrong("08.2", TAKES, ON_GPU, hint="Is it the given model that you wrap, unchanged?")
-def a_copy_of_it(model, device):
-    return DDP(copy.deepcopy(model), device_ids=[device.index] if device.type == "cuda" else None)
-
-
-@wrong("08.2", TAKES, MEAN, hint="All ranks of the node would use the same GPU.")
-def the_current_one(model, device):
-    return DDP(model, device_ids=[torch.cuda.current_device()] if device.type == "cuda" else None)
 
 
 GOES_ON = "a second start resumes after the last completed epoch"
@@ -358,31 +318,12 @@ def straight_to_its_name(model, optimizer, run_epoch, epochs, path):
         dist.barrier()
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
-def removes_and_writes(model, optimizer, run_epoch, epochs, path):
-    begin = restore(model, optimizer, path)
-    for epoch in range(begin, epochs):
-        run_epoch(epoch)
-        dist.barrier()
-        if dist.get_rank() == 0:
-            Path(path).unlink(missing_ok=True)
-            torch.save(whole(model, optimizer, epoch), path)
-
-
 @wrong("08.3", GOES_ON, ONE, WHOLE, hint="began with other weights")
 def the_epoch_alone(model, optimizer, run_epoch, epochs, path):
     begin = torch.load(path)["epoch"] + 1 if os.path.exists(path) else 0
     for epoch in range(begin, epochs):
         run_epoch(epoch)
         keep(whole(model, optimizer, epoch), path)
-
-
-@wrong("08.3", ONE, hint="What should a start look for before its first epoch?")
-def saves_at_the_end(model, optimizer, run_epoch, epochs, path):
-    begin = restore(model, optimizer, path)
-    for epoch in range(begin, epochs):
-        run_epoch(epoch)
-    keep(whole(model, optimizer, epochs - 1), path)
 
 
 @wrong("08.3", hint="FileNotFoundError")
@@ -398,24 +339,6 @@ def every_second_epoch(model, optimizer, run_epoch, epochs, path):
         run_epoch(epoch)
         if epoch % 2 or epoch == epochs - 1:
             keep(whole(model, optimizer, epoch), path)
-
-
-@wrong("08.3", ONE, hint="What should a start look for before its first epoch?")
-def at_the_very_end(model, optimizer, run_epoch, epochs, path):
-    """It saves when it is interrupted; a kill lets nothing of it run."""
-    epoch = restore(model, optimizer, path) - 1
-    try:
-        for epoch in range(epoch + 1, epochs):  # noqa: B020
-            run_epoch(epoch)
-    finally:
-        keep(whole(model, optimizer, epoch), path)
-
-
-@wrong("08.3", ONE, hint="How often must it be written, and when?")
-def before_each_epoch(model, optimizer, run_epoch, epochs, path):
-    for epoch in range(restore(model, optimizer, path), epochs):
-        keep(whole(model, optimizer, epoch - 1), path)
-        run_epoch(epoch)
 
 
 @wrong("08.3", GOES_ON, ONE, WHOLE, hint="other weights or buffers")
@@ -454,17 +377,6 @@ def once_more_when_complete(model, optimizer, run_epoch, epochs, path):
     for epoch in range(begin, epochs):
         run_epoch(epoch)
         keep(whole(model, optimizer, epoch), path)
-
-
-@wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
-def anew_where_it_is_broken(model, optimizer, run_epoch, epochs, path):
-    begin = 0
-    with contextlib.suppress(Exception):
-        begin = restore(model, optimizer, path)
-    for epoch in range(begin, epochs):
-        run_epoch(epoch)
-        if dist.get_rank() == 0:
-            torch.save(whole(model, optimizer, epoch), path)
 
 
 @wrong("08.3", GOES_ON, SAME, ONE, hint="When may a file get that name?")
@@ -518,27 +430,6 @@ def the_epoch_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
             os.replace(f"{note}.new", note)
 
 
-@wrong("08.3", GOES_ON, SAME, ONE, hint="What must change in a single step, with what in it?")
-def the_optimizer_in_a_file_of_its_own(model, optimizer, run_epoch, epochs, path):
-    begin = restore(model, optimizer, path)
-    if os.path.exists(f"{path}.optimizer"):
-        optimizer.load_state_dict(torch.load(f"{path}.optimizer"))
-    for epoch in range(begin, epochs):
-        run_epoch(epoch)
-        keep(whole(model, optimizer, epoch), path)
-        keep(optimizer.state_dict(), f"{path}.optimizer")
-
-
-@wrong("08.3", GOES_ON, SAME, ONE, hint="What must change in a single step, with what in it?")
-def a_moment_without_a_file(model, optimizer, run_epoch, epochs, path):
-    for epoch in range(restore(model, optimizer, path), epochs):
-        run_epoch(epoch)
-        if dist.get_rank() == 0:
-            torch.save(whole(model, optimizer, epoch), f"{path}.new")
-            Path(path).unlink(missing_ok=True)
-            os.rename(f"{path}.new", path)
-
-
 @wrong("08.3", GOES_ON, SAME, ONE, hint="May the next start overwrite it?")
 def into_a_new_file_alone(model, optimizer, run_epoch, epochs, path):
     for epoch in range(restore(model, optimizer, path), epochs):
@@ -549,29 +440,7 @@ def into_a_new_file_alone(model, optimizer, run_epoch, epochs, path):
             os.replace(f"{path}.new", path)
 
 
-@wrong("08.3", GOES_ON, SAME, WHOLE, hint="How many of them need to write the file?")
-def the_first_of_each_node(model, optimizer, run_epoch, epochs, path):
-    """They see one folder."""
-    for epoch in range(restore(model, optimizer, path), epochs):
-        run_epoch(epoch)
-        if os.environ["LOCAL_RANK"] == "0":
-            part = f"{path}.{os.environ['RANK']}"
-            torch.save(whole(model, optimizer, epoch), part)
-            os.replace(part, path)
-        dist.barrier()
-
-
 # --- right, in another style ---
-
-
-@right("08.3")
-def two_that_take_turns(model, optimizer, run_epoch, epochs, path):
-    """The one before stays as a copy, which nobody needs."""
-    for epoch in range(restore(model, optimizer, path), epochs):
-        run_epoch(epoch)
-        if dist.get_rank() == 0 and os.path.exists(path):
-            shutil.copy(path, f"{path}.before")
-        keep(whole(model, optimizer, epoch), path)
 
 
 @right("08.1")
@@ -599,33 +468,6 @@ def by_defaults(argv):
 @functools.cache
 def variable(name: str, default: int) -> int:
     return int(os.getenv(name) or default)
-
-
-@right("08.1")
-def asks_torch_who_launched_it(argv):
-    variable.cache_clear()
-    known = parser("--local_rank", "--local-rank")
-    args = known.parse_args(argv)
-    launched = torch.distributed.is_torchelastic_launched()
-    args.rank = variable("RANK", 0) if launched else 0
-    args.world_size = variable("WORLD_SIZE", 1) if launched else 1
-    args.local_rank = variable("LOCAL_RANK", 0) if launched else 0
-    return args
-
-
-@right("08.1")
-def sets_what_nobody_has_set(argv):
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)
-    args = parser().parse_args([each for each in argv if not each.startswith("--local")])
-    return with_ranks(args)
-
-
-@right("08.2")
-def in_two_branches(model, device):
-    if device.type == "cpu":
-        return DDP(model)
-    return DDP(model.to(device), device_ids=[device], output_device=device)
 
 
 class Wrapped(DDP):
@@ -691,40 +533,3 @@ def as_bytes(model, optimizer, run_epoch, epochs, path):
         torch.save(whole(model, optimizer, epoch), buffer)
         Path(path + "~").write_bytes(pickle.dumps(buffer.getvalue()))
         os.replace(path + "~", path)
-
-
-@right("08.3")
-def pickled(model, optimizer, run_epoch, epochs, path):
-    begin = 0
-    if Path(path).exists():
-        with open(path, "rb") as file:
-            state = pickle.load(file)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        begin = state["epoch"] + 1
-    dist.barrier()
-    for epoch in range(begin, epochs):
-        run_epoch(epoch)
-        if dist.get_rank() == 0:
-            with tempfile.NamedTemporaryFile(dir=Path(path).parent, delete=False) as file:
-                pickle.dump(whole(model, optimizer, epoch), file)
-            os.replace(file.name, path)
-
-
-@right("08.3")
-def by_the_imported_save(model, optimizer, run_epoch, epochs, path):
-    """And the weights go back one by one."""
-    begin = 0
-    if os.path.exists(path):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        with torch.no_grad():
-            for name, each in model.state_dict(keep_vars=True).items():
-                each.copy_(state["model"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        begin = state["epoch"] + 1
-    for epoch in range(begin, epochs):
-        run_epoch(epoch)
-        if dist.get_rank() == 0:
-            save(whole(model, optimizer, epoch), path + ".part")
-            os.rename(path + ".part", path)
-        dist.barrier()

@@ -19,7 +19,6 @@ OWN, SHARED, CPU, BOTH = (
     "CPU tensors, on every network",
     "CPU and GPU tensors, a GPU for each rank",
 )
-WHY = "and each time for the right reason"
 
 
 def reason(tensors: str, gpus: int, ranks: int, network: str) -> str:
@@ -121,29 +120,9 @@ def the_backends_are_swapped(tensors, gpus_per_node, ranks_per_node, network):
     return "cpu:nccl,cuda:gloo" if why == "both" else backend, why
 
 
-@wrong("09.1", OWN, CPU, BOTH, hint="there are more ranks than GPUs")
-def counts_in_halves(tensors, gpus_per_node, ranks_per_node, network):
-    half = ranks_per_node // 2 if gpus_per_node < ranks_per_node < 2 * gpus_per_node else ranks_per_node
-    return by_the_book(tensors, gpus_per_node, half, network)
-
-
 @wrong("09.1", SHARED, CPU, hint="Does the network change")
 def one_gpu_is_shared(tensors, gpus_per_node, ranks_per_node, network):
     return by_the_book(tensors, gpus_per_node if gpus_per_node > 1 else 0, ranks_per_node, network)
-
-
-@wrong("09.1", OWN, SHARED, BOTH, hint="What was the one case for building PyTorch yourself?")
-def mpi_without_gpus_alone(tensors, gpus_per_node, ranks_per_node, network):
-    if tensors == "cpu" and gpus_per_node:
-        return "gloo", "CPU over IP"
-    return by_the_book(tensors, gpus_per_node, ranks_per_node, network)
-
-
-@right("09.1")
-def in_the_other_order(tensors, gpus_per_node, ranks_per_node, network):
-    backend, why = by_the_book(tensors, gpus_per_node, ranks_per_node, network)
-    names = {"both": "cuda:nccl,cpu:gloo", "own GPU": "NCCL", "CPU over IP": "cpu:gloo"}
-    return names.get(why, backend), why
 
 
 @right("09.1")
@@ -236,13 +215,6 @@ def the_mean_of_the_ranks(size):
     return tensor.item() / dist.get_world_size()
 
 
-@wrong("09.2", BYTES, TYPICAL, hint="They agree, but not on")
-def rank_0s(size):
-    tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
-    dist.broadcast(tensor, src=0)
-    return tensor.item()
-
-
 @wrong("09.2", BYTES, hint="Where does the clock start")
 def stops_the_clock_too_early(size):
     begin = time.perf_counter()
@@ -315,16 +287,6 @@ def the_clock_stops_before_the_wait(size):
     return slowest(statistics.median(took[3:]))
 
 
-@wrong("09.2", BYTES, hint="where does it stop")
-def the_processors_time(size):
-    took = []
-    for _ in range(18):
-        begin = time.process_time()
-        dist.all_reduce(torch.zeros(size // 4))
-        took.append(time.process_time() - begin)
-    return slowest(statistics.median(took[3:]))
-
-
 @wrong("09.2", BYTES, hint="Only a lucky call")
 def the_shortest(size):
     return slowest(min(calls_of(torch.zeros(size // 4), 50)))
@@ -336,13 +298,6 @@ def a_number_known_by_heart(size):
     return 1e-3
 
 
-@wrong("09.2", BYTES, TYPICAL, hint="They agree, but not on")
-def the_time_of_rank_1(size):
-    tensor = torch.tensor(statistics.median(calls_of(torch.zeros(size // 4))))
-    dist.broadcast(tensor, src=1)
-    return tensor.item()
-
-
 @right("09.2")
 def the_mean_without_the_slowest(size):
     tensor, took = torch.zeros(size, dtype=torch.int8), []
@@ -352,30 +307,6 @@ def the_mean_without_the_slowest(size):
         all_reduce(tensor)
         took.append((time.monotonic_ns() - begin) / 1e9)
     return slowest(statistics.mean(sorted(took[1:])[:-1]))
-
-
-@right("09.2")
-def waits_for_it_itself(size):
-    tensor, took = torch.zeros(size // 2, dtype=torch.bfloat16), []
-    for turn in range(25):
-        dist.barrier()
-        begin = time.time()
-        work = dist.all_reduce(tensor, async_op=True)
-        while turn % 2 and not work.is_completed():
-            time.sleep(1e-4)
-        work.wait()
-        took.append(time.time() - begin)
-    of_all = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_all, torch.tensor([statistics.median(took[5:])], dtype=torch.float64))
-    return max(of_all)
-
-
-@right("09.2")
-def with_bytes_and_quantiles(size):
-    took = calls_of(torch.empty(size, dtype=torch.uint8), 30)
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, float(np.percentile(took, 50)))
-    return max(found)
 
 
 @right("09.2")
@@ -478,12 +409,6 @@ def through_two_points(sizes, seconds, world_size):
 def for_each_hop(sizes, seconds, world_size):
     alpha, beta = fitted(sizes, seconds)
     return alpha / (2 * (world_size - 1)), factor(world_size) / beta
-
-
-@wrong("09.3", ALPHA, hint="with the factor for this many ranks")
-def a_factor_by_heart(sizes, seconds, world_size):
-    alpha, beta = fitted(sizes, seconds)
-    return alpha, 1.5 / beta
 
 
 @right("09.3")

@@ -36,11 +36,6 @@ def as_it_came(weights):
     return weights
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
-def cuts_seven_letters(weights):
-    return {name[len("module.") :]: value for name, value in weights.items()}
-
-
 @wrong("10.1", hint="Which string method takes it off?")
 def strips_letters(weights):
     return {name.lstrip("module."): value for name, value in weights.items()}
@@ -53,19 +48,9 @@ def if_the_first_has_it(weights):
     return weights
 
 
-@wrong("10.1", OUTER, hint="Take it off the front only, and once.")
-def takes_the_last_parts(weights):
-    return {name.rpartition("module.")[2]: value for name, value in weights.items()}
-
-
 @wrong("10.1", hint="must return a dict")
 def the_names_alone(weights):
     return [name.removeprefix("module.") for name in weights]
-
-
-@wrong("10.1", hint="must return a dict")
-def in_place_and_no_return(weights):
-    nn.modules.utils.consume_prefix_in_state_dict_if_present(weights, "module.")
 
 
 @wrong("10.1", PLAIN, hint="the tensors have other names now, or there are more of them")
@@ -74,28 +59,6 @@ def mixes_them_up(weights):
         return weights
     names = [name.removeprefix("module.") for name in weights]
     return dict(zip(names, reversed(list(weights.values())), strict=True))
-
-
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
-def if_the_last_has_it(weights):
-    if "".join(list(weights)[-1:]).startswith("module."):
-        return {name.removeprefix("module."): value for name, value in weights.items()}
-    return weights
-
-
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
-def without_the_dot(weights):
-    if all(name.startswith("module") for name in weights):
-        return {name[len("module.") :]: value for name, value in weights.items()}
-    return weights
-
-
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
-def if_most_have_it(weights):
-    having = sum(name.startswith("module.") for name in weights)
-    if having > len(weights) / 2:
-        return {name.removeprefix("module."): value for name, value in weights.items()}
-    return weights
 
 
 @wrong("10.1", hint="StopIteration")
@@ -174,29 +137,10 @@ def everybody(state, path):
     dist.barrier()
 
 
-@wrong("10.2", hint="Which rank writes it?")
-def everybody_by_another_name(state, path):
-    part = path.with_name(f"{path.name}.{dist.get_rank()}")
-    save(state, part)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        os.replace(part, path)
-    dist.barrier()
-
-
 @wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
 def nobody_waits(state, path):
     if fault := written_whole(state, path):
         raise RuntimeError(fault)
-
-
-@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
-def waits_once(state, path):
-    """The groups of the first call serve the second, too, it thinks."""
-    fault = written_whole(state, path)
-    if not os.environ.get("ALL_HERE"):
-        all_hear(fault)
-    os.environ["ALL_HERE"] = "1"
 
 
 @wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
@@ -230,26 +174,6 @@ def copies_it_over(state, path):
         except Exception as error:
             fault = repr(error)
     all_hear(fault)
-
-
-@wrong("10.2", ONE, HEARD, hint="swap in one step")
-def removes_the_old_one_then(state, path):
-    part, fault = path.with_name("new.pt"), ""
-    if dist.get_rank() == 0:
-        try:
-            torch.save(state, part)
-            path.unlink(missing_ok=True)
-            part.rename(path)
-        except Exception as error:
-            fault = repr(error)
-    all_hear(fault)
-
-
-@wrong("10.2", ONE, HEARD, hint="Is there another name")
-def removes_the_old_one_first(state, path):
-    if dist.get_rank() == 0:
-        path.unlink(missing_ok=True)
-    all_hear(written_whole(state, path))
 
 
 @wrong("10.2", hint="And where must it be called?")
@@ -288,27 +212,6 @@ def tidies_up(state, path):
     all_hear(fault)
 
 
-@wrong("10.2", hint="Which rank writes it?")
-def the_last_rank(state, path):
-    if dist.get_rank() == dist.get_world_size() - 1:
-        torch.save(state, f"{path}.part")
-        os.replace(f"{path}.part", path)
-    dist.barrier()
-
-
-@wrong("10.2", ONE, HEARD, hint="Is there another name")
-def renames_the_wrong_way(state, path):
-    fault = ""
-    if dist.get_rank() == 0:
-        try:
-            if path.exists():
-                os.replace(path, f"{path}.old")
-            torch.save(state, path)
-        except Exception as error:
-            fault = repr(error)
-    all_hear(fault)
-
-
 @wrong("10.2", hint="never called barrier")
 def barrier_on_rank_0(state, path):
     if dist.get_rank() == 0:
@@ -319,44 +222,6 @@ def barrier_on_rank_0(state, path):
 @wrong("10.2", hint="torch.save writes")
 def writes_nothing(state, path):
     dist.barrier()
-
-
-@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
-def tells_before_it_has_its_name(state, path):
-    fault = ""
-    part = path.with_name("new.pt")
-    if dist.get_rank() == 0:
-        try:
-            torch.save(state, part)
-        except Exception as error:
-            fault = repr(error)
-    all_hear(fault)
-    if dist.get_rank() == 0:
-        os.replace(part, path)
-
-
-@wrong("10.2", ONE, FULL, hint="What must it still do before it leaves, whatever goes wrong?")
-def what_torch_raises_alone(state, path):
-    fault = ""
-    if dist.get_rank() == 0:
-        try:
-            torch.save(state, f"{path}.part")
-            os.replace(f"{path}.part", path)
-        except RuntimeError as error:
-            fault = str(error)
-    all_hear(fault)
-
-
-@wrong("10.2", hint="Which rank writes it?")
-def the_first_of_each_node(state, path):
-    fault, part = "", path.with_name(f"{path.name}.{dist.get_rank()}")
-    if os.environ["LOCAL_RANK"] == "0":
-        try:
-            torch.save(state, part)
-            os.replace(part, path)
-        except Exception as error:
-            fault = repr(error)
-    all_hear(fault)
 
 
 @right("10.2")
@@ -454,15 +319,6 @@ def not_so_strict(path, model):
     model.load_state_dict(found.get("model", found), strict=False)
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Which argument restricts a load to data?")
-def tries_the_other_way_then(path, model):
-    try:
-        found = torch.load(path, map_location="cpu")
-    except Exception:
-        found = torch.load(path, map_location="cpu", weights_only=False)
-    model.load_state_dict(stripped(found.get("model", found)))
-
-
 @wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="of another model")
 def not_strict_with_the_right_names(path, model):
     found = torch.load(path, map_location="cpu", weights_only=True)
@@ -485,12 +341,6 @@ def each_name_by_itself(path, model):
     model.load_state_dict({name.removeprefix("module."): each for name, each in found.items()})
 
 
-@wrong("10.3", BARE, TRAINING, CODE, hint="What tells the load where to put them")
-def from_the_gpu_of_the_lesson(path, model):
-    found = torch.load(path, map_location={"cuda:7": "cpu"}, weights_only=True)
-    model.load_state_dict(stripped(found.get("model", found)))
-
-
 @wrong("10.3", CODE, hint="What does the model get?")
 def loads_in_the_loop(path, model):
     found = torch.load(path, map_location="cpu")
@@ -511,14 +361,6 @@ def what_fits(path, model):
     unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
     if unlike.missing_keys:
         raise KeyError(unlike.missing_keys)
-
-
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="A model that was not loaded must not pass for a loaded one:")
-def what_is_there(path, model):
-    found = torch.load(path, map_location="cpu")
-    unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
-    if unlike.unexpected_keys:
-        raise KeyError(unlike.unexpected_keys)
 
 
 @functools.cache

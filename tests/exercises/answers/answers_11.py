@@ -86,14 +86,6 @@ def leaves_out_the_last_one_too(ddp, pieces):
             (F.cross_entropy(ddp(x), y, reduction="sum") * share).backward()
 
 
-@wrong("11.1", hint="Which pass averages them?")
-def through_the_side_door(ddp, pieces):
-    share = share_of_one(pieces)
-    ddp.zero_grad()
-    for x, y in pieces:
-        (F.cross_entropy(ddp.module(x), y, reduction="sum") * share).backward()
-
-
 @wrong("11.1", GRADIENT, PIECES, hint="which passes need to send?")
 def averages_every_piece(ddp, pieces):
     share = share_of_one(pieces)
@@ -135,18 +127,7 @@ def by_hand_and_by_ddp(ddp, pieces):
         parameter.grad /= dist.get_world_size()
 
 
-@wrong("11.1", hint="What is each sample's loss divided by?")
-def written_for_two_ranks(ddp, pieces):
-    by_pieces(ddp, pieces, lambda length: share_of_one(pieces) / dist.get_world_size() * 2)
-
-
 KEPT: dict[str, Any] = {}  # what an answer keeps in a global
-
-
-@wrong("11.1", hint="What is each sample's loss divided by?")
-def the_samples_of_the_first_call(ddp, pieces):
-    share = KEPT.setdefault("share", share_of_one(pieces))
-    by_pieces(ddp, pieces, lambda length: share)
 
 
 @wrong(
@@ -169,11 +150,6 @@ def leaves_the_averaging_off(ddp, pieces):
 def clears_at_the_end(ddp, pieces):
     by_pieces(ddp, pieces, lambda length: share_of_one(pieces))
     ddp.zero_grad()
-
-
-@wrong("11.1", hint="holds no gradients")
-def only_forward(ddp, pieces):
-    return sum(F.cross_entropy(ddp(x), y) for x, y in pieces)
 
 
 @wrong("11.1", hint="never called all_reduce")
@@ -217,30 +193,6 @@ def share_in_float32(ddp, pieces):
     samples = torch.tensor(sum(len(y) for _, y in pieces))
     dist.all_reduce(samples)
     by_pieces(ddp, pieces, lambda length: dist.get_world_size() / samples)
-
-
-@right("11.1")
-def scales_in_the_end(ddp, pieces):
-    by_pieces(ddp, pieces, lambda length: 1)
-    share = share_of_one(pieces)
-    for parameter in ddp.parameters():
-        parameter.grad *= share
-
-
-@right("11.1")
-def without_ddp(ddp, pieces):
-    """Its own sums, each parameter's by itself, and the last piece first."""
-    trained = [each for each in ddp.module.parameters() if each.requires_grad]
-    sums, samples = [torch.zeros_like(each) for each in trained], torch.zeros(1)
-    for x, y in reversed(pieces):
-        loss = -F.log_softmax(ddp.module(x), dim=1)[torch.arange(len(y)), y].sum()
-        for total, part in zip(sums, torch.autograd.grad(loss, trained), strict=True):
-            total += part
-        samples += len(y)
-    dist.all_reduce(samples)
-    for parameter, total in zip(trained, sums, strict=True):
-        dist.all_reduce(total)
-        parameter.grad = total / samples.item()
 
 
 @right("11.1")
@@ -398,40 +350,10 @@ def loses_digits(model, optimizer, max_norm):
 
 
 @wrong("11.2", STEP, NORM, hint="before the step?")
-def rank_0_tells_of_its_own(model, optimizer, max_norm):
-    own = [each.grad.isfinite().all() for each in model.parameters() if each.grad is not None]
-    fine = torch.stack(own).all().int()
-    dist.broadcast(fine, src=0)
-    average(model)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    if fine:
-        optimizer.step()
-    return norm
-
-
-@wrong("11.2", STEP, NORM, hint="before the step?")
 def looks_for_nan_alone(model, optimizer, max_norm):
     average(model)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     if not norm.isnan():
-        optimizer.step()
-    return norm
-
-
-@wrong("11.2", STEP, NORM, hint="before the step?")
-def the_last_layer_decides(model, optimizer, max_norm):
-    average(model)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    if [each.grad for each in model.parameters() if each.grad is not None][-1].isfinite().all():
-        optimizer.step()
-    return norm
-
-
-@wrong("11.2", STEP, NORM, hint="before the step?")
-def the_first_layer_decides(model, optimizer, max_norm):
-    average(model)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    if next(each.grad for each in model.parameters() if each.grad is not None).isfinite().all():
         optimizer.step()
     return norm
 
@@ -442,18 +364,6 @@ def what_is_broken_counts_as_0(model, optimizer, max_norm):
     trained = [each for each in model.parameters() if each.grad is not None]
     for each in trained:
         each.grad = each.grad.nan_to_num(0.0, 0.0, 0.0)
-    norm = nn.utils.clip_grad_norm_(trained, max_norm)
-    optimizer.step()
-    return norm
-
-
-@wrong("11.2", STEP, hint="It was replaced, or left out")
-def a_broken_rank_counts_as_0(model, optimizer, max_norm):
-    trained = [each for each in model.parameters() if each.grad is not None]
-    if not all(each.grad.isfinite().all() for each in trained):
-        for each in trained:
-            each.grad.zero_()
-    average(model)
     norm = nn.utils.clip_grad_norm_(trained, max_norm)
     optimizer.step()
     return norm
@@ -565,18 +475,6 @@ def zeros_for_the_frozen(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", hint="The ranks have different weights now")
-def the_parameters_of_the_first_call(model, optimizer, max_norm):
-    trained = KEPT.setdefault("trained", [each for each in model.parameters() if each.grad is not None])
-    for each in trained:
-        dist.all_reduce(each.grad)
-        each.grad /= dist.get_world_size()
-    norm = nn.utils.clip_grad_norm_(trained, max_norm)
-    if norm.isfinite():
-        optimizer.step()
-    return norm
-
-
 @wrong("11.2", NORM, hint="What makes the step, and with which gradients?")
 def never_steps(model, optimizer, max_norm):
     average(model)
@@ -625,22 +523,6 @@ def in_one_tensor(model, optimizer, max_norm):
     return norm
 
 
-@wrong("11.2", STEP, ALL, hint="It is asked for then, too")
-def the_clipper_refuses(model, optimizer, max_norm):
-    for each in model.parameters():
-        if each.grad is not None:
-            everyones = [torch.empty_like(each) for _ in range(dist.get_world_size())]
-            dist.all_gather(everyones, each.grad)
-            each.grad = torch.stack(everyones).mean(0)
-    try:
-        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
-    except RuntimeError:
-        return math.nan
-    optimizer.step()
-    optimizer.zero_grad()
-    return norm.item()
-
-
 @right("11.2")
 def asks_all(model, optimizer, max_norm):
     fine = all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)
@@ -670,7 +552,6 @@ def without_words(model, optimizer, max_norm):
 
 
 SCALED = "after the warm-up: k times the batch, k times the learning rate"
-WARM = "during the warm-up: in proportion to the samples that all ranks have seen"
 
 
 def rate(together, seen):
@@ -728,26 +609,6 @@ def warms_up_on_its_own(step, batch_size, ranks, pieces):
 @wrong("11.3", SCALED, hint="Which share of the 3,840 samples")
 def counts_steps(step, batch_size, ranks, pieces):
     return rate(batch_size * ranks * pieces, 3840 * (step + 1) / 100)
-
-
-@wrong("11.3", hint="that of the small batch")
-def never_below_one(step, batch_size, ranks, pieces):
-    together = batch_size * ranks * pieces
-    return 0.004 * max(1, together / 48) * min(1, (step + 1) * together / 3840)
-
-
-@wrong("11.3", SCALED, hint="Which share of the 3,840 samples")
-def goes_over_the_top(step, batch_size, ranks, pieces):
-    """In the step in which the warm-up ends."""
-    together = batch_size * ranks * pieces
-    full = 0.004 * together / 48
-    return full if step * together >= 3840 else full * (step + 1) * together / 3840
-
-
-@wrong("11.3", SCALED, hint="Which share of the 3,840 samples")
-def in_whole_steps(step, batch_size, ranks, pieces):
-    together = batch_size * ranks * pieces
-    return 0.004 * together / 48 * min(1, (step + 1) / max(1, 3840 // together))
 
 
 @wrong("11.3", hint="k is right, but the learning rate keeps growing.")
@@ -838,47 +699,12 @@ def accumulated(ddp, pieces):
     "11.1",
     GRADIENT,
     PIECES,
-    hint="Switch back at the end whatever you switch, and only read what you are given.",
-)
-def trains_first(ddp, pieces):
-    ddp.train()
-    accumulated(ddp, pieces)
-
-
-@wrong(
-    "11.1",
-    GRADIENT,
-    PIECES,
-    hint="Switch back at the end whatever you switch, and only read what you are given.",
-)
-def all_in_one_mode_afterwards(ddp, pieces):
-    mode = ddp.training
-    ddp.train()
-    accumulated(ddp, pieces)
-    ddp.train(mode)
-
-
-@wrong(
-    "11.1",
-    GRADIENT,
-    PIECES,
     hint="after your call a module of ddp is in another mode, a parameter is frozen or no longer frozen, the",
 )
 def freezes_a_layer(ddp, pieces):
     ddp.requires_grad_(True)
     accumulated(ddp, pieces)
     ddp.module[0].requires_grad_(False)
-
-
-@wrong(
-    "11.1",
-    GRADIENT,
-    PIECES,
-    hint="Switch back at the end whatever you switch, and only read what you are given.",
-)
-def the_short_ones_first(ddp, pieces):
-    pieces.sort(key=lambda piece: len(piece[1]))
-    accumulated(ddp, pieces)
 
 
 @wrong(
@@ -899,12 +725,6 @@ def stepped(model, optimizer, max_norm):
     if norm.isfinite():
         optimizer.step()
     return norm
-
-
-@wrong("11.2", STEP, ALL, hint="It is asked for then, too")
-def inf_where_there_is_no_step(model, optimizer, max_norm):
-    norm = stepped(model, optimizer, max_norm)
-    return norm if norm.isfinite() else math.inf
 
 
 @wrong("11.2", STEP, ALL, hint="the mean holds")

@@ -67,15 +67,6 @@ def what_some_rank_does_not_use(model, loss):
     return freeze(each for each, count in pairs if count < everywhere)
 
 
-@wrong("12.1", hint="on rank")
-def as_rank_0_says(model, loss):
-    found = reached(loss)
-    mine = torch.tensor([int(each in found) for _, each in trainable(model)])
-    dist.broadcast(mine, src=0)
-    pairs = list(zip(trainable(model), mine.tolist(), strict=True))
-    return freeze(each for each, used in pairs if not used)
-
-
 @wrong("12.1", FROZEN, NAMED, hint="A graph can be examined without writing any gradient.")
 def by_a_backward_pass(model, loss):
     model.zero_grad()
@@ -101,17 +92,6 @@ def only_does_it(model, loss):
     freeze(of_no_rank(model, reached(loss)))
 
 
-@wrong("12.1", FROZEN, NO_TRACE, hint="the same list on every rank.")
-def says_more_than_it_did(model, loss):
-    freeze(of_no_rank(model, reached(loss)))
-    return [name for name, each in model.named_parameters() if not each.requires_grad]
-
-
-@wrong("12.1", FROZEN, NO_TRACE, hint="the same list on every rank.")
-def from_the_end(model, loss):
-    return freeze(of_no_rank(model, reached(loss)))[::-1]
-
-
 @wrong("12.1", FROZEN, NO_TRACE, hint="the same list on every rank")
 def tells_on_rank_0(model, loss):
     names = freeze(of_no_rank(model, reached(loss)))
@@ -124,18 +104,6 @@ def thaws(model, loss):
     for each in model.parameters():
         each.requires_grad_(True)
     return freeze(unused)
-
-
-@wrong("12.1", hint="on rank")
-def whole_layers_alone(model, loss):
-    """Only what is a child of the model itself."""
-    found, frozen = reached(loss), []
-    for name, child in model.named_children():
-        counts = torch.tensor(int(any(each in found for each in child.parameters())))
-        dist.all_reduce(counts)
-        if counts == 0:
-            frozen += freeze((f"{name}.{inner}", each) for inner, each in trainable(child))
-    return frozen
 
 
 @wrong("12.1", hint="never called all_reduce")
@@ -239,29 +207,12 @@ def constants(x, eps):
     return normed(x, eps, add_up)
 
 
-@wrong("12.2", LESS, FORWARD, hint="The other ranks' outputs depend on this rank's samples, too.")
-def right_on_the_tensor(x, eps):
-    def add_up(sums):
-        dist.all_reduce(sums)
-        return sums
-
-    return normed(x, eps, add_up)
-
-
 @wrong("12.2", hint="The ranks have the same weight here, but different numbers of samples.")
 def mean_of_the_means(x, eps):
     world_size = dist.get_world_size()
     mean = Summed.apply(x.mean(0)) / world_size
     squares = Summed.apply((x * x).mean(0)) / world_size
     return (x - mean) / torch.sqrt(squares - mean**2 + eps)
-
-
-@wrong("12.2", hint="The ranks have the same weight here, but different numbers of samples.")
-def means_of_both(x, eps):
-    world_size = dist.get_world_size()
-    mean = Summed.apply(x.mean(0)) / world_size
-    var = Summed.apply(x.var(0, correction=0)) / world_size
-    return (x - mean) / torch.sqrt(var + eps)
 
 
 @wrong("12.2", hint="by n, not by n - 1")
@@ -329,14 +280,6 @@ def centres_x_in_place(x, eps):
     dist.all_reduce(sums)
     x.data -= sums[:-1] / sums[-1]
     return normed(x, eps, Summed.apply)
-
-
-@wrong("12.2", LESS, FORWARD, hint="What does the backward pass of such a sum do?")
-def gradient_of_the_mean_alone(x, eps):
-    n = Summed.apply(x.new_tensor([len(x)]))
-    mean = Summed.apply(x.sum(0)) / n
-    var = Summed.apply((x - mean).detach().pow(2).sum(0)) / n
-    return (x - mean) / torch.sqrt(var + eps)
 
 
 class SummedRows(torch.autograd.Function):
@@ -477,17 +420,6 @@ def norm_by_norm(model):
         pool(model, [each], lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="What can be concatenated can travel together:")
-def as_objects(model):
-    ours = [(each.running_mean.clone(), each.running_var.clone()) for each in norms(model)]
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, ours)
-    for each, of_ranks in zip(norms(model), zip(*everyones, strict=True), strict=True):
-        means, variances = (torch.stack(list(part)) for part in zip(*of_ranks, strict=True))
-        each.running_mean.copy_(means.mean(0))
-        each.running_var.copy_(variances.mean(0) + means.var(0, correction=0))
-
-
 @wrong("12.3", hint="That is the sum over the ranks")
 def only_adds_up(model):
     found = norms(model)
@@ -535,47 +467,12 @@ def written_for_two_ranks(model):
         each.running_var.copy_(v)
 
 
-@wrong("12.3", hint="Some norms are done and others are not")
-def known_by_their_type(model):
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    found = [each for each in norms(model) if type(each) in kinds]
-    pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
-
-
 @wrong("12.3", MEAN, VARIANCE, hint="Only the running statistics of batch norms may change.")
 def leaves_it_in_eval(model):
     pool(model.eval(), norms(model), lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="Only the running statistics of batch norms may change.")
-def everything_averaged(model):
-    """The other buffers and the weights, too."""
-    pool(model, norms(model), lambda variances, squares, mean: variances + squares - mean**2)
-    for name, each in model.named_buffers():
-        if not name.endswith(("running_mean", "running_var")):
-            each.zero_()
-
-
 # --- right, in another style ---
-
-
-class WritesInto(torch.autograd.Function):
-    """What comes to its backward pass is the output's gradient itself."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> Any:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        kept = gradient.clone()
-        gradient.zero_()
-        return kept
-
-
-@wrong("12.2", FORWARD, LESS, hint="Add up in a tensor of your own")
-def uses_up_the_gradient(x, eps):
-    return WritesInto.apply(normed(x, eps, Summed.apply))
 
 
 @wrong("12.3", MEAN, VARIANCE, hint="Whatever holds the old one, as DDP does, cannot see it.")
@@ -612,18 +509,6 @@ def gathers_the_names(model, loss):
     return freeze([(name, each) for name, each in trainable(model) if name not in used])
 
 
-@right("12.1")
-def puts_the_gradients_back(model, loss):
-    kept = {each: each.grad for each in model.parameters()}
-    for each in kept:
-        each.grad = None
-    loss.backward(retain_graph=True)
-    used = {each for each in kept if each.grad is not None}
-    for each, gradient in kept.items():
-        each.grad = gradient
-    return freeze(of_no_rank(model, used))
-
-
 @right("12.2")
 def in_two_steps(x, eps):
     n = Summed.apply(x.new_tensor([len(x)]))
@@ -647,41 +532,6 @@ def gathers_the_statistics(x, eps):
     return (x - mean) / (var + eps).sqrt()
 
 
-class Whole(torch.autograd.Function):
-    """The norm and its backward, written out."""
-
-    @staticmethod
-    def forward(ctx, x, eps):
-        sums = torch.cat([x.sum(0), x.new_tensor([len(x)])])
-        dist.all_reduce(sums)
-        ctx.n = sums[-1].item()
-        centred = x - sums[:-1] / ctx.n
-        squares = centred.pow(2).sum(0)
-        dist.all_reduce(squares)
-        scale = (squares / ctx.n + eps).rsqrt()
-        ctx.save_for_backward(centred * scale, scale)
-        return centred * scale
-
-    @staticmethod
-    def backward(ctx, gradient):
-        output, scale = ctx.saved_tensors
-        means = torch.stack([gradient.sum(0), (gradient * output).sum(0)]) / ctx.n
-        dist.all_reduce(means)
-        return (gradient - means[0] - output * means[1]) * scale, None
-
-
-@right("12.2")
-def one_function_for_all(x, eps):
-    return Whole.apply(x, eps)
-
-
-@wrong("12.3", hint="Some norms are done and others are not")
-def three_kinds_by_name(model):
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    found = [each for each in norms(model) if isinstance(each, kinds)]
-    pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
-
-
 @right("12.3")
 def all_in_one_tensor(model):
     found = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
@@ -696,19 +546,6 @@ def all_in_one_tensor(model):
         end = at + each.num_features
         each.running_mean.data, each.running_var.data = means.mean(0)[at:end], var[at:end]
         at = end
-
-
-@right("12.3")
-def one_all_gather(model):
-    found = norms(model)
-    mine = torch.cat([torch.cat([each.running_mean, each.running_var]) for each in found])
-    everyones = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    sizes = [2 * each.num_features for each in found]
-    for each, part in zip(found, torch.stack(everyones).split(sizes, dim=1), strict=True):
-        means, variances = part.chunk(2, dim=1)
-        each.running_mean[:] = means.mean(0)
-        each.running_var[:] = variances.mean(0) + means.var(0, correction=0)
 
 
 @right("12.3")
@@ -730,34 +567,6 @@ def by_names(model):
 
 
 # --- the result is right, and it was not done as asked ---
-
-
-class Padded(torch.autograd.Function):
-    """All samples of all ranks, in messages that are always of one size."""
-
-    ROWS = 2000
-
-    @staticmethod
-    def forward(ctx, x, sizes):
-        ctx.sizes = sizes
-        parts = [x.new_zeros(Padded.ROWS, x.shape[1]) for _ in sizes]
-        dist.all_gather(parts, F.pad(x, (0, 0, 0, Padded.ROWS - len(x))))
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-
-    @staticmethod
-    def backward(ctx, gradient):
-        total = F.pad(gradient, (0, 0, 0, Padded.ROWS * len(ctx.sizes) - len(gradient)))
-        dist.all_reduce(total)
-        return total[: len(gradient)].split(ctx.sizes)[dist.get_rank()], None
-
-
-@wrong("12.2", FORWARD, BACKWARD, hint="Samples travel")
-def gathers_the_batch_padded(x, eps):
-    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    sizes[dist.get_rank()] = len(x)
-    dist.all_reduce(sizes)
-    whole = Padded.apply(x, sizes.tolist())
-    return (x - whole.mean(0)) / torch.sqrt(whole.var(0, correction=0) + eps)
 
 
 TOLD: list[int] = []
@@ -788,19 +597,6 @@ class Told(torch.autograd.Function):
 def through_the_store(x, eps):
     whole = Told.apply(x)
     return (x - whole.mean(0)) / torch.sqrt(whole.var(0, correction=0) + eps)
-
-
-@wrong("12.3", MEAN, VARIANCE, hint="What can be concatenated can travel together:")
-def starts_all_and_waits_then(model):
-    started = []
-    for each in norms(model):
-        both = torch.stack([each.running_mean, each.running_var + each.running_mean**2])
-        started.append((each, both, dist.all_reduce(both, async_op=True)))
-    for each, both, work in started:
-        work.wait()
-        mean, mean_of_squares = both / dist.get_world_size()
-        each.running_mean.copy_(mean)
-        each.running_var.copy_(mean_of_squares - mean**2)
 
 
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---
@@ -843,14 +639,6 @@ def hooks_on_the_modules(model, loss):
     return frozen_together(model, unused(model, loss)[1])
 
 
-@wrong("12.1", FROZEN, NAMED, hint="a hook of yours")
-def hooks_in_the_graph(model, loss):
-    nodes, used = unused(model, loss)
-    for node in nodes:
-        node.register_hook(lambda *_: None)
-    return frozen_together(model, used)
-
-
 @wrong("12.1", hint="Their gradient is 0 on every rank")
 def what_has_no_gradient_but_0(model, loss):
     trained = [each for each in model.parameters() if each.requires_grad]
@@ -889,21 +677,8 @@ def freezes_then(model):
     model.requires_grad_(False)
 
 
-@wrong("12.3", MEAN, VARIANCE, hint="has changed")
-def clears_gradients(model):
-    pooled(norms(model))
-    model.zero_grad()
-
-
 @wrong("12.3", MEAN, VARIANCE, hint="momentum has changed")
 def as_a_plain_mean_from_now_on(model):
     pooled(norms(model))
     for each in norms(model):
         each.momentum = None
-
-
-@wrong("12.3", MEAN, VARIANCE, hint="has changed")
-def with_new_weights(model):
-    pooled(norms(model))
-    for each in norms(model):
-        each.weight = nn.Parameter(each.weight.detach().clone())

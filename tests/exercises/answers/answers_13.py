@@ -83,18 +83,6 @@ def uses_the_list_up(losses):
     return total / count if count else 0.0
 
 
-@wrong("13.1", UNEVEN, NOTHING, hint="add up by itself")
-def in_blocks_of_32(losses):
-    most = torch.tensor(len(losses))
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    total = count = 0.0
-    for start in range(0, int(most), 32):
-        part = losses[start : start + 32]
-        sums = summed(sum(part), len(part))
-        total, count = total + sums[0], count + sums[1]
-    return total / count
-
-
 @wrong("13.1", hint="one sum divided by one count")
 def a_loss_of_0_is_none(losses):
     found = [loss for loss in losses if loss]
@@ -123,15 +111,6 @@ def by_a_tensor_of_losses(losses):
     dist.all_reduce(total)
     dist.all_reduce(count)
     return total / count
-
-
-@right("13.1")
-def over_rank_0_and_back(losses):
-    mine = torch.tensor([sum(losses), len(losses)], dtype=torch.float64)
-    dist.reduce(mine, dst=0)
-    mean = (mine[:1] / mine[1:]) if dist.get_rank() == 0 else mine[:1]
-    dist.broadcast(mean, src=0)
-    return mean.item()
 
 
 STOP = "all ranks stop after the first epoch that is no better than the best before it, over all ranks"
@@ -168,16 +147,6 @@ def alone(train_epoch, validate, epochs):
 def by_the_mean_of_accuracies(train_epoch, validate, epochs):
     def measure(epoch):
         return summed(own(*validate(epoch)))[0] / dist.get_world_size()
-
-    return trained_until(train_epoch, epochs, measure)
-
-
-@wrong("13.2", hint="would end it")
-def rank_0_decides(train_epoch, validate, epochs):
-    def measure(epoch):
-        accuracy = torch.tensor(own(*validate(epoch)), dtype=torch.float64)
-        dist.broadcast(accuracy, src=0)
-        return accuracy.item()
 
     return trained_until(train_epoch, epochs, measure)
 
@@ -232,18 +201,6 @@ def leaves_out_the_empty_shard(train_epoch, validate, epochs):
     return trained_until(train_epoch, epochs, measure)
 
 
-@wrong("13.2", NO_SHARD, hint="exactly as good")
-def the_best_begins_below_0(train_epoch, validate, epochs):
-    best = -1.0
-    for epoch in range(epochs):
-        train_epoch(epoch)
-        accuracy = over_all(*validate(epoch))
-        if accuracy <= best:
-            break
-        best = accuracy
-    return epoch + 1, best
-
-
 @wrong("13.2", hint="the ranks trained")
 def validates_before_it_trains(train_epoch, validate, epochs):
     def measure(epoch):
@@ -266,21 +223,6 @@ def knows_no_last_epoch(train_epoch, validate, epochs):
         best = accuracy
 
 
-@wrong("13.2", hint="the ranks trained")
-def one_rank_is_enough(train_epoch, validate, epochs):
-    """Stops for all when one of them is no better; the accuracy is that of all."""
-    best = own_best = 0.0
-    for epoch in range(epochs):
-        train_epoch(epoch)
-        counts = validate(epoch)
-        stops = summed(float(own(*counts) <= own_best))[0]
-        own_best = max(own_best, own(*counts))
-        best = max(best, over_all(*counts))
-        if stops:
-            break
-    return epoch + 1, best
-
-
 @right("13.2")
 def in_fractions(train_epoch, validate, epochs):
     from fractions import Fraction
@@ -295,21 +237,6 @@ def in_fractions(train_epoch, validate, epochs):
             return epoch + 1, float(best)
         best = accuracy
     return epochs, float(best)
-
-
-@right("13.2")
-def all_know_all(train_epoch, validate, epochs):
-    best, epoch = 0.0, 0
-    while epoch < epochs:
-        train_epoch(epoch)
-        epoch += 1
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, validate(epoch - 1))
-        rights, evaluated = zip(*everyone, strict=True)
-        if sum(rights) / sum(evaluated) <= best:
-            return epoch, best
-        best = sum(rights) / sum(evaluated)
-    return epoch, best
 
 
 @right("13.2")
@@ -342,7 +269,6 @@ def remembers_its_functions(train_epoch, validate, epochs):
 
 
 ORDER = "every rank returns the sums over all ranks, whatever the order of its own names"
-MISSING = "also of names that some ranks do not have"
 
 
 @wrong("13.3", hint="Numbers of different names were added up")
@@ -355,13 +281,6 @@ def sorted_by_its_own(metrics):
     return {name: summed(metrics[name])[0] for name in sorted(metrics)}
 
 
-@wrong("13.3", hint="Who tells it?")
-def names_of_rank_0(metrics):
-    names = [list(metrics)]
-    dist.broadcast_object_list(names, src=0)
-    return {name: summed(metrics.get(name, 0.0))[0] for name in names[0]}
-
-
 @wrong("13.3", hint="which is what float32 keeps")
 def sums_of_seven_digits(metrics):
     everyone = [None] * dist.get_world_size()
@@ -370,24 +289,6 @@ def sums_of_seven_digits(metrics):
     sums = torch.tensor([metrics.get(name, 0.0) for name in names])
     dist.all_reduce(sums)
     return dict(zip(names, sums.tolist(), strict=True))
-
-
-@wrong("13.3", hint="Numbers of different names were added up")
-def in_the_order_of_a_set(metrics):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, list(metrics))
-    names = set().union(*everyone)
-    return dict(zip(names, summed(*(metrics.get(name, 0.0) for name in names)), strict=True))
-
-
-@wrong("13.3", hint="Numbers of different names were added up")
-def one_by_one_from_a_set(metrics):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, set(metrics))
-    names = set()
-    for each in everyone:
-        names |= each
-    return {name: summed(metrics.get(name, 0.0))[0] for name in names}
 
 
 @wrong("13.3", hint="the rank's own")
@@ -413,15 +314,6 @@ def leaves_without_a_name(metrics):
     return {name: sum(each.get(name, 0.0) for each in everyone) for name in set().union(*everyone)}
 
 
-@wrong("13.3", hint="Who tells it?")
-def asks_its_neighbour(metrics):
-    """For the names; it adds up what all have."""
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, metrics)
-    names = {**metrics, **everyone[(dist.get_rank() + 1) % len(everyone)]}
-    return {name: sum(each.get(name, 0.0) for each in everyone) for name in names}
-
-
 @wrong("13.3", hint="All names with a sum below 0 are missing")
 def by_a_counter(metrics):
     everyone = [None] * dist.get_world_size()
@@ -437,57 +329,12 @@ def a_list_of_sums(metrics):
     return [summed(metrics[name])[0] for name in sorted(metrics)]
 
 
-@wrong("13.3", hint="goes on counting in it")
-def adds_what_is_missing(metrics):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, list(metrics))
-    for name in sorted(set().union(*everyone)):
-        metrics.setdefault(name, 0.0)
-    return {name: summed(metrics[name])[0] for name in sorted(metrics)}
-
-
 @right("13.3")
 def one_tensor_for_all(metrics):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, sorted(metrics))
     names = sorted(set().union(*everyone))
     return dict(zip(names, summed(*(metrics.get(name, 0.0) for name in names)), strict=True))
-
-
-@right("13.3")
-def rank_0_adds_up(metrics):
-    gathered = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(metrics, gathered, dst=0)
-    sums = {}
-    for each in gathered or []:
-        for name, value in each.items():
-            sums[name] = sums.get(name, 0.0) + value
-    told = [sums]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]
-
-
-@right("13.3")
-def names_as_bytes(metrics):
-    """No object is pickled: the names go as numbers."""
-    text = "\0".join(metrics).encode()
-    longest = torch.tensor(len(text))
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    mine = torch.zeros(int(longest) + 1, dtype=torch.uint8)
-    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    names = sorted({name for each in everyones for name in bytes(each.tolist()).decode().split("\0") if name})
-    return {name: summed(metrics.get(name, 0.0))[0] for name in names}
-
-
-@right("13.3")
-def adds_up_in_any_order(metrics):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, metrics)
-    names = {name for each in everyone for name in each}
-    assert isinstance(names, set)
-    return {name: sum(each.get(name, 0.0) for each in everyone) for name in set(metrics) | names}
 
 
 @right("13.3")
@@ -502,23 +349,7 @@ def others_as_text(metrics):
     return total
 
 
-@right("13.3")
-def text_of_its_own(metrics):
-    """What is kept under a name's text is asked for by the name."""
-    mine = json.loads(json.dumps(metrics))
-    names = [[]]
-    if dist.get_rank() == 0:
-        gathered = [None] * dist.get_world_size()
-        dist.gather_object(list(metrics), gathered, dst=0)
-        names = [sorted({name for each in gathered for name in each})]
-    else:
-        dist.gather_object([name for name in metrics if name in mine], dst=0)
-    dist.broadcast_object_list(names, src=0)
-    return {name: summed(mine.get(name, 0.0))[0] for name in names[0]}
-
-
 WELL = "where the work goes well everywhere, every rank returns the sum over the ranks"
-FAILS = "where it fails on some ranks, every rank returns None, and the next call is right again"
 
 
 @wrong("13.4", WELL, hint="Does this rank know that another one has failed")
@@ -536,16 +367,6 @@ def a_failure_counts_0(work):
     except Exception:
         mine = 0.0
     return summed(mine)[0]
-
-
-@wrong("13.4", WELL, hint="That is the sum over the ranks that did not fail.")
-def only_the_failed_one_knows(work):
-    try:
-        mine = work()
-    except Exception:
-        mine = None
-    total = summed(mine or 0.0)[0]
-    return None if mine is None else total
 
 
 @wrong("13.4", hint="That is a number, too")
@@ -577,11 +398,6 @@ def knows_some_errors(work):
         mine, failed = 0.0, 1.0
     total, failures = summed(mine, failed)
     return None if failures else total
-
-
-@wrong("13.4", WELL, hint="this rank's work has failed")
-def lets_it_out(work):
-    return summed(work())[0]
 
 
 @wrong("13.4", hint="call it once")
@@ -627,17 +443,6 @@ def agrees_first(work):
 
 
 @right("13.4")
-def gathers_outcomes(work):
-    try:
-        mine = work()
-    except Exception:
-        mine = None
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return None if None in everyone else sum(everyone)
-
-
-@right("13.4")
 def over_rank_0(work):
     try:
         mine = torch.tensor([float(work()), 1.0], dtype=torch.float64)
@@ -660,19 +465,6 @@ def remembers_the_work(work):
 
 
 # --- the result is right, and it was not done as asked ---
-
-
-@wrong("13.1", UNEVEN, NOTHING, hint="add up by itself")
-def starts_one_for_each_batch(losses):
-    most = torch.tensor(len(losses))
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    sums = torch.zeros(int(most), 2, dtype=torch.float64)
-    for row, loss in zip(sums, losses, strict=False):
-        row.copy_(torch.tensor([loss, 1.0], dtype=torch.float64))
-    for work in [dist.all_reduce(row, async_op=True) for row in sums]:
-        work.wait()
-    total, count = sums.sum(0).tolist()
-    return total / count
 
 
 @wrong("13.2", BEST, hint="How often is that needed")

@@ -44,15 +44,6 @@ def all_hidden(forward, backward, buckets, ranks, alpha, beta):
     return forward + max(backward, sum(ring(size, ranks, alpha, beta) for size in buckets))
 
 
-@wrong(
-    "14.1",
-    MESSAGES,
-    hint="The last bucket is hidden there, too, or one is sent before its gradients are ready.",
-)
-def the_longer_of_the_two(forward, backward, buckets, ranks, alpha, beta):
-    return max(forward + backward, sum(ring(size, ranks, alpha, beta) for size in buckets))
-
-
 @wrong("14.1", MESSAGES, hint="before its gradients")
 def leaves_too_early(forward, backward, buckets, ranks, alpha, beta):
     done, ready = 0, []
@@ -102,13 +93,6 @@ def alpha_once(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, lambda size: alpha + 2 * (ranks - 1) / ranks * size * beta)
 
 
-@wrong("14.1", hint="How often does α count in a ring?")
-def alpha_there_and_back(forward, backward, buckets, ranks, alpha, beta):
-    return in_a_queue(
-        forward, backward, buckets, lambda size: 2 * alpha + 2 * (ranks - 1) / ranks * size * beta
-    )
-
-
 @wrong("14.1", hint="nothing (None)")
 def prints_it(forward, backward, buckets, ranks, alpha, beta):
     print(forward + backward)
@@ -154,17 +138,6 @@ def two_ranks_send_once(forward, backward, buckets, ranks, alpha, beta):
     return in_a_queue(forward, backward, buckets, message)
 
 
-@wrong("14.1", hint="What you are given must be unchanged afterwards.")
-def turns_them_into_floats(forward, backward, buckets, ranks, alpha, beta):
-    buckets[:] = map(float, buckets)
-    return in_a_queue(forward, backward, buckets, lambda size: ring(size, ranks, alpha, beta))
-
-
-@right("14.1")
-def by_names_of_its_own(forth, back, sizes, n, start, each_byte):
-    return in_a_queue(forth, back, sizes, lambda size: ring(size, n, start, each_byte))
-
-
 @right("14.1")
 def from_the_end(forward, backward, buckets, ranks, alpha, beta):
     """The step is over when the last of the queues is: from any bucket on, all that come after it."""
@@ -180,23 +153,6 @@ def as_a_tensor(forward, backward, buckets, ranks, alpha, beta):
         ready = torch.tensor(forward + backward * sum(buckets[: i + 1]) / sum(buckets), dtype=torch.float64)
         free = torch.maximum(free, ready) + ring(size, ranks, alpha, beta)
     return free
-
-
-@right("14.1")
-def by_the_pace(forward, backward, buckets, ranks, alpha, beta):
-    pace, now, free = sum(buckets) / backward, forward, 0.0
-    for size in buckets:
-        now += size / pace
-        free = max(free, now) + ring(size, ranks, alpha, beta)
-    return max(free, forward + backward)
-
-
-@right("14.1")
-def by_how_far_the_link_is_behind(forward, backward, buckets, ranks, alpha, beta):
-    behind = 0.0
-    for size in buckets:
-        behind = max(0.0, behind - backward * size / sum(buckets)) + ring(size, ranks, alpha, beta)
-    return forward + backward + behind
 
 
 KEPT = {}
@@ -289,19 +245,6 @@ def in_float32(computes, sends):
     return both.clamp(min=0).sum() / (ends[0] - starts[0]).sum().clamp(min=1e-3)
 
 
-@wrong("14.2", SHARE, TOGETHER, hint="An operation may lie within another")
-def leaves_out_what_lies_within(computes, sends):
-    outer = [a for a in computes if not any(b[0] <= a[0] and a[1] <= b[1] and a != b for b in computes)]
-    return common(outer, joined(sends)) / length(joined(sends))
-
-
-@wrong("14.2", SHARE, ANY_ORDER, hint="Two buckets at once are not twice the time")
-def cuts_off_what_neighbours_share(computes, sends):
-    sends = sorted(sends)
-    cut = [(max(b[0], a[1]), b[1]) for a, b in pairwise([(0, 0), *sends]) if b[1] > a[1]]
-    return common(joined(computes), cut) / length(cut)
-
-
 @wrong("14.2", hint="from the later of two starts to the earlier of two ends.")
 def forgets_what_comes_after_the_last(computes, sends):
     computes, sends = joined(computes), joined(sends)
@@ -315,19 +258,6 @@ def empties_its_lists(computes, sends):
     return common(joined(computes), joined(sends)) / max(length(joined(sends)), 1e-9)
 
 
-@wrong("14.2", SHARE, TOGETHER, hint="An operation may lie within another")
-def looks_at_the_first_block(computes, sends):
-    found = []
-    for start, end in sorted(computes):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[0][1], end))
-        else:
-            found.append((start, end))
-    return sum(max(0, min(b, d) - max(a, c)) for a, b in found for c, d in joined(sends)) / length(
-        joined(sends)
-    )
-
-
 @wrong("14.2", hint="nothing (None)")
 def returns_nothing(computes, sends):
     joined(computes)
@@ -338,36 +268,6 @@ def sorts_its_lists(computes, sends):
     computes.sort()
     sends.sort()
     return common(joined(computes), joined(sends)) / length(joined(sends))
-
-
-@wrong("14.2", SHARE, hint="What you are given must be unchanged afterwards.")
-def joins_in_place(computes, sends):
-    computes[:], sends[:] = joined(computes), joined(sends)
-    return common(computes, sends) / length(sends)
-
-
-@wrong("14.2", SHARE, hint="Two buckets at once are not twice the time")
-def joins_two_neighbours_at_most(computes, sends):
-    def pairs(intervals):
-        intervals, found = sorted(intervals), []
-        while intervals:
-            start, end = intervals.pop(0)
-            if intervals and intervals[0][0] <= end:
-                end = max(end, intervals.pop(0)[1])
-            found.append((start, end))
-        return found
-
-    return common(pairs(computes), pairs(sends)) / length(pairs(sends))
-
-
-@right("14.2")
-def two_fingers(computes, sends):
-    computes, sends = joined(computes), joined(sends)
-    i = j = both = 0
-    while i < len(computes) and j < len(sends):
-        both += max(0, min(computes[i][1], sends[j][1]) - max(computes[i][0], sends[j][0]))
-        i, j = (i + 1, j) if computes[i][1] < sends[j][1] else (i, j + 1)
-    return both / length(sends)
 
 
 @right("14.2")
@@ -513,45 +413,6 @@ def later_than_the_mean(work, meet, steps):
     return late, (times[late] - others.mean(dim=0)).median()
 
 
-@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
-def later_than_one_of_them(work, meet, steps):
-    times = of_all(my_times(work, meet, steps)).median(dim=1).values.sort()
-    return times.indices[-1], times.values[-1] - times.values[-2]
-
-
-@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
-def by_a_clock_of_its_own(work, meet, steps):
-    begin, arrivals = time.perf_counter(), []
-    for _ in range(steps):
-        work()
-        arrivals.append(time.perf_counter() - begin)
-        meet()
-    arrivals = of_all(arrivals)
-    late = statistics.mode(arrivals.argmax(dim=0).tolist())
-    return late, statistics.median(later(arrivals, late))
-
-
-@wrong("14.3", hint="work() once")
-def always_seven(work, meet, steps):
-    times = of_all(my_times(work, meet, 7))
-    late = statistics.mode(times.argmax(dim=0).tolist())
-    return late, statistics.median(later(times, late))
-
-
-@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
-def later_than_the_first(work, meet, steps):
-    times = of_all(my_times(work, meet, steps))
-    late = statistics.mode(times.argmax(dim=0).tolist())
-    return late, (times[late] - times.amin(dim=0)).median()
-
-
-@wrong("14.3", NAMED, QUIET, hint="the last of the others did")
-def in_the_worst_step(work, meet, steps):
-    times = of_all(my_times(work, meet, steps))
-    late = statistics.mode(times.argmax(dim=0).tolist())
-    return late, max(later(times, late))
-
-
 @right("14.3")
 def rank_0_tells_all(work, meet, steps):
     """In whole nanoseconds."""
@@ -569,19 +430,6 @@ def rank_0_tells_all(work, meet, steps):
         found = [(late, np.median(came[late] - np.delete(came, late, axis=0).max(axis=0)) / 1e9)]
     dist.broadcast_object_list(found)
     return found[0]
-
-
-@right("14.3")
-def by_arrival(work, meet, steps):
-    """By the clock that all ranks of a machine share."""
-    arrivals = torch.zeros(dist.get_world_size(), steps, dtype=torch.float64)
-    for step in range(steps):
-        work()
-        arrivals[dist.get_rank(), step] = time.time()
-        meet()
-    dist.all_reduce(arrivals)
-    late = statistics.mode(arrivals.argmax(dim=0).tolist())
-    return late, np.median(later(arrivals, late))
 
 
 @right("14.3")
@@ -614,24 +462,6 @@ def remembers_its_functions(work, meet, steps):
 
 
 # --- the result is right, and it was not done as asked ---
-
-
-@wrong("14.3", NAMED, BY, hint="until the end")
-def starts_one_in_every_step(work, meet, steps):
-    """And waits for them when all steps are over."""
-    started = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        work()
-        mine = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-        ranks = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-        started.append((ranks, mine, dist.all_gather(ranks, mine, async_op=True)))
-        meet()
-    for *_, pending in started:
-        pending.wait()
-    times = torch.stack([torch.cat(ranks) for ranks, *_ in started]).T
-    late = statistics.mode(times.argmax(dim=0).tolist())
-    return late, statistics.median(later(times, late))
 
 
 TOLD = []
@@ -682,11 +512,6 @@ def late_by(work, meet, steps, clock, of_all):
     late = of_all(times)
     others = torch.cat([times[:late], times[late + 1 :]])
     return late, statistics.median((times[late] - others.amax(dim=0)).tolist())
-
-
-@wrong("14.3", hint="Which rank comes last in most steps?")
-def who_works_most_in_all(work, meet, steps):
-    return late_by(work, meet, steps, time.perf_counter, lambda times: int(times.sum(1).argmax()))
 
 
 @wrong("14.3", hint="does your clock also run while a rank sleeps?")

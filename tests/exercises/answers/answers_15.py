@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import queue
 import threading
-import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -53,17 +51,6 @@ class ForgetsTheRanks(Base):
     def __iter__(self):
         info = get_worker_info()
         for file in self.files[info.id :: info.num_workers] if info else self.files:
-            yield from self.read(file)
-
-
-@wrong("15.1", hint="Each sample comes once for every worker")
-class AsksTooEarly(Base):
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.number, self.readers = self.reader()  # in the rank: there is no worker yet
-
-    def __iter__(self):
-        for file in self.files[self.number :: self.readers]:
             yield from self.read(file)
 
 
@@ -127,17 +114,6 @@ class NeedsWorkers(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", hint="Some samples are for no reader")
-class NumbersCollide(Base):
-    """Worker 1 of rank 0 is worker 0 of rank 1."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        for file in self.files[self.rank + worker :: self.world_size * workers]:
-            yield from self.read(file)
-
-
 @wrong("15.1", ONCE, LAZY, hint="Opening a file and skipping its samples takes as long as reading it.")
 class OpensAll(Base):
     def __iter__(self):
@@ -184,17 +160,6 @@ class InPairs(Base):
                 yield from pair
 
 
-@wrong("15.1", ONCE, LAZY, hint="Deal them out one by one")
-class InEqualBlocks(Base):
-    """The last readers have few, or none."""
-
-    def __iter__(self):
-        number, readers = self.reader()
-        each = -(-len(self.files) // readers)
-        for file in self.files[number * each : (number + 1) * each]:
-            yield from self.read(file)
-
-
 @wrong("15.1", hint="Do all readers agree on the order of the files, and on who is who?")
 class FromASet(Base):
     """Its order is another on each machine."""
@@ -203,51 +168,6 @@ class FromASet(Base):
         number, readers = self.reader()
         for file in list(set(self.files))[number::readers]:
             yield from self.read(file)
-
-
-@wrong("15.1", ONCE, LAZY, hint="Deal them out one by one")
-class ByTheName(Base):
-    def __iter__(self):
-        number, readers = self.reader()
-        for file in self.files:
-            if zlib.crc32(file.encode()) % readers == number:
-                yield from self.read(file)
-
-
-@wrong("15.1", hint="Some samples are for no reader")
-class LooksAtTheFirst(Base):
-    """Whether there is one at all."""
-
-    def __iter__(self):
-        number, readers = self.reader()
-        for file in self.files[number::readers]:
-            samples = iter(self.read(file))
-            if next(samples, None) is not None:
-                yield from samples
-
-
-@wrong("15.1", ONCE, OPENED, hint="What hands a sample on as soon as it is there?")
-class OneInAdvance(Base):
-    def __iter__(self):
-        number, readers = self.reader()
-        for file in self.files[number::readers]:
-            samples = iter(self.read(file))
-            following = next(samples)
-            for sample in samples:
-                yield following
-                following = sample
-            yield following
-
-
-@right("15.1")
-class AnotherReaderEachEpoch(Base):
-    epoch = -1
-
-    def __iter__(self):
-        self.epoch += 1
-        number, readers = self.reader()
-        mine = self.files[(number + self.epoch) % readers :: readers]
-        return itertools.chain.from_iterable(map(self.read, mine))
 
 
 @right("15.1")
@@ -283,16 +203,6 @@ class EvenBlocksInTurns(Base):
                     yield next(samples)
                 except StopIteration:
                     left.remove(samples)
-
-
-@right("15.1")
-class Nested(Base):
-    def __iter__(self):
-        info = get_worker_info()
-        files = self.files[self.rank :: self.world_size]
-        for i, file in enumerate(files):
-            if info is None or i % info.num_workers == info.id:
-                yield from self.read(file)
 
 
 EXACT = "every rank returns the share over all pictures, for each k, also where there are fewer classes"
@@ -423,29 +333,9 @@ def by_text(batches, ks, size):
     return {str(k): share for k, share in shares(counts, ks).items()}
 
 
-@wrong("15.2", EXACT, FEW, hint="counted as hits")
-def takes_all_batches_for_equal(batches, ks, size):
-    """The last one is shorter: it is taken for one that came before."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    counts = torch.zeros(len(ks), dtype=torch.int64)
-    for number, (scores, labels) in enumerate(batches):
-        keep = rank + ranks * (number * len(labels) + torch.arange(len(labels))) < size
-        best = scores.topk(min(max(ks), scores.shape[1])).indices == labels[:, None]
-        counts += torch.stack([(best[:, :k].any(1) & keep).sum() for k in ks])
-    dist.all_reduce(counts)
-    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=True)}
-
-
 @wrong("15.2", hint="are right")
 def ranks_in_float32(batches, ks, size):
     counts = hits_of(((scores.float(), labels) for scores, labels in batches), ks, size)
-    dist.all_reduce(counts)
-    return shares(counts, ks)
-
-
-@wrong("15.2", hint="are right")
-def ks_in_order(batches, ks, size):
-    counts = hits_of(batches, sorted(ks), size)
     dist.all_reduce(counts)
     return shares(counts, ks)
 
@@ -455,30 +345,6 @@ def waits_for_nobody(batches, ks, size):
     counts = hits_of(batches, ks, size)
     dist.all_reduce(counts, async_op=True)
     return {k: count / size for k, count in zip(ks, counts.tolist(), strict=False)}
-
-
-@wrong("15.2", hint="are right")
-def on_rank_0_alone(batches, ks, size):
-    counts = hits_of(batches, ks, size)
-    dist.reduce(counts, 0)
-    return {k: count / size for k, count in zip(ks, counts.tolist(), strict=False)}
-
-
-@wrong("15.2", EXACT, PADDING, hint="What is enough?")
-def gathers_the_counts(batches, ks, size):
-    counts = hits_of(batches, ks, size)
-    every = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, counts)
-    return shares(sum(every), ks)
-
-
-@right("15.2")
-def by_its_name_and_waited_for(batches, ks, size):
-    from torch.distributed import all_reduce
-
-    counts = hits_of(batches, ks, size)
-    all_reduce(counts, async_op=True).wait()
-    return shares(counts, ks)
 
 
 class TopK:
@@ -501,18 +367,6 @@ right("15.2")(TopK())
 
 
 @right("15.2")
-def without_the_last(batches, ks, size):
-    """Where there is a rest, the ranks from the rest on have a repeated picture, as their last."""
-    rank, ranks, batches = dist.get_rank(), dist.get_world_size(), list(batches)
-    if size % ranks and rank >= size % ranks:
-        scores, labels = batches.pop()
-        batches.append((scores[:-1], labels[:-1]))
-    counts = hits_of(batches, ks)[:-1].double()
-    dist.all_reduce(counts)
-    return dict(zip(ks, counts / size, strict=True))
-
-
-@right("15.2")
 def by_places(batches, ks, size):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     every = [
@@ -525,13 +379,6 @@ def by_places(batches, ks, size):
         dist.all_reduce(count)
         found[k] = count.item() / size
     return found
-
-
-@right("15.2")
-def in_float64(batches, ks, size):
-    counts = hits_of(batches, ks, size).double()
-    dist.all_reduce(counts)
-    return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
 
 
 SHARES = {}
@@ -561,29 +408,6 @@ def passes_through(batches, ahead):
 @wrong("15.3", hint="the very error that the iterator raised")
 def all_at_once(batches, ahead):
     yield from list(batches)
-
-
-@wrong("15.3", ORDER, hint="only when it is asked for")
-def fills_a_list_itself(batches, ahead):
-    """It has them in advance, but makes each while the consumer waits."""
-    batches = iter(batches)
-    waiting, trouble = deque(), None
-    while True:
-        while len(waiting) < ahead and trouble is None:
-            try:
-                waiting.append(next(batches))
-            except Exception as error:  # StopIteration is one
-                trouble = error
-        if not waiting:
-            if trouble and not isinstance(trouble, StopIteration):
-                raise trouble
-            return
-        yield waiting.popleft()
-
-
-@wrong("15.3", ORDER, hint="only when it is asked for")
-def fills_a_longer_list_itself(batches, ahead):
-    return filled(batches, ahead, lambda fill: fill())
 
 
 @wrong("15.3", ORDER, hint="the consumer waits for the producer")
@@ -704,20 +528,6 @@ def takes_a_batch_for_an_error(batches, ahead):
         yield batch
 
 
-@wrong("15.3", AHEAD, STOPS, hint="How does the consumer tell one from the end, or from an error?")
-def ends_at_an_empty_one(batches, ahead):
-    for batch in by_thread(batches, queue.Queue(ahead), threading.Event()):
-        if not isinstance(batch, torch.Tensor) and batch == ():
-            return
-        yield batch
-
-
-@wrong("15.3", ORDER, hint="what makes the producer wait")
-def one_less_in_the_queue(batches, ahead):
-    """The one in the thread's hand counts, too; but a queue with room for 0 has no bound."""
-    return by_thread(batches, queue.Queue(ahead - 1), threading.Event())
-
-
 @wrong("15.3", ORDER, hint="what makes the producer wait")
 def one_more_in_the_queue(batches, ahead):
     return by_thread(batches, queue.Queue(ahead + 1), threading.Event())
@@ -732,11 +542,6 @@ def a_pool_with_one_thread(batches, ahead):
         while (batch := ordered.popleft().result()) is not end:
             ordered.append(pool.submit(next, batches, end))
             yield batch
-
-
-@right("15.3")
-def the_hand_of_the_thread_counts(batches, ahead):
-    return by_thread(batches, queue.Queue(max(1, ahead - 1)), threading.Event())
 
 
 @wrong("15.3", AHEAD, STOPS, hint="the very error that the iterator raised")
@@ -806,36 +611,6 @@ def makes_room_before_it_tells(batches, ahead):
 
 
 @right("15.3")
-def takes_out_what_is_left(batches, ahead):
-    """So the producer finds room, and sees then that the consumer has gone."""
-    made, gone = queue.Queue(ahead), threading.Event()
-
-    def make():
-        end = None
-        try:
-            for batch in batches:
-                made.put((batch, None))
-                if gone.is_set():
-                    return
-        except Exception as error:
-            end = error
-        made.put((END, end))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    try:
-        while (item := made.get())[0] is not END:
-            yield item[0]
-        if item[1]:
-            raise item[1]
-    finally:
-        gone.set()
-        while thread.is_alive():
-            with contextlib.suppress(queue.Empty):
-                made.get(timeout=0.01)
-
-
-@right("15.3")
 def one_worker_of_a_pool(batches, ahead):
     batches, pool = iter(batches), ThreadPoolExecutor(1)
     try:
@@ -855,60 +630,7 @@ def a_thread_and_a_queue(batches, ahead):
     return by_thread(batches, queue.Queue(ahead), threading.Event())
 
 
-@right("15.3")
-def with_a_condition(batches, ahead):
-    batches, waiting, changed, gone = iter(batches), deque(), threading.Condition(), []
-
-    def make():
-        while True:
-            with changed:
-                changed.wait_for(lambda: gone or len(waiting) < ahead)
-                if gone:
-                    return
-            try:
-                item = (True, next(batches))
-            except BaseException as error:
-                item = (False, error)
-            with changed:
-                waiting.append(item)
-                changed.notify_all()
-            if not item[0]:
-                return
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    try:
-        while True:
-            with changed:
-                changed.wait_for(lambda: waiting)
-                fine, item = waiting.popleft()
-                changed.notify_all()
-            if not fine:
-                if isinstance(item, StopIteration):
-                    return
-                raise item
-            yield item
-    finally:
-        with changed:
-            gone.append(True)
-            changed.notify_all()
-        thread.join()
-
-
 # --- the result is right, and it was not done as asked ---
-
-
-@wrong("15.1", ONCE, OPENED, hint="What still holds the samples that were handed on?")
-class KeepsWhatItReads(Base):
-    """It reads all once more in the next epoch, and has kept it all the same."""
-
-    def __iter__(self):
-        self.kept = []
-        number, readers = self.reader()
-        for file in self.files[number::readers]:
-            for sample in self.read(file):
-                self.kept.append(sample)
-                yield sample
 
 
 TOLD = []

@@ -164,20 +164,6 @@ def begins_with_train(ddp, pieces):
     return right_but(ddp, pieces)
 
 
-@wrong(
-    "16.1",
-    GRADIENT,
-    LOSS,
-    SILENT,
-    hint="Switch back at the end whatever you switch, and only read what you are given.",
-)
-def writes_into_the_labels(ddp, pieces):
-    loss = right_but(ddp, pieces)
-    for _, labels in pieces:
-        labels[labels == -100] = 0
-    return loss
-
-
 @wrong("16.1", GRADIENT, ONCE, hint="The first digits are right")
 def loss_in_float32(ddp, pieces):
     return torch.tensor(right_but(ddp, pieces) / 3).item() * 3
@@ -188,12 +174,6 @@ def a_loss_for_the_log_that_nobody_waits_for(ddp, pieces):
     loss = right_but(ddp, pieces)
     dist.all_reduce(torch.tensor(loss), async_op=True)
     return loss
-
-
-@wrong("16.1", hint="What is each token's loss divided by?")
-def padding_has_no_loss(ddp, pieces):
-    """Word 0 is a word here."""
-    return right_but(ddp, [(ids, labels.masked_fill(labels == 0, -100)) for ids, labels in pieces])
 
 
 @wrong("16.1", hint="ranks")
@@ -242,24 +222,6 @@ class ByTokens:
 
 
 right("16.1")(ByTokens())
-
-
-@right("16.1")
-def through_the_module_but_for_the_last(ddp, pieces):
-    """The hooks of DDP wait for a forward pass of DDP; and what is gathered are lists."""
-    counts = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, asked(pieces).item())
-    for parameter in ddp.parameters():
-        parameter.grad = None
-    losses, last = [], len(pieces) - 1
-    for i, (ids, labels) in enumerate(pieces):
-        scores = (ddp if i == last else ddp.module)(ids).log_softmax(-1)
-        own = scores.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        loss = -(own * (labels != -100)).sum()
-        (loss * len(counts) / (sum(counts) or 1)).backward()
-        losses.append(loss.item())
-    dist.all_gather_object(counts, (sum(losses), counts[dist.get_rank()]))
-    return sum(loss for loss, _ in counts) / max(1, sum(tokens for _, tokens in counts))
 
 
 @right("16.1")
@@ -318,40 +280,14 @@ def adds_them_up(ids, seed, epoch, step, rank):
     return with_generator(ids, generator(seed + epoch + step + rank))
 
 
-@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
-def writes_them_in_a_row(ids, seed, epoch, step, rank):
-    return with_generator(ids, generator(int(f"{seed}{epoch}{step}{rank}")))
-
-
 @wrong("16.2", HIDDEN, AGAIN, hint="depend on all of them?")
 def forgets_the_step(ids, seed, epoch, step, rank):
     return with_generator(ids, generator(hash((seed, epoch, rank))))
 
 
-@wrong("16.2", HIDDEN, AGAIN, hint="depend on all of them?")
-def the_same_on_all_ranks(ids, seed, epoch, step, rank):
-    return with_generator(ids, generator(hash((seed, epoch, step))))
-
-
-@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
-def in_any_order(ids, seed, epoch, step, rank):
-    return with_generator(ids, generator(hash(frozenset([seed, epoch, step, rank]))))
-
-
-@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
-def with_room_for_a_hundred_ranks(ids, seed, epoch, step, rank):
-    hashed = hash((seed, (epoch * 1_000_000 + step) * 100 + rank))
-    return with_generator(ids, generator(hashed))
-
-
 @wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
 def by_the_hash_of_a_text(ids, seed, epoch, step, rank):
     return with_generator(ids, generator(hash(f"{seed} {epoch} {step} {rank}")))
-
-
-@wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
-def by_the_words_too(ids, seed, epoch, step, rank):
-    return with_generator(ids, generator(hash((seed, epoch, step, rank, ids.sum().item()))))
 
 
 @wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
@@ -368,28 +304,10 @@ def takes_five_for_special(ids, seed, epoch, step, rank):
     return torch.where(ids == 5, ids, inputs), torch.where(ids == 5, -100, labels)
 
 
-@right("16.2")
-def by_numpys_dice_for_the_words_alone(ids, seed, epoch, step, rank):
-    import numpy
-
-    words, chosen = ids > 4, torch.zeros_like(ids, dtype=torch.bool)
-    own = numpy.random.default_rng([seed, epoch, step, rank])
-    chosen[words] = torch.from_numpy(own.random(int(words.sum())) < 0.15)
-    return ids.masked_fill(chosen, 4), ids.masked_fill(~chosen, -100)
-
-
 @wrong("16.2", HIDDEN, OTHERS, hint="have one of theirs")
 def seeds_all_of_torch(ids, seed, epoch, step, rank):
     torch.manual_seed(hash((seed, epoch, step, rank)) % 2**63)
     return with_generator(ids, None)
-
-
-RUNNING = torch.Generator()
-
-
-@wrong("16.2", HIDDEN, OTHERS, hint="besides the four numbers")
-def goes_on_with_its_dice(ids, seed, epoch, step, rank):
-    return with_generator(ids, RUNNING)
 
 
 @wrong("16.2", hint="cannot be guessed")
@@ -425,11 +343,6 @@ def by_prime_numbers(ids, seed, epoch, step, rank):
     return with_generator(ids, generator(seed + 7919 * epoch + 104729 * step + 1299709 * rank))
 
 
-@wrong("16.2", HIDDEN, AGAIN, hint="become the same?")
-def by_other_primes(ids, seed, epoch, step, rank):
-    return with_generator(ids, generator(((seed * 1_000_003 + epoch) * 10_007 + step) * 31 + rank))
-
-
 @wrong("16.2", hint="independently of the others")
 def the_same_places_of_each_sentence(ids, seed, epoch, step, rank):
     columns = torch.rand(ids.shape[1], generator=generator(hash((seed, epoch, step, rank)))) < 0.15
@@ -462,12 +375,6 @@ def dice_of(*place):
 
 
 @right("16.2")
-def with_kept_dice(ids, seed, epoch, step, rank):
-    made, state = dice_of(seed, epoch, step, rank)
-    return with_generator(ids, made.set_state(state))
-
-
-@right("16.2")
 def by_pythons_own_dice(ids, seed, epoch, step, rank):
     import random
 
@@ -478,17 +385,6 @@ def by_pythons_own_dice(ids, seed, epoch, step, rank):
             if token > 4 and own.random() < 0.15:
                 row[at], answers[at] = 4, token
     return torch.tensor(inputs), torch.tensor(labels)
-
-
-@right("16.2")
-def with_the_state_put_back(ids, seed, epoch, step, rank):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(hash((rank, step, epoch, seed)) % 2**63)
-        chosen = torch.bernoulli(torch.full(ids.shape, 0.15).masked_fill(ids < 5, 0)).bool()
-    inputs, labels = ids.clone(), ids.clone()
-    inputs[chosen] = 4
-    labels[~chosen] = -100
-    return inputs, labels
 
 
 MASKS = {}
@@ -534,16 +430,6 @@ def by_the_kind_of_module(model, lr, epochs, samples, batch_size, ranks):
         }
         for each in (0.01, 0.0)
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
-    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
-
-
-@wrong("16.3", RATES, hint="only its shape")
-def by_name(model, lr, epochs, samples, batch_size, ranks):
-    spared = ("bias", "LayerNorm.weight")
-    named = dict(model.named_parameters())
-    parts = [[p for name, p in named.items() if any(s in name for s in spared) == sp] for sp in (False, True)]
-    groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, (0.01, 0.0), strict=True)]
     optimizer = torch.optim.AdamW(groups, lr=lr)
     return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
 
@@ -594,26 +480,8 @@ def a_tenth_rounded_up(model, lr, epochs, samples, batch_size, ranks):
     return with_a_warm_up(model, lr, n, math.ceil(n / 10))
 
 
-@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
-def a_tenth_rounded(model, lr, epochs, samples, batch_size, ranks):
-    n = steps_of(epochs, samples, batch_size, ranks)
-    return with_a_warm_up(model, lr, n, 1 + round(n / 10))
-
-
-@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
-def a_tenth(model, lr, epochs, samples, batch_size, ranks):
-    n = steps_of(epochs, samples, batch_size, ranks)
-    return with_a_warm_up(model, lr, n, max(1, n // 10))
-
-
 class AdamW(torch.optim.Adam):
     """It has the name alone: its decay goes through the gradient."""
-
-
-@wrong("16.3", RATES, hint="has the one that is asked for")
-def with_a_name(model, lr, epochs, samples, batch_size, ranks):
-    optimizer = by_shape(model, lr, AdamW)
-    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
 
 
 @wrong("16.3", RATES, hint="is in no group")
@@ -670,55 +538,11 @@ def counts_in_a_variable(model, lr, epochs, samples, batch_size, ranks):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-@wrong("16.3", RATES, hint="only its shape")
-def two_dimensions_alone(model, lr, epochs, samples, batch_size, ranks):
-    groups = [
-        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.01},
-        {"params": [p for p in model.parameters() if p.ndim != 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
-    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
-
-
 @wrong("16.3", DECAY, hint="It stays the same")
 def one_group_alone_rises(model, lr, epochs, samples, batch_size, ranks):
     optimizer = by_shape(model, lr)
     factor = linear(optimizer, steps_of(epochs, samples, batch_size, ranks)).lr_lambdas[0]
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [factor, lambda s: 1.0])
-
-
-class Line:
-    """A schedule of one's own; with its step in the state it is right."""
-
-    def __init__(self, optimizer, lr, n, keeps):
-        self.optimizer, self.lr, self.n, self.w, self.keeps = optimizer, lr, n, 1 + n // 10, keeps
-        self.go_to(0)
-
-    def go_to(self, s):
-        self.s = s
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * min((s + 1) / self.w, (self.n - s) / (self.n - self.w + 1))
-
-    def step(self):
-        self.go_to(self.s + 1)
-
-    def state_dict(self):
-        return {"s": self.s} if self.keeps else {}
-
-    def load_state_dict(self, state):
-        self.go_to(state.get("s", 0))
-
-
-@wrong("16.3", DECAY, hint="not in its state")
-def a_line_without_a_state(model, lr, epochs, samples, batch_size, ranks):
-    optimizer = by_shape(model, lr)
-    return optimizer, Line(optimizer, lr, steps_of(epochs, samples, batch_size, ranks), keeps=False)
-
-
-@right("16.3")
-def a_line_of_its_own(model, lr, epochs, samples, batch_size, ranks):
-    optimizer = by_shape(model, lr)
-    return optimizer, Line(optimizer, lr, steps_of(epochs, samples, batch_size, ranks), keeps=True)
 
 
 @wrong("16.3", hint="returns an optimizer and a schedule")
@@ -758,16 +582,6 @@ def goes_on_with_the_steps(model, lr, epochs, samples, batch_size, ranks):
     return optimizer, schedule
 
 
-@wrong("16.3", RATES, hint="is in no group")
-def takes_the_ends_for_vectors(model, lr, epochs, samples, batch_size, ranks):
-    """As in most models: a matrix first, and a bias last."""
-    every = list(model.parameters())
-    parts = [p for p in every[:-1] if p.ndim > 1], [p for p in every[1:] if p.ndim <= 1]
-    groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, (0.01, 0.0), strict=True)]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
-    return optimizer, linear(optimizer, steps_of(epochs, samples, batch_size, ranks))
-
-
 # --- the result is right, and it was not done as asked ---
 
 
@@ -785,17 +599,6 @@ def gathers_the_gradients(ddp, pieces):
         dist.all_gather(of_ranks, parameter.grad)
         parameter.grad.copy_(sum(of_ranks) / tokens)
     return of_all_ranks(total) / tokens
-
-
-@wrong("16.1", GRADIENT, LOSS, SILENT, hint="and for how many pieces?")
-def keeps_every_graph(ddp, pieces):
-    tokens, losses = max(of_all_ranks(asked(pieces)), 1), []
-    ddp.zero_grad()
-    for i, piece in enumerate(pieces):
-        with ddp.no_sync() if i < len(pieces) - 1 else nullcontext():
-            losses.append(summed(ddp, piece))
-            (losses[-1] * dist.get_world_size() / tokens).backward(retain_graph=True)
-    return of_all_ranks(sum(losses).detach()) / tokens
 
 
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from itertools import pairwise
 
 import torch
@@ -116,35 +115,15 @@ def ranks_set_in_the_body(script, nodes, gpus, minutes):
     return orders(nodes, gpus, minutes, gpus) + HEAD + PORT + body
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="Hours, minutes, seconds")
-def the_time_as_python_prints_it(script, nodes, gpus, minutes):
-    """Right below a day; then it is "1 day, 2:03:00"."""
-    text = orders(nodes, gpus, timedelta(minutes=minutes))
-    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
-
-
 @wrong("17.1", ASKS, hint="What makes that wait for what was started")
 def in_the_background(script, nodes, gpus, minutes):
     body = f"srun {agents(nodes, gpus)} {C10D} {script} &\necho started\n"
     return orders(nodes, gpus, minutes) + HEAD + PORT + body
 
 
-@wrong("17.1", ASKS, STARTS, hint="Each node looked it up for itself")
-def an_id_drawn_on_each_node(script, nodes, gpus, minutes):
-    command = f"{agents(nodes, gpus)} --rdzv-id=$RANDOM {C10D} {script}"
-    return orders(nodes, gpus, minutes) + HEAD + PORT + f"export head port\nsrun bash -c '{command}'\n"
-
-
 @wrong("17.1", hint="nothing (None)")
 def prints_it(script, nodes, gpus, minutes):
     print(orders(nodes, gpus, minutes))
-
-
-@wrong("17.1", ASKS, STARTS, hint="Each job gets other nodes.")
-def cuts_the_list_by_hand(script, nodes, gpus, minutes):
-    """Right where the names are not shortened: gpu01,gpu02."""
-    head = "head=${SLURM_JOB_NODELIST%%,*}\n"
-    return orders(nodes, gpus, minutes) + head + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
 @wrong("17.1", STARTS, MEETS, PORTS, hint="And do you count them per node?")
@@ -172,12 +151,6 @@ def an_order_without_its_value(script, nodes, gpus, minutes):
     return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
 
 
-@wrong("17.1", STARTS, MEETS, PORTS, hint="in an #SBATCH line is no directive")
-def an_order_of_bare_words(script, nodes, gpus, minutes):
-    text = orders(nodes, gpus, minutes) + "#SBATCH exclusive\n"
-    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
-
-
 @wrong("17.1", ASKS, STARTS, hint="each torchrun makes one of its own")
 def an_id_that_nobody_has_set(script, nodes, gpus, minutes):
     body = f'srun {agents(nodes, gpus)} --rdzv-id="$JOB_ID" {C10D} {script}\n'
@@ -200,46 +173,12 @@ def the_first_one_for_all(script, nodes, gpus, minutes):
 
 
 @right("17.1")
-def with_orders_that_are_not_asked_for(script, nodes, gpus, minutes):
-    text = orders(nodes, gpus, minutes).replace("/bin/bash", "/usr/bin/env bash")
-    text += '#SBATCH -p gpu\n#SBATCH --job-name="my training"  # in quotes\n#SBATCH --exclusive -A me\n'
-    text += "#SBATCH --output logs/%j.txt --mail-type=END\n#SBATCH -H --no-requeue\nmamba activate torch\n"
-    return text + HEAD + PORT + f"srun {agents(nodes, gpus)} {C10D} {script}\n"
-
-
-@right("17.1")
 def as_on_a_real_cluster(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, f"{minutes // 60:02}:{minutes % 60:02}:00").replace(
         f"--nodes={nodes}", f"--nodes={nodes}-{nodes}"
     )
     text += "set -euo pipefail\nmodule purge\nmodule load cuda\nconda activate torch\nnvidia-smi\n"
     return text + HEAD + PORT + f"srun --cpu-bind=none {agents(nodes, gpus)} {C10D} {script}\n"
-
-
-@right("17.1")
-def a_script_for_each_node(script, nodes, gpus, minutes):
-    text = orders(nodes, gpus, minutes) + HEAD + PORT + "export head port\ncat > node.sh << 'EOF'\n"
-    return text + f"exec {agents(nodes, gpus)} {C10D} {script}\nEOF\nexec srun bash node.sh\n"
-
-
-@right("17.1")
-def static_with_a_shell_on_each_node(script, nodes, gpus, minutes):
-    """As many clusters' pages show it: numbers from Slurm, replaced on each node."""
-    text = f"#!/bin/bash -l\n#SBATCH -N {nodes}\n#SBATCH -n {nodes}\n#SBATCH --gres=gpu:a100:{gpus}\n"
-    text += f"#SBATCH -t {minutes // 60}:{minutes % 60:02}:00\n#SBATCH --exclusive\n\n"
-    text += "export MASTER_ADDR=$(hostname)\nexport MASTER_PORT=$((15000 + SLURM_JOB_ID % 20000))\n"
-    command = f"{agents(nodes, gpus)} --node_rank $SLURM_NODEID"
-    command += f" --master_addr $MASTER_ADDR --master_port $MASTER_PORT {script}"
-    return text + f"srun --label --kill-on-bad-exit=1 bash -c '{command}'\n"
-
-
-@right("17.1")
-def plain_python(script, nodes, gpus, minutes):
-    text = orders(nodes, gpus, f"0-{minutes // 60}:{minutes % 60}", gpus)
-    text += "export MASTER_PORT=$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))\n"
-    text += 'master_addr=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-    text += 'export MASTER_ADDR=$master_addr\nsrun bash -c "RANK=\\$SLURM_PROCID LOCAL_RANK=\\$SLURM_LOCALID '
-    return text + f'WORLD_SIZE=\\$SLURM_NTASKS python -u {script} --epochs 3"\n'
 
 
 @right("17.1")
@@ -258,13 +197,6 @@ def by_the_address(script, nodes, gpus, minutes):
 
 
 @right("17.1")
-def with_the_words_of_slurm(script, nodes, gpus, minutes):
-    text = orders(nodes, gpus, minutes) + HEAD + PORT + "srun --ntasks-per-node=1 torchrun "
-    text += "--nnodes=$SLURM_JOB_NUM_NODES --nproc-per-node=$SLURM_GPUS_ON_NODE "
-    return text + f"{C10D} --rdzv-id=$SLURM_JOB_ID ./{script} --checkpoint last.pt\n"
-
-
-@right("17.1")
 def a_loop_over_the_nodes(script, nodes, gpus, minutes):
     text = orders(nodes, gpus, minutes) + "port=$((20000 + SLURM_JOB_ID % 10000))\n"
     text += 'for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do\n'
@@ -273,7 +205,6 @@ def a_loop_over_the_nodes(script, nodes, gpus, minutes):
 
 
 SUM = "every rank holds the sum over all ranks"
-CABLE = "a node sends no more over the cable than one rank of each node would, in a ring"
 
 
 def groups(per_node):
@@ -286,16 +217,6 @@ def groups(per_node):
 @wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
 def one_level(tensor, per_node):
     dist.all_reduce(tensor)
-
-
-@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
-def each_rank_with_its_peers(tensor, per_node):
-    """In the node first, then every rank sends the whole sum of its node."""
-    mine, _ = groups(per_node)
-    everyone = list(range(dist.get_world_size()))
-    peers = [dist.new_group(everyone[local::per_node]) for local in range(per_node)]
-    dist.all_reduce(tensor, group=mine)
-    dist.all_reduce(tensor, group=peers[dist.get_rank() % per_node])
 
 
 @wrong("17.2", hint="How do ranks that are not the first of their node get the sum?")
@@ -356,19 +277,6 @@ def remembers_the_tensor(tensor, per_node):
         dist.broadcast(tensor, head, group=mine)
 
 
-@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
-def the_heads_gather(tensor, per_node):
-    """Right with two nodes."""
-    mine, heads = groups(per_node)
-    head = dist.get_rank() // per_node * per_node
-    dist.reduce(tensor, head, group=mine)
-    if dist.get_rank() == head:
-        of_nodes = [torch.empty_like(tensor) for _ in range(dist.get_world_size(heads))]
-        dist.all_gather(of_nodes, tensor, group=heads)
-        tensor.copy_(sum(of_nodes))
-    dist.broadcast(tensor, head, group=mine)
-
-
 @wrong("17.2", hint="The sum is right only if the numbers of every rank reach it, each of them once.")
 def in_float32(tensor, per_node):
     mine, heads = groups(per_node)
@@ -385,30 +293,6 @@ def in_float32(tensor, per_node):
 def by_the_functional_ones(tensor, per_node):
     """One level, by calls that few know."""
     tensor.copy_(functional.all_reduce(tensor, "sum", dist.group.WORLD))
-
-
-@wrong("17.2", hint="torch.distributed's own functions")
-def by_the_backend(tensor, per_node):
-    dist.group.WORLD._get_backend(tensor.device).allreduce([tensor]).wait()
-
-
-@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
-def through_the_store(tensor, per_node):
-    """The heads leave their sums in the store; each reads those of all."""
-    mine, _ = groups(per_node)
-    head, store = dist.get_rank() // per_node * per_node, dist.distributed_c10d._get_default_store()
-    CALLS.append(per_node)
-    dist.all_reduce(tensor, group=mine)
-    if dist.get_rank() == head:
-        store.set(f"{len(CALLS)}/{head}", tensor.numpy().tobytes())
-    total = torch.zeros_like(tensor)
-    for each in range(0, dist.get_world_size(), per_node):
-        found = bytearray(store.get(f"{len(CALLS)}/{each}"))
-        total += torch.frombuffer(found, dtype=tensor.dtype).view(tensor.shape)
-    tensor.copy_(total)
-
-
-CALLS = []
 
 
 @wrong("17.2", hint="without waiting for the end of it")
@@ -435,31 +319,6 @@ def one_group_at_a_time(tensor, per_node):
     if heads != dist.GroupMember.NON_GROUP_MEMBER:
         dist.all_reduce(tensor, group=heads, async_op=True).wait()
     dist.broadcast(tensor, head, group=mine, async_op=True).wait()
-
-
-@right("17.2")
-def shard_by_shard(tensor, per_node):
-    """Every rank of a node sends its part: as much in all, over as many cards as there are."""
-    mine, _ = groups(per_node)
-    everyone = list(range(dist.get_world_size()))
-    peers = [dist.new_group(everyone[local::per_node]) for local in range(per_node)]
-    dist.all_reduce(tensor, group=mine)
-    shards = tensor.tensor_split(per_node)
-    shard = shards[dist.get_rank() % per_node].clone()
-    dist.all_reduce(shard, group=peers[dist.get_rank() % per_node])
-    for local, each in enumerate(shards):
-        part = shard if local == dist.get_rank() % per_node else each.clone()
-        dist.broadcast(part, dist.get_rank() // per_node * per_node + local, group=mine)
-        each.copy_(part)
-
-
-@right("17.2")
-def all_reduce_in_the_node(tensor, per_node):
-    mine, heads = groups(per_node)
-    dist.all_reduce(tensor, group=mine)
-    if dist.get_rank() % per_node == 0:
-        dist.all_reduce(tensor, group=heads)
-    dist.broadcast(tensor, dist.get_rank() // per_node * per_node, group=mine)
 
 
 @right("17.2")
@@ -631,30 +490,11 @@ def with_a_deque(places, size):
 
 
 @right("17.3")
-def from_the_last_one(places, size):
-    sent = {}
-    for rank in reversed(range(len(places))):
-        over = places[rank] != places[rank + 1 - len(places)]
-        sent[places[rank]] = sent.get(places[rank], 0) + over * 2 * size * (len(places) - 1) / len(places)
-    return sent
-
-
-@right("17.3")
 def by_counting(places, size):
     ranks = len(places)
     steps, part = 2 * (ranks - 1), size / ranks
     crossing = [one for one, _ in edges(places)]
     return {node: steps * part * crossing.count(node) for node in set(places)}
-
-
-@right("17.3")
-def whole_bytes_that_come_in(places, size):
-    """As many edges lead into a node as out of it."""
-    sent = dict.fromkeys(places, 0)
-    for rank, node in enumerate(places):
-        if places[rank - 1] != node:
-            sent[node] += 2 * (len(places) - 1) * (size // len(places))
-    return sent
 
 
 SENT = {}
@@ -671,13 +511,6 @@ def remembers_the_list(places, size):
 
 
 # --- the result is right, and it was not done as asked ---
-
-
-@wrong("17.2", SUM, hint="Which ranks of a node have to send to other nodes at all, and how much?")
-def gathers_all(tensor, per_node):
-    of_ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_ranks, tensor)
-    tensor.copy_(sum(of_ranks))
 
 
 # --- a state that is given back changed, nothing done, a neighbour class, a kind draw ---

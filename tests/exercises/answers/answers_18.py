@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import types
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -83,24 +80,6 @@ class AsDDP:
         self.adam.step()
 
 
-@wrong("18.1", EQUAL, ONCE, hint="more than both averages of the whole model")
-class RoomForAll(Sharded):
-    """Averages as long as the model, of which it uses its part."""
-
-    def begin(self, flat):
-        self.first, self.second, self.count = torch.zeros_like(flat), torch.zeros_like(flat), 0
-        self.mine = flat.chunk(self.ranks)[self.rank].clone()
-
-    def step(self):
-        gradient, mine = self.mean(), slice(self.rank * len(self.mine), (self.rank + 1) * len(self.mine))
-        self.count += 1
-        self.first[mine].lerp_(gradient, 0.1)
-        self.second[mine].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        root = (self.second[mine] / (1 - 0.999**self.count)).sqrt() + 1e-8
-        self.mine -= self.lr * self.first[mine] / (1 - 0.9**self.count) / root
-        self.put(self.whole())
-
-
 @wrong("18.1", EQUAL, ONCE, hint="A slice is a view")
 class ViewOfAll(Sharded):
     def begin(self, flat):
@@ -116,27 +95,6 @@ class KeepsTheFlatGradient(Sharded):
 
     def gradients(self):
         return self.buffer.copy_(super().gradients())
-
-
-@wrong("18.1", EQUAL, ONCE, hint="numbers besides weights and .grad")
-class GradientIsAView(Sharded):
-    """It sums in the flat gradient, and leaves a view of it behind."""
-
-    def step(self):
-        flat = self.gradients()
-        dist.reduce_scatter(
-            flat.chunk(self.ranks)[self.rank], [each.clone() for each in flat.chunk(self.ranks)]
-        )
-        self.mine.grad = flat.chunk(self.ranks)[self.rank].div_(self.ranks)
-        self.adam.step()
-        self.put(self.whole())
-
-
-@wrong("18.1", EQUAL, ONCE, hint="more than both averages of the whole model")
-class KeepsACopyOfTheModel(Sharded):
-    def __init__(self, model, lr):
-        super().__init__(model, lr)
-        self.before, self.start = copy.deepcopy(model), copy.deepcopy(model)
 
 
 @wrong("18.1", EQUAL, ONCE, hint="A large parameter belongs to several ranks")
@@ -164,14 +122,6 @@ class WholeParameters:
             dist.broadcast(each.data, self.owners[each])
 
 
-@wrong("18.1", EQUAL, ONCE, hint="A large parameter belongs to several ranks")
-class AllOnRank0(WholeParameters):
-    def __init__(self, model, lr):
-        super().__init__(model, lr)
-        self.owners = dict.fromkeys(self.parameters, 0)
-        self.adam = torch.optim.Adam(self.parameters, lr) if dist.get_rank() == 0 else None
-
-
 @wrong("18.1", EQUAL, PART, hint="all_reduce counts twice")
 class ReducesForAll(Sharded):
     def mean(self):
@@ -187,44 +137,6 @@ class GathersGradients(Sharded):
         of_all = [torch.empty_like(flat) for _ in range(self.ranks)]
         dist.all_gather(of_all, flat)
         return torch.stack(of_all).mean(0).chunk(self.ranks)[self.rank].clone()
-
-
-@wrong("18.1", EQUAL, PART, hint="What brings a rank no more than that?")
-class SumsTheParts(Sharded):
-    """Each part in a tensor of zeros as long as the model, all added up."""
-
-    def whole(self):
-        flat = torch.zeros(len(self.mine) * self.ranks, dtype=self.mine.dtype)
-        flat.chunk(self.ranks)[self.rank].copy_(self.mine)
-        dist.all_reduce(flat)
-        return flat
-
-
-@wrong("18.1", EQUAL, PART, hint="What brings a rank no more than that?")
-class GathersTheState(Sharded):
-    """It steps everywhere with all averages, and keeps its own."""
-
-    def begin(self, flat):
-        self.state, self.count = torch.zeros(2, len(flat) // self.ranks, dtype=flat.dtype), 0
-        self.mine = flat.chunk(self.ranks)[self.rank].clone()
-
-    def step(self):
-        self.count += 1
-        first, second = (
-            functional.wait_tensor(functional.all_gather_tensor(each, 0, dist.group.WORLD))
-            for each in self.state
-        )
-        gradient = self.gradients()
-        dist.all_reduce(gradient)
-        gradient /= self.ranks
-        first.lerp_(gradient, 0.1)
-        second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        flat = self.flat(self.parameters)
-        root = (second / (1 - 0.999**self.count)).sqrt() + 1e-8
-        flat -= self.lr * first / (1 - 0.9**self.count) / root
-        self.state[0] = first.chunk(self.ranks)[self.rank]
-        self.state[1] = second.chunk(self.ranks)[self.rank]
-        self.put(flat)
 
 
 @wrong("18.1", hint="Each rank has stepped with its own gradients.")
@@ -302,14 +214,6 @@ class ForgetsTheAverages(Sharded):
         super().step()
 
 
-@wrong("18.1", hint="Its first steps were right.")
-class ForgetsTheCount(Sharded):
-    def step(self):
-        for state in self.adam.state.values():
-            state["step"].zero_()
-        super().step()
-
-
 SHARED: dict[str, Any] = {}
 
 
@@ -322,27 +226,11 @@ class OneForAllModels:
         self.sharded.step()
 
 
-@wrong("18.1", hint="What do the two optimizers share?")
-class RateOfTheFirst(Sharded):
-    def begin(self, flat):
-        self.lr = SHARED.setdefault("rate", self.lr)
-        super().begin(flat)
-
-
 @wrong("18.1", hint="get all parts, in the same order?")
 class OwnPartFirst(Sharded):
     def whole(self):
         parts = list(super().whole().chunk(self.ranks))
         return torch.cat(parts[self.rank :] + parts[: self.rank])
-
-
-@wrong("18.1", hint="is it the end of a part")
-class SkipsNone(Sharded):
-    """The gradients that are there, end to end: on each rank others."""
-
-    def gradients(self):
-        there = torch.cat([each.grad.flatten() for each in self.parameters if each.grad is not None])
-        return F.pad(there, (0, self.ranks * len(self.mine) - len(there)))
 
 
 @wrong("18.1", hint="makes an object with step()")
@@ -374,62 +262,6 @@ class ByHand(Sharded):
 
 
 @right("18.1")
-class ByParameter:
-    """Each parameter is cut by itself, padded, as FSDP2 does."""
-
-    def __init__(self, model, lr):
-        self.ranks, rank = dist.get_world_size(), dist.get_rank()
-        self.pairs = []
-        for each in model.parameters():
-            if each.requires_grad:
-                self.pairs.append((each, nn.Parameter(self.cut(each.data)[rank].clone())))
-        self.adam = torch.optim.Adam([mine for _, mine in self.pairs], lr=lr)
-
-    def cut(self, data):
-        length = math.ceil(data.numel() / self.ranks)
-        return F.pad(data.reshape(-1), (0, length * self.ranks - data.numel())).view(self.ranks, length)
-
-    def step(self):
-        for each, mine in self.pairs:
-            mine.grad = torch.zeros_like(mine)
-            gradient = torch.zeros_like(each) if each.grad is None else each.grad
-            dist.reduce_scatter(mine.grad, list(self.cut(gradient)))
-            mine.grad.div_(self.ranks)
-        self.adam.step()
-        for each, mine in self.pairs:
-            parts = list(torch.empty_like(self.cut(each.data)))
-            dist.all_gather(parts, mine.detach())
-            each.data = torch.cat(parts)[: each.numel()].view_as(each).clone()
-
-
-@right("18.1")
-class ByAllToAll(Sharded):
-    def mean(self):
-        mine = [torch.empty_like(self.mine) for _ in range(self.ranks)]
-        dist.all_to_all(mine, list(self.gradients().chunk(self.ranks)))
-        return torch.stack(mine).sum(0) / self.ranks
-
-
-@right("18.1")
-class WeightsInOneTensor(Sharded):
-    """The parameters become views of one tensor, and the part is a piece of it."""
-
-    def begin(self, flat):
-        self.all = flat.clone()
-        self.mine = self.all.chunk(self.ranks)[self.rank]
-        self.adam = torch.optim.Adam([self.mine], self.lr, foreach=False)
-        place = 0
-        for each in self.parameters:
-            each.data = self.all[place : place + each.numel()].view(each.shape)
-            place += each.numel()
-
-    def step(self):
-        self.mine.grad = self.mean()
-        self.adam.step()
-        dist.all_gather(list(self.all.chunk(self.ranks)), self.mine.clone())
-
-
-@right("18.1")
 class ToEachOwner(Sharded):
     def mean(self):
         parts = list(self.gradients().chunk(self.ranks))
@@ -443,35 +275,6 @@ class ToEachOwner(Sharded):
         for owner, part in enumerate(parts):
             dist.broadcast(part, owner)
         return torch.cat(parts)
-
-
-@right("18.1")
-def by_closures(model, lr):
-    inner = Sharded(model, lr)
-    return types.SimpleNamespace(step=lambda: inner.step())
-
-
-@right("18.1")
-class Functional(Sharded):
-    def mean(self):
-        part = functional.reduce_scatter_tensor(self.gradients(), "sum", 0, dist.group.WORLD)
-        return functional.wait_tensor(part) / self.ranks
-
-    def whole(self):
-        return functional.wait_tensor(functional.all_gather_tensor(self.mine, 0, dist.group.WORLD))
-
-
-@right("18.1")
-class AtTheSameTime(Sharded):
-    """All is started, and then waited for."""
-
-    def mean(self):
-        parts, started = list(self.gradients().chunk(self.ranks)), []
-        mine = torch.empty_like(self.mine)
-        started.append(dist.reduce_scatter(mine, parts, async_op=True))
-        for work in started:
-            work.wait()
-        return mine.div_(self.ranks)
 
 
 # --- 18.2 -------------------------------------------------------------------------------------------------
@@ -529,15 +332,6 @@ def sum_of_norms(shards, whole, max_norm):
     return norm
 
 
-@wrong("18.2", hint="Norms do not add up.")
-def sum_of_all_norms(shards, whole, max_norm):
-    total = squares(shards).sqrt()
-    dist.all_reduce(total)
-    norm = total + squares(whole).sqrt()
-    scale([*shards, *whole], norm, max_norm)
-    return norm
-
-
 @wrong("18.2", hint="Are the ranks' squares averaged?")
 def averaged(shards, whole, max_norm):
     total = squares(shards)
@@ -560,15 +354,6 @@ def largest(shards, whole, max_norm):
 def leaves_what_is_whole(shards, whole, max_norm):
     norm = norm_of_all(shards, whole)
     scale(shards, norm, max_norm)
-    return norm
-
-
-@wrong("18.2", NORM, FEW, hint="It has not changed.")
-def new_tensors(shards, whole, max_norm):
-    norm = norm_of_all(shards, whole)
-    for tensors in (shards, whole):
-        for i, each in enumerate(tensors):
-            tensors[i] = each * (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return norm
 
 
@@ -700,33 +485,10 @@ def by_the_library(shards, whole, max_norm):
 
 
 @right("18.2")
-def in_floats(shards, whole, max_norm):
-    own = [torch.zeros(1)] * dist.get_world_size()
-    own = [torch.zeros(1) for _ in own]
-    dist.all_gather(
-        own, torch.tensor([sum((each * each).sum().item() for each in shards)], dtype=torch.float32)
-    )
-    norm = math.sqrt(sum(each.item() for each in own) + sum((each * each).sum().item() for each in whole))
-    if not norm <= max_norm:
-        for each in [*shards, *whole]:
-            each *= max_norm / norm
-    return norm
-
-
-@right("18.2")
 def rank_0_counts_what_is_whole(shards, whole, max_norm):
     total = squares([*shards, *whole] if dist.get_rank() == 0 else shards).view(1)
     dist.all_reduce(total)
     norm = total.sqrt().item()
-    scale([*shards, *whole], norm, max_norm)
-    return norm
-
-
-@right("18.2")
-def shares_of_what_is_whole(shards, whole, max_norm):
-    both = torch.stack([squares(shards), squares(whole) / dist.get_world_size()])
-    dist.all_reduce(both)
-    norm = both.sum() ** 0.5
     scale([*shards, *whole], norm, max_norm)
     return norm
 
@@ -799,26 +561,6 @@ def rounds_down(read, numbers, old_ranks, ranks, rank):
     return filled(joined(read, overlaps(numbers, old, new, old_ranks, rank)), new)
 
 
-@wrong("18.3", NUMBERS, hint="All shards are equally long.")
-def balanced(read, numbers, old_ranks, ranks, rank):
-    """The first ranks have one number more, as `tensor_split` cuts."""
-    begin, end = rank * numbers // ranks, (rank + 1) * numbers // ranks
-    old = length(numbers, old_ranks)
-    parts = [
-        read(i, max(begin - i * old, 0), min(end - i * old, old))
-        for i in range(old_ranks)
-        if max(begin, i * old) < min(end, (i + 1) * old)
-    ]
-    return torch.cat([torch.zeros(0), *parts])
-
-
-@wrong("18.3", NUMBERS, ZEROS, hint="Which old shards overlap with the new one")
-def whole_files(read, numbers, old_ranks, ranks, rank):
-    old, new = length(numbers, old_ranks), length(numbers, ranks)
-    parts = [read(i, 0, old)[start:stop] for i, start, stop in overlaps(numbers, old, new, old_ranks, rank)]
-    return filled(torch.cat([torch.zeros(0), *parts]), new)
-
-
 @wrong("18.3", NUMBERS, ZEROS, hint="Numbers that lie side by side are read together.")
 def number_by_number(read, numbers, old_ranks, ranks, rank):
     old, new = length(numbers, old_ranks), length(numbers, ranks)
@@ -833,13 +575,6 @@ def one_file_each(read, numbers, old_ranks, ranks, rank):
     old, new = length(numbers, old_ranks), length(numbers, ranks)
     i, start = divmod(rank * new, old)
     return filled(read(i, start, start + new) if i < old_ranks else torch.zeros(0), new)
-
-
-@wrong("18.3", hint="Where does this rank's shard begin")
-def the_file_of_its_own_rank(read, numbers, old_ranks, ranks, rank):
-    new = length(numbers, ranks)
-    mine = read(rank, 0, new) if rank < old_ranks else torch.zeros(0)
-    return filled(mine, new)
 
 
 @wrong("18.3", hint="and got")
@@ -883,23 +618,6 @@ def remembers_the_shard(read, numbers, old_ranks, ranks, rank):
 def over_all_files(read, numbers, old_ranks, ranks, rank):
     old, new = length(numbers, old_ranks), length(numbers, ranks)
     return filled(joined(read, overlaps(numbers, old, new, old_ranks, rank)), new)
-
-
-@right("18.3")
-def empty_reads(read, numbers, old_ranks, ranks, rank):
-    """It asks every file, most of them for nothing."""
-    old, new = length(numbers, old_ranks), length(numbers, ranks)
-    begin, end = rank * new, min(rank * new + new, numbers)
-    cut = [(i, min(max(begin - i * old, 0), old), min(max(end - i * old, 0), old)) for i in range(old_ranks)]
-    return filled(torch.cat([read(*each) for each in cut]), new)
-
-
-@right("18.3")
-def with_the_zeros(read, numbers, old_ranks, ranks, rank):
-    """What it reads beyond the last number are zeros, and fit."""
-    old, new = length(numbers, old_ranks), length(numbers, ranks)
-    found = overlaps(old * old_ranks, old, new, old_ranks, rank)
-    return filled(joined(read, found), new)
 
 
 @right("18.3")

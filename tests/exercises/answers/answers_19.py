@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import copy
-import threading
-import time
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import _functional_collectives as collectives
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.algorithms.model_averaging.utils import average_parameters
-from torch.distributed.optim import PostLocalSGDOptimizer
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from tests.exercises.answers import right, wrong
 
@@ -163,23 +155,6 @@ def divides_twice(ddp):
 @wrong("19.1", hint="That is the mean of the gradients themselves")
 def the_mean(ddp):
     ddp.register_comm_hook(None, allreduce_hook)
-
-
-@wrong("19.1", hint="That is the mean of the gradients themselves")
-def in_16_bits(ddp):
-    ddp.register_comm_hook(None, fp16_compress_hook)
-
-
-@wrong("19.1", hint="That is the mean of the gradients themselves")
-def whole_in_the_first_two_passes(ddp):
-    """As PowerSGD does."""
-    passes, signs = [], signs_hook()
-
-    def hook(state, bucket):
-        passes.append(bucket.is_last())
-        return allreduce_hook(None, bucket) if sum(passes) < 3 else signs(state, bucket)
-
-    ddp.register_comm_hook(None, hook)
 
 
 def by_index(check):
@@ -333,18 +308,6 @@ def waits_in_the_hook(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
-def waits_for_a_future(ddp):
-    hook = signs_hook()
-
-    def waiting(state, bucket):
-        done = torch.futures.Future()
-        done.set_result(hook(state, bucket).wait())
-        return done
-
-    ddp.register_comm_hook(None, waiting)
-
-
 @wrong("19.1", hint="A rank gets back what it has sent itself.")
 def keeps_it_to_itself(ddp):
     def hook(state, bucket):
@@ -422,40 +385,9 @@ def scales_in_bfloat16(ddp):
     hooked(ddp, size=lambda part: part.abs().mean().bfloat16().float())
 
 
-@wrong("19.1", hint="which sign has a 0?")
-def zero_stays_zero(ddp):
-    signs_by(ddp, lambda wanted: wanted.sign().to(torch.int8), lambda signs, count: signs, times=True)
-
-
 @wrong("19.1", hint="That is the mean of the gradients themselves, as without a hook")
 def returns_its_hook(ddp):
     return signs_hook()
-
-
-@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
-def waits_for_all_futures(ddp):
-    hook = signs_hook()
-
-    def waiting(state, bucket):
-        (numbers,) = torch.futures.wait_all([hook(state, bucket)])
-        done = torch.futures.Future()
-        done.set_result(numbers)
-        return done
-
-    ddp.register_comm_hook(None, waiting)
-
-
-@wrong("19.1", FIRST, FEEDBACK, BITS, hint="What can the hook return before anything has arrived")
-def asks_until_it_is_done(ddp):
-    hook = signs_hook()
-
-    def asking(state, bucket):
-        future = hook(state, bucket)
-        while not future.done():
-            time.sleep(0.001)
-        return future
-
-    ddp.register_comm_hook(None, asking)
 
 
 @wrong("19.1", hint="Each sign is the other one.")
@@ -538,26 +470,6 @@ def scales_in_float16(ddp):
     hooked(ddp, size=lambda part: part.abs().mean().half().float())
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="and to which parameter's?")
-def scales_in_the_models_order(ddp):
-    """The scales of the parameters as the model has them, not as the bucket has them."""
-    order = [each for each in ddp.module.parameters() if each.requires_grad]
-
-    def hook(state, bucket):
-        parameters, count = bucket.parameters(), dist.get_world_size()
-        here = [each for each in order if any(each is one for one in parameters)]
-        sizes = [each.numel() for each in here]
-        wanted = bucket.buffer() + by_parameter(hook.unsent, here)
-        message = written(wanted, sizes)
-        gathered = message.new_empty(count * len(message))
-        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
-        hook.unsent.update(zip(here, (wanted - read(message, sizes)).split(sizes), strict=True))
-        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
-
-    hook.unsent = {}
-    ddp.register_comm_hook(None, hook)
-
-
 @wrong("19.1", hint="The ranks hold different gradients.")
 def the_first_scale_for_all_ranks(ddp):
     """Each rank reads the others' bits with its own scales."""
@@ -574,20 +486,6 @@ def the_first_scale_for_all_ranks(ddp):
         unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
         of_ranks = gathered.chunk(count)
         return future.then(lambda _: sum(read(torch.cat([scales, b]), sizes) for b in of_ranks) / count)
-
-    ddp.register_comm_hook(None, hook)
-
-
-@wrong("19.1", hint="The ranks hold different gradients.")
-def adds_bytes_of_bits_up(ddp):
-    """all_reduce of what is packed."""
-
-    def hook(state, bucket):
-        sizes, count = [each.numel() for each in bucket.parameters()], dist.get_world_size()
-        message = written(bucket.buffer(), sizes)
-        scales, bits = message[: 4 * len(sizes)], message[4 * len(sizes) :].clone()
-        future = dist.all_reduce(bits, async_op=True).get_future()
-        return future.then(lambda _: read(torch.cat([scales, bits // count]), sizes))
 
     ddp.register_comm_hook(None, hook)
 
@@ -626,25 +524,6 @@ def gathers_objects(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", FIRST, FEEDBACK, BITS, hint="Backward stands still meanwhile.")
-def functional(ddp):
-    """The functional collective, waited for on the spot."""
-    unsent = {}
-
-    def hook(state, bucket):
-        parameters, count = bucket.parameters(), dist.get_world_size()
-        sizes = [each.numel() for each in parameters]
-        wanted = bucket.buffer() + by_parameter(unsent, parameters)
-        message = written(wanted, sizes)
-        gathered = collectives.all_gather_tensor(message, 0, dist.group.WORLD)
-        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
-        done = torch.futures.Future()
-        done.set_result(sum(read(each, sizes) for each in gathered.chunk(count)) / count)
-        return done
-
-    ddp.register_comm_hook(None, hook)
-
-
 HOOKED: list[nn.Module] = []
 
 
@@ -653,68 +532,6 @@ def the_hook_is_of_the_first_model(ddp):
     if not HOOKED:
         HOOKED.append(ddp)
         hooked(ddp)
-
-
-@wrong("19.1", FIRST, BITS, PROMISE, hint="what was left unsent before did not come")
-def forgets_after_two_passes(ddp):
-    """The memory is emptied when there is a new order, and again."""
-    passes, unsent = [], {}
-    inner = signs_hook(unsent=unsent)
-
-    def hook(state, bucket):
-        future = inner(state, bucket)
-        if bucket.is_last():
-            passes.append(1)
-            if len(passes) == 2:
-                unsent.clear()
-        return future
-
-    ddp.register_comm_hook(None, hook)
-
-
-@right("19.1")
-def two_messages(ddp):
-    signs_by(ddp, lambda wanted: pack(wanted < 0), unpack)
-
-
-@right("19.1")
-class SignsByName:
-    """By names, with numpy, and in another order of the message."""
-
-    def __init__(self, ddp):
-        self.names = {parameter: name for name, parameter in ddp.module.named_parameters()}
-        self.unsent: dict[str, np.ndarray] = {}
-        ddp.register_comm_hook(self, SignsByName.hook)
-
-    def hook(self, bucket):
-        names = [self.names[each] for each in bucket.parameters()]
-        parts = [each.flatten().numpy().copy() for each in bucket.gradients()]
-        for name, part in zip(names, parts, strict=True):
-            part += self.unsent.get(name, 0)
-        scales = np.array([np.abs(part).mean() for part in parts], dtype=np.float32)
-        bits = np.packbits(np.concatenate(parts) < 0)
-        sizes = [len(part) for part in parts]
-        mine = self.read(bits, scales, sizes)
-        for name, part, sent in zip(names, parts, np.split(mine, np.cumsum(sizes)[:-1]), strict=True):
-            self.unsent[name] = part - sent
-        message = torch.from_numpy(np.concatenate([bits, scales.view(np.uint8)]))
-        others = [torch.empty_like(message) for _ in range(dist.get_world_size())]
-        future = dist.all_gather(others, message, async_op=True).get_future()
-
-        def mean(_):
-            total = torch.zeros(sum(sizes))
-            for each in others:
-                its = each.numpy()
-                scales = its[len(bits) :].copy().view(np.float32)
-                total += torch.from_numpy(self.read(its[: len(bits)], scales, sizes))
-            return total / len(others)
-
-        return future.then(mean)
-
-    @staticmethod
-    def read(bits, scales, sizes):
-        negative = np.unpackbits(bits, count=sum(sizes))
-        return np.repeat(scales, sizes) * (1 - 2 * negative.astype(np.float32))
 
 
 @right("19.1")
@@ -743,45 +560,6 @@ def in_the_buffer_itself(ddp):
 
 
 @right("19.1")
-def by_broadcasts(ddp):
-    """Each rank's message by a broadcast of its own."""
-    unsent = {}
-
-    def hook(state, bucket):
-        parameters = list(bucket.parameters())
-        sizes = [each.numel() for each in parameters]
-        wanted = bucket.buffer() + by_parameter(unsent, parameters)
-        mine = written(wanted, sizes)
-        left = (wanted - read(mine, sizes)).split(sizes)
-        unsent.update(zip(parameters, left, strict=True))
-        ranks = range(dist.get_world_size())
-        messages = [mine if rank == dist.get_rank() else torch.empty_like(mine) for rank in ranks]
-        futures = [dist.broadcast(messages[rank], rank, async_op=True).get_future() for rank in ranks]
-        done = torch.futures.collect_all(futures)
-        return done.then(lambda _: sum(read(each, sizes) for each in messages) / len(messages))
-
-    ddp.register_comm_hook(state=None, hook=hook)
-
-
-@right("19.1")
-def divides_first(ddp):
-    """Each rank sends its n-th part, and the parts are added up."""
-    unsent = {}
-
-    def hook(state, bucket):
-        parameters, count = bucket.parameters(), dist.get_world_size()
-        sizes = [each.numel() for each in parameters]
-        wanted = bucket.buffer() / count + by_parameter(unsent, parameters)
-        message = written(wanted, sizes)
-        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
-        others = [torch.empty_like(message) for _ in range(count)]
-        future = dist.all_gather(others, message, async_op=True).get_future()
-        return future.then(lambda _: sum(read(each, sizes) for each in others))
-
-    ddp.register_comm_hook(None, hook)
-
-
-@right("19.1")
 def each_parameter_by_itself(ddp):
     """A message for each parameter, and its shape kept; the rest of a byte is wasted each time."""
     unsent = {each: torch.zeros_like(each) for each in ddp.parameters() if each.requires_grad}
@@ -803,99 +581,7 @@ def each_parameter_by_itself(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@right("19.1")
-def by_a_thread(ddp):
-    """A thread waits, and fills a future."""
-    unsent = {}
-
-    def hook(state, bucket):
-        parameters, count = bucket.parameters(), dist.get_world_size()
-        sizes = [each.numel() for each in parameters]
-        wanted = bucket.buffer() + by_parameter(unsent, parameters)
-        message = written(wanted, sizes)
-        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
-        gathered = torch.empty(count, len(message), dtype=torch.uint8)
-        work = dist.all_gather_into_tensor(gathered.view(-1), message, async_op=True)
-        done = torch.futures.Future()
-
-        def fill():
-            work.wait()
-            done.set_result(sum(read(each, sizes) for each in gathered) / count)
-
-        threading.Thread(target=fill).start()
-        return done
-
-    ddp.register_comm_hook(None, hook)
-
-
 UNSENT_OF_ALL: dict[nn.Parameter, torch.Tensor] = {}
-
-
-@right("19.1")
-def one_memory_by_parameter(ddp):
-    """One dict for all models: the parameters themselves are its keys."""
-    hooked(ddp, unsent=UNSENT_OF_ALL)
-
-
-@right("19.1")
-def to_each_its_own_copy(ddp):
-    """By all_to_all, with the message once for each rank."""
-    unsent = {}
-
-    def hook(state, bucket):
-        parameters, count = bucket.parameters(), dist.get_world_size()
-        sizes = [each.numel() for each in parameters]
-        wanted = bucket.buffer().double() + by_parameter(unsent, parameters)
-        scales = torch.stack([part.abs().mean().float() for part in wanted.split(sizes)])
-        message = torch.cat([scales.view(torch.uint8), pack(torch.signbit(wanted) & (wanted != 0))])
-        others = message.new_empty(count * len(message))
-        work = dist.all_to_all_single(others, message.repeat(count), async_op=True)
-
-        def mean(_):
-            came = [read(each, sizes).double() for each in others.chunk(count)]
-            unsent.update(zip(parameters, (wanted - came[dist.get_rank()]).split(sizes), strict=True))
-            return torch.stack(came).mean(0).float()
-
-        return work.get_future().then(mean)
-
-    ddp.register_comm_hook(None, hook)
-
-
-@right("19.1")
-class SignsOfAModel:
-    """What is unsent is one tensor in the model's order, and is changed in place."""
-
-    def __init__(self, ddp):
-        trained = [each for each in ddp.parameters() if each.requires_grad]
-        self.unsent = torch.zeros(sum(each.numel() for each in trained))
-        sizes = [each.numel() for each in trained]
-        self.parts = dict(zip(trained, self.unsent.split(sizes), strict=True))
-        ddp.register_comm_hook(self, SignsOfAModel.__call__)
-
-    def __call__(self, bucket):
-        messages, parts = [], [self.parts[each] for each in bucket.parameters()]
-        for part, gradient in zip(parts, bucket.gradients(), strict=True):
-            part += gradient.flatten()
-            scale, negative = part.abs().sum() / part.numel(), part.lt(0)
-            messages += [scale[None].view(torch.uint8), pack(negative)]
-            part -= scale * (1 - 2 * negative.float())
-        message = torch.cat(messages)
-        rows = [torch.zeros_like(message) for _ in range(dist.get_world_size())]
-        future = dist.all_gather(rows, message, async_op=True).get_future()
-        sizes = [len(part) for part in parts]
-
-        def mean(_):
-            total = torch.zeros(sum(sizes))
-            for row in rows:
-                numbers = []
-                for size in sizes:
-                    own, row = row.split([4 + -(-size // 8), len(row) - 4 - -(-size // 8)])
-                    scale = own[:4].clone().view(torch.float32)
-                    numbers.append(scale * (1 - 2 * unpack(own[4:], size).float()))
-                total += torch.cat(numbers)
-            return total.div_(len(rows))
-
-        return future.then(mean)
 
 
 # --- 19.2 ---
@@ -1013,25 +699,6 @@ def no_buffers(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, lambda *_: average([*trained(model), *state_of(optimizer)]))
 
 
-@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
-def no_state(model, optimizer, batches, every):
-    locally(model, optimizer, batches, every, lambda *_: average([*trained(model), *buffers_of(model)]))
-
-
-@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
-def two_of_three_averages(model, optimizer, batches, every):
-    def known(optimizer):
-        for state in optimizer.state.values():
-            for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"):
-                if state.get(name) is not None:
-                    yield state[name]
-
-    def meet(model, optimizer):
-        average([*trained(model), *buffers_of(model), *known(optimizer)])
-
-    locally(model, optimizer, batches, every, meet)
-
-
 @wrong("19.2", WEIGHTS, ONCE, hint="lacks its state")
 def state_anew(model, optimizer, batches, every):
     def meet(model, optimizer):
@@ -1095,12 +762,6 @@ def in_training_mode(model, optimizer, batches, every):
     model.train()
 
 
-@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
-def takes_the_batches(model, optimizer, batches, every):
-    locally(model, optimizer, batches, every)
-    batches.clear()
-
-
 @wrong("19.2", hint="Only the last digits are off.")
 def in_float32(model, optimizer, batches, every):
     def meet(model, optimizer):
@@ -1111,16 +772,6 @@ def in_float32(model, optimizer, batches, every):
             each.detach().copy_(copied)
 
     locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
-def by_pytorch(model, optimizer, batches, every):
-    averager = PeriodicModelAverager(every, warmup_steps=every - 1)
-    local = PostLocalSGDOptimizer(optimizer, averager)
-    for x, y in batches:
-        step_of(model, local, x, y)
-    if len(batches) % every:
-        average(trained(model))
 
 
 STEPS = []
@@ -1201,24 +852,6 @@ def the_state_is_0(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@wrong("19.2", WEIGHTS, ONCE, hint="The ranks hold different numbers there")
-def the_first_group_alone(model, optimizer, batches, every):
-    def meet(model, optimizer):
-        first = [optimizer.state[each] for each in optimizer.param_groups[0]["params"]]
-        state = [each for of_one in first for each in of_one.values() if torch.is_tensor(each)]
-        average([*trained(model), *buffers_of(model), *state])
-
-    locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, STATE, hint="What is frozen is the same on all ranks")
-def the_whole_state_dict(model, optimizer, batches, every):
-    def meet(model, optimizer):
-        average([*filter(torch.is_floating_point, model.state_dict().values()), *state_of(optimizer)])
-
-    locally(model, optimizer, batches, every, meet)
-
-
 @wrong("19.2", WEIGHTS, STATE, hint="That is one meeting more.")
 def the_weights_at_the_start(model, optimizer, batches, every):
     for each in trained(model):
@@ -1237,59 +870,6 @@ def meets_after_each_step(model, optimizer, batches, every):
     locally(model, optimizer, batches, 1)
 
 
-@wrong("19.2", hint="and after which steps?")
-def meets_at_the_end_alone(model, optimizer, batches, every):
-    locally(model, optimizer, batches, len(batches))
-
-
-@wrong("19.2", hint="What belongs to a rank's step?")
-def the_sum_of_losses(model, optimizer, batches, every):
-    for i, (x, y) in enumerate(batches, start=1):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y, reduction="sum").backward()
-        optimizer.step()
-        if i % every == 0 or i == len(batches):
-            average_all(model, optimizer)
-
-
-@wrong("19.2", hint="What belongs to a rank's step?")
-def trains_all_modules(model, optimizer, batches, every):
-    model.train()
-    locally(model, optimizer, batches, every)
-
-
-@wrong("19.2", hint="What belongs to a rank's step?")
-def in_evaluation(model, optimizer, batches, every):
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    locally(model, optimizer, batches, every)
-    for module, mode in modes.items():
-        module.training = mode
-
-
-@wrong("19.2", hint="What belongs to a rank's step?")
-def through_ddp(model, optimizer, batches, every):
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    for i, (x, y) in enumerate(batches, start=1):
-        optimizer.zero_grad()
-        if i % every == 0 or i == len(batches):
-            F.cross_entropy(ddp(x), y).backward()
-        else:
-            with ddp.no_sync():
-                F.cross_entropy(ddp(x), y).backward()
-        optimizer.step()
-
-
-@wrong("19.2", WEIGHTS, ONCE, hint="All have rank 0's.")
-def state_of_rank_0(model, optimizer, batches, every):
-    def meet(model, optimizer):
-        average([*trained(model), *buffers_of(model)])
-        for each in state_of(optimizer):
-            dist.broadcast(each, 0)
-
-    locally(model, optimizer, batches, every, meet)
-
-
 @wrong("19.2", WEIGHTS, ONCE, hint="and where does its mean go?")
 def averages_a_copy_of_the_state(model, optimizer, batches, every):
     """state_dict() gives the tensors themselves, but a copy of them is averaged."""
@@ -1300,39 +880,6 @@ def averages_a_copy_of_the_state(model, optimizer, batches, every):
         average([*trained(model), *buffers_of(model), *filter(floats, values)])
 
     locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
-def sums_at_rank_0(model, optimizer, batches, every):
-    """By a reduce and a broadcast: twice."""
-
-    def meet(model, optimizer):
-        for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
-            numbers = each.detach()
-            dist.reduce(numbers, 0)
-            numbers /= dist.get_world_size()
-            dist.broadcast(numbers, 0)
-
-    locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, STATE, hint="A gather brings")
-def by_objects(model, optimizer, batches, every):
-    def meet(model, optimizer):
-        tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
-        others = [None] * dist.get_world_size()
-        dist.all_gather_object(others, [each.detach() for each in tensors])
-        for each, *of_ranks in zip(tensors, *others, strict=True):
-            each.detach().copy_(torch.stack(of_ranks).mean(0))
-
-    locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, STATE, hint="Switch back at the end")
-def freezes_for_good(model, optimizer, batches, every):
-    locally(model, optimizer, batches, every)
-    for each in model.parameters():
-        each.requires_grad_(True)
 
 
 @wrong("19.2", hint="What belongs to a rank's step?")
@@ -1348,43 +895,6 @@ def averages_gradients_at_a_meeting(model, optimizer, batches, every):
             average_all(model, optimizer)
 
 
-@wrong("19.2", hint="What belongs to a rank's step?")
-def accumulates(model, optimizer, batches, every):
-    """Gradient accumulation: a step after every H batches, by averaged gradients."""
-    optimizer.zero_grad()
-    for i, (x, y) in enumerate(batches, start=1):
-        (F.cross_entropy(model(x), y) / every).backward()
-        if i % every == 0 or i == len(batches):
-            average([each.grad for each in trained(model)])
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@wrong("19.2", WEIGHTS, STATE, hint="they travel more often")
-def meets_every_buffer_each_step(model, optimizer, batches, every):
-    """The buffers' means after each step; at the end they are the same."""
-    for i, (x, y) in enumerate(batches, start=1):
-        step_of(model, optimizer, x, y)
-        if i % every == 0 or i == len(batches):
-            average_all(model, optimizer)
-        else:
-            average(buffers_of(model))
-
-
-@wrong("19.2", hint="Then which numbers are averaged")
-def outer_step(model, optimizer, batches, every):
-    """DiLoCo's: the mean change is taken once more."""
-    start = [each.detach().clone() for each in trained(model)]
-
-    def meet(model, optimizer):
-        average_all(model, optimizer)
-        for each, before in zip(trained(model), start, strict=True):
-            each.data += 0.9 * (each.data - before)
-            before.copy_(each.data)
-
-    locally(model, optimizer, batches, every, meet)
-
-
 @right("19.2")
 def with_the_counters(model, optimizer, batches, every):
     """All tensors, whole numbers, too, which are the same on all ranks; and a barrier."""
@@ -1397,104 +907,11 @@ def with_the_counters(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@right("19.2")
-def puts_new_tensors_there(model, optimizer, batches, every):
-    def meaned(each):
-        mean = each.detach().clone()
-        dist.all_reduce(mean)
-        return mean / dist.get_world_size()
-
-    def meet(model, optimizer):
-        for each in trained(model):
-            each.data = meaned(each)
-            state = optimizer.state[each]
-            state.update({k: meaned(v) for k, v in state.items() if torch.is_tensor(v)})
-        for each in buffers_of(model):
-            each.copy_(meaned(each))
-
-    locally(model, optimizer, batches, every, meet)
-
-
-@right("19.2")
-def one_tensor_after_the_other(model, optimizer, batches, every):
-    started = 0
-    for x, y in batches:
-        optimizer.zero_grad(set_to_none=False)
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        started += 1
-        if started == every:
-            started = 0
-            each_by_itself(model, optimizer)
-    if started:
-        each_by_itself(model, optimizer)
-
-
 @torch.no_grad()
 def each_by_itself(model, optimizer):
     for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
         dist.all_reduce(each)
         each /= dist.get_world_size()
-
-
-@right("19.2")
-def in_rounds(model, optimizer, batches, every):
-    for begin in range(0, len(batches), every):
-        for x, y in batches[begin : begin + every]:
-            model.zero_grad()
-            nn.CrossEntropyLoss()(model(x), y).backward()
-            optimizer.step()
-        weights = trained(model)
-        vector = parameters_to_vector(weights).detach() / dist.get_world_size()
-        works = [dist.all_reduce(vector, async_op=True)]
-        rest = [*buffers_of(model), *state_of(optimizer)]
-        for each in rest:
-            each.div_(dist.get_world_size())
-            works.append(dist.all_reduce(each, async_op=True))
-        for work in works:
-            work.wait()
-        vector_to_parameters(vector, weights)
-
-
-@right("19.2")
-def through_state_dicts(model, optimizer, batches, every):
-    """The state is averaged in a copy, which is loaded."""
-
-    def meet(model, optimizer):
-        state = copy.deepcopy(optimizer.state_dict())
-        values = [value for each in state["state"].values() for value in each.values()]
-        average([*trained(model), *buffers_of(model), *filter(floats, values)])
-        optimizer.load_state_dict(state)
-
-    locally(model, optimizer, batches, every, meet)
-
-
-@right("19.2")
-def with_pytorchs_average(model, optimizer, batches, every):
-    """`average_parameters`, and a closure for the step."""
-    for i, (x, y) in enumerate(batches, start=1):
-
-        def closure(x=x, y=y):
-            model.zero_grad()
-            loss = F.nll_loss(model(x).log_softmax(1), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        if i in {*range(every, len(batches), every), len(batches)}:
-            tensors = [*trained(model), *buffers_of(model), *state_of(optimizer)]
-            average_parameters(iter(tensors), dist.group.WORLD)
-
-
-@right("19.2")
-def by_functional_collectives(model, optimizer, batches, every):
-    def meet(model, optimizer):
-        with torch.no_grad():
-            for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
-                total = collectives.all_reduce(each.detach().clone(), "sum", dist.group.WORLD)
-                each.copy_(total / dist.get_world_size())
-
-    locally(model, optimizer, batches, every, meet)
 
 
 @right("19.2")

@@ -111,19 +111,6 @@ def never_back(ddp, optimizer, x, y, most):
     optimizer.step()
 
 
-@wrong("20.1", SAME, LESS, SHARE, hint="learning rates on rank")
-def back_on_rank_0(ddp, optimizer, x, y, most):
-    used = number_of(x, most)
-    gradients(ddp, x, y, used)
-    before = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] *= used / len(x)
-    optimizer.step()
-    if dist.get_rank() == 0:
-        for group, rate in zip(optimizer.param_groups, before, strict=True):
-            group["lr"] = rate
-
-
 @wrong("20.1", hint="A sum over the samples")
 def a_sum(ddp, optimizer, x, y, most):
     used = number_of(x, most)
@@ -167,23 +154,6 @@ def the_rest_on_one_rank(ddp, optimizer, x, y, most):
     mine = slice(rank * own, used if rank == ranks - 1 else (rank + 1) * own)
     optimizer.zero_grad()
     (F.cross_entropy(ddp(x[mine]), y[mine], reduction="sum") * ranks / used).backward()
-    scaled_step(optimizer, used / len(x))
-
-
-@wrong("20.1", SAME, LESS, LATER, hint="the rank with the most samples")
-def blocks_of_the_largest_share(ddp, optimizer, x, y, most):
-    rank, ranks, used = dist.get_rank(), dist.get_world_size(), number_of(x, most)
-    own = math.ceil(used / ranks)
-    mine = slice(rank * own, min(used, (rank + 1) * own))
-    optimizer.zero_grad()
-    (F.cross_entropy(ddp(x[mine]), y[mine], reduction="sum") * ranks / used).backward()
-    scaled_step(optimizer, used / len(x))
-
-
-@wrong("20.1", SAME, hint="more than the ranks may take")
-def fits_if_the_smallest_share_does(ddp, optimizer, x, y, most):
-    used = len(x) if len(x) // dist.get_world_size() <= most else number_of(x, most)
-    gradients(ddp, x, y, used)
     scaled_step(optimizer, used / len(x))
 
 
