@@ -172,8 +172,9 @@ def verdict_on_trials(trials: Mapping[str, Rates], skipped: Mapping[str, str]) -
     elif spread >= LARGE or skipped:
         cause = "unknown"
         sentence = (
-            f"no trial saves a tenth of the time, beyond the spread of its rounds (up to {spread:.0%})."
-            " Longer trials help (trial_seconds=…), a quieter machine, or what could not be tried."
+            "no trial saves a tenth of the time, and more than"
+            f" the spread of its rounds (up to {spread:.0%}). Longer trials (trial_seconds=…) or a quieter"
+            " machine may show more."
         )
     else:
         cause = "computing"

@@ -56,6 +56,12 @@ REMOVES = """
     """
 
 
+@pytest.fixture(autouse=True)
+def _warm() -> None:
+    """The seconds in which the fork server loads torch are in no test's time."""
+    quiet_launch(int, nprocs=1)
+
+
 def run_it(launcher: str, source: str, folder: Path, **options: Any) -> Run:
     if launcher == "launch":
         return launch(cell(source).work, **options)

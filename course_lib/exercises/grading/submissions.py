@@ -129,11 +129,8 @@ def helpers(submission: Submission) -> tuple[dict[str, bytes], list[str]]:
     files: dict[str, bytes] = {}
     left_out = []
     folder, size = submission.path.parent, 0
-    for path in (
-        islice(_beside(folder), 10 * MOST_FILES)
-        if submission.is_alone and _is_notebook(submission.path)
-        else ()
-    ):
+    may_have_some = submission.is_alone and _is_notebook(submission.path)
+    for path in islice(_beside(folder), 10 * MOST_FILES * may_have_some):
         with suppress(OSError, Unreadable):
             if len(files) < MOST_FILES and size + path.lstat().st_size <= MOST_BESIDE:
                 files[str(path.relative_to(folder))] = found = content(path, submission.root)
