@@ -10,10 +10,11 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from .series import Series
+from .series import Series, on_cpu
 
 SHARE = 0.005  # of the time in the loop that fingerprints may take
 FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at
@@ -27,7 +28,7 @@ _known_factors: dict[Any, Any] = {}  # by device, as many as were needed so far
 
 
 class Fingerprints:
-    """Takes the fingerprints in a rank's `track` loops, so seldom that they take hardly any of the time."""
+    """Takes the fingerprints in a rank's `track` loops; on a GPU, the recorder's thread reads them."""
 
     def __init__(self, series: Series) -> None:
         self._series = series
@@ -38,6 +39,7 @@ class Fingerprints:
         self._seconds: tuple[float, ...] = ()  # that the last ones took
         self._spent = 0.0  # seconds that all took
         self._last = (0, time.perf_counter())  # steps and time when the last one was taken
+        self._pending: deque[tuple[Any, ...]] = deque()
         self._works = True
 
     def taken(self, batches: Iterable[Batch], same: Any) -> Iterator[Batch]:
@@ -57,39 +59,57 @@ class Fingerprints:
         self._pass_steps = max(1, step)
 
     def _take(self, same: Any, place: tuple[int, int]) -> None:
-        began = time.perf_counter()
         try:
             if self._works:
-                began = _after_gpu()  # what it still has to do costs nothing
-                self._write(same, (self._attempt, *place))
+                self._try(same, place)
         except Exception as error:  # a GPU whose memory is full: the training goes on
             self._works = False
             print(f"course_lib: track(…, same=…) no longer compares: {error!r}", file=sys.stderr)
-        now = time.perf_counter()
-        self._seconds = (*self._seconds, now - began)[-3:]
-        self._spent += now - began
-        (steps, since), self._last = self._last, (self._steps, now)
-        if self._steps > steps:
-            a_step = max(1e-9, began - since) / (self._steps - steps)
-            each = sum(self._seconds) / len(self._seconds)
-            enough = each / SHARE / a_step if self._spent > FREE else 1
-            self._interval = _power_of_two(max(enough, self._steps / MOST))
 
-    def _write(self, same: Any, place: tuple[int, int, int]) -> None:
+    def _try(self, same: Any, place: tuple[int, int]) -> None:
+        import torch
+
+        began, place_in_run = time.perf_counter(), (self._attempt, *place)
         by_device: dict[Any, dict[str, Any]] = {}
         for name, tensor in _whole_ones(_found(same)).items():
             by_device.setdefault(tensor.device, {})[name] = tensor
-        for tensors in by_device.values():
-            values = fingerprints(tensors.values()).tolist()
-            self._series.fingerprints(place, dict(zip(tensors, values, strict=True)))
+        on_gpu = []
+        for device, tensors in by_device.items():
+            if device.type == "cuda":  # read later: no step waits for the device
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record(torch.cuda.current_stream(device))
+                values = fingerprints(tensors.values())
+                last.record(torch.cuda.current_stream(device))
+                on_gpu.append((place_in_run, list(tensors), values, first, last))
+            else:
+                values = fingerprints(tensors.values())
+                self._series.fingerprints(place_in_run, dict(zip(tensors, values.tolist(), strict=True)))
+        now = time.perf_counter()
+        if on_gpu:
+            self._pending.append((on_gpu, now - began))
+        else:
+            self._took(now - began)
+        (steps, since), self._last = self._last, (self._steps, now)
+        if self._steps > steps:
+            a_step = max(1e-9, began - since) / (self._steps - steps)
+            each = sum(self._seconds) / max(1, len(self._seconds))
+            enough = each / SHARE / a_step if self._spent > FREE else 1
+            self._interval = _power_of_two(max(enough, self._steps / MOST))
 
+    def _took(self, seconds: float) -> None:
+        self._seconds = (*self._seconds, seconds)[-3:]
+        self._spent += seconds
 
-def _after_gpu() -> float:
-    import torch
-
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    def flush(self) -> bool:
+        """Write the fingerprints that a GPU has computed; return whether some are left."""
+        while self._pending and all(last.query() for *_, last in self._pending[0][0]):
+            on_gpu, seconds = self._pending.popleft()
+            for place_in_run, names, values, first, last in on_gpu:
+                seconds += first.elapsed_time(last) / 1000
+                values = on_cpu(values).tolist()
+                self._series.fingerprints(place_in_run, dict(zip(names, values, strict=True)))
+            self._took(seconds)
+        return bool(self._pending)
 
 
 def _power_of_two(least: float) -> int:

@@ -190,7 +190,7 @@ class Recorder:
     def _flush(self) -> bool:
         """Write what is computed; return whether a GPU is still to compute some."""
         try:
-            return self.series.flush(wait=False)
+            return any([self.series.flush(wait=False), self.fingerprints.flush()])
         except Exception as error:  # of CUDA's, wherever it was caused, and met at each call from then on
             if self._flushes:
                 print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)

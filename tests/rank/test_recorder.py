@@ -133,12 +133,12 @@ def test_a_gpu_that_fails_or_is_never_done_holds_up_no_end(
     own.close()
     assert not own._thread.is_alive()
 
-    def fails(wait: bool) -> None:
+    def fails() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     own = recorder.Recorder(RankFiles(tmp_path, 1))
     own._thread.start()
-    monkeypatch.setattr(own.series, "flush", fails)
+    monkeypatch.setattr(own.fingerprints, "flush", fails)
     assert [own._flush(), own._flush()] == [False, False]
     own.close()
     assert capsys.readouterr().err.count("course_lib: what was logged on a GPU cannot be read: Runt") == 1

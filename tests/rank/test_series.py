@@ -15,6 +15,7 @@ import torch
 
 from course_lib import Run
 from course_lib.rank import series as series_module
+from course_lib.rank.fingerprints import Fingerprints
 from course_lib.rank.series import Series
 from course_lib.run_folder import TICK, RankFiles
 from course_lib.run_record import RunRecord
@@ -207,6 +208,9 @@ class Reached:
     def synchronize(self) -> None:
         assert self.there
 
+    def elapsed_time(self, _: Reached) -> float:
+        return 1.0
+
 
 def test_nobody_waits_for_a_gpu_that_is_not_done(series: Series, tmp_path: Path) -> None:
     """Behind a collective that never ends, the recorder's thread would be stuck, too."""
@@ -214,9 +218,14 @@ def test_nobody_waits_for_a_gpu_that_is_not_done(series: Series, tmp_path: Path)
     series.point("loss", 1.0, samples=0)
     on_gpu(series, event)
     assert series.flush(wait=False)
+    found = Fingerprints(series)
+    found._pending.append(([((0, 1, 1), ["weight"], torch.tensor([7]), event, event)], 0.0))
+    assert found.flush()
     event.there = True
     assert not series.flush(wait=False)
+    assert not found.flush()
     assert list(written(series, tmp_path)["loss"]) == [1.0, 2.0]
+    assert list((tmp_path / "rank-0.tensors").read_text().split()) == ["weight"]
 
 
 def test_nor_for_the_training_loop_that_waits_for_one(series: Series) -> None:
