@@ -6,7 +6,6 @@ library. A job that has left the queue, minutes after its end, is known by the e
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -33,18 +32,9 @@ ENDINGS = {
     "UNKNOWN": "is over: Slurm has forgotten it, and it has left no exit status: it was ended from outside, "
     "by scancel, a limit or the loss of a node",
 }
-# Slurm's reasons why a job waits, explained where the word alone does not say it
-REASONS = {
-    "Resources": "the nodes that it asks for are busy",
-    "Priority": "other jobs are ahead of it",
-    "PartitionConfig": "the partition cannot give what it asks for",
-    "PartitionNodeLimit": "it asks for more nodes than the partition has",
-    "PartitionTimeLimit": "it asks for more time than the partition gives",
-    "JobHeldUser": "it is on hold; scontrol release lets it go",
-}
 # Variables of a job that this process may itself run in: a job that it submits must not inherit them.
 OF_A_JOB = re.compile(r"(SLURM|SRUN|PMI|PMIX)\w*")
-OF_A_QUESTION = re.compile(r"SQUEUE_|SINFO_")
+OF_A_QUESTION = re.compile(r"SQUEUE_")
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
@@ -164,14 +154,6 @@ def tasks_here() -> int:
         counts += [int(tasks)] * int(nodes or 1)
     node = int(os.environ.get("SLURM_NODEID", 0))
     return counts[node] if node < len(counts) else 0
-
-
-def sick_nodes() -> str:
-    """Name the nodes that are down or drained, and why, in one line; empty if none is known."""
-    with contextlib.suppress(SlurmError):
-        done = _call(["sinfo", "--list-reasons", "--noheader", "--format=%N (%E)"])
-        return ", ".join(done.stdout.splitlines()) if done.returncode == 0 else ""
-    return ""
 
 
 def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -43,10 +43,6 @@ class Execution:
         """Return whether it has begun to run: the learner's ``timeout`` counts from then."""
         return True
 
-    def overdue(self) -> str:
-        """Say why to give it up before it has begun; empty if there is no reason to."""
-        return ""
-
     def wait(self, seconds: float) -> None:
         """Wait until something may have happened, for about this long at most."""
         raise NotImplementedError

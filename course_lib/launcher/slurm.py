@@ -26,7 +26,6 @@ def slurm(
     nproc_per_node: int | None = None,
     max_restarts: int = 0,
     timeout: float | None = None,
-    queue_timeout: float | None = None,
     setup: str | Iterable[str] = (),
     dashboard: bool = True,
     **options: Any,
@@ -52,7 +51,7 @@ def slurm(
     script
         Its path, from the current folder, which the nodes must share, too. It runs unchanged: torchrun sets
         RANK, LOCAL_RANK, WORLD_SIZE… as on one machine. Or the run of a job whose kernel is gone: then only
-        ``timeout``, ``queue_timeout`` and ``dashboard`` count.
+        ``timeout`` and ``dashboard`` count.
     args
         Its arguments; numbers and paths are converted to text.
     nodes
@@ -64,8 +63,6 @@ def slurm(
     timeout
         Seconds from the job's start after which it is cancelled, with a report of where each rank was. (The
         cluster's own limit is an option of ``sbatch``: ``time="1:00:00"``.)
-    queue_timeout
-        Seconds in the queue after which it is cancelled; by default it waits for ever.
     setup
         Shell lines that the job's script runs before anything starts: ``"module load cuda"``.
     dashboard
@@ -93,12 +90,11 @@ def slurm(
     RankError
         A rank failed, or Slurm ended the job.
     RankTimeout
-        The job was not done within ``timeout``, or did not start within ``queue_timeout``.
+        The job was not done within ``timeout``.
     """
     check_timeout(timeout)
-    check_timeout(queue_timeout, "queue_timeout")
     if isinstance(script, Run):
-        return _watch_again(script, timeout, queue_timeout, dashboard)
+        return _watch_again(script, timeout, dashboard)
     path = script_at(script)
     check_count("nodes", nodes, 1)
     check_count("max_restarts", max_restarts, 0)
@@ -134,13 +130,13 @@ def slurm(
         job.write_text(text)
         (run.folder / "torchrun").mkdir()
         run.record.note(command=shlex.join(["sbatch", str(job)]))
-        return SlurmJob(run, lambda: cluster.submit(job, where, given), max_restarts > 0, queue_timeout)
+        return SlurmJob(run, lambda: cluster.submit(job, where, given), max_restarts > 0)
 
     watch(run, submitted, timeout, view_of(run, dashboard))
     return run
 
 
-def _watch_again(run: Run, timeout: float | None, queue_timeout: float | None, dashboard: bool) -> Run:
+def _watch_again(run: Run, timeout: float | None, dashboard: bool) -> Run:
     """Watch the job of a run whose kernel is gone; if it has ended meanwhile, its report comes at once."""
     if run.job is None:
         raise ValueError(
@@ -149,5 +145,5 @@ def _watch_again(run: Run, timeout: float | None, queue_timeout: float | None, d
     cluster.check_there()
     run.record.take_over()
     restarts = run.record.facts.get("max_restarts", 0) > 0
-    watch(run, lambda _: SlurmJob(run, None, restarts, queue_timeout), timeout, view_of(run, dashboard))
+    watch(run, lambda _: SlurmJob(run, None, restarts), timeout, view_of(run, dashboard))
     return run

@@ -28,19 +28,12 @@ class SlurmJob(SelfLaunching):
 
     report_seconds = SETTLE_SECONDS
 
-    def __init__(
-        self,
-        run: Run,
-        submit: Callable[[], int] | None = None,
-        restarts: bool = False,
-        queue_timeout: float | None = None,
-    ) -> None:
+    def __init__(self, run: Run, submit: Callable[[], int] | None = None, restarts: bool = False) -> None:
         super().__init__(run, restarts)
         if submit is not None:
             run.record.note(job=submit())
         assert run.job is not None
         self._number = run.job
-        self._queue_timeout = queue_timeout
         self._since = time.monotonic()  # when it entered its present state
         self._status = cluster.JobStatus("PENDING")
         self._silence = ""  # why Slurm does not answer
@@ -72,20 +65,6 @@ class SlurmJob(SelfLaunching):
 
     def began(self) -> bool:
         return not self._status.waits
-
-    def overdue(self) -> str:
-        if self._queue_timeout is None or not self._status.waits or self._status.over:
-            return ""
-        if self._run.queued_seconds < self._queue_timeout:
-            return ""
-        reason = self._status.reason or "Slurm gives no reason"
-        why = self._silence or ": ".join(filter(None, [reason, cluster.REASONS.get(reason)]))
-        sick = cluster.sick_nodes()
-        nodes = f"\nnodes that take no jobs: {sick}" if sick else ""
-        return (
-            f"the job did not start within the {self._queue_timeout:g} s of queue_timeout, "
-            f"and was cancelled ({why}){nodes}"
-        )
 
     def wait(self, seconds: float) -> None:
         time.sleep(max(seconds, LOOK_SECONDS))

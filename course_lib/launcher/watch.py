@@ -85,8 +85,6 @@ def _follow(
             return failed.RankError(run, waiting.report_on(run, ranks.exit_codes(), failures))
         if all(code is not None for code in codes.values()):
             return None
-        if why := ranks.overdue():
-            return failed.RankTimeout(run, Report(message=why))
         now = time.monotonic()  # before the look: what is there then came in time
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
             all_returned_at = min(all_returned_at, now)

@@ -30,7 +30,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ({"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
         ({"cpus_per_task": 0}, "cpus_per_task is a whole number from 1 on; got 0"),
         ({"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
-        ({"queue_timeout": -1}, "queue_timeout is a number of seconds above 0, or None for no limit; got -1"),
         ({"nnodes": 2}, "slurm() decides about nnodes itself: say nodes=…, as sbatch does; got nnodes=2"),
         (
             {"array": "1-3"},
