@@ -58,6 +58,16 @@ FINGERPRINT = [
 ]
 
 
+class _File:
+    """A file of one rank: ``rank-3.log``."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __get__(self, files: RankFiles, _: object = None) -> Path:
+        return files.folder / f"rank-{files.rank}.{self._kind}"
+
+
 @dataclass(frozen=True)
 class RankFiles:
     """The files of one rank in a run's folder."""
@@ -65,77 +75,23 @@ class RankFiles:
     folder: Path
     rank: int | str
 
-    def _of(self, kind: str) -> Path:
-        return self.folder / f"rank-{self.rank}.{kind}"
-
-    @property
-    def log(self) -> Path:
-        """Text: what the rank printed; under torchrun, `facts` names the folder of its output instead."""
-        return self._of("log")
-
-    @property
-    def facts(self) -> Path:
-        """JSON: what the rank reports about itself: its pid, phase, device, backend, environment."""
-        return self._of("json")
-
-    @property
-    def ticks(self) -> Path:
-        """Rows of `TICK`."""
-        return self._of("ticks")
-
-    @property
-    def arrivals(self) -> Path:
-        """Rows of `ARRIVAL`; if a tick has many collectives, only for some of them."""
-        return self._of("arrivals")
-
-    @property
-    def points(self) -> Path:
-        """Rows of `POINT`."""
-        return self._of("points")
-
-    @property
-    def names(self) -> Path:
-        """Text: one line per logged name."""
-        return self._of("names")
-
-    @property
-    def fingerprints(self) -> Path:
-        """Rows of `FINGERPRINT`."""
-        return self._of("fingerprints")
-
-    @property
-    def tensors(self) -> Path:
-        """Text: one line per tensor of which there are fingerprints."""
-        return self._of("tensors")
-
-    @property
-    def result(self) -> Path:
-        """What the function returned, saved by `torch.save`; it exists once the rank has succeeded."""
-        return self._of("result")
-
-    @property
-    def failure(self) -> Path:
-        """JSON: how the rank failed (`rank.failure`)."""
-        return self._of("failure.json")
+    log = _File("log")  # text: what it printed; under torchrun, `facts` names the folder instead
+    facts = _File("json")  # what the rank reports about itself: its pid, phase, device, backend, environment
+    ticks = _File("ticks")  # rows of `TICK`
+    arrivals = _File("arrivals")  # rows of `ARRIVAL`; if a tick has many collectives, only for some of them
+    points = _File("points")  # rows of `POINT`
+    names = _File("names")  # text: one line per logged name
+    fingerprints = _File("fingerprints")  # rows of `FINGERPRINT`
+    tensors = _File("tensors")  # text: one line per tensor of which there are fingerprints
+    result = _File("result")  # what the function returned, by `torch.save`; there once the rank has succeeded
+    failure = _File("failure.json")  # how the rank failed (`rank.failure`)
+    standstill = _File("where")  # JSON: where it is, while no collective begins, once asked, and at its end
+    stack = _File("stack")  # text: Python stacks of the rank, or of its forks, when a signal asked for them
+    crash = _File("crash")  # text: the Python stacks of the rank's threads when it crashed in C
 
     def failure_of_attempt(self, attempt: int) -> Path:
-        """JSON: how the rank failed in an earlier attempt, after which torchrun restarted it."""
-        return self._of(f"failure-{attempt}.json")
-
-    @property
-    def standstill(self) -> Path:
-        """JSON: where it is, and its collectives; exists while none begins, once asked, and after its end."""
-        return self._of("where")
-
-    @property
-    def stack(self) -> Path:
-        """Text: Python stacks of the rank, or of processes that it forked, when a signal asked for them."""
-        return self._of("stack")
-
-    @property
-    def crash(self) -> Path:
-        """Text: the Python stacks of the rank's threads when it crashed in C."""
-        return self._of("crash")
+        """Return where an earlier attempt left how it failed, after which torchrun restarted the rank."""
+        return self.folder / f"rank-{self.rank}.failure-{attempt}.json"
 
 
 def process_name(pid: int) -> str:
