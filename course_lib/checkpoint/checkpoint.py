@@ -50,60 +50,47 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     """
     import torch.distributed as dist
 
-    fault: Exception | None = None
     group = dist.is_available() and dist.is_initialized()
+    faults: list[Exception | None] = [None]
     if not group or dist.get_rank() == 0:
-        try:
-            _write(Path(os.path.realpath(path)), state)
-        except (CheckpointError, TypeError) as error:
-            fault = error
-        except Exception as error:  # other ranks could not unpickle every type
-            fault = CheckpointError(f"the checkpoint {path} cannot be written: {error!r}")
+        faults = [_write(Path(os.path.realpath(path)), state)]
     if group:  # the other ranks wait here
-        told = [fault]
-        dist.broadcast_object_list(told, src=0)
-        fault = fault or told[0]
-    if fault is not None:
-        raise fault from None
+        dist.broadcast_object_list(faults, src=0)
+    if faults[0] is not None:
+        raise faults[0]
 
 
-def _write(path: Path, state: Mapping[str, Any]) -> None:
+def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
+    """Write a checkpoint; return what went wrong, of a type that every rank can unpickle."""
     import torch
 
     try:
         with whole_file(path, durable=True) as file:
-            try:
-                torch.save(dict(state), file)
-            except Exception as error:
-                if isinstance(error.__context__, OSError):  # the system's message, which torch's hides
-                    raise error.__context__ from None
-                raise TypeError(f"this state cannot be saved: {str(error).splitlines()[0]}") from None
+            torch.save(dict(state), file)
             file.flush()
             if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
                 raise TypeError(
-                    f"this state holds {_some(sorted(code))}, which load_checkpoint would refuse: "
+                    f"it holds {_some(sorted(code))}, which load_checkpoint would refuse; "
                     "save tensors, numbers, strings, lists and dicts (of a model its state_dict())"
                 )
-    except OSError as error:
+    except Exception as error:
+        system = error if isinstance(error, OSError) else error.__context__  # torch hides a full disk
+        if not isinstance(system, OSError):
+            return TypeError(f"this state cannot be saved: {_reason(error)}")
         before = "; the previous file is unchanged" if path.is_file() else ""
-        why = error.strerror or error
-        raise CheckpointError(f"the checkpoint {path} cannot be written: {why}{before}") from None
+        return CheckpointError(f"the checkpoint {path} cannot be written: {_reason(system)}{before}")
+    return None
 
 
-def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint as data: code in the file is never run (lesson 10).
 
-    Parameters
-    ----------
-    path
-        The file; every rank may read it.
-    map_location
-        Where the tensors go, as in ``torch.load``; by default the CPU, whatever device they were saved from.
+    Every rank may read the file.
 
     Returns
     -------
     dict
-        What was saved.
+        What was saved; its tensors are on the CPU, whatever device they were saved from.
 
     Raises
     ------
@@ -116,12 +103,11 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
     path = Path(path)
     try:
         fault = _fault(path)
-        state = {} if fault else torch.load(path, map_location=map_location, weights_only=True)
+        state = {} if fault else torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path.name!r} in {path.parent.absolute()}") from None
     except Exception as error:
-        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), repr(error))
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {reason}") from None
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {_reason(error)}") from None
     if not isinstance(state, dict):
         fault = f"holds a {type(state).__name__}, and a checkpoint is a dict"
     if fault:
@@ -207,3 +193,8 @@ def _some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return ", ".join(listed[:SHOWN]) + more
+
+
+def _reason(error: BaseException) -> str:
+    """Return the system's words for an error, or the first line of Python's."""
+    return getattr(error, "strerror", None) or (str(error) or repr(error)).splitlines()[0]

@@ -36,9 +36,7 @@ Held = list[list[float]]  # one rank's values, in groups (the tensors of a list)
 Origin = frozenset[int]  # the ranks that a value came from
 
 
-def collective(
-    before: Sequence[Any], after: Sequence[Any], title: str, start: Sequence[Any] | None = None
-) -> Picture:
+def collective(before: Sequence[Any], after: Sequence[Any], title: str) -> Picture:
     """Draw what each rank held before and after a collective, coloured by the ranks it came from (lesson 05).
 
     Parameters
@@ -49,22 +47,22 @@ def collective(
         MIN is drawn as a copy, that of AVG or PRODUCT in grey.
     title
         The message of the picture.
-    start
-        What the ranks held at the very beginning: the colours refer to it. By default ``before``.
 
     Raises
     ------
     ValueError
-        There is no rank, the number of ranks changes, there are too many ranks or values to be read, or
+        There is no rank, the number of ranks changes, there are more than 8 ranks or 16 values of one, or
         something is not made of numbers.
     """
-    return _picture({"": (before, after)}, title, start, ONE)
+    return collectives({"": (before, after)}, title)
 
 
 def collectives(
     cases: Mapping[str, tuple[Sequence[Any], Sequence[Any]]], title: str, start: Sequence[Any] | None = None
 ) -> Picture:
     """Draw several collectives side by side, given by name as ``(before, after)``; see `collective`.
+
+    The colours refer to ``start``, what the ranks held at the very beginning: by default to each ``before``.
 
     Raises
     ------
@@ -73,73 +71,15 @@ def collectives(
     """
     if not cases:
         raise ValueError("collectives needs at least one: collectives({'broadcast': (before, after)}, title)")
-    return _picture(cases, title, start, SEVERAL)
-
-
-# --- what the ranks held, and where it came from ----------------------------------------------------------
-
-
-def _held_by_all(values: Sequence[Any], when: str) -> list[Held]:
-    if not 0 < len(values) <= MOST_RANKS:
-        raise ValueError(f"{when}: what each of 1 to {MOST_RANKS} ranks held; got {len(values)} ranks")
-    return [_held(value, f"{when}, rank {rank}") for rank, value in enumerate(values)]
-
-
-def _held(value: Any, whose: str) -> Held:
-    in_groups = isinstance(value, list | tuple) and not all(isinstance(each, int | float) for each in value)
-    groups = [_numbers(each, whose) for each in (value if in_groups else [value]) if each is not None]
-    if (count := sum(map(len, groups))) > MOST_VALUES:
-        raise ValueError(f"{whose}: {count} values; {MOST_VALUES} at most can be read, so draw a few of them")
-    return [group for group in groups if group]
-
-
-def _numbers(value: Any, whose: str) -> list[float]:
-    try:
-        return np.ravel(value.tolist() if hasattr(value, "tolist") else value).astype(float).tolist()
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{whose}: numbers, a tensor, a list of tensors or None can be drawn; this is {value!r:.60}"
-        ) from None
-
-
-def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
-    """Find, for each value after, the ranks whose values before are in it: one if copied, more if summed."""
-    flat = (itertools.chain(*held) for held in before)
-    table = list(itertools.zip_longest(*flat, fillvalue=math.nan))  # by place, then by rank
-    found = []
-    for rank, held in enumerate(after):
-        places = itertools.count()
-        found.append([[_origin(table, rank, next(places), value) for value in group] for group in held])
-    return found
-
-
-def _origin(table: list[tuple[float, ...]], rank: int, place: int, value: float) -> Origin:
-    """Return the first explanation that fits: unchanged, copied, or summed; at its own place first."""
-    ranks = len(table[0]) if table else 0
-    one = [((rank - distance) % ranks,) for distance in range(ranks)]  # from the left, as on a ring
-    several = [each for size in range(ranks, 1, -1) for each in itertools.combinations(range(ranks), size)]
-    for choices in (one, several):
-        for values in (*table[place : place + 1], *table):
-            for choice in choices:
-                if value == sum(values[each] for each in choice):
-                    return frozenset(choice)
-    return frozenset()
-
-
-# --- the drawing ------------------------------------------------------------------------------------------
-
-
-def _picture(cases: Mapping[str, Any], title: str, start: Sequence[Any] | None, width: float) -> Picture:
-    """Draw collectives by name, in one column or two; a single one needs no name."""
     steps = {}
     for name, (before, after) in cases.items():
-        given = {"before": before, "after": after, "start": before if start is None else start}
-        held = [_held_by_all(values, f"{name}, {when}".lstrip(", ")) for when, values in given.items()]
-        if len(counts := {len(by_rank) for by_rank in held}) > 1:
+        times = {"before": before, "after": after, "start": start or before}
+        steps[name] = [_held(name, when, values) for when, values in times.items()]
+        if len(counts := set(map(len, steps[name]))) > 1:
             raise ValueError(
                 f"{min(counts)} ranks at one time and {max(counts)} at another: none may be lost"
             )
-        steps[name] = held
+    width = ONE if "" in cases else SEVERAL
     widest = max(_columns(before) + _columns(after) for before, after, _ in steps.values()) + OTHER_COLUMNS
     ranks = max(len(before) for before, *_ in steps.values())
     across = 1 if widest > 22 or len(steps) == 1 else 2
@@ -149,20 +89,60 @@ def _picture(cases: Mapping[str, Any], title: str, start: Sequence[Any] | None, 
     height = TITLE + math.ceil(len(steps) / across) * panel
     figure, (empty,) = new_figure(width=width, height=height, margins=MARGINS)
     empty.remove()
+    alt = f"{title}."
     with styled():
         figure.text(0.012, 1 - 0.08 / height, title, va="top", size=11, weight="bold")
         for i, (name, step) in enumerate(steps.items()):
-            row, column = divmod(i, across)
-            bottom = 1 - (TITLE + (row + 1) * panel) / height
-            axes = figure.add_axes((column / across, bottom, 1 / across, drawn / height))
-            _draw(axes, step, width / across / inches)
-            above = bottom + drawn / height
-            figure.text(column / across + 0.012, above, name, va="bottom", size=10, weight="bold")
-    words = (
-        f"{name}. Before: {_words(before)}. After: {_words(after)}.".removeprefix(". ")
-        for name, (before, after, _) in steps.items()
-    )
-    return Picture(figure, f"{title}. {' '.join(words)}")
+            left, bottom = i % across / across, 1 - (TITLE + (i // across + 1) * panel) / height
+            axes = figure.add_axes((left, bottom, 1 / across, drawn / height))
+            _draw(axes, step, width / across / inches, 72 * inches)
+            figure.text(left + 0.012, bottom + drawn / height, name, va="bottom", size=10, weight="bold")
+            alt += f" {name}." * bool(name) + f" Before: {_words(step[0])}. After: {_words(step[1])}."
+    return Picture(figure, alt)
+
+
+def _held(name: str, when: str, values: Sequence[Any]) -> list[Held]:
+    where = f"{name}, {when}".lstrip(", ")
+    held = []
+    for rank, value in enumerate(values):
+        tensors = value if isinstance(value, list | tuple) else [value]
+        try:
+            held.append([numbers for each in tensors if each is not None and (numbers := _numbers(each))])
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{where}, rank {rank}: a number, a tensor, a list of tensors or None can be drawn; "
+                f"this is {value!r:.60}"
+            ) from None
+    counts = [sum(map(len, groups)) for groups in held]
+    if not 0 < len(held) <= MOST_RANKS or max(counts) > MOST_VALUES:
+        raise ValueError(
+            f"{where}: a picture is for 1 to {MOST_RANKS} ranks with up to {MOST_VALUES} values; got {counts}"
+        )
+    return held
+
+
+def _numbers(value: Any) -> list[float]:
+    return np.ravel(value.tolist() if hasattr(value, "tolist") else value).astype(float).tolist()
+
+
+def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
+    """Find, for each value after, the ranks whose values before are in it: one if copied, more if summed."""
+    flat = (itertools.chain(*held) for held in before)
+    table = list(itertools.zip_longest(*flat, fillvalue=math.nan))  # by place, then by rank
+    return [
+        [[_origin(table, rank, value) for value in group] for group in held]
+        for rank, held in enumerate(after)
+    ]
+
+
+def _origin(table: list[tuple[float, ...]], rank: int, value: float) -> Origin:
+    """Return the first explanation that fits: unchanged, copied, or summed."""
+    ranks = len(table[0]) if table else 0
+    from_the_left = [(rank - distance) % ranks for distance in range(ranks)]  # as on a ring
+    for choice in (c for size in range(ranks) for c in itertools.combinations(from_the_left, size + 1)):
+        if any(value == sum(values[each] for each in choice) for values in table):
+            return frozenset(choice)
+    return frozenset()
 
 
 def _columns(held: list[Held]) -> float:
@@ -171,8 +151,11 @@ def _columns(held: list[Held]) -> float:
     return max(BOX, *(n * (BOX + SPACE) - SPACE + (groups - 1) * (GROUP_GAP - SPACE) for n, groups in counts))
 
 
-def _draw(axes: Axes, step: Sequence[list[Held]], width: float) -> None:
-    """Draw a row per rank, before at the left, after at the right, and arrows from the sources of values."""
+def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -> None:
+    """Draw a row per rank, before at the left, after at the right, and arrows from the sources of values.
+
+    The width is in boxes, and a box has a width of so many points.
+    """
     before, after, start = step
     ranks = len(before)
     axes.axis("off")
@@ -180,7 +163,7 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float) -> None:
     left = 2.1
     middle = left + _columns(before)
     right = middle + max(2.0, min(5.0, width - 0.3 - middle - _columns(after)))
-    label = min(9.0, 0.31 * _points(axes))
+    label = min(9.0, 0.31 * points)
     for x, word in ((left, "before"), (right, "after")):
         axes.text(x, 0.92, word, color="#555555", size=label, va="center")
     came = origins(before, after)
@@ -189,10 +172,10 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float) -> None:
     for rank in range(ranks):
         y = -ROW * rank
         axes.text(0.2, y, f"rank {rank}", color=rank_ink(rank), weight="bold", size=label, va="center")
-        end = _boxes(axes, left, y, before[rank], colors_before[rank], sent.get(rank))
-        _boxes(axes, right, y, after[rank], colors[rank], received.get(rank))
+        end = _boxes(axes, left, y, before[rank], colors_before[rank], sent.get(rank), points)
+        _boxes(axes, right, y, after[rank], colors[rank], received.get(rank), points)
         for other in range(ranks):
-            if before[rank] and rank in frozenset().union(*itertools.chain(*came[other])):
+            if before[rank] and rank in _sources(came[other]):
                 moved = rank != other
                 to = (right - 0.14, -ROW * other + (0.5 * ((rank + 0.5) / ranks - 0.5) if moved else 0))
                 look: dict[str, Any] = {"color": rank_ink(rank), "shrinkA": 0, "shrinkB": 0}
@@ -201,24 +184,32 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float) -> None:
                 axes.annotate("", to, (end + 0.14, y), arrowprops=look)
 
 
+def _sources(came: list[list[Origin]]) -> Origin:
+    return frozenset().union(*itertools.chain(*came))
+
+
 def _travelled(
     before: list[Held], after: list[Held], came: list[list[list[Origin]]]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return, by rank, the piece it sent and the one it received, if each rank sent one of several."""
-    sent: dict[int, int] = {}
-    received: dict[int, int] = {}
-    if {len(held) for held in (*before, *after)} != {len(before[0])} or len(before[0]) < 2:
-        return sent, received
-    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
-        changed = [piece for piece in range(len(old)) if old[piece] != new[piece]]
-        if len(changed) != 1:
-            return {}, {}
-        received[rank] = changed[0]
-        sent |= dict.fromkeys(frozenset().union(*came[rank][changed[0]]) - {rank}, changed[0])
+    if len(before[0]) < 2 or len({len(held) for held in (*before, *after)}) > 1:
+        return {}, {}
+    changed = [
+        [piece for piece in range(len(old)) if old[piece] != new[piece]]
+        for old, new in zip(before, after, strict=True)
+    ]
+    if any(len(pieces) != 1 for pieces in changed):
+        return {}, {}
+    received = {rank: piece for rank, (piece,) in enumerate(changed)}
+    sent = {
+        source: piece for rank, piece in received.items() for source in _sources([came[rank][piece]]) - {rank}
+    }
     return sent, received
 
 
-def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]], framed: int | None) -> float:
+def _boxes(
+    axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]], framed: int | None, points: float
+) -> float:
     """Draw the values of one rank from x on, one group with a frame, and return where they end."""
     from matplotlib.patches import Rectangle
 
@@ -229,7 +220,7 @@ def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]],
     for number, (values, ranks) in enumerate(zip(held, came, strict=True)):
         begin = x
         for value, origin in zip(values, ranks, strict=True):
-            _box(axes, x, y, value, sorted(origin))
+            _box(axes, x, y, value, sorted(origin), points)
             x += BOX + SPACE
         if number == framed:
             frame = Rectangle((begin, y - 0.5), x - SPACE - begin, 1, fill=False, edgecolor="black", lw=2)
@@ -238,7 +229,7 @@ def _boxes(axes: Axes, x: float, y: float, held: Held, came: list[list[Origin]],
     return x - GROUP_GAP
 
 
-def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None:
+def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int], points: float) -> None:
     from matplotlib.patches import FancyBboxPatch, Rectangle
 
     colors = [rank_color(rank) for rank in ranks] or [UNKNOWN]
@@ -246,7 +237,7 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
     for i, color in enumerate(colors):
         axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
     text = _number(value)
-    size = _points(axes) * (0.4 if len(text) <= 2 else 0.92 / len(text))
+    size = points * (0.4 if len(text) <= 2 else 0.92 / len(text))
     if len(ranks) > 1:  # put the number on a plate, or the stripes would cross it
         corner, size = (x + 0.1, y - 0.22), 0.86 * size
         axes.add_patch(FancyBboxPatch(corner, BOX - 0.2, 0.44, boxstyle=ROUND, facecolor="white", lw=0))
@@ -254,20 +245,11 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int]) -> None
     axes.text(x + BOX / 2, y - 0.02, text, ha="center", va="center_baseline", **look)
 
 
-def _points(axes: Axes) -> float:
-    """Return the size of a box in points."""
-    low, high = axes.get_xlim()
-    return axes.get_position().width * axes.figure.get_figwidth() * 72 / (high - low)
-
-
-def _number(value: float, digits: int = 4) -> str:
+def _number(value: float) -> str:
     value += 0.0  # -0.0 is drawn as 0
-    return f"{value:.0f}" if abs(value) < 1e8 and value % 1 == 0 else f"{value:.{digits}g}"
+    return f"{value:.0f}" if abs(value) < 1e8 and value % 1 == 0 else f"{value:.4g}"
 
 
 def _words(held: list[Held]) -> str:
-    return "; ".join(
-        f"rank {rank} holds "
-        + (" | ".join(", ".join(_number(value, 6) for value in group) for group in groups) or "nothing")
-        for rank, groups in enumerate(held)
-    )
+    parts = [" | ".join(", ".join(map(_number, group)) for group in groups) for groups in held]
+    return "; ".join(f"rank {rank} holds {part or 'nothing'}" for rank, part in enumerate(parts))

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     Seen = Sequence[Sequence[Sequence[int]]]  # by rank, by epoch: the indices
 
-MOST_RANKS, MOST_SAMPLES, MOST_EPOCHS = len(RANK_COLORS), 120, 24
-DIGITS_UP_TO = 60  # samples; with more, a cell is too narrow for its rank's number
+MOST_RANKS, MOST_EPOCHS, MOST_SAMPLES = len(RANK_COLORS), 24, 30
 NAMED = 6  # the text lists up to this many samples by number; of more it gives the count
 
 
@@ -31,7 +30,7 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
         The indices that each rank drew: ``seen[rank][epoch]`` is a list of them, as in ``run.results`` when
         each rank returns one list per epoch. Several of these, by name, are drawn one below the other.
     samples
-        The size of the data set, at most 120; its indices are 0 … samples − 1.
+        The size of the data set, at most 30; its indices are 0 … samples − 1.
     title
         What there is to see.
 
@@ -41,7 +40,7 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
         ``seen`` is not made of lists of whole numbers by rank and epoch.
     ValueError
         An index is not in the data set, ranks have different numbers of epochs, there are more than 8 ranks,
-        120 samples or 24 epochs, or there is nothing to draw. The message says where, with the value.
+        30 samples or 24 epochs, or there is nothing to draw. The message says where, with the value.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
     if not panels:
@@ -50,8 +49,11 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     ranks = max(map(len, panels.values()))
     cells = [cell for table in tables.values() for row in table for cell in row]
     deep = max(0.3, 0.16 * min(max(map(len, cells)), 4))  # inches of a row
-    figure, axes = _stacked([len(table) * deep for table in tables.values()])
+    heights = [len(table) * deep for table in tables.values()]
+    figure, (empty,) = new_figure(width=8.6, height=1.35 + sum(heights) + 0.42 * (len(heights) - 1))
+    empty.remove()
     with styled():
+        axes = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
         for at, (name, table) in zip(axes, tables.items(), strict=True):
             _draw(at, table, deep)
             at.set_title(name, fontsize=10, fontweight="normal")
@@ -68,46 +70,37 @@ def _table(seen: Seen, samples: int, name: str) -> list[list[list[int]]]:
     """List, by epoch and sample, the ranks that saw the sample, one entry for each time."""
     where = f" of {name!r}" if name else ""
     try:
-        indices = [[[operator.index(index) for index in drawn] for drawn in epochs] for epochs in seen]
+        indices = [[[operator.index(index) for index in drawn] for drawn in by_epoch] for by_epoch in seen]
     except TypeError:
         raise TypeError(
             f"seen{where} is a list by rank, of lists by epoch, of whole numbers (what the ranks returned); "
             f"got {seen!r:.80}"
         ) from None
-    counts = [len(epochs) for epochs in indices]
+    counts = [len(by_epoch) for by_epoch in indices]
     if len(set(counts)) > 1:
         raise ValueError(f"the ranks{where} have different numbers of epochs: {counts}, by rank")
-    drawn = {"ranks": len(counts), "epochs": counts[0] if counts else 0, "samples": samples}
-    for (what, count), most in zip(drawn.items(), (MOST_RANKS, MOST_EPOCHS, MOST_SAMPLES), strict=True):
-        if not 1 <= count <= most:
-            raise ValueError(f"seen{where} has {count} {what}; the picture is for 1 to {most}")
-    table: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in range(counts[0])]
-    for rank, epochs in enumerate(indices):
-        for epoch, row in enumerate(epochs):
-            for index in row:
-                if not 0 <= index < samples:
-                    raise ValueError(
-                        f"rank {rank} drew in epoch {epoch}{where} the index {index}; "
-                        f"the {samples} samples are 0 … {samples - 1}"
-                    )
-                table[epoch][index].append(rank)
+    epochs = max(counts, default=0)
+    if not (1 <= len(counts) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
+        raise ValueError(
+            f"seen{where} has {len(counts)} ranks, {epochs} epochs, {samples} samples; "
+            f"the picture is for 1 to {MOST_RANKS}, {MOST_EPOCHS}, {MOST_SAMPLES}"
+        )
+    table: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in range(epochs)]
+    for rank, by_epoch in enumerate(indices):
+        for epoch, index in ((epoch, index) for epoch, drawn in enumerate(by_epoch) for index in drawn):
+            if not 0 <= index < samples:
+                raise ValueError(
+                    f"rank {rank} drew in epoch {epoch}{where} the index {index}; "
+                    f"the {samples} samples are 0 … {samples - 1}"
+                )
+            table[epoch][index].append(rank)
     return table
-
-
-def _stacked(heights: list[float]) -> tuple[Any, list[Axes]]:
-    """Create a figure with axes of these heights (inches), one below the other."""
-    figure, (first,) = new_figure(1, width=8.6, height=1.35 + sum(heights) + 0.42 * (len(heights) - 1))
-    first.remove()
-    with styled():
-        axes = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-    return figure, list(axes)
 
 
 def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
     from matplotlib.patches import Rectangle
 
     samples = len(table[0])
-    frames = []
     for y, row in enumerate(table):
         for x, ranks in enumerate(row):
             if not ranks:
@@ -118,17 +111,14 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
                 tall = 1 / len(ranks)
                 look = {"facecolor": rank_color(rank), "edgecolor": "white", "lw": 0.6}
                 axes.add_patch(Rectangle((x, y + i * tall), 1, tall, **look))
-                if samples <= DIGITS_UP_TO and deep * tall > 0.11:
-                    size = 8 if samples <= 30 and deep * tall > 0.14 else 6
-                    look = {"ha": "center", "va": "center", "fontsize": size, "color": ink_on(rank)}
-                    axes.text(x + 0.5, y + (i + 0.52) * tall, str(rank), **look)
+                if deep * tall > 0.11:
+                    look = {"ha": "center", "va": "center", "color": ink_on(rank)}
+                    size = 8 if deep * tall > 0.14 else 6
+                    axes.text(x + 0.5, y + (i + 0.52) * tall, str(rank), fontsize=size, **look)
             if len(ranks) > 1:
-                frames.append(Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8, zorder=3))
-    for frame in frames:  # on top of the neighbouring cells
-        axes.add_patch(frame)
-    step = 1 if samples <= 30 else 5 if samples <= 60 else 10
-    ticks = range(0, samples, step)
-    axes.set_xticks([x + 0.5 for x in ticks], [str(x) for x in ticks])
+                frame = Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8, zorder=3)
+                axes.add_patch(frame)  # on top of the neighbouring cells
+    axes.set_xticks([x + 0.5 for x in range(samples)], list(map(str, range(samples))))
     axes.set_yticks([y + 0.5 for y in range(len(table))], list(map(str, range(len(table)))))
     axes.set(xlim=(-0.08, samples + 0.08), ylim=(len(table) + 0.06, -0.06), ylabel="epoch")
     axes.grid(visible=False)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HATCHES = ["", "///", "..."]  # from the eighth phase on, the colours repeat, hatched
-ROWS_IN_WORDS = 4  # if there are more rows, the text alternative sums them up
 SHORT = 0.2  # seconds: what takes less is told in milliseconds
 Bar = tuple[str, str, float, float]
 
@@ -26,8 +24,8 @@ def timeline(
 ) -> Picture:
     """Draw when each process, or rank, was in which phase: one row each, a colour for each phase (lesson 04).
 
-    A bar that is wide enough shows its length. Rows and phases are in order of first appearance. A picture of
-    less than 0.2 s counts in milliseconds.
+    A bar that is wide enough shows its length. Rows and phases are in order of first appearance; from the
+    eighth phase on, the colours repeat. A picture of less than 0.2 s counts in milliseconds.
 
     Parameters
     ----------
@@ -73,7 +71,6 @@ def timeline(
                     left=[start for _, start, _ in mine],
                     height=0.68,
                     color=COLORS[number % len(COLORS)],
-                    hatch=HATCHES[number // len(COLORS) % len(HATCHES)],
                     edgecolor="white",
                     linewidth=0.6,
                     label=phase,
@@ -92,16 +89,15 @@ def timeline(
                 break
             legend.remove()
         _label(figure, axes, drawn, rows, phases)
-    return Picture(figure, f"{title}. {_words(drawn, rows, phases, short)}.")
+    return Picture(figure, f"{title}. {_words(drawn, rows, short)}.")
 
 
 def _label(figure: Figure, axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:
     """Write each bar's length inside it if there is room."""
     figure.draw_without_rendering()  # computes the layout, so that widths are known
     for row, phase, start, end in bars:
-        turn, number = divmod(phases.index(phase), len(COLORS))
-        plate = {"facecolor": COLORS[number], "edgecolor": "none", "pad": 1.5} if turn else None  # on hatches
-        look = {"ha": "center", "va": "center", "fontsize": 8.5, "color": ink_on(number), "bbox": plate}
+        ink = ink_on(phases.index(phase) % len(COLORS))
+        look = {"ha": "center", "va": "center", "fontsize": 8.5, "color": ink}
         words = axes.text((start + end) / 2, rows.index(row), _length(end - start), **look)
         left, right = axes.transData.transform([(start, 0), (end, 0)])[:, 0]
         if words.get_window_extent().width > right - left - 4:
@@ -114,25 +110,9 @@ def _length(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
 
 
-def _words(bars: list[Bar], rows: list[str], phases: list[str], short: bool) -> str:
+def _words(bars: list[Bar], rows: list[str], short: bool) -> str:
     scale, form, unit = (1000, ".0f", "ms") if short else (1, ".2f", "s")
-
-    def stretch(words: str, start: float, end: float, joined: str) -> str:
-        return f"{words} {scale * start:{form}} {joined} {scale * end:{form}} {unit}"
-
-    if len(rows) <= ROWS_IN_WORDS:
-        return "; ".join(
-            f"{row}: "
-            + ", ".join(stretch(f"{phase} from", a, b, "to") for name, phase, a, b in bars if name == row)
-            for row in rows
-        )
-    parts = []
-    for phase in phases:
-        if mine := [(row, start, end) for row, name, start, end in bars if name == phase]:
-            names, starts, ends = map(list, zip(*mine, strict=True))
-            lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-            among = (
-                f"{len(set(names))} of {len(rows)} rows, {_length(min(lengths))} to {_length(max(lengths))}"
-            )
-            parts.append(stretch(f"{phase}: {among} long, between", min(starts), max(ends), "and"))
-    return "; ".join(parts)
+    told: dict[str, list[str]] = {row: [] for row in rows}
+    for row, phase, start, end in bars:
+        told[row].append(f"{phase} from {scale * start:{form}} to {scale * end:{form}} {unit}")
+    return "; ".join(f"{row}: {', '.join(stretches)}" for row, stretches in told.items())

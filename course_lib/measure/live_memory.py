@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from ..private_names import active_fake_mode, dispatch_mode, local_part
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-T = TypeVar("T")
 Kinds = Callable[[], Mapping[str, "Iterable[Tensor | None]"]]
 Storage = tuple[int, str, str, tuple[int, ...]]  # its bytes, its kind, the operation that made it, the shape
 BUFFERS, REST = "collectives' buffers", "activations and results in between"
@@ -38,12 +36,12 @@ class LiveMemory:
     """
 
     def __init__(self) -> None:
-        self._noted: _Noted[tuple[Hashable, str]] = _Noted()
+        self._noted: WeakKeyDictionary[Any, tuple[Hashable, str]] = WeakKeyDictionary()  # by storage
 
     def note(self, owner: Hashable, kind: str, tensors: Iterable[Tensor | None]) -> None:
         """Note that tensors belong to an owner; None is skipped (a parameter without a gradient)."""
-        for tensor in tensors:
-            self._noted.add(tensor, (owner, kind))
+        for storage in _storages(tensors):
+            self._noted.setdefault(storage, (owner, kind))
 
     @contextmanager
     def saving(self, owner: Hashable, kind: str = "activations") -> Iterator[None]:
@@ -64,7 +62,7 @@ class LiveMemory:
     def bytes(self) -> dict[Hashable, dict[str, int]]:
         """Return the bytes of all noted storages that are still alive, by owner and kind."""
         counted: dict[Hashable, dict[str, int]] = {}
-        for storage, (owner, kind) in self._noted.alive():
+        for storage, (owner, kind) in self._noted.items():
             kinds = counted.setdefault(owner, {})
             kinds[kind] = kinds.get(kind, 0) + storage.nbytes()
         return counted
@@ -112,28 +110,24 @@ class LivePeak:
 
     def __init__(self, kinds: Kinds = dict) -> None:
         self._kinds = kinds
-        self._made: _Noted[tuple[str, tuple[int, ...]]] = _Noted()  # by which operation, in which shape
-        self._sent: _Noted[str] = _Noted()
-        self._at_peak: list[Storage] = []
+        self._made: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictionary()  # by storage
+        self._sent: WeakSet[Any] = WeakSet()  # storages that a collective has had
         self.counting = True
         self.history: list[int] = []
         self.at_peak: dict[str, int] = {}
         self.most: dict[str, int] = {}
+        self.largest: list[Storage] = []
         self.collectives: list[tuple[str, int]] = []
 
     def __enter__(self) -> LivePeak:
         self._fake = active_fake_mode()
-        self._note("made before", [each for tensors in self._kinds().values() for each in tensors])
+        self._note("made before", [list(tensors) for tensors in self._kinds().values()])
         self._mode = dispatch_mode(self._call)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *failure: object) -> None:
         self._mode.__exit__(*failure)
-
-    @property
-    def largest(self) -> list[Storage]:
-        return sorted(self._at_peak, key=lambda each: (-each[0], each[1:3], math.prod(each[3])))
 
     def bytes(self) -> dict[str, int]:
         """Return the bytes that are alive now, by kind."""
@@ -152,13 +146,12 @@ class LivePeak:
 
     def _note(self, operation: str, values: Any) -> None:
         for tensor in _tensors(values):
-            self._made.add(tensor, (operation, tuple(tensor.shape)))
+            for storage in _storages([tensor]):
+                self._made.setdefault(storage, (operation, tuple(tensor.shape)))
 
     def _note_collective(self, operation: Any, args: tuple[Any, ...]) -> None:
-        of_each = [_tensors(each) for each in args]
-        for tensor in _tensors(args):
-            self._sent.add(tensor, BUFFERS)
-        size = max((sum(each.nbytes for each in tensors) for tensors in of_each), default=0)
+        self._sent.update(_storages(_tensors(args)))
+        size = max((sum(each.nbytes for each in _tensors(of_one)) for of_one in args), default=0)
         name = operation.__name__.split(".")[0].strip("_").removesuffix("_base").removesuffix("_into_tensor")
         if self.counting and name not in ("barrier", "wait_tensor"):
             self.collectives.append((COLLECTIVES.get(name, name), size))
@@ -170,50 +163,28 @@ class LivePeak:
         for kind, size in by_kind.items():
             self.most[kind] = max(size, self.most.get(kind, 0))
         if total > sum(self.at_peak.values()):
-            self.at_peak, self._at_peak = by_kind, storages
+            self.at_peak, self.largest = by_kind, sorted(storages, key=lambda each: (-each[0], each[1:]))
 
     def _look(self) -> tuple[dict[str, int], list[Storage]]:
         """Return the bytes that are alive now, by kind, and the storages that hold them."""
         kinds = self._kinds()
-        kind_of: dict[int, str] = {}  # of each storage, by its id: the first kind that has it
-        for kind, tensors in kinds.items():
-            for tensor in tensors:
-                kind_of.setdefault(id(_storage(tensor)), kind)
+        kind_of = dict.fromkeys(self._sent, BUFFERS)
+        for kind, tensors in reversed(list(kinds.items())):  # a storage that is in two kinds keeps the first
+            kind_of |= dict.fromkeys(_storages(tensors), kind)
         by_kind, storages = dict.fromkeys([*kinds, BUFFERS, REST], 0), []
-        for storage, (operation, shape) in self._made.alive():
+        for storage, (operation, shape) in self._made.items():
             if size := storage.nbytes():
-                kind = kind_of.get(id(storage)) or self._sent.get(storage) or REST
+                kind = kind_of.get(storage, REST)
                 by_kind[kind] += size
                 storages.append((size, kind, operation, shape))
         return {kind: size for kind, size in by_kind.items() if size}, storages
 
 
-class _Noted(Generic[T]):
-    """What was noted first of each storage, for as long as that lives."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[weakref.ref[Any], T]] = {}
-
-    def add(self, tensor: Tensor | None, what: T) -> None:
-        storage = _storage(tensor)
-        if storage is not None and self.get(storage) is None:
-            self._of[id(storage)] = weakref.ref(storage), what
-
-    def get(self, storage: Any) -> T | None:
-        reference, what = self._of.get(id(storage), (None, None))
-        return what if reference is not None and reference() is storage else None
-
-    def alive(self) -> Iterator[tuple[Any, T]]:
-        for address, (reference, what) in list(self._of.items()):
-            if (storage := reference()) is None:
-                self._of.pop(address, None)
-            else:
-                yield storage, what
-
-
-def _storage(tensor: Tensor | None) -> Any:
-    """Return the memory of a tensor, of a DTensor this rank's; None for one without."""
-    return None if tensor is None or tensor.device.type == "meta" else local_part(tensor).untyped_storage()
+def _storages(tensors: Iterable[Tensor | None]) -> Iterator[Any]:
+    """Yield the memory of each tensor that has some, of a DTensor this rank's."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != "meta":
+            yield local_part(tensor).untyped_storage()
 
 
 def _tensors(values: Any) -> list[Tensor]:

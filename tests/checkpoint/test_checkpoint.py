@@ -295,7 +295,6 @@ def test_a_file_of_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     quiet_launch(save_as_from_a_gpu, path, nprocs=1, device="cpu")
     assert load_checkpoint(path)["weights"].tolist() == [0, 1, 2]
-    assert "deserialize object on" in refusal(load_checkpoint, path, None)
 
 
 @pytest.mark.parametrize("there", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])

@@ -82,7 +82,7 @@ def test_indices_of_any_whole_kind_are_taken() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}])
-@pytest.mark.parametrize(("samples", "ranks", "epochs"), [(10, 2, 1), (13, 4, 4), (57, 8, 3), (120, 7, 6)])
+@pytest.mark.parametrize(("samples", "ranks", "epochs"), [(10, 2, 1), (13, 4, 4), (30, 8, 6)])
 def test_nothing_overlaps_and_nothing_is_cut(samples: int, ranks: int, epochs: int, options: Any) -> None:
     picture = shard_map(drawn(samples, ranks, epochs, **options), samples, "Every digit has its rank")
     assert overlapping(picture.figure) == []
@@ -103,13 +103,13 @@ def test_nothing_overlaps_and_nothing_is_cut(samples: int, ranks: int, epochs: i
         ([[[0]], [[0, -1]]], 5, ValueError, r"rank 1 drew in epoch 0 the index -1"),
         ([[[0], [1]], [[2]]], 5, ValueError, r"different numbers of epochs: \[2, 1\], by rank"),
         ({"a": [[[0]]], "b": [[[7]]]}, 5, ValueError, r"rank 0 drew in epoch 0 of 'b' the index 7"),
-        ([[[0]]] * 9, 5, ValueError, "9 ranks; the picture is for 1 to 8"),
+        ([[[0]]] * 9, 5, ValueError, "9 ranks, 1 epochs, 5 samples; the picture is for 1 to 8, 24, 30"),
         ([], 5, ValueError, "0 ranks"),
         ({}, 5, ValueError, "nothing to draw"),
         ([[]], 5, ValueError, "0 epochs"),
-        ([[[0]] * 25], 5, ValueError, "25 epochs; the picture is for 1 to 24"),
-        ([[[0]]], 0, ValueError, "0 samples; the picture is for 1 to 120"),
-        ([[[0]]], 121, ValueError, "121 samples"),
+        ([[[0]] * 25], 5, ValueError, "25 epochs"),
+        ([[[0]]], 0, ValueError, "0 samples"),
+        ([[[0]]], 31, ValueError, "31 samples"),
         (None, 5, TypeError, "got None"),
         ("01", 5, TypeError, "got '01'"),
         ({"a": [[0, 1]]}, 5, TypeError, r"seen of 'a' is a list by rank, of lists .* got \[\[0, 1\]\]"),
