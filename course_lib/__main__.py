@@ -180,13 +180,6 @@ def _pair() -> str:
     return f"torch {torch.__version__} and torchvision {torchvision.__version__} match"
 
 
-def _notebooks() -> str:
-    import ipykernel
-    import ipywidgets
-
-    return f"ipykernel {ipykernel.__version__}, ipywidgets {ipywidgets.__version__}"
-
-
 def _data() -> str:
     from .data.digits import digits
 
@@ -214,7 +207,6 @@ TESTED = Path(__file__).parent / "constraints.txt"  # in a checkout, a link to t
 MAIN_PACKAGES = "torch", "torchvision", "numpy", "matplotlib", "ipykernel", "ipywidgets", "jupyterlab"
 CHECKS: dict[str, Callable[[], str]] = {
     "torch and torchvision": _pair,
-    "Jupyter": _notebooks,
     "data": _data,
     "two ranks": _two_ranks,
 }

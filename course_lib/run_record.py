@@ -97,10 +97,6 @@ class RunRecord:
             raise ValueError(f"world_size is {facts['world_size']}")
         return cls(folder, facts)
 
-    def read_again(self) -> None:
-        with contextlib.suppress(*UNREADABLE):
-            self.facts |= self.read(self.folder).facts
-
     def save(self) -> None:
         write_whole(self.folder / RUN, json.dumps(self.facts))
 
@@ -197,7 +193,8 @@ class RunRecord:
     def take_over(self) -> None:
         """Make this process the one that watches the run."""
         self.watched = True
-        self.read_again()
+        with contextlib.suppress(*UNREADABLE):
+            self.facts |= self.read(self.folder).facts
         for name in ("error", "seconds"):
             self.facts.pop(name, None)
         self.facts |= {"state": "running", "kernel_pid": os.getpid(), "host": socket.gethostname()}

@@ -24,8 +24,6 @@ def curves(
     of a single point is a star.
     The y axis begins at ``ymin``, or by default just below the lowest point.
     """
-    if unknown := set(dashed) - set(series):
-        raise ValueError(f"dashed names no line of the picture: {sorted(unknown)}; there are {list(series)}")
     figure, (axes,) = new_figure(1, width=7.2, height=3.8)
     with styled():
         for name, (x, y) in series.items():
@@ -96,17 +94,8 @@ def stacked_bars(
         The message and the unit.
     form
         The format of the sum at the end of a bar; empty to leave the sums out, as when all are the same.
-
-    Raises
-    ------
-    ValueError
-        There is no bar, no part, or more parts than there are colours.
     """
     parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
-    if not parts:
-        raise ValueError("stacked_bars needs at least one bar with one part: {'device 0': {'weights': 1.5}}")
-    if len(parts) > len(COLORS):
-        raise ValueError(f"{len(parts)} parts are more than the {len(COLORS)} colours that can be told apart")
     rows = -(-len(parts) // 3)
     figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values) + 0.25 * rows)
     ends = dict.fromkeys(values, 0.0)

@@ -67,18 +67,12 @@ def collectives(
     Raises
     ------
     ValueError
-        There is none, or one that `collective` would refuse; the message names it.
+        One is there that `collective` would refuse; the message names it.
     """
-    if not cases:
-        raise ValueError("collectives needs at least one: collectives({'broadcast': (before, after)}, title)")
     steps = {}
     for name, (before, after) in cases.items():
         times = {"before": before, "after": after, "start": start or before}
         steps[name] = [_held(name, when, values) for when, values in times.items()]
-        if len(counts := set(map(len, steps[name]))) > 1:
-            raise ValueError(
-                f"{min(counts)} ranks at one time and {max(counts)} at another: none may be lost"
-            )
     width = ONE if "" in cases else SEVERAL
     widest = max(_columns(before) + _columns(after) for before, after, _ in steps.values()) + OTHER_COLUMNS
     ranks = max(len(before) for before, *_ in steps.values())

@@ -39,12 +39,10 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     TypeError
         ``seen`` is not made of lists of whole numbers by rank and epoch.
     ValueError
-        An index is not in the data set, ranks have different numbers of epochs, there are more than 8 ranks,
-        30 samples or 24 epochs, or there is nothing to draw. The message says where, with the value.
+        An index is not in the data set, there are more than 8 ranks, 30 samples or 24 epochs, or a rank or an
+        epoch has nothing to draw. The message says where, with the value.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
-    if not panels:
-        raise ValueError("there is nothing to draw: seen is empty")
     tables = {name: _table(panel, samples, name) for name, panel in panels.items()}
     ranks = max(map(len, panels.values()))
     cells = [cell for table in tables.values() for row in table for cell in row]
@@ -76,13 +74,10 @@ def _table(seen: Seen, samples: int, name: str) -> list[list[list[int]]]:
             f"seen{where} is a list by rank, of lists by epoch, of whole numbers (what the ranks returned); "
             f"got {seen!r:.80}"
         ) from None
-    counts = [len(by_epoch) for by_epoch in indices]
-    if len(set(counts)) > 1:
-        raise ValueError(f"the ranks{where} have different numbers of epochs: {counts}, by rank")
-    epochs = max(counts, default=0)
-    if not (1 <= len(counts) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
+    epochs = max(map(len, indices), default=0)
+    if not (1 <= len(indices) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
         raise ValueError(
-            f"seen{where} has {len(counts)} ranks, {epochs} epochs, {samples} samples; "
+            f"seen{where} has {len(indices)} ranks, {epochs} epochs, {samples} samples; "
             f"the picture is for 1 to {MOST_RANKS}, {MOST_EPOCHS}, {MOST_SAMPLES}"
         )
     table: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in range(epochs)]

@@ -31,7 +31,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         try:
             ranks = start(view.stop)
         except Exception as reason:
-            run.end("failed", f"the ranks could not be started: {reason}")
+            run.record.end("failed", f"the ranks could not be started: {reason}")
             view.finish()
             raise
         try:
@@ -44,7 +44,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         except Exception as reason:
             print(f"course_lib: a process of this run may still be there: {reason!r}", file=sys.stderr)
         state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
-        run.end(state, text)
+        run.record.end(state, text)
         if error is None and run.unpickles:
             error = _load_results(run)
         if error is None and (doubts := waiting.doubts(run)):
@@ -61,7 +61,7 @@ def _load_results(run: Run) -> failed.RankError | None:
         _ = run.results
     except Exception as error:
         text = f"the ranks are done, but a result cannot be read here: {type(error).__name__}: {error}"
-        run.end("failed", text)
+        run.record.end("failed", text)
         return failed.RankError(run, Report(message=text))
     return None
 

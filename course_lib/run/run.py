@@ -12,7 +12,6 @@ import html
 import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from ..hardware import oom_kills
 from ..private_names import array_constructors
 from ..run_folder import PROGRAM, RankFiles
 from ..run_record import UNREADABLE, RunRecord, folder_of_runs, newest_first
-from .trace import ByRank, Trace, peak_bytes
+from .trace import Trace, peak_bytes
 
 if TYPE_CHECKING:
     from ..figures.style import Picture
@@ -88,10 +87,6 @@ class Run:
         except UNREADABLE as error:
             raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
 
-    def end(self, state: str, error: str = "") -> None:
-        """Record how the run ended."""
-        self.record.end(state, error)
-
     # --- what it is ---------------------------------------------------------------------------------------
 
     @property
@@ -140,9 +135,9 @@ class Run:
         return max((self.facts(rank).get("restart", 0) for rank in range(self.world_size)), default=0)
 
     @property
-    def environments(self) -> Sequence[dict[str, str]]:
+    def environments(self) -> list[dict[str, str]]:
         """The variables that the launcher set, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
-        return ByRank(self.world_size, lambda rank: self.facts(rank).get("environment", {}))
+        return [self.facts(rank).get("environment", {}) for rank in range(self.world_size)]
 
     # --- its Slurm job ------------------------------------------------------------------------------------
 
@@ -210,9 +205,9 @@ class Run:
             ) from None
 
     @property
-    def logs(self) -> Sequence[str]:
+    def logs(self) -> list[str]:
         """What each rank printed, by rank (of more than 1 MiB, the end; all of it is in the folder)."""
-        return ByRank(self.world_size, lambda rank: self.trace(rank).log())
+        return [self.trace(rank).log() for rank in range(self.world_size)]
 
     @property
     def output(self) -> str:
@@ -220,7 +215,7 @@ class Run:
         return self.trace(PROGRAM).log()
 
     @property
-    def metrics(self) -> Sequence[dict[str, np.ndarray]]:
+    def metrics(self) -> list[dict[str, np.ndarray]]:
         """What each rank measured, by rank: NumPy float64 arrays by name.
 
         Ten times a second: ``seconds`` since the launch, ``samples`` and ``steps`` so far,
@@ -229,7 +224,7 @@ class Run:
         ``driver_bytes`` (NVML). For each name given to `log`, an array with one entry per call, and for
         ``loss`` also ``loss.seconds`` and ``loss.samples``, which say when each call was.
         """
-        return ByRank(self.world_size, lambda rank: self.trace(rank).metrics())
+        return [self.trace(rank).metrics() for rank in range(self.world_size)]
 
     # --- what one rank has written so far -----------------------------------------------------------------
 

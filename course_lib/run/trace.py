@@ -6,9 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,6 @@ LATEST_POINTS = 512
 GLOO_SAYS = re.compile(
     r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+ *"
 )
-Item = TypeVar("Item")
 
 
 def peak_bytes(ticks: dict[str, np.ndarray]) -> float:
@@ -167,29 +165,6 @@ class Trace:
 
 
 # --- how files are read -----------------------------------------------------------------------------------
-
-
-class ByRank(Sequence[Item]):
-    """A sequence with one entry per rank, each read when it is accessed."""
-
-    def __init__(self, count: int, read: Callable[[int], Item]) -> None:
-        self._count, self._read = count, read
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, rank: Any) -> Any:
-        if isinstance(rank, slice):
-            return list(map(self._read, range(self._count)[rank]))
-        if not -self._count <= rank < self._count:
-            raise IndexError(f"rank {rank} of a run with {self._count} ranks")
-        return self._read(rank % self._count)
-
-    def __iter__(self) -> Iterator[Item]:
-        return (self._read(rank) for rank in range(self._count))
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 def rows_of(path: Path, columns: list[str], last: int | None = None) -> dict[str, np.ndarray]:

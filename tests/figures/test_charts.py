@@ -63,8 +63,6 @@ def test_a_line_that_lies_on_another_is_seen() -> None:
     formula, counted = picture.figure.axes[0].lines
     assert (formula.is_dashed(), counted.is_dashed()) == (True, False)
     assert formula.get_zorder() > counted.get_zorder()
-    with pytest.raises(ValueError, match=r"\['formla'\]; there are \['formula'\]"):
-        curves({"formula": (x, x)}, "t", "ranks", "y", dashed=["formla"])
 
 
 def test_the_y_axis_begins_where_it_is_told_to() -> None:
@@ -114,16 +112,3 @@ def test_nothing_overlaps(count: int) -> None:
 
 def test_bars_of_nothing_are_drawn() -> None:
     assert "x: 0.0" in stacked_bars({"x": {"a": 0.0}, "y": {"a": 0}}, "T", "MiB").alt
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({}, "at least one bar"),
-        ({"x": {}}, "at least one bar"),
-        ({"x": {str(i): 1.0 for i in range(8)}}, "8 parts are more than the 7 colours"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(values: dict[str, dict[str, float]], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        stacked_bars(values, "T", "MiB")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Any
 
 import pytest
@@ -105,20 +103,6 @@ def test_a_short_picture_counts_in_milliseconds() -> None:
     assert axes.get_xlabel() == "milliseconds"
     assert "20" in [text.get_text() for text in axes.get_xticklabels()]
     assert picture.alt == "t. rank 0: forward from 0 to 50 ms, backward from 50 to 150 ms."
-
-
-@pytest.mark.parametrize(
-    ("bars", "words"),
-    [
-        ([], "at least one bar"),
-        ([(0, "work", 2.0, 1.0)], "'work' of 0 is from 2 s to 1 s; a bar is (row, phase, start, end)"),
-        ([(0, "work", 0.0, math.nan)], "'work' of 0 is from 0 s to nan s"),
-        ([(0, "work", -math.inf, 1.0)], "'work' of 0 is from -inf s to 1 s"),
-    ],
-)
-def test_what_it_refuses(bars: list[Any], words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
-        timeline(bars, "t")
 
 
 def test_one_moment_alone_can_be_drawn() -> None:

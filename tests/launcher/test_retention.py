@@ -44,7 +44,7 @@ def made(name: str, state: str = "done", **facts: Any) -> Run:
     """A run's folder without its ranks."""
     run = Run.create(name, 1, **facts)
     if state != "running":
-        run.end(state)
+        run.record.end(state)
     return run
 
 
@@ -119,7 +119,7 @@ def test_a_long_run_is_not_old_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> 
     later = [made(f"later-{i}") for i in range(3)]
     for age, run in enumerate(reversed(later), 1):  # times of files may be as coarse as 10 ms
         os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
-    long.end("done")
+    long.record.end("done")
 
     retention.clear_old_runs()
 

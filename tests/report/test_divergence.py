@@ -99,7 +99,7 @@ def test_what_is_told(case: str) -> None:
     by_rank, told = CASES[case]
     run = held(*by_rank)
     assert str(divergence(run) or "").removeprefix("the ranks have differed ") == told
-    run.end("done")
+    run.record.end("done")
     assert str(divergence(Run.open(run.folder)) or "").removeprefix("the ranks have differed ") == told
 
 

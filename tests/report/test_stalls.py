@@ -47,7 +47,7 @@ def record(run: Run, *stack: tuple[str, str], **more: Any) -> None:
 )
 def test_where_a_rank_stood(run: Run, stack: Any, more: Any, doing: str) -> None:
     record(run, *stack, **more)
-    run.end("failed")
+    run.record.end("failed")
 
     (stall,) = stalls(Run.open(run.folder))
     assert (stall.rank, stall.doing) == (0, doing)
@@ -65,7 +65,7 @@ def test_a_rank_that_stood_nowhere(run: Run, file: str, doing: str) -> None:
     if file == "other":
         (run.folder / "rank-0.where").unlink()
     (run.folder / file).touch()
-    run.end("failed")
+    run.record.end("failed")
 
     (stall,) = stalls(run)
     assert (stall.doing, stall.line) == (doing, "")

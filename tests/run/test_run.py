@@ -31,7 +31,7 @@ def made(name: str = "made", world_size: int = 1, state: str = "done", **facts: 
     """A run's folder without its ranks."""
     run = Run.create(name, world_size, **facts)
     if state != "running":
-        run.end(state)
+        run.record.end(state)
     return run
 
 
@@ -116,13 +116,8 @@ def test_a_print_just_before_the_end_is_kept_whatever_the_end() -> None:
 def test_logs_and_metrics_are_lists_by_rank() -> None:
     run = quiet_launch(lambda: print(os.environ["RANK"]), nprocs=3)
 
-    assert list(run.logs) == run.logs[:] == ["0\n", "1\n", "2\n"]
-    assert run.logs[-1] == "2\n"
-    assert run.logs[1:] == ["1\n", "2\n"]
+    assert run.logs == ["0\n", "1\n", "2\n"]
     assert len(run.metrics) == 3
-    assert repr(run.logs) == r"['0\n', '1\n', '2\n']"
-    with pytest.raises(IndexError, match="rank 3 of a run with 3 ranks"):
-        run.logs[3]
 
 
 # --- opened again -----------------------------------------------------------------------------------------
@@ -471,7 +466,7 @@ def test_json_of_a_run_is_whole_at_any_moment() -> None:
     thread = threading.Thread(target=read)
     thread.start()
     for i in range(100):
-        run.end("done", "x" * i * 100)
+        run.record.end("done", "x" * i * 100)
     stop.set()
     thread.join()
     assert torn == []
