@@ -478,9 +478,6 @@ def each_parameter_by_itself(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-UNSENT_OF_ALL: dict[nn.Parameter, torch.Tensor] = {}
-
-
 # --- 19.2 ---
 
 WEIGHTS = "each rank steps for itself; after every H steps, and at the end, all hold the mean of the weights"
