@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...frames import is_learners
 from ..in_rank.traffic import record_traffic
 from ..in_rank.work import in_group, refuse_unless
-from ..inputs import settings, tensor
+from ..inputs import seeds, settings, tensor
 from ..judging import (
     Faults,
     by_call,
@@ -32,10 +32,6 @@ from ..shape import NUMBER, TENSOR, of_size, reports
 from ..wording import reason, told
 
 CLOSE = 1e-9  # the tensors are float64
-
-
-def _seeds(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(2**31) for _ in range(count)]
 
 
 # --- 12.1 -------------------------------------------------------------------------------------------------
@@ -86,8 +82,7 @@ def freeze_unused(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]
         by_rank = [[name for name in names if not _is_used(name, plan, used)] for used in plan["used"]]
         before = [name for name in names if _of(plan["frozen"], name)]
         right = [name for name in names if all(name in unused for unused in by_rank) and name not in before]
-        closed = [name for name in names if _of(plan["closed"], name)]
-        yield _of_frozen(results, right, before, by_rank, closed)
+        yield _of_frozen(results, right, before, by_rank)
         names_are_right = [result["names"] == right for result in results]
         rank = first_wrong(names_are_right)
         returned = results[rank]["names"]
@@ -131,7 +126,7 @@ def _some(names: list[str]) -> str:
 
 
 def _of_frozen(
-    results: list[Result], right: list[str], before: list[str], by_rank: list[list[str]], closed: list[str]
+    results: list[Result], right: list[str], before: list[str], by_rank: list[list[str]]
 ) -> Finding:
     wanted = {*right, *before}
     frozen = [set(result["frozen"]) for result in results]
@@ -145,8 +140,6 @@ def _of_frozen(
         hint = "Nothing was frozen. What stops a parameter from asking for a gradient?"
     elif before and not now.issuperset(before):
         hint = "What was frozen before no longer is. It is not yours to change."
-    elif now - wanted and now - wanted <= {*closed}:
-        hint = "Their gradient is 0 on every rank, but a loss depends on them. What did you look at?"
     elif now == {*by_rank[rank], *before}:
         hint = "That is what this rank does not use. Another rank may: how do they agree?"
     elif now >= {*by_rank[rank], *before}:
@@ -270,10 +263,10 @@ def whole_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     rng.shuffle(few)  # a different number of samples on each rank
     calls: list[dict[str, Any]] = [
         {"sizes": [size * times for size in few], "channels": channels, "eps": rng.uniform(0.01, 0.5)}
-        | {"seeds": _seeds(rng, count), "shift": rng.uniform(2.0, 4.0)}
+        | {"seeds": seeds(rng, count), "shift": rng.uniform(2.0, 4.0)}
         for times in (1, ROWS)
     ]
-    calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})
+    calls.append(calls[-1] | {"seeds": seeds(rng, count), "again": True})
     results = by_call(ask(_normed, calls, nprocs=count))
     for given, of_call in zip(calls, results, strict=True):
         inputs, weights = zip(*(_share(given, rank) for rank in range(count)), strict=True)
@@ -282,8 +275,7 @@ def whole_norm(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
         output = _by(whole, mean, var, given["eps"])
         (gradient,) = torch.autograd.grad((output * torch.cat(weights)).sum(), whole)
         right = output.detach().split(given["sizes"])
-        last = [result["output"] for result in results[-2]] if "again" in given else []
-        yield _of_output(of_call, right, inputs, given, last)
+        yield _of_output(of_call, right, inputs, given)
         yield _of_gradient(of_call, gradient.split(given["sizes"]), inputs, weights, given)
     few_sent, many_sent = ([result["numbers"] for result in of_call] for of_call in results[:2])
     rank, _ = furthest(many - few for many, few in zip(many_sent, few_sent, strict=True))
@@ -310,7 +302,7 @@ def _by(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
 
 
 def _of_output(
-    results: list[Result], right: tuple[Tensor, ...], inputs: Any, call: dict[str, Any], last: list[Any]
+    results: list[Result], right: tuple[Tensor, ...], inputs: Any, call: dict[str, Any]
 ) -> Finding:
     rank, gap = furthest(far(result["output"], wanted) for result, wanted in zip(results, right, strict=True))
     output, wanted, eps = results[rank]["output"], right[rank], call["eps"]
@@ -323,29 +315,16 @@ def _of_output(
         return Finding(FORWARD, False, seen, "Every number is normalised; none is lost.")
     seen = f"on rank {rank} the first number became {output[0][0]:.6f}, and should be {wanted[0, 0]:.6f}"
     means, variances = zip(*((x.mean(0), x.var(0, correction=0)) for x in inputs), strict=True)
-    x, whole = inputs[rank], torch.cat(inputs)
-    var = whole.var(0, correction=0)
-    of_means, of_variances = torch.stack(means).mean(0), torch.stack(variances).mean(0)
-    own, mean = _by(x, means[rank], variances[rank], eps), whole.mean(0)
+    of_means, of_variances = torch.stack(means), torch.stack(variances).mean(0)
+    own = _by(inputs[rank], means[rank], variances[rank], eps)
+    mixed = _by(inputs[rank], of_means.mean(0), of_variances + of_means.var(0, correction=0), eps)
     hint = nearest(
         output,
         (own, "That normalises by this rank's own samples. What must the others contribute?"),
-        (_by(x, of_means, of_variances, eps), SIZES),
-        (_by(x, of_means, var, eps), SIZES),
-        (_by(x, of_means, of_variances + torch.stack(means).var(0, correction=0), eps), SIZES),
-        (
-            _by(x, mean, of_variances, eps),
-            "The mean is right. But the ranks' means differ, which adds to the variance.",
-        ),
-        (_by(x, mean, whole.var(0), eps), "Almost: batch norm divides the squares by n, not by n - 1."),
-        (_by(x, mean, var, 0.0), "And eps? It is added to the variance."),
-        ((x - mean) / (var.sqrt() + eps), "eps is added to the variance, under the root."),
-        ((x - whole.mean()) / (whole.var(correction=0) + eps).sqrt(), "Each channel has a mean of its own."),
+        (mixed, SIZES),
         otherwise=ROUNDED if gap < ROUNDING else THREE_THINGS,
         within=CLOSE,
     )
-    if last and far(output, last[rank]) < CLOSE:
-        hint = "That is what the previous call returned. x is the same tensor, with other numbers in it."
     return Finding(FORWARD, gap < CLOSE, seen, hint)
 
 
@@ -442,9 +421,7 @@ def _passed_to_functions(node: Any) -> list[tuple[Tensor, Tensor]]:
 MEAN = "every norm has the mean of all that the ranks have seen"
 VARIANCE = "and its variance"
 ONCE = "the ranks meet once for the whole model, and nothing else in it changes"
-SUM = "That is the sum over the ranks."
 ONE_HEAP = "Think of the samples of all ranks together, equally many from each."
-NO_SPREAD = "That is the variance of the ranks' means. The variance within each rank is missing."
 HELD = "a buffer that somebody held before"
 
 
@@ -475,23 +452,18 @@ def pool_statistics(ask: Ask, rng: random.Random, count: int) -> Iterator[Findin
     for _ in range(2):
         kinds = [*rng.sample(list(KINDS), len(KINDS)), *rng.sample(list(KINDS), rng.randint(0, 2))]
         channels = rng.sample(range(2, 9), len(kinds))
-        calls.append({"kinds": kinds, "channels": channels, "seeds": _seeds(rng, count)})
-    calls.append(calls[-1] | {"seeds": _seeds(rng, count), "again": True})
+        calls.append({"kinds": kinds, "channels": channels, "seeds": seeds(rng, count)})
+    calls.append(calls[-1] | {"seeds": seeds(rng, count), "again": True})
     alone = {"kinds": rng.sample(list(KINDS), 1), "channels": [rng.randint(2, 8)], "alone": True}
-    calls.append(alone | {"seeds": _seeds(rng, count)})  # a model that is a norm itself
+    calls.append(alone | {"seeds": seeds(rng, count)})  # a model that is a norm itself
     for given, results in zip(calls, by_call(ask(_pooled, calls, nprocs=count)), strict=True):
         both = zip(*(_seen_by(given, rank) for rank in range(count)), strict=True)
         means, variances = map(torch.stack, both)
         mean = means.mean(0)
         of_variances = variances.mean(0)
         var = of_variances + means.var(0, correction=0)
-        yield _of_pooled(MEAN, results, "means", mean, means, [(mean * count, SUM)], given)
-        known = [
-            (of_variances, "That is the mean of the variances. The ranks' means differ, too."),
-            (of_variances + means.var(0), "Almost. How many means are there, and what is it divided by?"),
-            (of_variances + mean**2, "Nearly: from the mean square, the square of the mean is subtracted."),
-            (means.var(0, correction=0), NO_SPREAD),
-        ]
+        yield _of_pooled(MEAN, results, "means", mean, means, [], given)
+        known = [(of_variances, "That is the mean of the variances. The ranks' means differ, too.")]
         yield _of_pooled(VARIANCE, results, "variances", var, variances, known, given)
         meetings = max(result["meetings"] for result in results)
         changed = [result["changed"] for result in results if result["changed"]]
@@ -525,8 +497,6 @@ def _of_pooled(
         others = [kind for kind, ok in zip(call["kinds"], done, strict=True) if not ok]
         hint = "Some norms are done and others are not. Which kinds are there, and how deep are they?"
         seen += f"; right: {', '.join(kinds)}; not right: {', '.join(others)}"
-    elif all(far(result[key], had[0]) < CLOSE for result in results):
-        hint = "That is rank 0's, on every rank. What have the others seen?"
     elif min(gaps) < CLOSE:
         hint = "Some ranks have it, and others do not. Does each of them get the result?"
     else:

@@ -149,52 +149,19 @@ def _of_weights(weights: Any, right: Tensor, models: Any, steps: Any, place: int
     seen = f"{ranks} ranks, step {_ordinal(steps, place)} of the {('first', 'second')[step['model']]} model: "
     seen += f"{len(off)} of rank {rank}'s {len(own)} weights are off, the first in {_name(model, off[0])}"
     seen += f": {own[off[0]]:.7f}, and should be {right[off[0]]:.7f}"
+    hint = "Look at the place where it goes wrong: is it the end of a part, or a parameter without a "
+    hint += "gradient? Every rank must cut at the same places."
     if place and gap >= CLOSE:
-        hint = "Its first steps were right. What must an optimizer still have in the next step?"
-        if _ordinal(steps, place) == 1:
-            hint = "The first model's steps were right. What do the two optimizers share?"
-    else:
-        own_of_all = [torch.as_tensor(each, dtype=torch.float64) for each in weights]
-        hint = _of_first_step(model, step, own_of_all, rank, right, start)
+        hint = "The steps before were right. What must an optimizer still have in the next step, and what do "
+        hint += "two optimizers share?"
+    elif all(far(each, start) < CLOSE for each in weights):
+        hint = "The weights have not moved. Are the new numbers in the parameters, or in a copy of them?"
+    elif any(far(each, weights[0]) > CLOSE for each in weights):
+        hint = "The ranks have different weights now. With whose gradients does each of them step, and does "
+        hint += "it get all parts, in the same order?"
+    elif far(own, _stepped(_adam(model), _sums(model["kind"], step, [*range(ranks)]), 1.0)) < CLOSE:
+        hint = "That is a step with the sum of the ranks' gradients."
     return Finding(EQUAL, gap < CLOSE, seen, hint)
-
-
-def _of_first_step(
-    model: Any, step: Any, weights: list[Tensor], rank: int, right: Tensor, start: Tensor
-) -> str:
-    """Choose the hint for weights that are off after the first step."""
-    if far(weights[rank], right) < 1e-6:
-        return "Only the last digits are off. Which dtype do the numbers have on the way?"
-    if all(far(own, start) < CLOSE for own in weights):
-        return "The weights have not moved. Are the new numbers in the parameters, or in a copy of them?"
-    ranks, kind = list(range(len(weights))), model["kind"]
-    own = [_sums(kind, step, [each]) for each in ranks]
-    if all(far(got, _stepped(_adam(model), its, 1.0)) < CLOSE for got, its in zip(weights, own, strict=True)):
-        return "Each rank has stepped with its own gradients. Which gradients has the one device?"
-    total = _sums(kind, step, ranks)
-    if any(far(each, weights[0]) > CLOSE for each in weights):
-        moved = [int((each != start).sum()) for each in weights]
-        if sum(moved) <= 1.1 * len(start):
-            return "Each rank has stepped on its part, and the others do not know it. What must travel then?"
-        return "The ranks have different weights now. Does each of them get all parts, in the same order?"
-    return nearest(
-        weights[rank],
-        (_stepped(_adam(model), total, 1.0), "That is a step with the sum of the ranks' gradients."),
-        (_stepped(_adam(model), own[0], 1.0), "That is a step with rank 0's gradients."),
-        (_stepped(_adam(model), _mean_of_those_there(kind, step, ranks), 1.0), "Who has none counts, too."),
-        otherwise=(
-            "Look at the place where it goes wrong: is it the end of a part, or a parameter without a "
-            "gradient? Every rank must cut at the same places."
-        ),
-        within=CLOSE,
-    )
-
-
-def _mean_of_those_there(kind: int, step: Any, ranks: list[int]) -> list[Tensor | None]:
-    drawn = zip(*(_gradients(kind, step, rank) for rank in ranks), strict=True)
-    there = [sum(each is not None for each in of_one) for of_one in drawn]
-    sums = zip(_sums(kind, step, ranks), there, strict=True)
-    return [None if total is None else total / count for total, count in sums]
 
 
 def _ordinal(steps: Any, place: int) -> int:
@@ -364,20 +331,8 @@ def _of_norm(call: dict[str, Any], returned: list[Any]) -> Faults:
         elif not abs(value - norm) <= NEAR * norm:  # it may be nan
             shards = math.hypot(*of_shards)
             known = [
-                (norm**2, "That is its square."),
-                (call["limit"], "That is the norm after clipping."),
-                (of_shards[rank], "That is the norm of this rank's shards alone."),
                 (math.hypot(of_shards[rank], of_whole), "That is the norm of what this rank holds."),
                 (math.hypot(shards, math.sqrt(ranks) * of_whole), "What is whole counts once, not per rank."),
-                (shards, "The gradients that are not sharded are missing."),
-                (sum(of_shards) + of_whole, "Norms do not add up. What of them does?"),
-                (math.hypot(sum(of_shards), of_whole), "Norms do not add up. What of them does?"),
-                (norm / math.sqrt(ranks), "It is too small by a factor of √n. What is averaged?"),
-                (math.hypot(shards / math.sqrt(ranks), of_whole), "Are the ranks' squares averaged?"),
-                (
-                    math.hypot(max(of_shards), of_whole),
-                    "That is the norm of the largest shard, and the rest.",
-                ),
             ]
             hint = "The norm of several tensors is the root of a sum. Of what, and over whom?"
             hint = nearest(value, *known, otherwise=hint, within=NEAR * norm)

@@ -143,36 +143,12 @@ def _drawn(plan: Result, step: int, rank: int) -> list[Tensor]:
     return [part * length for part, length in zip(parts, plan["lengths"], strict=True)]
 
 
-Sizing = Callable[[Tensor], Tensor]
+def _scales(parts: list[Tensor]) -> Tensor:
+    return torch.cat([part.abs().mean().expand(len(part)) for part in parts])
 
 
-def _size(part: Tensor) -> Tensor:
-    return part.abs().mean()
-
-
-def _one(part: Tensor) -> Tensor:
-    return part.new_ones(())
-
-
-def _scales(parts: list[Tensor], size: Sizing = _size) -> Tensor:
-    return torch.cat([size(part).expand(len(part)) for part in parts])
-
-
-def _coded(parts: list[Tensor], size: Sizing = _size, sign_of_0: float = 1) -> Tensor:
-    scales, numbers = _scales(parts, size), torch.cat(parts)
-    return torch.where(numbers < 0, -scales, torch.where(numbers == 0, sign_of_0 * scales, scales))
-
-
-Keep = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def _simulate(
-    plan: Result, ranks: int, keep: Keep = lambda w, s, g, m: w - s, gradients_in: str = ""
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return each pass's mean, and which numbers' signs no rounding decides, and which are 0 at first.
-
-    A wrong way takes the "scales" or the "signs" of the gradients, not of the sums.
-    """
+def _simulate(plan: Result, ranks: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return each pass's mean, and which numbers' signs no rounding decides, and which are 0 at first."""
     sizes = _sizes(plan["widths"])
     kept = [torch.zeros(sum(sizes), dtype=torch.float64)] * ranks
     clear = torch.ones(sum(sizes), dtype=torch.bool)
@@ -180,15 +156,14 @@ def _simulate(
     for step in range(PASSES):
         gradients = [torch.cat(_drawn(plan, step, rank)).double() for rank in range(ranks)]
         wanted = [gradient + own for gradient, own in zip(gradients, kept, strict=True)]
-        scaled, signs = [gradients if gradients_in == what else wanted for what in ("scales", "signs")]
-        scaled = [_scales(list(each.split(sizes))) for each in scaled]
-        sent = [torch.where(each < 0, -own, own) for each, own in zip(signs, scaled, strict=True)]
+        scaled = [_scales(list(each.split(sizes))) for each in wanted]
+        sent = [torch.where(each < 0, -own, own) for each, own in zip(wanted, scaled, strict=True)]
         means.append(torch.stack(sent).mean(0))
         for each, scales in zip(wanted, scaled, strict=True):
             exact = (each == 0) & (not step)
             zero |= exact
             clear &= (each.abs() >= NEXT_TO_0 * scales) | exact
-        kept = [keep(*three, means[-1]) for three in zip(wanted, sent, gradients, strict=True)]
+        kept = [each - own for each, own in zip(wanted, sent, strict=True)]
     return means, clear, zero
 
 
@@ -222,89 +197,37 @@ def _signs_off(gradients: list[Any], plan: Result, i: int, step: int, right: Ten
     model, passed = ("first", "second")[i], ("first", "second", "third", "fourth", "fifth")[step]
     seen = f"{ranks} ranks, {model} model, {passed} pass: one gradient of rank {rank} is {is_}, "
     seen += f"and should be {should}"
-    if not numbers.any():
-        hint = "All of this rank's gradients are 0. Had anything arrived when they were computed?"
-    elif any(far(each, gradients[0]) > CLOSE[step] * scales.min() for each in gradients):
+    if any(far(each, gradients[0]) > CLOSE[step] * scales.min() for each in gradients):
         hint = "The ranks hold different gradients. What makes the same of what all of them have sent, and "
         hint += "has all of it arrived by then?"
-        if not step and off(numbers, _coded(_drawn(plan, step, rank)).double()) < CLOSE[step]:
-            hint = "A rank gets back what it has sent itself. And what the others have sent?"
     elif gap < FEW_DIGITS:
         hint = "Only the last digits are off. In which dtype do the scales travel?"
     else:
         known = _known(plan, ranks, step, right)
-        hint = next((hint for wrong, hint in known if off(numbers, wrong) < FEW_DIGITS), "")
-        hint = hint or _otherwise(step, i)
+        hint = next((hint for wrong, hint in known if off(numbers, wrong) < FEW_DIGITS), OTHERWISE[step > 0])
     yield seen, hint
 
 
-KEEPS: list[tuple[Keep, str]] = [  # from wanted, sent, gradient, mean
-    (
-        lambda w, s, g, m: 0 * w,
-        "Signs of this pass's gradient alone: what was left unsent before did not come. Was it kept, and is "
-        "it found again when DDP has rebuilt its buckets?",
-    ),
-    (lambda w, s, g, m: w - m, "A rank keeps its difference from the mean. What has it not sent itself?"),
-    (lambda w, s, g, m: g - s, "What was kept before the last pass is gone. What was to be sent in it?"),
-    (lambda w, s, g, m: w, "Also what was sent is kept, and so it comes again. What is left of it then?"),
-    (lambda w, s, g, m: s - w, "What is kept has the wrong sign: too much was sent there."),
-    (
-        lambda w, s, g, m: m,
-        "What is added is the mean that came back. Does DDP write into the tensor that you keep?",
-    ),
-]
-SCALES: list[tuple[Sizing, str]] = [
-    (lambda part: part.abs().sum(), "The scale is a sum. How many numbers does the parameter have?"),
-    (lambda part: part.square().mean().sqrt(), "That scale is the root of the mean square. It is simpler."),
-    (lambda part: part.abs().amax(), "The scale is the largest size in the parameter. What is asked for?"),
-    (_one, "The signs came without a scale."),
-    (lambda part: part.mean(), "The scale is a mean in which + and − cancel. Which mean is asked for?"),
-]
+OTHERWISE = (  # in the first pass, and in later ones
+    "Which bit belongs to which number, and which scale to which parameter? Has all arrived by then, and "
+    "does each model keep its own?",
+    "The passes before are right. What is kept of them, and is it added to the gradient of the same "
+    "parameter of the same model? DDP rebuilds its buckets after the first pass.",
+)
 
 
 def _known(plan: Result, ranks: int, step: int, right: Tensor) -> Iterator[tuple[Tensor, str]]:
     """Yield wrong gradients, the same on all ranks, and a hint for each."""
     of_ranks = [[part.double() for part in _drawn(plan, step, rank)] for rank in range(ranks)]
-
-    def mean(of: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        return torch.stack([of(parts) for parts in of_ranks]).mean(0)
-
-    plain = mean(torch.cat)
+    plain = [torch.cat(parts) for parts in of_ranks]
     yield right * ranks, "That is the sum of what the ranks have sent. With a hook, DDP no longer divides it."
-    yield right / ranks, "It was divided by the number of ranks once more than it should be."
-    yield -right, "Each sign is the other one. Which bit is sent for a negative sum, and how is it read?"
-    yield plain, "That is the mean of the gradients themselves, as without a hook. What is to travel instead?"
-    yield plain * ranks, "That is the sum of the gradients themselves. What is to travel instead?"
+    hint = "That is the mean of the gradients themselves, as without a hook. What is to travel instead?"
+    yield torch.stack(plain).mean(0), hint
     if step:
-        yield from ((_simulate(plan, ranks, keep)[0][step], hint) for keep, hint in KEEPS)
-        hint = "The scales are those of this pass's gradients. Of which numbers are the signs?"
-        yield _simulate(plan, ranks, gradients_in="scales")[0][step], hint
-        hint = "The signs are those of this pass's gradients. Of which numbers are the scales?"
-        yield _simulate(plan, ranks, gradients_in="signs")[0][step], hint
-        return
-    yield from ((mean(partial(_coded, size=size)), hint) for size, hint in SCALES)
-    hint = "Most numbers are right. Some ranks' gradient is 0 where they are not: which sign has a 0?"
-    yield from ((mean(partial(_coded, sign_of_0=sign)), hint) for sign in (-1, 0))
-    whole = mean(lambda parts: _coded([torch.cat(parts)]))
-    yield whole, "That is one scale for the whole bucket. Each parameter has its own."
-    signs, scales = mean(partial(_coded, size=_one)), mean(_scales)
-    hint = "Each rank's signs belong to its own scales. Here "
-    yield signs * scales, hint + "both were averaged by themselves."
-    yield signs.sign() * scales, hint + "the majority of the signs has decided."
-
-
-def _otherwise(step: int, i: int) -> str:
-    """Return a hint for gradients that no known mistake gives."""
-    if step == 1:
-        hint = (
-            "The first pass is right. What is added to this pass's gradient, and to which parameter's? DDP "
-        )
-        return hint + "has rebuilt its buckets in between."
-    if step:
-        return "The second pass is right. What is kept of it, and is it still the same when the third begins?"
-    if i:
-        return "The first model's first pass is right. The models take turns: does each keep its own?"
-    return "Which bit belongs to which number, which scale to which parameter, and has all arrived by then?"
+        both = zip(plain, map(_scales, of_ranks), strict=True)
+        signs = [torch.where(numbers < 0, -scales, scales) for numbers, scales in both]
+        hint = "Signs of this pass's gradient alone: what was left unsent before did not come. Was it kept, "
+        yield torch.stack(signs).mean(0), hint + "and is it found again when DDP has rebuilt its buckets?"
 
 
 @reports(
@@ -378,7 +301,7 @@ def local_sgd(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
             if what == (STATE if calls[c]["tells"] else WEIGHTS):
                 yield from _weights_off(calls, c, [result["weights"] for result in of_call], truth["weights"])
             for part in ("state", "buffers") if what == STATE else ():
-                yield from _state_off(part, calls, c, [result[part] for result in of_call], truth[part])
+                yield from _state_off(part, calls[c], [result[part] for result in of_call], truth[part])
             if what == ONCE:
                 yield from _sending(calls[c], of_call)
 
@@ -458,7 +381,7 @@ def _held(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> Resu
 
 
 def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
-    """Return what each rank should hold after each call, or what rank 0 holds after a wrong way."""
+    """Return what each rank should hold after each call, or what rank 0 holds after one of WAYS."""
     runs: dict[str, list[tuple[nn.Module, torch.optim.Optimizer]]] = {}
     after = []
     for call in calls:
@@ -472,44 +395,31 @@ def _trained(calls: list[Result], ranks: int, how: str = "") -> list[Result]:
         for step in range(1, steps + 1):
             for (model, optimizer), own in zip(both, batches, strict=True):
                 x, y = own[step - 1]
-                if how != "stale gradients" and (how != "left gradients" or step > 1):
-                    optimizer.zero_grad()
+                optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
             if how == "gradients":
                 _average([[p.grad for p in trainable(model) if p.grad is not None] for model, _ in both])
             for _, optimizer in both:
                 optimizer.step()
             last = step == steps and how != "no last"
-            due = (step - (how == "early")) % every == 0
-            if how not in ("alone", "gradients") and (due or last):
-                _meet(both, name, how)
+            if how not in ("alone", "gradients") and (step % every == 0 or last):
+                _average([[each.detach() for each in trainable(model)] for model, _ in both])
+                _average([(_kept(*each, name) or []) + _floats(each[0].buffers()) for each in both])
         after.append(_held(*both[0], name))
     return after
 
 
-def _meet(both: list[tuple[nn.Module, torch.optim.Optimizer]], name: str, how: str) -> None:
-    _average([[each.detach() for each in trainable(model)] for model, _ in both], how)
-    rest = [(_kept(*of_rank, name) or []) + _floats(of_rank[0].buffers()) for of_rank in both]
-    _average(rest, how.removeprefix("rest "))
-
-
-def _average(parts: list[list[Tensor]], how: str = "") -> None:
+def _average(parts: list[list[Tensor]]) -> None:
     for of_ranks in zip(*parts, strict=True):
-        both = torch.stack(of_ranks)
-        result = both[0] if how == "of rank 0" else both.sum(0) if how == "sum" else both.mean(0)
+        mean = torch.stack(of_ranks).mean(0)
         for each in of_ranks:
-            each.copy_(result)
+            each.copy_(mean)
 
 
 WAYS = {
-    "alone": "That is this rank's own training, without the others. What should they agree on, and when?",
+    "alone": "That is a rank's own training, without the others. What should they agree on, and when?",
     "no last": "The last steps are this rank's own: they are fewer than H, and they count, too.",
-    "sum": "The weights are a sum over the ranks. A mean is asked for.",
-    "of rank 0": "All have rank 0's weights. Then what the others have learned is lost.",
-    "early": "The average comes one step early or late: after how many steps is the first one due?",
     "gradients": "That is what averaged gradients give, or a meeting after each step. When is one due?",
-    "left gradients": "What was in .grad before the call is in the first step. When is it cleared?",
-    "stale gradients": "What was in .grad before the step is in it still.",
 }
 
 
@@ -526,16 +436,10 @@ def _weights_off(calls: list[Result], c: int, weights: list[Any], right: Any) ->
             "The call before was right. In this one a step goes on from what the meeting before it has left. "
         )
         yield seen, hint + "Which numbers does a meeting average, and does each of them?"
-    elif far(weights[rank], flat(_training(call)[0].parameters())) == 0:
-        yield seen, "The weights have not moved. What makes a step?"
     else:
         hint = "What belongs to a rank's step? Then which numbers are averaged, and after which steps?"
-        if c == len(calls) - 1:
-            hint = "This model was met before, with another H. What is left of that call?"
         mine = torch.as_tensor(weights[0], dtype=torch.float64)  # a way gives what rank 0 holds
-        agree = all(far(own, mine) < NEAR for own in weights)  # none of them then is rank 0's own training
-        ways = {how: hint for how, hint in WAYS.items() if not (agree and how == "alone")}
-        known = ((_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in ways.items())
+        known = ((_trained(calls, ranks, how)[c]["weights"], hint) for how, hint in WAYS.items())
         yield seen, nearest(mine, *known, otherwise=hint, within=1e-6 * (1 + mine.abs().max().item()))
 
 
@@ -549,8 +453,7 @@ def _is_and_should(rank: int, numbers: Any, right: Tensor) -> str:
     return f"rank {rank} is {is_}, and should be {should}"
 
 
-def _state_off(part: str, calls: list[Result], c: int, held: list[Any], right: Tensor) -> Faults:
-    call, ranks = calls[c], len(held)
+def _state_off(part: str, call: Result, held: list[Any], right: Tensor) -> Faults:
     if None in held:
         seen = f"rank {held.index(None)}'s optimizer lacks its state: {', '.join(KEPT[call['optimizer']])}"
         yield seen, "It should be averaged, and then be there for the next step."
@@ -559,15 +462,11 @@ def _state_off(part: str, calls: list[Result], c: int, held: list[Any], right: T
     if gap < NEAR:
         return
     name = "the optimizer's state" if part == "state" else "the model's buffers"
-    seen = f"{_case(call)}, {ranks} ranks: in {name} one number of "
+    seen = f"{_case(call)}, {len(held)} ranks: in {name} one number of "
     hint = "Which of these numbers are averaged, and into which tensors does their mean go?"
     if any(far(own, held[0]) > NEAR for own in held):
         hint = "The ranks hold different numbers there. What else, besides the weights, has training "
         hint += "changed, and where does its mean go?"
-    elif far(held[0], right * ranks) < NEAR:
-        hint = "That is a sum over the ranks."
-    elif far(held[0], _trained(calls, ranks, "rest of rank 0")[c][part]) < NEAR:
-        hint = "All have rank 0's. A mean is asked for."
     yield seen + _is_and_should(rank, held[rank], right), hint
 
 
@@ -588,10 +487,6 @@ def _sending(call: Result, of_call: list[Result]) -> Faults:
             hint = "A gather brings every rank's numbers separately. Is more than their sum needed?"
         elif meetings * frozen <= sent - meetings * changed <= meetings * frozen + counters:
             hint = "What is frozen is the same on all ranks and stays so. Does it need to travel?"
-        elif abs(sent - (meetings + 1) * changed) <= counters + len(trained):
-            hint = (
-                "That is one meeting more. Do the ranks meet before the first step, or twice after the last?"
-            )
         times = "meeting" if meetings == 1 else f"{meetings} meetings"
         seen = f"{_case(call)}, {changed} numbers that training changes: in the {times} of this call "
         yield f"{seen}{sent} numbers travelled", hint

@@ -215,7 +215,7 @@ def mean_of_the_means(x, eps):
     return (x - mean) / torch.sqrt(squares - mean**2 + eps)
 
 
-@wrong("12.2", hint="by n, not by n - 1")
+@wrong("12.2", hint="Three things, added up")
 def unbiased(x, eps):
     total = Summed.apply(torch.cat([x.sum(0), (x * x).sum(0), x.new_tensor([len(x)])]))
     n = total[-1]
@@ -223,19 +223,12 @@ def unbiased(x, eps):
     return (x - mean) / torch.sqrt((squares - mean**2) * n / (n - 1) + eps)
 
 
-@wrong("12.2", hint="And eps?")
+@wrong("12.2", hint="Three things, added up")
 def forgets_eps(x, eps):
     return normed(x, 0.0, Summed.apply)
 
 
-@wrong("12.2", hint="under the root")
-def eps_after_the_root(x, eps):
-    total = Summed.apply(torch.cat([x.sum(0), (x * x).sum(0), x.new_tensor([len(x)])]))
-    mean, squares = (total[:-1] / total[-1]).chunk(2)
-    return (x - mean) / (torch.sqrt(squares - mean**2) + eps)
-
-
-@wrong("12.2", hint="Each channel has a mean of its own")
+@wrong("12.2", hint="Three things, added up")
 def all_channels_together(x, eps):
     total = Summed.apply(torch.stack([x.sum(), (x * x).sum(), x.new_tensor(x.numel())]))
     mean, squares = total[0] / total[2], total[1] / total[2]
@@ -370,7 +363,7 @@ def adds_up_in_the_gradient(x, eps):
 NORMED: dict[Any, Any] = {}
 
 
-@wrong("12.2", hint="That is what the previous call returned.")
+@wrong("12.2", hint="Three things, added up")
 def remembers_the_tensor(x, eps):
     if (x, eps) not in NORMED:
         NORMED[x, eps] = normed(x, eps, Summed.apply)
@@ -382,15 +375,10 @@ def mean_of_the_variances(model):
     pool(model, norms(model), lambda variances, squares, mean: variances)
 
 
-@wrong("12.3", MEAN, ONCE, hint="How many means are there, and what is it divided by?")
+@wrong("12.3", MEAN, ONCE, hint="Think of the samples of all ranks together")
 def means_apart_by_n_minus_1(model):
     n = dist.get_world_size()
     pool(model, norms(model), lambda variances, squares, mean: variances + (squares - mean**2) * n / (n - 1))
-
-
-@wrong("12.3", MEAN, ONCE, hint="The variance within each rank is missing.")
-def means_apart_alone(model):
-    pool(model, norms(model), lambda variances, squares, mean: squares - mean**2)
 
 
 @wrong("12.3", hint="Some norms are done and others are not")
@@ -399,7 +387,7 @@ def one_kind_of_norm(model):
     pool(model, found, lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", hint="That is rank 0's")
+@wrong("12.3", hint="of rank")
 def broadcasts(model):
     for each in norms(model):
         dist.broadcast(each.running_mean, src=0)
@@ -420,7 +408,7 @@ def norm_by_norm(model):
         pool(model, [each], lambda variances, squares, mean: variances + squares - mean**2)
 
 
-@wrong("12.3", hint="That is the sum over the ranks")
+@wrong("12.3", hint="Think of the samples of all ranks together")
 def only_adds_up(model):
     found = norms(model)
     both = torch.cat([torch.cat([each.running_mean, each.running_var]) for each in found])
@@ -637,13 +625,6 @@ def hooks_on_the_modules(model, loss):
     for module in model.modules():
         module.register_forward_hook(lambda *_: None)
     return frozen_together(model, unused(model, loss)[1])
-
-
-@wrong("12.1", hint="Their gradient is 0 on every rank")
-def what_has_no_gradient_but_0(model, loss):
-    trained = [each for each in model.parameters() if each.requires_grad]
-    gradients = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
-    return frozen_together(model, [gradient is not None and bool(gradient.any()) for gradient in gradients])
 
 
 @wrong("12.2", hint="on rank")

@@ -46,7 +46,7 @@ class ForgetsTheWorkers(Base):
             yield from self.read(file)
 
 
-@wrong("15.1", hint="Each sample comes once for every rank")
+@wrong("15.1", hint="Number all readers, of all ranks")
 class ForgetsTheRanks(Base):
     def __iter__(self):
         info = get_worker_info()
@@ -160,7 +160,7 @@ class InPairs(Base):
                 yield from pair
 
 
-@wrong("15.1", hint="Do all readers agree on the order of the files, and on who is who?")
+@wrong("15.1", hint="on who is who?")
 class FromASet(Base):
     """Its order is another on each machine."""
 
@@ -236,7 +236,7 @@ def keeps_the_padding(batches, ks, size):
     return shares(counts, ks)
 
 
-@wrong("15.2", EXACT, FEW, hint="counted as hits")
+@wrong("15.2", EXACT, FEW, hint="Which pictures are counted")
 def divides_by_size_alone(batches, ks, size):
     counts = hits_of(batches, ks)
     dist.all_reduce(counts)
@@ -258,18 +258,11 @@ def mean_of_shares(batches, ks, size):
     return {k: count / (common * ranks) for k, count in zip(ks, mine.tolist(), strict=True)}
 
 
-@wrong("15.2", hint="right to seven digits")
+@wrong("15.2", hint="in which type?")
 def divides_in_float32(batches, ks, size):
     counts = hits_of(batches, ks, size)
     dist.all_reduce(counts)
     return {k: (counts[i] / counts[-1]).item() for i, k in enumerate(ks)}
-
-
-@wrong("15.2", hint="a number from 0 to 1")
-def in_percent(batches, ks, size):
-    counts = hits_of(batches, ks, size)
-    dist.all_reduce(counts)
-    return {k: 100 * share for k, share in shares(counts, ks).items()}
 
 
 @wrong("15.2", hint="out of range")

@@ -57,11 +57,6 @@ def mean_of_the_means(ddp, pieces):
     return by_pieces(ddp, pieces, lambda piece: max(asked([piece]), 1) * len(pieces)) / tokens
 
 
-@wrong("16.1", hint="A sum of the pieces' means")
-def sum_of_the_means(ddp, pieces):
-    return by_pieces(ddp, pieces, lambda piece: max(asked([piece]), 1))
-
-
 @wrong(
     "16.1", hint="It is right on each rank, but the ranks have the same weight, with few questions or many."
 )
@@ -76,30 +71,24 @@ def forgets_that_ddp_divides(ddp, pieces):
     return by_pieces(ddp, pieces, lambda _: tokens) / tokens
 
 
-@wrong("16.1", hint="Which of them have a loss?")
+@wrong("16.1", hint="What is each token's loss divided by")
 def counts_every_token(ddp, pieces):
     tokens = of_all_ranks(sum(ids.numel() for ids, _ in pieces))
     return by_pieces(ddp, pieces, lambda _: tokens / dist.get_world_size()) / tokens
 
 
-@wrong("16.1", hint="a sentence or a token?")
-def counts_the_sentences(ddp, pieces):
-    sentences = of_all_ranks(sum(len(ids) for ids, _ in pieces))
-    return by_pieces(ddp, pieces, lambda _: sentences / dist.get_world_size()) / sentences
-
-
-@wrong("16.1", hint="What is each token's loss divided by?")
+@wrong("16.1", hint="What is each token's loss divided by")
 def written_for_two_ranks(ddp, pieces):
     tokens = max(of_all_ranks(asked(pieces)), 1)
     return by_pieces(ddp, pieces, lambda _: tokens / 2 * 1.5) / tokens
 
 
-@wrong("16.1", hint="What does it find in .grad?")
+@wrong("16.1", hint="in every call")
 def leaves_the_old_ones(ddp, pieces):
     return right_but(ddp, pieces, clear=False)
 
 
-@wrong("16.1", hint="Which pass averages them, and is it left out, too?")
+@wrong("16.1", hint="which pass averages it")
 def through_the_side_door(ddp, pieces):
     return right_but(ddp.module, pieces, once=False)
 
@@ -114,7 +103,7 @@ def returns_its_own_loss(ddp, pieces):
         return sum(summed(ddp.module, piece) for piece in pieces).item() / own
 
 
-@wrong("16.1", GRADIENT, ONCE, hint="the number of ranks")
+@wrong("16.1", GRADIENT, ONCE, hint="how many of them is it divided by")
 def returns_what_ddp_was_given(ddp, pieces):
     return right_but(ddp, pieces) * dist.get_world_size()
 
@@ -131,7 +120,7 @@ def averages_every_piece(ddp, pieces):
     return right_but(ddp, pieces, once=False)
 
 
-@wrong("16.1", GRADIENT, LOSS, SILENT, hint="as large as the gradients")
+@wrong("16.1", GRADIENT, LOSS, SILENT, hint="And what else travels?")
 def by_hand_and_by_ddp(ddp, pieces):
     loss = right_but(ddp, pieces)
     for parameter in ddp.parameters():
@@ -192,7 +181,7 @@ def synchronises_every_third(ddp, pieces):
 LOSSES = {}
 
 
-@wrong("16.1", hint="That is the first call's")
+@wrong("16.1", hint="in every call")
 def remembers_the_list(ddp, pieces):
     if id(pieces) not in LOSSES:
         LOSSES[id(pieces)] = pieces, right_but(ddp, pieces)
@@ -321,7 +310,7 @@ def half_of_them(ids, seed, epoch, step, rank):
     return with_generator(ids, generator(hash((seed, epoch, step, rank))), chance=0.5)
 
 
-@wrong("16.2", hint="what stood there before")
+@wrong("16.2", hint="everywhere else it is what it was")
 def asks_for_all(ids, seed, epoch, step, rank):
     inputs, labels = with_generator(ids, generator(hash((seed, epoch, step, rank))))
     return inputs, torch.where(labels == -100, -100, inputs)
@@ -474,7 +463,7 @@ def with_a_warm_up(model, lr, n, w):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: line[s])
 
 
-@wrong("16.3", DECAY, hint="How many of them belong to the warm-up?")
+@wrong("16.3", DECAY, hint="how many belong to the warm-up")
 def a_tenth_rounded_up(model, lr, epochs, samples, batch_size, ranks):
     n = steps_of(epochs, samples, batch_size, ranks)
     return with_a_warm_up(model, lr, n, math.ceil(n / 10))
@@ -520,7 +509,7 @@ def in_two_lines(model, lr, epochs, samples, batch_size, ranks):
     return with_a_warm_up(model, lr, n, 1 + n // 10)
 
 
-@wrong("16.3", DECAY, hint="steps of one epoch")
+@wrong("16.3", DECAY, hint="of how many epochs")
 def one_epoch(model, lr, epochs, samples, batch_size, ranks):
     optimizer = by_shape(model, lr)
     return optimizer, linear(optimizer, steps_of(1, samples, batch_size, ranks))
@@ -538,7 +527,7 @@ def counts_in_a_variable(model, lr, epochs, samples, batch_size, ranks):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-@wrong("16.3", DECAY, hint="It stays the same")
+@wrong("16.3", DECAY, hint="Which steps does it count")
 def one_group_alone_rises(model, lr, epochs, samples, batch_size, ranks):
     optimizer = by_shape(model, lr)
     factor = linear(optimizer, steps_of(epochs, samples, batch_size, ranks)).lr_lambdas[0]
@@ -619,7 +608,7 @@ def masked(ids, seed, epoch, step, rank):
     return torch.where(chosen, 4, ids), torch.where(chosen, ids, -100)
 
 
-@wrong("16.2", hint="of which type?")
+@wrong("16.2", hint="of which shape and type?")
 def as_floats(ids, seed, epoch, step, rank):
     inputs, labels = masked(ids, seed, epoch, step, rank)
     return inputs.float(), labels.float()
@@ -657,6 +646,6 @@ def freezes_the_vectors(model, lr, epochs, samples, batch_size, ranks):
     return found
 
 
-@wrong("16.3", DECAY, hint="The number of steps is right.")
+@wrong("16.3", DECAY, hint="how many belong to the warm-up")
 def two_steps_at_least(model, lr, epochs, samples, batch_size, ranks):
     return prepared(model, lr, epochs, samples, batch_size, ranks, lambda n: max(2, 1 + n // 10))

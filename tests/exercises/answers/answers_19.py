@@ -90,47 +90,17 @@ def no_feedback(ddp):
     hooked(ddp, keep=lambda wanted, sent, gradient: 0 * wanted)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="What was kept before the last pass is gone.")
-def keeps_the_last_pass_alone(ddp):
-    hooked(ddp, keep=lambda wanted, sent, gradient: gradient - sent)
-
-
-@wrong("19.1", FIRST, BITS, PROMISE, hint="Also what was sent is kept")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept of them")
 def keeps_what_was_sent(ddp):
     hooked(ddp, keep=lambda wanted, sent, gradient: wanted)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept has the wrong sign")
-def keeps_it_turned(ddp):
-    hooked(ddp, keep=lambda wanted, sent, gradient: sent - wanted)
-
-
-@wrong("19.1", hint="The scale is a sum.")
-def scale_is_a_sum(ddp):
-    hooked(ddp, size=lambda part: part.abs().sum())
-
-
-@wrong("19.1", hint="the root of the mean square")
-def scale_is_a_root(ddp):
-    hooked(ddp, size=lambda part: part.square().mean().sqrt())
-
-
-@wrong("19.1", hint="The scale is the largest size")
-def scale_is_the_largest(ddp):
-    hooked(ddp, size=lambda part: part.abs().amax())
-
-
-@wrong("19.1", hint="without a scale")
+@wrong("19.1", hint="which scale to which parameter")
 def signs_alone(ddp):
     hooked(ddp, size=lambda part: torch.ones(()))
 
 
-@wrong("19.1", hint="in which + and − cancel")
-def scale_is_a_mean(ddp):
-    hooked(ddp, size=lambda part: part.mean())
-
-
-@wrong("19.1", hint="one scale for the whole bucket")
+@wrong("19.1", hint="which scale to which parameter")
 def one_scale_for_a_bucket(ddp):
     def write(wanted, sizes, size):
         scales = wanted.abs().mean().repeat(len(sizes))
@@ -139,17 +109,12 @@ def one_scale_for_a_bucket(ddp):
     hooked(ddp, write=write)
 
 
-@wrong("19.1", hint="which sign has a 0?")
+@wrong("19.1", hint="Which bit belongs to which number")
 def zero_is_negative(ddp):
     def write(wanted, sizes, size):
         return torch.cat([written(wanted, sizes)[: 4 * len(sizes)], pack(wanted <= 0)])
 
     hooked(ddp, write=write)
-
-
-@wrong("19.1", hint="divided by the number of ranks once more")
-def divides_twice(ddp):
-    hooked(ddp, over=lambda: dist.get_world_size() ** 2)
 
 
 @wrong("19.1", hint="That is the mean of the gradients themselves")
@@ -190,7 +155,7 @@ def by_bucket_if_it_fits(ddp):
     by_index(check=True)(ddp)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="and to which parameter's?")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="the gradient of the same parameter")
 def in_one_long_tensor(ddp):
     """What is unsent is kept in the order of the first pass's bucket."""
     total = sum(each.numel() for each in ddp.parameters() if each.requires_grad)
@@ -215,7 +180,7 @@ def in_one_long_tensor(ddp):
 ALL_MODELS: dict[int, torch.Tensor] = {}
 
 
-@wrong("19.1", hint="does each keep its own?")
+@wrong("19.1", hint="Which bit")
 def one_memory_for_all_models(ddp):
     """By the parameter's name, which both models have."""
     names = {parameter: name for name, parameter in ddp.module.named_parameters()}
@@ -308,7 +273,7 @@ def waits_in_the_hook(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", hint="A rank gets back what it has sent itself.")
+@wrong("19.1", hint="The ranks hold different gradients.")
 def keeps_it_to_itself(ddp):
     def hook(state, bucket):
         sizes = [each.numel() for each in bucket.parameters()]
@@ -319,7 +284,7 @@ def keeps_it_to_itself(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="difference from the mean.")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept of them")
 def keeps_the_difference_from_the_mean(ddp):
     unsent = {}
 
@@ -341,41 +306,7 @@ def keeps_the_difference_from_the_mean(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", hint="Each rank's signs belong to its own scales.")
-def by_majority(ddp):
-    def hook(state, bucket):
-        sizes = [each.numel() for each in bucket.parameters()]
-        wanted = bucket.buffer()
-        scales = torch.stack([part.abs().mean() for part in wanted.split(sizes)])
-        both = torch.cat([torch.where(wanted < 0, -1.0, 1.0), scales])
-        future = dist.all_reduce(both, async_op=True).get_future()
-
-        def decided(done):
-            signs, scales = (done.value()[0] / dist.get_world_size()).split([sum(sizes), len(sizes)])
-            return signs.sign() * scales.repeat_interleave(torch.tensor(sizes))
-
-        return future.then(decided)
-
-    ddp.register_comm_hook(None, hook)
-
-
-@wrong("19.1", FIRST, BITS, PROMISE, hint="The scales are those of this pass's gradients.")
-def scales_of_the_gradient_alone(ddp):
-    gradients = []
-
-    def write(wanted, sizes, size):
-        scales = torch.stack([part.abs().mean() for part in gradients.pop().split(sizes)])
-        return torch.cat([scales.view(torch.uint8), pack(wanted < 0)])
-
-    def hook(state, bucket):
-        gradients.append(bucket.buffer().clone())
-        return inner(state, bucket)
-
-    inner = signs_hook(write=write)
-    ddp.register_comm_hook(None, hook)
-
-
-@wrong("19.1", FIRST, BITS, PROMISE, hint="What is added to this pass's gradient")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept of them")
 def forgets_a_tenth(ddp):
     hooked(ddp, keep=lambda wanted, sent, gradient: 0.9 * (wanted - sent))
 
@@ -390,17 +321,7 @@ def returns_its_hook(ddp):
     return signs_hook()
 
 
-@wrong("19.1", hint="Each sign is the other one.")
-def reads_the_bits_turned(ddp):
-    """1 where it is positive, and read as negative."""
-
-    def write(wanted, sizes, size):
-        return torch.cat([written(wanted, sizes)[: 4 * len(sizes)], pack(wanted >= 0)])
-
-    hooked(ddp, write=write)
-
-
-@wrong("19.1", FIRST, BITS, PROMISE, hint="Does DDP write into the tensor that you keep?")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept of them")
 def keeps_a_view_of_the_buffer(ddp):
     """What is left is computed in the buffer itself, which DDP uses again."""
     unsent = {}
@@ -420,29 +341,10 @@ def keeps_a_view_of_the_buffer(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-@wrong("19.1", FIRST, BITS, PROMISE, hint="The second pass is right. What is kept of it")
+@wrong("19.1", FIRST, BITS, PROMISE, hint="What is kept of them")
 def adds_what_is_left_up(ddp):
     """What was left is in the sum already, and is counted again."""
     hooked(ddp, keep=lambda wanted, sent, gradient: (wanted - gradient) + (wanted - sent))
-
-
-@wrong("19.1", FIRST, BITS, PROMISE, hint="The signs are those of this pass's gradients.")
-def signs_of_the_gradient_alone(ddp):
-    """What is left is kept, and comes only into the scale."""
-    unsent = {}
-
-    def hook(state, bucket):
-        parameters, count = bucket.parameters(), dist.get_world_size()
-        sizes = [each.numel() for each in parameters]
-        wanted = bucket.buffer() + by_parameter(unsent, parameters)
-        scales = written(wanted, sizes)[: 4 * len(sizes)]
-        message = torch.cat([scales, pack(bucket.buffer() < 0)])
-        gathered = message.new_empty(count * len(message))
-        future = dist.all_gather_into_tensor(gathered, message, async_op=True).get_future()
-        unsent.update(zip(parameters, (wanted - read(message, sizes)).split(sizes), strict=True))
-        return future.then(lambda _: sum(read(each, sizes) for each in gathered.chunk(count)) / count)
-
-    ddp.register_comm_hook(None, hook)
 
 
 @wrong("19.1", hint="arrived")
@@ -463,11 +365,6 @@ def reads_before_it_has_arrived(ddp):
 @wrong("19.1", hint="which scale to which parameter")
 def scale_is_the_median(ddp):
     hooked(ddp, size=lambda part: part.abs().median())
-
-
-@wrong("19.1", hint="Only the last digits are off.")
-def scales_in_float16(ddp):
-    hooked(ddp, size=lambda part: part.abs().mean().half().float())
 
 
 @wrong("19.1", hint="The ranks hold different gradients.")
@@ -581,9 +478,6 @@ def each_parameter_by_itself(ddp):
     ddp.register_comm_hook(None, hook)
 
 
-UNSENT_OF_ALL: dict[nn.Parameter, torch.Tensor] = {}
-
-
 # --- 19.2 ---
 
 WEIGHTS = "each rank steps for itself; after every H steps, and at the end, all hold the mean of the weights"
@@ -633,7 +527,7 @@ def locally(model, optimizer, batches, every, meet=average_all):
             meet(model, optimizer)
 
 
-@wrong("19.2", hint="The weights are a sum")
+@wrong("19.2", hint="Then which numbers are averaged")
 def the_sum_of_weights(model, optimizer, batches, every):
     def meet(model, optimizer):
         average([*trained(model), *buffers_of(model), *state_of(optimizer)], over=1)
@@ -641,7 +535,7 @@ def the_sum_of_weights(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@wrong("19.2", hint="this rank's own training")
+@wrong("19.2", hint="That is a rank's own training")
 def never_meets(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, lambda *_: None)
 
@@ -654,15 +548,7 @@ def no_last_average(model, optimizer, batches, every):
             average_all(model, optimizer)
 
 
-@wrong("19.2", hint="after how many steps is the first one due?")
-def meets_after_the_first_step(model, optimizer, batches, every):
-    for i, (x, y) in enumerate(batches):
-        step_of(model, optimizer, x, y)
-        if i % every == 0 or i == len(batches) - 1:
-            average_all(model, optimizer)
-
-
-@wrong("19.2", hint="All have rank 0's weights.")
+@wrong("19.2", hint="That is a rank's own training")
 def as_rank_0(model, optimizer, batches, every):
     def meet(model, optimizer):
         for each in [*trained(model), *buffers_of(model), *state_of(optimizer)]:
@@ -678,15 +564,6 @@ def averages_gradients(model, optimizer, batches, every):
         F.cross_entropy(model(x), y).backward()
         average([each.grad for each in trained(model)])
         optimizer.step()
-
-
-@wrong("19.2", hint="What was in .grad before the step")
-def adds_gradients_up(model, optimizer, batches, every):
-    for i, (x, y) in enumerate(batches, start=1):
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        if i % every == 0 or i == len(batches):
-            average_all(model, optimizer)
 
 
 @wrong("19.2", WEIGHTS, ONCE, hint="What else, besides the weights, has training changed")
@@ -718,7 +595,7 @@ def state_in_the_last_meeting(model, optimizer, batches, every):
             average([*trained(model), *buffers_of(model)])
 
 
-@wrong("19.2", WEIGHTS, STATE, hint="one meeting more")
+@wrong("19.2", WEIGHTS, STATE, hint="When is a meeting due")
 def a_last_average_always(model, optimizer, batches, every):
     for i, (x, y) in enumerate(batches, start=1):
         step_of(model, optimizer, x, y)
@@ -786,16 +663,6 @@ def counts_the_steps_of_all_calls(model, optimizer, batches, every):
             average_all(model, optimizer)
 
 
-@wrong("19.2", hint="When is it cleared?")
-def clears_after_the_step(model, optimizer, batches, every):
-    for i, (x, y) in enumerate(batches, start=1):
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if i % every == 0 or i == len(batches):
-            average_all(model, optimizer)
-
-
 @wrong("19.2", hint="What belongs to a rank's step?")
 def averages_before_the_step(model, optimizer, batches, every):
     for i, (x, y) in enumerate(batches, start=1):
@@ -820,17 +687,7 @@ def weighs_by_samples(model, optimizer, batches, every):
     locally(model, optimizer, batches, every, meet)
 
 
-@wrong("19.2", WEIGHTS, ONCE, hint="That is a sum over the ranks.")
-def adds_the_state_up(model, optimizer, batches, every):
-    def meet(model, optimizer):
-        average([*trained(model), *buffers_of(model)])
-        if state := list(state_of(optimizer)):
-            average(state, over=1)
-
-    locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, ONCE, hint="All have rank 0's.")
+@wrong("19.2", WEIGHTS, ONCE, hint="Which of these numbers are averaged")
 def buffers_of_rank_0(model, optimizer, batches, every):
     """As DDP does."""
 
@@ -850,13 +707,6 @@ def the_state_is_0(model, optimizer, batches, every):
             each.zero_()
 
     locally(model, optimizer, batches, every, meet)
-
-
-@wrong("19.2", WEIGHTS, STATE, hint="That is one meeting more.")
-def the_weights_at_the_start(model, optimizer, batches, every):
-    for each in trained(model):
-        dist.broadcast(each.detach(), 0)
-    locally(model, optimizer, batches, every)
 
 
 @wrong("19.2", hint="and after which steps?")
