@@ -156,3 +156,23 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
         name = path.relative_to(ROOT).as_posix()
         if re.search(r'^@pytest\.fixture\(.*scope="module"', path.read_text(), re.MULTILINE):
             assert scope(f"{name}::test") != f"{name}::test" or name.startswith("tests/gpu/"), name
+
+
+# --- how large it is --------------------------------------------------------------------------------------
+
+MOST_LINES = {
+    "course_lib": 10_500,
+    "course_lib/exercises": 13_971,
+    "tests": 36_640,
+    ".ci": 505,
+    "lessons/scripts": 2_989,
+}
+
+
+@pytest.mark.parametrize("folder", MOST_LINES)
+def test_it_grows_no_larger(folder: str) -> None:
+    """Whoever makes a part smaller lowers its ceiling; course_lib is counted without its exercises."""
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".json", ".toml", ".txt")]
+    own = [path for path in files if folder != "course_lib" or "exercises" not in path.parts]
+    lines = sum(path.read_text().count("\n") for path in own if not path.is_symlink())
+    assert lines <= MOST_LINES[folder]
