@@ -48,8 +48,8 @@ def set_up():
     except BlockingIOError:
         raise Fault("another set-up is at work in this folder: wait until it has ended.") from None
     shutil.rmtree(str(FOR_PIP), ignore_errors=True)
-    make_venv()
     options = check_the_space()
+    make_venv()
     install([*options, *OPTIONS.get(MODE, [])])
     write(VENV / "share/jupyter/lab/settings/overrides.json", NO_NEWS)
     write(VENV / "etc/jupyter/jupyter_server_config.json", NO_PULLING_BY_LINK)

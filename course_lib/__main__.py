@@ -8,6 +8,7 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from .hardware import machine
@@ -166,7 +167,7 @@ def versions() -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed = importlib.metadata.version(name).partition("+")[0]  # without its build
             passed = [version for each, version in tested if each == name]
-            if installed not in passed:
+            if passed and installed not in passed:  # none where constraints.txt was emptied
                 found.append(f"{name} {installed} (tested: {' or '.join(passed)})")
     return f"these differ from the tested versions: {', '.join(found)}" if found else "all as tested"
 
@@ -207,6 +208,7 @@ TESTED = Path(__file__).parent / "constraints.txt"  # in a checkout, a link to t
 MAIN_PACKAGES = "torch", "torchvision", "numpy", "matplotlib", "ipykernel", "ipywidgets", "jupyterlab"
 CHECKS: dict[str, Callable[[], str]] = {
     "torch and torchvision": _pair,
+    "Jupyter": lambda: " and ".join(import_module(name).__name__ for name in ("ipykernel", "ipywidgets")),
     "data": _data,
     "two ranks": _two_ranks,
 }

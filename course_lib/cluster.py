@@ -77,11 +77,6 @@ class JobStatus(NamedTuple):
     def over(self) -> bool:
         return self.state in ENDINGS
 
-    @property
-    def ended_by_slurm(self) -> str:
-        """What ended the job, if none of its own processes did, worded to follow "the job"; else empty."""
-        return ENDINGS.get(self.state, "")
-
 
 def check_there() -> None:
     """Raise `SlurmError` if this machine has no Slurm."""

@@ -48,6 +48,8 @@ def test_doctor_says_which_versions_differ_from_the_tested_ones(
     assert command.versions() == "all as tested"
     command.TESTED.write_text("numpy==0.1\n")
     assert command.versions() == f"these differ from the tested versions: numpy {numpy} (tested: 0.1)"
+    command.TESTED.write_text("")
+    assert command.versions() == "all as tested", "who emptied it wanted others"
 
 
 def test_a_checkout_and_a_wheel_know_what_was_tested() -> None:

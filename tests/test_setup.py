@@ -269,7 +269,7 @@ def test_what_is_missing_is_told_in_one_sentence(
     course: Course, machine: dict[str, str], sentence: str
 ) -> None:
     assert sentence in course.fault(**machine)
-    assert course.venv.exists() == ("FAILING" in machine or "FREE_GB" in machine)
+    assert course.venv.exists() == ("FAILING" in machine)
     assert "Set-up done" in course.make("setup")
 
 

@@ -7,6 +7,7 @@ you like, and change the import of `files`: they need nothing else from the cour
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -64,6 +65,9 @@ def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
     """Write a checkpoint; return what went wrong, of a type that every rank can unpickle."""
     import torch
 
+    if not isinstance(state, Mapping):
+        return TypeError(f"a checkpoint is a dict, as in {{'model': model.state_dict()}}; got {state!r:.60}")
+    handled = sys.exception()  # by the caller: it becomes the context of what is raised here
     try:
         with whole_file(path, durable=True) as file:
             torch.save(dict(state), file)
@@ -75,7 +79,7 @@ def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
                 )
     except Exception as error:
         system = error if isinstance(error, OSError) else error.__context__  # torch hides a full disk
-        if not isinstance(system, OSError):
+        if not isinstance(system, OSError) or system is handled:
             return TypeError(f"this state cannot be saved: {_reason(error)}")
         before = "; the previous file is unchanged" if path.is_file() else ""
         return CheckpointError(f"the checkpoint {path} cannot be written: {_reason(system)}{before}")

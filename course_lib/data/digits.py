@@ -94,6 +94,8 @@ def _glyphs(fonts: Sequence[str]) -> torch.Tensor:
         path = folder / f"{name}.ttf"
         if name in STAND_INS and not path.exists():
             path = folder / f"{STAND_INS[name]}.ttf"
+        if not path.exists():
+            raise RuntimeError(f"matplotlib lacks its font {path.name}, which draws digits: reinstall it")
         font = ImageFont.truetype(path, 100, layout_engine=ImageFont.Layout.BASIC)
         _, top, _, bottom = font.getbbox("0")
         font = font.font_variant(size=42 * 100 / (bottom - top))  # a zero is 42 pixels high in every font

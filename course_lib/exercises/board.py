@@ -38,16 +38,23 @@ def show(folder: Path, file: Path) -> None:
 
     `OSError` is raised if the folder cannot be read, or the file cannot be written.
     """
+    if file.resolve().parent == folder.resolve():
+        raise OSError(f"{file} has everybody's points, and {folder} is the class's: name another --html FILE")
     questions.load()
-    body = class_at(folder, time.time())
+    body, trouble = class_at(folder, time.time()), ""
     print(f"The class is in {file.absolute()}: open it in a browser. Ctrl-C ends this.", flush=True)
+    before = os.umask(0o077)  # the page is for its owner alone
     try:
         while True:
-            write_whole(file, page("The class at a glance", body, EVERY_SECONDS))
+            write_whole(file, page("The class at a glance", trouble + body, EVERY_SECONDS))
             time.sleep(EVERY_SECONDS)
-            body = class_at(folder, time.time())
+            try:
+                body, trouble = class_at(folder, time.time()), ""
+            except OSError as error:  # a shared disk may be away for a while
+                trouble = f"<p>Not read since then: {html.escape(str(error))}</p>"
     finally:
-        write_whole(file, page("The class as it was when `course board` ended", body))
+        write_whole(file, page("The class as it was when `course board` ended", trouble + body))
+        os.umask(before)
 
 
 def class_at(folder: Path, now: float) -> str:
@@ -100,16 +107,24 @@ def _lasting(seconds: float) -> str:
 
 
 def read_class(folder: Path, now: float) -> tuple[list[Learner], int, int]:
-    """Return the learners in a folder, how many files cannot be read, and how many were left out."""
+    """Return the learners in a folder by the newest files, how many cannot be read, and how many are left."""
     with os.scandir(folder) as entries:  # a file that is still being written has another ending
         paths = [each.path for each in islice(entries, 10 * MOST_FILES) if each.name.endswith(ENDING)]
+    paths.sort(key=_written, reverse=True)
     learners, unread = [], 0
-    for path in sorted(paths)[:MOST_FILES]:
+    for path in paths[:MOST_FILES]:
         try:
             learners.append(read_learner(path, now))
         except (OSError, ValueError, RecursionError):
             unread += 1
     return learners, unread, max(0, len(paths) - MOST_FILES)
+
+
+def _written(path: str) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:  # it was removed meanwhile
+        return 0.0
 
 
 def read_learner(path: str, now: float) -> Learner:

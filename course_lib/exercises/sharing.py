@@ -139,7 +139,11 @@ def share_progress(folder: str | os.PathLike[str] | None, name: str = "") -> Non
         questions = before.questions if before else {n: Tries(points) for n, (points, _) in results().items()}
         sharing = Sharing(str(place / f"learner-{secrets.token_hex(8)}{ENDING}"), name, questions)
         sharing.write(_kept_in())  # first: what is not kept, nobody could take away
-        sharing.write(sharing.path)
+        try:
+            sharing.write(sharing.path)
+        except OSError:
+            before.write(_kept_in()) if before else discard(_kept_in())
+            raise
         if before:
             discard(Path(before.path))
     print(

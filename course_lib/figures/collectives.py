@@ -63,16 +63,13 @@ def collectives(
     """Draw several collectives side by side, given by name as ``(before, after)``; see `collective`.
 
     The colours refer to ``start``, what the ranks held at the very beginning: by default to each ``before``.
-
-    Raises
-    ------
-    ValueError
-        One is there that `collective` would refuse; the message names it.
     """
     steps = {}
     for name, (before, after) in cases.items():
         times = {"before": before, "after": after, "start": start or before}
         steps[name] = [_held(name, when, values) for when, values in times.items()]
+        if len(counts := set(map(len, steps[name]))) > 1:
+            raise ValueError(f"{name or title}: {min(counts)} ranks at one time, {max(counts)} at another")
     width = ONE if "" in cases else SEVERAL
     widest = max(_columns(before) + _columns(after) for before, after, _ in steps.values()) + OTHER_COLUMNS
     ranks = max(len(before) for before, *_ in steps.values())

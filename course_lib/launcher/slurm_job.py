@@ -103,7 +103,7 @@ class SlurmJob(SelfLaunching):
         exit_code = self._run.record.script_exit_code()
         if status.state == "UNKNOWN" and exit_code is not None:
             return ""
-        if why := status.ended_by_slurm:
+        if why := cluster.ENDINGS.get(status.state):
             lost = NODE_LOST.findall(self._run.output)
             which = f": {', '.join(dict.fromkeys(lost))}" if lost else ""
             return (f"(on {status.nodes}) {why}" if status.nodes else why) + which

@@ -75,7 +75,10 @@ def overlap(spans: Iterable[Span]) -> float:
         There is no collective among the spans.
     """
     spans = list(spans)
-    sends, computes = (_joined(_of_kind(spans, kind)) for kind in ("sends", "computes"))
+    sends, computes = (
+        _joined((span.start, span.end) for span in spans if span.kind == kind)
+        for kind in ("sends", "computes")
+    )
     if not (whole := sum(end - start for start, end in sends)):
         raise ValueError("there is no collective in what was profiled")
     both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in sends for b in computes)
@@ -110,10 +113,6 @@ def _on_host(event: Any) -> bool:
 
 def _computes(event: Any) -> bool:
     return not event.name.startswith(BESIDES) and not KERNEL.match(event.name)
-
-
-def _of_kind(spans: Iterable[Span], kind: str) -> list[Stretch]:
-    return [(span.start, span.end) for span in spans if span.kind == kind]
 
 
 def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:

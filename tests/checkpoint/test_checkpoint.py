@@ -83,8 +83,8 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ([1, 2], "this state cannot be saved"),
-        (nn.Linear(1, 1), "this state cannot be saved"),
+        ([1, 2], r"a checkpoint is a dict, .*; got \[1, 2\]"),
+        (nn.Linear(1, 1), r"a checkpoint is a dict, .*; got Linear"),
         ({"f": lambda: None}, "this state cannot be saved"),
         ({"a": Code(Path("x")), "model": nn.Linear(1, 1)}, r"holds posix\.mkdir, torch\..*\.Linear, which"),
     ],
@@ -94,8 +94,11 @@ def test_a_state_that_is_none_is_refused_and_the_old_file_stays(
     state: Any, words: str, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path / "a.pt", {"step": 1})
-    with pytest.raises(TypeError, match=words):
-        save_checkpoint(tmp_path / "a.pt", state)
+    try:
+        (tmp_path / "b.pt").read_bytes()
+    except FileNotFoundError:  # which has nothing to do with it
+        with pytest.raises(TypeError, match=words):
+            save_checkpoint(tmp_path / "a.pt", state)
     assert load_checkpoint(tmp_path / "a.pt") == {"step": 1}
     assert os.listdir(tmp_path) == ["a.pt"]
 

@@ -123,6 +123,13 @@ def test_a_typeface_that_matplotlib_lacks_changes_no_other_picture(tmp_path, mon
     assert changed == pytest.approx(whole / len(TRAIN_FONTS), abs=0.01)
 
 
+def test_a_missing_font_is_told_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "another"))
+    with pytest.raises(RuntimeError, match=r"matplotlib lacks its font \w+\.ttf, .*: reinstall it"):
+        digits()
+
+
 def test_plain_torchvision_loads_the_files():
     for train in (True, False):
         ours = digits(train, transform=None)

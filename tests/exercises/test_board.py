@@ -142,6 +142,8 @@ def test_too_many_files_are_left_out_and_counted(folder: Path) -> None:
     learners, _, left_out = read_class(folder, NOW)
     assert (len(learners), left_out) == (board.MOST_FILES, 3)
     assert "left out: 3 or more" in class_at(folder, NOW)
+    os.utime(write(folder, "zoe.json", "zoe"), (NOW, NOW))
+    assert "zoe" in names(folder), "the newest are read"
 
 
 def test_a_name_is_a_short_line_of_text(folder: Path) -> None:
@@ -184,10 +186,31 @@ def test_the_page_is_rewritten_until_ctrl_c_and_then_reloads_no_more(folder: Pat
     assert sorted(path.name for path in folder.parent.iterdir()) == ["board.html", "class"]
 
 
-def test_a_folder_that_goes_ends_it_and_the_page_says_so(
+def test_a_folder_that_goes_for_a_while_leaves_what_was_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only its owner can read the page."""
+    path, shown = folder.parent / "board.html", []
+    steps = [lambda: folder.rename(folder.parent / "away"), lambda: (folder.parent / "away").rename(folder)]
+
+    def sleep(_: float) -> None:
+        shown.append(path.read_text())
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    write(folder, "a.json", q06_1=tries(last=time.time(), since=0))
+    monkeypatch.setattr(board.time, "sleep", sleep)
+    assert main(["board", str(folder), "--html", str(path)]) == 0
+    assert ["Not read since then: [Errno 2]" in page for page in shown] == [False, True, False]
+    assert all("<bdi>anna" in page for page in shown)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_page_is_not_written_into_the_classs_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(board.time, "sleep", lambda _: folder.rmdir())
-    assert main(["board", str(folder), "--html", str(folder.parent / "board.html")]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
-    assert "when `course board` ended" in (folder.parent / "board.html").read_text()
+    monkeypatch.chdir(folder)
+    assert main(["board", "."]) == 2
+    assert "board.html has everybody's points" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []

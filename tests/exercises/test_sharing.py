@@ -116,6 +116,27 @@ def test_a_folder_that_is_not_there_is_said_and_changes_nothing(folder: Path, tm
     assert shared(folder)["name"] == "anna"
 
 
+def test_a_folder_that_takes_no_file_leaves_the_sharing_as_it_was(
+    folder: Path, tmp_path: Path, course_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: sharing.Sharing, path: str | Path) -> None:
+        if Path(path).parent == tmp_path / "full":
+            raise OSError(28, "No space left on device")
+        real(self, path)
+
+    (tmp_path / "full").mkdir()
+    real = sharing.Sharing.write
+    monkeypatch.setattr(sharing.Sharing, "write", write)
+    with pytest.raises(OSError, match="No space left"):
+        share_progress(tmp_path / "full", "anna")
+    assert not (course_home / "sharing.json").exists()
+    share_progress(folder, "anna")
+    with pytest.raises(OSError, match="No space left"):
+        share_progress(tmp_path / "full", "bert")
+    share_progress(None)
+    assert not list(folder.iterdir()), "the file that is shared is the one that is taken away"
+
+
 def test_what_cannot_be_noted_is_not_shared(folder: Path, course_home: Path) -> None:
     """Else nobody could take it away."""
     (course_home / "sharing.json").mkdir(parents=True)

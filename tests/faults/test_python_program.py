@@ -218,3 +218,14 @@ def test_an_interrupt_ends_it_with_its_ranks(program: Path, tmp_path: Path) -> N
         assert json.loads((kernel.there / "caught").read_text()) == ["stopped", "Stopped", 2, [1.5] * 3]
         assert kernel.process.wait(60) == 0
         wait_for(lambda: not kernel.left())
+
+
+def test_its_kernel_is_killed(program: Path, tmp_path: Path) -> None:
+    source = f"""
+    from course_lib import python
+    python({str(program)!r}, "deaf", {str(tmp_path / "store")!r}, dashboard=False)
+    """
+    with Kernel(tmp_path, source) as kernel:
+        wait_for(with_its_ranks)
+        assert len(kernel.left()) >= 4, "kernel, program, two ranks"
+        kernel.kill()  # waits until everything is gone

@@ -151,6 +151,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence() -> None:
     for before, after, said in (
         ([], [], r"before: a picture is for 1 to 8 ranks with up to 16 values; got \[\]"),
         (list(range(9)), list(range(9)), r"got \[1, 1, 1, 1, 1, 1, 1, 1, 1\]"),
+        ([1, 2], [1], "1 ranks at one time, 2 at another"),
         ([1, 2], ["a", 2], "after, rank 0: .* this is 'a'"),
         ([1, 2], [1, {"x": 2}], "after, rank 1: a number, a tensor"),
         ([torch.zeros(17)], [1], r"before: .* got \[17\]"),

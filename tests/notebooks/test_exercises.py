@@ -1,4 +1,4 @@
-"""An exercise runs from top to bottom as it is handed out, and its solution earns all points: at night, each.
+"""An exercise runs from top to bottom as it is handed out, and its solution earns all points.
 
 All share one kernel, reset in between: a kernel and its fork server take a core 10 s to start.
 """
@@ -19,11 +19,11 @@ checks.LIMIT_SECONDS = checks.ALL_SECONDS = 600.0
 """
 
 
-@pytest.mark.parametrize("lesson", ["06", pytest.param("*", marks=pytest.mark.night)])
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("folder", ["exercises", "solutions"])
-def test_they_run(folder: str, lesson: str) -> None:
-    paths = sorted((ROOT / folder).glob(f"{lesson}_*.ipynb"))
-    assert paths
+def test_they_run(folder: str, half: int) -> None:
+    paths = sorted((ROOT / folder).glob("*.ipynb"))[half::2]
+    assert len(paths) > 5
     committed = [read(path).cells for path in paths]
     now = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PATIENT)])
     for path in paths:

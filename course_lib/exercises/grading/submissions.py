@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -71,10 +72,11 @@ class NoSubmissions(Exception):
 def submissions(folders: Sequence[Path], outputs: Collection[Path] = ()) -> list[Submission]:
     """Find all notebooks in the folders, sorted by learner and path; include links, to be refused by name.
 
-    A notebook directly in a folder belongs to the learner that its file name gives, one further down to the
-    learner that the subfolder's name gives. Links to folders are not followed. A subfolder without a notebook
-    is in the list, too, to be refused. What the grader writes, ``outputs``, is left out. `NoSubmissions` is
-    raised if a folder cannot be read, or if there is no notebook in any.
+    A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
+    exercise is, to the one that the folder's name gives; one further down to the learner that the subfolder's
+    name gives. Links to folders are not followed. A subfolder without a notebook is in the list, too, to be
+    refused. What the grader writes, ``outputs``, is left out. `NoSubmissions` is raised if a folder cannot be
+    read, or if there is no notebook in any.
     """
     submitted: dict[tuple[str, str], Submission] = {}
     written = set(map(os.path.realpath, outputs))
@@ -85,7 +87,8 @@ def submissions(folders: Sequence[Path], outputs: Collection[Path] = ()) -> list
             raise NoSubmissions(f"{str(folder)!r}: {error.strerror}") from None
         for path in entries:
             if _is_notebook(path):
-                submitted[path.stem, str(path)] = Submission(_in_letters(path.stem), path, False, folder)
+                learner = folder.resolve().name if OF_AN_EXERCISE.match(path.name) else path.stem
+                submitted[learner, str(path)] = Submission(_in_letters(learner), path, False, folder)
             elif os.path.isdir(path) and not OF_TOOLS.fullmatch(path.name):
                 for notebook in [*_notebooks_in(path)] or [path]:
                     found = Submission(_in_letters(path.name), notebook, True, folder)
@@ -226,10 +229,11 @@ def _marks(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _exercise(code: list[dict[str, Any]], name: str, known: set[str]) -> str:
-    """Return which exercise it is, by the first of its cells that says so, or else by the file's name."""
-    for mark in (*(mark for cell in code for mark in _marks(cell)), name):
-        if (named := OF_AN_EXERCISE.match(mark)) and named[1] in known:
-            return named[1]
+    """Return which exercise it is, as most of its cells say, or else the file's name."""
+    for marks in ((mark for cell in code for mark in _marks(cell)), [name]):
+        named = Counter(found[1] for mark in marks if (found := OF_AN_EXERCISE.match(mark)))
+        if numbers := [number for number, _ in named.most_common() if number in known]:
+            return numbers[0]
     keep = "keep the file's name (06_….ipynb), or the cells with the checks"
     raise Unreadable(f"nothing in it says which exercise it is: {keep}")
 

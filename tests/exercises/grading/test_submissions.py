@@ -54,7 +54,7 @@ def test_whose_notebooks_they_are(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(notebook())
     found = [(each.learner, str(each.path.relative_to(tmp_path))) for each in submissions([tmp_path])]
     assert found == [("anna", names[0]), ("bert", names[1]), ("bert", names[2]), ("cleo", names[3])]
-    assert [each.learner for each in submissions([tmp_path / "bert"])] == ["06_ddp", "deeper"]
+    assert [each.learner for each in submissions([tmp_path / "bert"])] == ["bert", "deeper"]
 
 
 def test_what_the_grader_writes_is_no_learners(tmp_path: Path) -> None:
@@ -247,6 +247,8 @@ def test_which_exercise_it_is() -> None:
     assert read(notebook(check(1)), "anna.ipynb", QUESTIONS).number == "99"
     assert read(notebook(cell("x", id="e06-import")), "99_toys.ipynb", QUESTIONS).number == "06"
     assert read(notebook(cell("x", id="e55-import")), "06_ddp.ipynb", QUESTIONS).number == "06"
+    pasted = [cell("x", id=name) for name in ("e06-import", "e99-import", "e99-1-check")]
+    assert read(notebook(*pasted), "anna.ipynb", QUESTIONS).number == "99", "most cells are of it"
     assert "nothing in it says which exercise it is" in refused(notebook("x"), "anna.ipynb")
 
 
