@@ -103,7 +103,7 @@ def _process_1(told: int, way: int, user: int, disk_bytes: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", IFF_UP))
     _become(user)
-    _libc("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())  # gives up all
+    _give_up_capabilities()
     server = os.fork()
     if server == 0:
         os.close(told)
@@ -121,6 +121,11 @@ def _become(user: int) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
+        _give_up_capabilities()  # those from bwrap stay inheritable otherwise
+
+
+def _give_up_capabilities() -> None:
+    _libc("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
 
 
 def _libc(name: str, *arguments: Any) -> None:

@@ -562,7 +562,16 @@ def mischief():
 """
 
 
-def test_what_is_open_behind_the_walls() -> None:
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_what_is_open_behind_the_walls(namespaces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in those of a session of its own, where the supervisor could make no namespaces."""
+    real = walls.Walls.__init__
+
+    def init(self: walls.Walls, *args: Any, **options: Any) -> None:
+        real(self, *args, **options)
+        self._namespaces &= namespaces
+
+    monkeypatch.setattr(walls.Walls, "__init__", init)
     assert "it returned 'nothing', a str" in said(harmed(LOOKS, calls_it=False))
 
 
