@@ -163,7 +163,7 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 MOST_LINES = {
     "course_lib": 10_500,
     "course_lib/exercises": 13_999,
-    "tests": 36_752,
+    "tests": 36_753,
     ".ci": 505,
     "lessons/scripts": 2_989,
 }

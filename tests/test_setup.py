@@ -329,7 +329,8 @@ def test_make_test_and_test_all_run_what_they_say_and_stop_at_what_fails(course:
     assert (status, made) == (0, [*lint, short])
     assert "`make test-all` runs what was deselected" in last
     assert called("test", "LF=1")[1][-1] == short.replace("-m short", "-m short --again")
-    assert called("test-all") == (0, lint + everything, "make test-all: lint passed, and all tests and notebooks that ran.")
+    passed = "make test-all: lint passed, and all tests and notebooks that ran."
+    assert called("test-all") == (0, lint + everything, passed)
     assert called("lint")[:2] == (0, lint)
     for failing, until in {"ruff format": 2, "github-actions": 5, "-n 4": 7, "and alone": 7}.items():
         status, made, last = called("test-all", failing=failing)
