@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import popen_fork, popen_forkserver
 from typing import Any
 
 # Python 3.11 to 3.13: the type of what functools.lru_cache and functools.cache return
@@ -57,8 +58,8 @@ def tell_of_ended_children(tell: Callable[[int, int], object]) -> None:
     Its objects are gone by the time that a rank reports an error: a DataLoader's worker, with the exit code,
     when the loop is left (Python 3.11 to 3.13).
     """
-    for module in ("popen_fork", "popen_forkserver"):
-        popen: Any = importlib.import_module(f"multiprocessing.{module}").Popen
+    for module in (popen_fork, popen_forkserver):
+        popen: Any = module.Popen
         popen.poll = functools.partialmethod(_poll_and_tell, popen.poll, tell)
 
 

@@ -24,7 +24,6 @@ from ..private_names import fork_server_pid
 from .guard import protect, release
 
 WAKE_SECONDS = 0.05  # between two looks of code that waits
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # for the fork server's heap: a fork takes 5 ms instead of 9
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 CRASHES = signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP
 PROBE_SECONDS = 60  # for what it forks first; that takes a fraction of a second where cores are free
@@ -39,10 +38,9 @@ def warm_up() -> None:
     if METHOD == "forkserver":
         multiprocessing.set_forkserver_preload([PRELOAD])
         protect([])  # start the guard first: the kernel may be killed at any moment
-        tunables = ":".join(filter(None, [HUGE_PAGES, os.environ.get("GLIBC_TUNABLES")]))
         with without_main(), uninterrupted():
             try:
-                with _environment(GLIBC_TUNABLES=tunables, COURSE_KERNEL=str(os.getpid())):
+                with _environment("COURSE_KERNEL", str(os.getpid())):
                     multiprocessing.forkserver.ensure_running()
             except OSError as error:
                 if error.errno is not None:  # no room, say; else Python refuses the path of its socket
@@ -78,18 +76,15 @@ def load_here() -> None:
 
 
 @contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the processes that are started inside the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the processes that are started inside the block."""
+    before, os.environ[name] = os.environ.get(name), value
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _end_it_with_the_kernel() -> None:

@@ -100,8 +100,8 @@ def _run(assignment: Assignment) -> Any:
     own_autograd()
     adapt_torch()
     # All forks, also those of the next launch, start with the same RNG state. Draw a seed for each, as in a
-    # fresh process and as Python's own `random` does after a fork.
-    torch.seed()
+    # fresh process and as Python's own `random` does after a fork. A GPU's generator draws its own.
+    torch.default_generator.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if assignment.environment.get(TRIAL) == NO_GRADIENT_SYNC:

@@ -124,7 +124,6 @@ class Recorder:
         self._forget_terminate = lambda: None
         self._flushes = True
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
-        self.note()
 
     def start(self) -> None:
         self._thread.start()

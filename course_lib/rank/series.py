@@ -31,25 +31,21 @@ class Series:
     """
 
     def __init__(self, files: RankFiles, launched: float) -> None:
-        self._rank, self._launched = files.rank, launched
+        self._paths, self._rank, self._launched = files, files.rank, launched
         self.last_tick = _last_tick(files)
         self._names, self._tensors = _lines(files.names), _lines(files.tensors)
         self._pending: deque[tuple[int, float, int, Any]] = deque()
         self._writing = threading.RLock()  # held while writing, never while waiting for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
-        paths = {"tick": files.ticks, "point": files.points, "name": files.names, "arrival": files.arrivals}
-        paths |= {"fingerprint": files.fingerprints, "tensor": files.tensors}
-        self._files: dict[str, Any] | None = {
-            kind: open(path, "ab", buffering=0) for kind, path in paths.items()
-        }
+        self._files: dict[str, Any] | None = {}  # opened when something is written
 
     def tick(self, values: dict[str, float]) -> None:
         """Append a row of `run_folder.TICK`."""
-        self._write("tick", array("d", [values[name] for name in TICK]).tobytes())
+        self._write("ticks", array("d", [values[name] for name in TICK]).tobytes())
 
     def arrivals(self, values: Iterable[float]) -> None:
         """Append rows of `run_folder.ARRIVAL`, one after the other."""
-        self._write("arrival", array("d", values).tobytes())
+        self._write("arrivals", array("d", values).tobytes())
 
     def point(self, name: str, value: Any, samples: int) -> None:
         """Append a logged value; one on a GPU is read in `flush`.
@@ -80,7 +76,7 @@ class Series:
                 raise ValueError(f"log({name}=…) takes one number, and got {value!r:.80}") from None
         if name not in self._names and name in TICK:
             raise ValueError(f"log({name}=…): the run's own figures have this name; choose another")
-        number = self._number(name, self._names, "name")
+        number = self._number(name, self._names, "names")
         self._pending.append((number, time.time() - self._launched, samples, value))
         if len(self._pending) >= MOST_PENDING:  # logged faster than the thread writes: stay bounded
             self.flush()
@@ -89,8 +85,8 @@ class Series:
         """Append the fingerprints, by the tensor's name, of one place (attempt, pass, step)."""
         rows = array("d")
         for name, value in values.items():
-            rows.extend((*place, self._number(name, self._tensors, "tensor"), value))
-        self._write("fingerprint", rows.tobytes())
+            rows.extend((*place, self._number(name, self._tensors, "tensors"), value))
+        self._write("fingerprints", rows.tobytes())
 
     def _number(self, name: str, known: dict[str, int], kind: str) -> int:
         """Return the number of a name: that of its line in a file, to which a new one is appended."""
@@ -121,7 +117,7 @@ class Series:
                     value = on_cpu(tensor).item()
                 rows.extend((*self._pending.popleft()[:-1], value))
             if rows:
-                self._write("point", rows.tobytes())
+                self._write("points", rows.tobytes())
             return bool(self._pending)
         finally:
             self._reading.release()
@@ -135,6 +131,8 @@ class Series:
         with self._writing:
             try:
                 if self._files is not None:
+                    if kind not in self._files:
+                        self._files[kind] = open(getattr(self._paths, kind), "ab", buffering=0)
                     self._files[kind].write(data)
             except OSError as error:
                 self._files = None

@@ -27,7 +27,7 @@ def test_a_restarted_rank_knows_what_was_written_on_another_node(
     files = RankFiles(tmp_path, 0)
     assert not entry_script._of_this_node(files.facts)
     monkeypatch.setenv("SLURM_NODEID", "1")
-    Recorder(files)
+    Recorder(files).note()
     assert entry_script._of_this_node(files.facts)
     monkeypatch.setenv("SLURM_NODEID", "0")
     assert not entry_script._of_this_node(files.facts)
