@@ -161,7 +161,8 @@ STATES = """
     def python_code(rank):
         log(loss=0.5)
         folder = Path(os.environ["COURSE_RUN"])
-        while not (folder / f"rank-{rank}.points").stat().st_size:
+        points = folder / f"rank-{rank}.points"
+        while not (points.exists() and points.stat().st_size):
             time.sleep(0.01)
         say(f"python_code-{rank}")
         while True:

@@ -198,7 +198,8 @@ def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> N
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         log(loss=0.5)
         folder, rank = Path(os.environ["COURSE_RUN"]), os.environ["RANK"]
-        while not (folder / f"rank-{rank}.points").stat().st_size:
+        points = folder / f"rank-{rank}.points"
+        while not (points.exists() and points.stat().st_size):
             time.sleep(0.01)
         if phase == "rendezvous" and rank == "1":
             stay(phase)

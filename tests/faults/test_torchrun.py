@@ -382,7 +382,8 @@ PHASES = """
     rank = int(os.environ["RANK"])
 
     def wait_for_points():
-        while not (Path(os.environ["COURSE_RUN"]) / f"rank-{rank}.points").stat().st_size:
+        points = Path(os.environ["COURSE_RUN"]) / f"rank-{rank}.points"
+        while not (points.exists() and points.stat().st_size):
             time.sleep(0.01)
 
     def stay(phase):

@@ -98,7 +98,8 @@ def test_what_was_logged_before_a_kill_is_kept() -> None:
     def work() -> None:
         folder = Path(os.environ["COURSE_RUN"])
         log(loss=0.5)
-        while not (folder / "rank-0.points").exists():
+        points = folder / "rank-0.points"
+        while not (points.exists() and points.stat().st_size):
             time.sleep(0.01)
         os.kill(os.getpid(), 9)
 
