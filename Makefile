@@ -90,10 +90,10 @@ lint: setup  ## ruff: rules and format; mypy: the types of course_lib; the form 
 	@$(IN_VENV) python -m check_jsonschema -qq --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(IN_VENV) python -m check_jsonschema -qq --builtin-schema vendor.github-actions .github/actions/*/action.yml
 
-lesson: setup  ## execute lessons and save them with their outputs: make lesson N=06, or N='00 02 06'
+lesson: setup  ## execute lessons and save them with their outputs: make lesson N=06, or N='00 deeper/06_buckets'
 	@$(IN_VENV) python tests/notebooks/execute.py $(N)
 
-look: setup  ## the same in a real JupyterLab, as pictures of what a learner sees: make look N=06
+look: setup  ## the same in a real JupyterLab, as pictures: opened, run, clicked: make look N=06
 	@PYTHONPATH=. $(IN_VENV) python tests/browser/look.py $(N)
 
 site: setup  ## the lessons with their saved outputs, the exercises and the reference as pages, in .site/html

@@ -119,7 +119,8 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 
 def test_all_is_a_part_and_the_most_valuable_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [each.name for each in run.parts("python", list(figures.FIGURES))]
-    lessons = [f"lesson/{path.name[:2]}" for path in sorted((ROOT / "lessons").glob("[0-9]*.ipynb"))]
+    lessons = [f"lesson/{path.name[:2]}" for path in sorted((ROOT / "lessons").glob("*.ipynb"))]
+    lessons += [f"deeper/{path.stem}" for path in sorted((ROOT / "lessons" / "deeper").glob("*.ipynb"))]
     tests = [f"tests/{name}" for name in ("data_parallel", "device_memory", "log", "ranks")]
     assert names == ["doctor", *(f"figure/{name}" for name in figures.FIGURES), *tests, *lessons]
     monkeypatch.setattr(run, "ask", lambda *_: (dict.fromkeys(figures.facts(), ""), []))

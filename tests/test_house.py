@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "figures": set(),  # draws, and knows no run
     "data": GROUND,
     "measure": GROUND,
+    "lesson": GROUND | {"figures"},
     "checkpoint": GROUND,
     "rank": GROUND,  # writes; all below it is loaded in every rank
     "run": GROUND | {"figures"},  # reads what the ranks wrote
@@ -161,11 +162,11 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 10_500,
-    "course_lib/exercises": 13_999,
-    "tests": 36_753,
-    ".ci": 505,
-    "lessons/scripts": 2_989,
+    "course_lib": 11_030,
+    "course_lib/exercises": 14_043,
+    "tests": 37_600,
+    ".ci": 530,
+    "lessons/scripts": 3_039,
 }
 
 

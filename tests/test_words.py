@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLACES = {
-    "lessons": ("lessons/*.ipynb", "lessons/scripts/*"),
+    "lessons": ("lessons/*.ipynb", "lessons/deeper/*.ipynb", "lessons/*.md", "lessons/scripts/*"),
     "solutions": ("solutions/*.ipynb",),  # the exercises are generated from them
     "course_lib": ("course_lib/**/*.py", "course_lib/**/*.html"),
     ".ci": (".ci/*.py", ".ci/site/*.py", ".ci/site/*.md", ".ci/run"),

@@ -20,8 +20,9 @@ from sphinx.cmd.build import build_main
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NEEDS = re.compile(r"You need(?::\*\*)? (.*)")
+NEEDS = re.compile(r"You need(?::\*\*)? (.*)|· needs ([^·\n]*\S)")
 MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
+FOLDS = {"source_hidden": ("hide-input", "code"), "outputs_hidden": ("hide-output", "output")}
 WRITTEN_OVER = re.compile(r".*\r")  # what a progress bar has overwritten in its line
 
 
@@ -50,20 +51,28 @@ def assemble(source: Path) -> None:
     shutil.copy(HERE / "site.css", source / "_static")
     for name in ("images", "scripts"):
         shutil.copytree(ROOT / "lessons" / name, source / "lessons" / name)
-    (source / "exercises").mkdir()
+    shutil.copy(ROOT / "lessons" / "evidence.md", source / "lessons")
+    for name in ("lessons/deeper", "exercises"):
+        (source / name).mkdir()
     lessons, exercises = (sorted((ROOT / folder).glob("*.ipynb")) for folder in ("lessons", "exercises"))
+    lessons = sorted([*lessons, *(ROOT / "lessons" / "deeper").glob("*.ipynb")], key=after_its_lesson)
     for path in [*lessons, *exercises]:
         notebook = json.loads(path.read_text())
-        for_the_page(notebook, path.stem, pictures)
-        (source / path.parent.name / path.name).write_text(json.dumps(notebook))
+        for_the_page(notebook, path, pictures)
+        (source / path.relative_to(ROOT)).write_text(json.dumps(notebook))
     (source / "lessons" / "index.md").write_text(contents("Lessons", OF_LESSONS, lessons))
     (source / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
     for name, (path, title) in OF_READMES.items():
         (source / name).write_text(of_readme((ROOT / path).read_text(), title))
 
 
+def after_its_lesson(path: Path) -> tuple[str, bool, str]:
+    return path.stem[:2], path.parent.name == "deeper", path.stem
+
+
 OF_LESSONS = """Each lesson is a notebook that runs as it stands, on CPU ranks, on one GPU or on several. The
-outputs that you see here were saved by runs on a machine with two cores and no GPU."""
+outputs that you see here were saved by runs on a machine with two cores and no GPU; [a table](evidence.md)
+says what was run where. What is *deeper* you can leave out."""
 OF_EXERCISES = """Each exercise belongs to the lesson of its number. It checks itself, on fresh ranks, in your
 own notebook: these pages only show what is asked."""
 
@@ -71,15 +80,17 @@ own notebook: these pages only show what is asked."""
 def contents(title: str, words: str, notebooks: list[Path]) -> str:
     """Return a page that lists notebooks, with links, the time each takes and what it assumes."""
     rows = ["| | minutes | you need |", "| --- | ---: | --- |"]
-    for path in notebooks:
+    names = [str(path.relative_to(notebooks[0].parent).with_suffix("")) for path in notebooks]
+    for path, file in zip(notebooks, names, strict=True):
         first = "".join(json.loads(path.read_text())["cells"][0]["source"])
         name = first.splitlines()[0].removeprefix("# ")
         minutes, needs = MINUTES.search(first), NEEDS.search(first)
         if minutes is None:
             raise ValueError(f"{path.name}: its first cell has to say how many minutes it takes")
-        assumed = needs[1] if needs else f"lesson [{path.stem[:2]}](../lessons/{path.name})"
-        rows.append(f"| [{name}]({path.name}) | {minutes[1]} | {assumed} |")
-    tree = "\n".join(path.stem for path in notebooks)
+        lesson = next((ROOT / "lessons").glob(f"{path.stem[:2]}_*.ipynb"))
+        assumed = needs[1] or needs[2] if needs else f"lesson [{path.stem[:2]}](../lessons/{lesson.name})"
+        rows.append(f"| [{name}]({file}.ipynb) | {minutes[1]} | {assumed} |")
+    tree = "\n".join([*names, *(["evidence"] if title == "Lessons" else [])])
     return "\n".join([f"# {title}\n", words, "", *rows, "", "```{toctree}", ":hidden:", "", tree, "```", ""])
 
 
@@ -98,32 +109,43 @@ def of_readme(readme: str, title: str) -> str:
     return re.sub(r"\A# .*", f"# {title}", named)
 
 
-def for_the_page(notebook: dict[str, Any], name: str, pictures: Path) -> None:
-    """Turn pictures into files, drop overwritten text, and let a link to the exercises lead to their list."""
+def for_the_page(notebook: dict[str, Any], path: Path, pictures: Path) -> None:
+    """Turn pictures into files, drop overwritten text, fold cells, and link the exercises by their list."""
     number = 0
+    up = "../" * len(path.parent.relative_to(ROOT).parts)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = "".join(cell["source"]).replace("](../exercises)", "](../exercises/index.md)")
+            cell["source"] = "".join(cell["source"]).replace("../exercises)", "../exercises/index.md)")
             continue
+        fold(cell["metadata"])
         cell["outputs"] = [
             each for each in cell["outputs"] if each.get("data", True)
         ]  # a dashboard's data is empty
         for output in cell["outputs"]:
             if "image/png" in output.get("data", {}):
                 number += 1
-                into_a_file(output, pictures / f"{name}_{number:02}.png")
+                into_a_file(output, pictures / f"{path.stem}_{number:02}.png", up)
             elif output["output_type"] == "stream":
                 lines = "".join(output["text"]).split("\n")
                 output["text"] = "\n".join(WRITTEN_OVER.sub("", line) for line in lines)
 
 
-def into_a_file(output: dict[str, Any], path: Path) -> None:
+def fold(metadata: dict[str, Any]) -> None:
+    """Fold on the page what JupyterLab folds when the notebook opens."""
+    folded = [FOLDS[name] for name, hidden in metadata.get("jupyter", {}).items() if hidden and name in FOLDS]
+    if folded:
+        metadata["tags"] = [*metadata.get("tags", []), *(tag for tag, _ in folded)]
+        what = folded[0][1] if len(folded) == 1 else "{type}"  # which is then the source, and the outputs
+        metadata["mystnb"] = {"code_prompt_show": f"Show the {what}", "code_prompt_hide": f"Hide the {what}"}
+
+
+def into_a_file(output: dict[str, Any], path: Path, up: str) -> None:
     """Move an output's picture to a file; keep the alternative text and the width that it has there."""
     data, about = output["data"], output["metadata"]["image/png"]
     path.write_bytes(base64.b64decode("".join(data.pop("image/png"))))
     width = f' width="{about["width"]}"' if "width" in about else ""
     alternative = html.escape(about["alt"])
-    data["text/html"] = f'<img src="../_static/pictures/{path.name}" alt="{alternative}"{width}>'
+    data["text/html"] = f'<img src="{up}_static/pictures/{path.name}" alt="{alternative}"{width}>'
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Seen = Sequence[Sequence[Sequence[int]]]  # by rank, by epoch: the indices
 
-MOST_RANKS, MOST_EPOCHS, MOST_SAMPLES = len(RANK_COLORS), 24, 30
+MOST_RANKS, MOST_EPOCHS, MOST_SAMPLES = len(RANK_COLORS), 24, 40
 NAMED = 6  # the text lists up to this many samples by number; of more it gives the count
 
 
@@ -30,7 +30,7 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
         The indices that each rank drew: ``seen[rank][epoch]`` is a list of them, as in ``run.results`` when
         each rank returns one list per epoch. Several of these, by name, are drawn one below the other.
     samples
-        The size of the data set, at most 30; its indices are 0 … samples − 1.
+        The size of the data set, at most 40; its indices are 0 … samples − 1.
     title
         What there is to see.
 
@@ -39,7 +39,7 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     TypeError
         ``seen`` is not made of lists of whole numbers by rank and epoch.
     ValueError
-        An index is not in the data set, there are more than 8 ranks, 30 samples or 24 epochs, or a rank or an
+        An index is not in the data set, there are more than 8 ranks, 40 samples or 24 epochs, or a rank or an
         epoch has nothing to draw. The message says where, with the value.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
@@ -49,9 +49,11 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     deep = max(0.3, 0.16 * min(max(map(len, cells)), 4))  # inches of a row
     heights = [len(table) * deep for table in tables.values()]
     figure, (empty,) = new_figure(width=8.6, height=1.35 + sum(heights) + 0.42 * (len(heights) - 1))
-    empty.remove()
     with styled():
-        axes = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        axes = [empty]
+        if len(heights) > 1:
+            empty.remove()
+            axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
         for at, (name, table) in zip(axes, tables.items(), strict=True):
             _draw(at, table, deep)
             at.set_title(name, fontsize=10, fontweight="normal")
@@ -93,27 +95,36 @@ def _table(seen: Seen, samples: int, name: str) -> list[list[list[int]]]:
 
 
 def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
+    """Draw the cells of a kind together: a patch or a text for each would take longer than a slider waits."""
+    from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
     samples = len(table[0])
+    fields, frames, crosses = [], [], []
+    marks: dict[tuple[int, float], list[tuple[float, float]]] = {}  # by rank and size
     for y, row in enumerate(table):
         for x, ranks in enumerate(row):
             if not ranks:
-                axes.add_patch(Rectangle((x, y), 1, 1, facecolor="white", edgecolor="#bbbbbb", lw=0.6))
-                for low, high in ((0.2, 0.8), (0.8, 0.2)):
-                    axes.plot([x + 0.2, x + 0.8], [y + low, y + high], color="black", lw=1)
+                fields.append(Rectangle((x, y), 1, 1, facecolor="white", edgecolor="#bbbbbb", lw=0.6))
+                crosses.append((x + 0.5, y + 0.5))
             for i, rank in enumerate(ranks):
                 tall = 1 / len(ranks)
                 look = {"facecolor": rank_color(rank), "edgecolor": "white", "lw": 0.6}
-                axes.add_patch(Rectangle((x, y + i * tall), 1, tall, **look))
+                fields.append(Rectangle((x, y + i * tall), 1, tall, **look))
                 if deep * tall > 0.11:
-                    look = {"ha": "center", "va": "center", "color": ink_on(rank)}
-                    size = 8 if deep * tall > 0.14 else 6
-                    axes.text(x + 0.5, y + (i + 0.52) * tall, str(rank), fontsize=size, **look)
+                    size = 6.5 if deep * tall > 0.14 else 4.5
+                    marks.setdefault((rank, size), []).append((x + 0.5, y + (i + 0.5) * tall))
             if len(ranks) > 1:
-                frame = Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8, zorder=3)
-                axes.add_patch(frame)  # on top of the neighbouring cells
-    axes.set_xticks([x + 0.5 for x in range(samples)], list(map(str, range(samples))))
+                frames.append(Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8))
+    axes.add_collection(PatchCollection(fields, match_original=True))
+    axes.add_collection(PatchCollection(frames, match_original=True, zorder=3))  # on top of the neighbours
+    for (rank, size), places in marks.items():
+        look = {"marker": f"${rank}$", "markersize": size, "color": ink_on(rank), "markeredgewidth": 0.1}
+        axes.plot(*zip(*places, strict=True), linestyle="none", label=f"rank {rank}", **look)
+    if crosses:
+        axes.plot(*zip(*crosses, strict=True), "x", color="black", markersize=8, label="seen by nobody")
+    every = 1 if samples <= 30 else 5  # all of 40 numbers would touch
+    axes.set_xticks([x + 0.5 for x in range(0, samples, every)], list(map(str, range(0, samples, every))))
     axes.set_yticks([y + 0.5 for y in range(len(table))], list(map(str, range(len(table)))))
     axes.set(xlim=(-0.08, samples + 0.08), ylim=(len(table) + 0.06, -0.06), ylabel="epoch")
     axes.grid(visible=False)

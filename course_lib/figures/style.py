@@ -69,7 +69,8 @@ class Picture:
     def png(self) -> bytes:
         """Return the picture as the bytes of a PNG file."""
         buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=DPI)
+        self.figure.set_dpi(DPI)
+        self.figure.canvas.print_png(buffer)  # `savefig` would draw it twice
         return buffer.getvalue()
 
     def save(self, path: str) -> None:

@@ -54,7 +54,7 @@ def timeline(
     with styled():
         for number, phase in enumerate(phases):
             if mine := [(rows.index(row), start, end) for row, its, start, end in drawn if its == phase]:
-                axes.barh(
+                bars_of_phase = axes.barh(
                     [y for y, *_ in mine],
                     [end - start for _, start, end in mine],
                     left=[start for _, start, _ in mine],
@@ -64,6 +64,8 @@ def timeline(
                     linewidth=0.6,
                     label=phase,
                 )
+                for bar in bars_of_phase:
+                    bar.set_in_layout(False)  # inside the axes, and many: the layout need not measure them
         axes.set_yticks(range(len(rows)), rows)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(min(0.0, begin), end + 0.02 * (end - begin) or 1.0)
@@ -83,12 +85,15 @@ def timeline(
 
 def _label(figure: Figure, axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:
     """Write each bar's length inside it if there is room."""
-    figure.draw_without_rendering()  # computes the layout, so that widths are known
+    figure.get_layout_engine().execute(figure)  # so that widths are known
+    figure.set_layout_engine("none")  # and stay: the text inside the bars changes none
     for row, phase, start, end in bars:
+        left, right = axes.transData.transform([(start, 0), (end, 0)])[:, 0]
+        if right - left < 20:  # pixels: room for no text
+            continue
         ink = ink_on(phases.index(phase) % len(COLORS))
         look = {"ha": "center", "va": "center", "fontsize": 8.5, "color": ink}
         words = axes.text((start + end) / 2, rows.index(row), _length(end - start), **look)
-        left, right = axes.transData.transform([(start, 0), (end, 0)])[:, 0]
         if words.get_window_extent().width > right - left - 4:
             words.remove()
 

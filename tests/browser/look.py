@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.notebooks.execute import ROOT, LessonError, find
 from tests.support.lab import Lab, Notebook, fresh_page
@@ -18,10 +19,14 @@ from tests.support.lab import Lab, Notebook, fresh_page
 FOLDERS = ("lessons", "exercises", "solutions")
 HEIGHT = 1400  # pixels of a picture
 PANEL = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+GUESS, SLIDER = ".course-guess button", ".course-play .noUi-handle"
 
 
 def look(path: Path, into: Path, seconds: float) -> int:
-    """Run a notebook in JupyterLab, on a copy; how many pictures it took, one for each screenful."""
+    """Run a notebook in JupyterLab, on a copy; how many pictures it took, one for each screenful.
+
+    As it opens, with what is folded; after Run All; and with a guess and a slider, after a click on each.
+    """
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -33,18 +38,39 @@ def look(path: Path, into: Path, seconds: float) -> int:
             with fresh_page(shutil.which("chromium") or "chromium", folder / "chromium", HEIGHT) as page:
                 notebook = Notebook(page, lab, str(path.relative_to(ROOT)))
                 page.keyboard.press("Control+b")  # the file browser goes
+                count = screenfuls(page, into / f"{path.stem}-1-opened")
                 notebook.run_all()
                 notebook.wait_idle(seconds)
-                panel = page.locator(PANEL)
-                height, shown = panel.evaluate("panel => [panel.scrollHeight, panel.clientHeight]")
-                tops = range(0, height, shown)
-                for at, top in enumerate(tops):
-                    panel.evaluate("(panel, top) => { panel.scrollTop = top }", top)
-                    page.wait_for_timeout(200)
-                    panel.screenshot(path=into / f"{path.stem}-{at:02}.png")
+                count += screenfuls(page, into / f"{path.stem}-2-run")
+                if touch(page):
+                    count += screenfuls(page, into / f"{path.stem}-3-touched")
         finally:
             lab.close()
+    return count
+
+
+def screenfuls(page: Any, name: Path) -> int:
+    """Take a picture of each screenful, and return how many they are."""
+    panel = page.locator(PANEL)
+    height, shown = panel.evaluate("panel => [panel.scrollHeight, panel.clientHeight]")
+    tops = range(0, height, shown)
+    for at, top in enumerate(tops):
+        panel.evaluate("(panel, top) => { panel.scrollTop = top }", top)
+        page.wait_for_timeout(200)
+        panel.screenshot(path=f"{name}-{at:02}.png")
     return len(tops)
+
+
+def touch(page: Any) -> bool:
+    """Click on the first guess and move the first slider; whether there is one of them."""
+    guess, slider = (page.locator(each) for each in (GUESS, SLIDER))
+    found = guess.count() + slider.count() > 0
+    if guess.count():
+        guess.first.click()
+    if slider.count():
+        slider.first.press("ArrowRight")
+    page.wait_for_timeout(3000)  # until the picture is drawn anew
+    return found
 
 
 def main() -> int:

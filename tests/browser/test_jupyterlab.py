@@ -11,7 +11,9 @@ from typing import Any
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+from tests.browser.look import SLIDER
 from tests.support.lab import LIMIT, Lab, Notebook, fresh_page
 from tests.support.needs import require
 from tests.support.processes import processes_marked, wait_for
@@ -149,6 +151,59 @@ def test_lesson_00_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
     )
     assert all(width > 300 for width in widths), widths
     page.screenshot(path=tmp_path / "reopened.png")
+
+
+PLAYS = """
+from course_lib import guess, play
+from course_lib.figures.style import Picture
+
+
+def figure(height=2):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    drawn = Figure((2, 1))
+    FigureCanvasAgg(drawn)
+    drawn.subplots().bar([0], [height])
+    return Picture(drawn, f"A bar of {height}.")
+
+
+play(figure, height=(1, 8))
+"""
+
+
+def test_a_guess_is_locked_in_an_answer_is_folded_and_a_slider_draws(lab: Lab, page: Any) -> None:
+    path = lab.folder / "lessons" / "guess.ipynb"
+    cells = [new_code_cell(each) for each in (PLAYS, "guess('one', 'two')", "print('it is:'); print(1 + 1)")]
+    cells[2].metadata["jupyter"] = {"outputs_hidden": True}
+    cells[2].outputs = [new_output("stream", name="stdout", text="it is:\n2\n")]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), path)
+    notebook = Notebook(page, lab, "lessons/guess.ipynb")
+    playing, guessing, answer = (
+        page.locator(".jp-CodeCell").nth(at).locator(".jp-Cell-outputWrapper") for at in range(3)
+    )
+    assert "2" not in answer.inner_text(), "folded when it opens"
+    notebook.run_all()
+    notebook.wait_idle(LIMIT / 1000)
+    wait_for(lambda: "2" in answer.inner_text(), LIMIT / 1000, "the answer")
+
+    buttons = guessing.locator(".course-guess button")
+    buttons.first.wait_for()
+    assert buttons.all_inner_texts() == ["one", "two"]
+    buttons.nth(1).click()
+    wait_for(lambda: "one  |  [two]" in guessing.inner_text(), LIMIT / 1000, "the guess as text")
+    assert buttons.count() == 0, "one click is final"
+
+    image = playing.locator(".jp-RenderedImage img")
+    first = image.get_attribute("src")
+    playing.locator(SLIDER).press("ArrowRight")
+    wait_for(lambda: image.get_attribute("src") != first, LIMIT / 1000, "a new picture")
+
+    notebook.save()
+    wait_for(lambda: "[two]" in path.read_text(), what="the saved notebook")
+    saved = nbformat.read(path, as_version=4)
+    assert "widgets" not in saved.metadata
+    assert saved.cells[0].outputs[-1].metadata["image/png"]["alt"] == "A bar of 3."
 
 
 @pytest.mark.night

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import subprocess
 import sys
 import threading
@@ -59,11 +60,19 @@ def names(pages: Path) -> list[str]:
 
 
 def test_each_notebook_has_a_page_that_is_not_too_long(pages: Path) -> None:
-    for folder in ("lessons", "exercises"):
+    for folder in ("lessons", "lessons/deeper", "exercises"):
         for path in (ROOT / folder).glob("*.ipynb"):
             page = pages / folder / f"{path.stem}.html"
             assert page.stat().st_size < MOST_BYTES, path.stem
             assert "data:image/" not in page.read_text(), path.stem
+
+
+def test_what_a_notebook_folds_is_folded_on_its_page(pages: Path) -> None:
+    page_of_00 = (pages / "lessons" / "00_start_here.html").read_text()
+    cells = json.loads((ROOT / "lessons" / "00_start_here.ipynb").read_text())["cells"]
+    for name, label in {"source_hidden": "Show the code", "outputs_hidden": "Show the output"}.items():
+        folded = sum(bool(cell["metadata"].get("jupyter", {}).get(name)) for cell in cells)
+        assert page_of_00.count(label) == folded > 0
 
 
 def test_no_solution_is_published(pages: Path) -> None:

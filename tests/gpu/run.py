@@ -185,15 +185,15 @@ def parts(python: str, figures: list[str]) -> list[Part]:
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     nbval = ["-p", "nbval.plugin", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=80"]
     tests = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
-    lessons = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb"))
+    lessons = [
+        *((f"lesson/{path.stem[:2]}", path) for path in sorted((ROOT / "lessons").glob("*.ipynb"))),
+        *((f"deeper/{path.stem}", path) for path in sorted((ROOT / "lessons" / "deeper").glob("*.ipynb"))),
+    ]
     return [
         Part("doctor", [python, "-m", "course_lib", "doctor"], 240),
         *(Part(f"figure/{name}", [python, "-m", "tests.gpu.figures", name], 240) for name in figures),
         *(Part(f"tests/{path.stem[5:]}", [*pytest, "-rA", str(path)], 300) for path in tests),
-        *(
-            Part(f"lesson/{path.stem[:2]}", [*pytest, *nbval, str(path)], 300, shared=True)
-            for path in lessons
-        ),
+        *(Part(name, [*pytest, *nbval, str(path)], 300, shared=True) for name, path in lessons),
     ]
 
 

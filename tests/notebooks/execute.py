@@ -23,11 +23,14 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "lessons"
+DEEPER = CORE / "deeper"  # what only some readers need, a notebook for each subject
 SECONDS_PER_CELL = 900  # three times as long as nbval waits in `make test`
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 MOST_OF_OTHERS = 0.1  # of the cores: with more, the times that a lesson shows are not its own
 PR_SET_CHILD_SUBREAPER = 36
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
+REPR = re.compile(r"\w+\(")  # how a widget's own text begins
 
 
 class LessonError(Exception):
@@ -35,11 +38,12 @@ class LessonError(Exception):
 
 
 def find(name: str) -> Path:
-    """Return the path of a lesson's notebook, given its number, as in "06", or a path."""
+    """Return the path of a notebook, given its number, as in "06" or "deeper/06_buckets", or its path."""
     if name.endswith(".ipynb"):
         found = [path for path in [Path(name)] if path.is_file()]
     else:
-        found = sorted((ROOT / "lessons").glob(f"{name}_*.ipynb"))
+        found = [path for path in [CORE / f"{name}.ipynb"] if path.is_file()]
+        found = found or sorted(CORE.glob(f"{name}_*.ipynb"))
     if len(found) != 1:
         raise LessonError(
             f"no lesson {name!r}" if not found else f"{name!r} is {len(found)} lessons: {found}"
@@ -189,10 +193,20 @@ def clean(notebook: nbformat.NotebookNode) -> None:
             cell.metadata.pop(record, None)
         if cell.cell_type != "code":
             continue
-        shown = [output for output in cell.outputs if LIVE_WIDGET not in output.get("data", {})]
+        shown = [output for output in map(without_widget, cell.outputs) if output]
         if len(shown) < len(cell.outputs):
             print(f"  cell {at}: left out a live widget, which a saved notebook cannot show")
         cell.outputs = [without_paths(output) for output in shown]
+
+
+def without_widget(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """Return an output as a saved notebook shows it: a guess as its text, another live widget not at all."""
+    if LIVE_WIDGET in output.get("data", {}):
+        text = output["data"].get("text/plain", "")
+        if not text or REPR.match(text):
+            return None
+        output["data"] = nbformat.NotebookNode({"text/plain": text})
+    return output
 
 
 def without_paths(output: nbformat.NotebookNode) -> nbformat.NotebookNode:

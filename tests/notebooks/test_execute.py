@@ -93,6 +93,42 @@ def test_a_cell_that_fails_is_named_and_nothing_is_saved(tmp_path: Path) -> None
     assert good.read_bytes() != before[1], "a lesson after one that fails is executed all the same"
 
 
+GUESSES = """\
+from ipywidgets import Button
+from IPython.display import display
+for text in ("Your guess:  a  |  b", "Button(description='a')"):
+    display(Button(description="a")._repr_mimebundle_() | {"text/plain": text}, raw=True)
+"""
+
+
+def test_a_guess_is_kept_as_text_and_folding_survives(tmp_path: Path) -> None:
+    path = notebook_of(tmp_path / "guess.ipynb", GUESSES, "1 + 1")
+    notebook = json.loads(path.read_text())
+    notebook["cells"][2]["metadata"]["jupyter"] = folded = {"source_hidden": True, "outputs_hidden": True}
+    path.write_text(json.dumps(notebook))
+    execute.execute(path, even_if_disturbed=True)
+    code = nbformat.read(path, as_version=4).cells[1:]
+    assert [output.data for output in code[0].outputs] == [{"text/plain": "Your guess:  a  |  b"}]
+    assert code[1].metadata.jupyter == folded
+
+
+def test_a_deeper_notebook_is_found_by_its_number_or_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "CORE", tmp_path)
+    (tmp_path / "deeper").mkdir()
+    for name in ("06_ddp", "07_data", "deeper/06_buckets", "deeper/06_buckets_and_compile", "deeper/07_more"):
+        (tmp_path / f"{name}.ipynb").touch()
+    for name, found in {
+        "06": "06_ddp",
+        "deeper/07": "deeper/07_more",
+        "deeper/06_buckets": "deeper/06_buckets",
+    }.items():
+        assert execute.find(name) == (tmp_path / f"{found}.ipynb").resolve()
+    with pytest.raises(execute.LessonError, match="is 2 lessons"):
+        execute.find("deeper/06")
+
+
 HANGS = """\
 import threading
 print("rank 0 is late")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebooks.execute import ROOT, errors, read, run, texts
+from tests.notebooks.execute import CORE, DEEPER, errors, read, run, texts
 
 COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
 OTHERS = (3, 4)  # ranks: 3 for lessons with even numbers, 4 for the others
@@ -19,7 +19,7 @@ BY_DAY = "05_collectives"
 
 def cases() -> Iterator[Any]:
     """Yield each lesson with one other number of ranks: odd for some lessons, a power of two for the rest."""
-    for path in sorted((ROOT / "lessons").glob("*.ipynb")):
+    for path in sorted([*CORE.glob("*.ipynb"), *DEEPER.glob("*.ipynb")]):
         written = COUNT.findall("\n".join(cell.source for cell in read(path).cells))
         if written:
             ranks = OTHERS[int(path.stem[:2]) % 2]

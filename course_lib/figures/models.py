@@ -1,0 +1,330 @@
+"""Pictures for `play`: each draws what a rule of the course gives for the values of its sliders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from .charts import stacked_bars
+from .shards import shard_map
+from .style import COLORS, Picture, ink_on, new_figure, styled
+from .timeline import Bar, timeline
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def _one_of(name: str, value: str, options: Collection[str]) -> None:
+    if value not in options:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, options))}; got {value!r}")
+
+
+def sampler_map(
+    samples: int = 13,
+    ranks: int = 3,
+    epochs: int = 2,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    set_epoch: str = "all",
+) -> Picture:
+    """Draw which rank sees which sample, from the indices of torch's own `DistributedSampler` (lesson 07).
+
+    Parameters
+    ----------
+    samples, ranks, epochs
+        At most 40, 8 and 24.
+    shuffle, drop_last
+        The sampler's options.
+    set_epoch
+        Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``.
+
+    Raises
+    ------
+    ValueError
+        `set_epoch` is none of the three, or there is more than the picture has room for.
+    """
+    seen = sampler_indices(samples, ranks, epochs, shuffle, drop_last, set_epoch)
+    counts = [Counter(index for mine in seen for index in mine[epoch]) for epoch in range(epochs)]
+    twice = sum(count > 1 for epoch in counts for count in epoch.values())
+    missed = sum(samples - len(epoch) for epoch in counts)
+    title = f"In {epochs} epoch{'s' * (epochs > 1)} {twice} samples seen more than once, {missed} by nobody"
+    return shard_map(seen, samples, title)
+
+
+def sampler_indices(
+    samples: int, ranks: int, epochs: int, shuffle: bool, drop_last: bool, set_epoch: str
+) -> list[list[list[int]]]:
+    """Return the indices that each rank's sampler gives, by rank and epoch."""
+    from torch.utils.data import DistributedSampler
+
+    _one_of("set_epoch", set_epoch, ("all", "rank 0", "nobody"))
+    seen: list[list[list[int]]] = []
+    for rank in range(ranks):
+        data: Any = range(samples)  # a sampler asks for its length alone
+        sampler: Any = DistributedSampler(data, ranks, rank, shuffle=shuffle, drop_last=drop_last)
+        told = set_epoch == "all" or (set_epoch == "rank 0" and rank == 0)
+        seen.append([])
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch if told else 0)  # 0 is what a sampler begins with
+            seen[rank].append(list(sampler))
+    return seen
+
+
+# α in seconds and bytes/s of all_reduces, as measured by others:
+LINKS = {
+    "PCIe": (24e-6, 41e9),  # 8 RTX PRO 6000, PCIe 5 with P2P: voipmonitor/rtx6kpro, May 2026
+    "NVLink": (19e-6, 482e9),  # 8 H200, NVLink 4 with NVLS: S. Bekman, ml-engineering, October 2026
+    "InfiniBand": (98e-6, 96e9),  # 3 nodes of 8 A100, 4 × HDR: nccl-tests issue 119; for α see `message_cost`
+}
+
+
+def message_cost(
+    link: str = "this machine", kib: float = 1024, alpha_us: float = 750, gb_per_s: float = 1.1
+) -> Picture:
+    """Draw the time of a message against its size, over four links, with a star on one (lesson 09).
+
+    The published α and bandwidths are in `LINKS`: α is what the smallest all_reduces took; the bandwidth is
+    nccl-tests' bus bandwidth for the largest, so an all_reduce over n ranks counts 2(n − 1)/n of its bytes.
+    For these InfiniBand nodes no small message was published; α is that of four nodes of 8 B200 over EFA
+    (ml-engineering, October 2026).
+
+    Parameters
+    ----------
+    link
+        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``.
+    kib
+        The size of the message, KiB.
+    alpha_us, gb_per_s
+        "This machine": its latency in µs and its bandwidth in GB/s, 10⁹ bytes (by default two CPU ranks with
+        gloo, from lesson 09).
+
+    Raises
+    ------
+    ValueError
+        `link` is none of the four.
+    """
+    links = {"this machine": (1e-6 * alpha_us, 1e9 * gb_per_s), **LINKS}
+    _one_of("link", link, links)
+    chosen, took = kib * KIB, message_seconds(kib * KIB, *links[link])
+    sizes = [2**power for power in range(6, 31)]
+    title = f"{_size(chosen)} over {link}: {_time(took)}, {links[link][0] / took:.0%} of it latency"
+    margins = {"left": 0.13, "right": 0.97, "top": 0.92, "bottom": 0.23}
+    figure, (axes,) = new_figure(width=7.2, height=3.6, margins=margins)
+    with styled():
+        for name, its in links.items():
+            look = {"linewidth": 3} if name == link else {"linestyle": (0, (2, 2)), "linewidth": 1.5}
+            axes.plot(sizes, [message_seconds(size, *its) for size in sizes], label=name, **look)
+        axes.plot(chosen, took, "*", color="black", markersize=13, zorder=4, label="your message")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sizes[::4], list(map(_size, sizes[::4])))
+        times = [10**power for power in range(-5, 2)]
+        axes.set_yticks(times, list(map(_time, times)))
+        axes.minorticks_off()
+        axes.set(title=title, xlabel="size of the message", ylabel="time", ylim=(1e-5, 10))
+        figure.legend(loc="lower center", ncols=5, columnspacing=1.2)
+    words = "; ".join(f"{name}: {_time(message_seconds(chosen, *its))}" for name, its in links.items())
+    return Picture(figure, f"{title}. Time against size, both logarithmic. {_size(chosen)} over {words}.")
+
+
+def message_seconds(size: float, alpha: float, bandwidth: float) -> float:
+    """Return α + S/β′ in seconds, of `size` bytes at `bandwidth` bytes/s (β′ = 1/β; Hockney 1994)."""
+    return alpha + size / bandwidth
+
+
+def _size(size: float) -> str:
+    units = (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B")
+    scale, unit = next((each for each in units if size >= each[0]), units[-1])
+    return f"{size / scale:g} {unit}"
+
+
+def _time(seconds: float) -> str:
+    scale, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
+    return f"{scale * seconds:.3g} {unit}"
+
+
+def step_timeline(
+    bucket_mib: float = 25,
+    gbit_per_s: float = 10,
+    ranks: int = 8,
+    gradients_mib: float = 98,
+    forward_ms: float = 32,
+    backward_ms: float = 65,
+) -> Picture:
+    """Draw a step under DDP: what `backward` hides of the all_reduces, and what not (lesson 14).
+
+    The default model is ResNet-50 in float32 on a V100: 25.6 million parameters, 97 ms a step of 32 pictures
+    (pytorch, benchmarks/distributed/ddp, torch 1.4), of which a third is counted as forward.
+
+    Parameters
+    ----------
+    bucket_mib, gradients_mib
+        The size of a bucket, and of all gradients, MiB.
+    gbit_per_s
+        The bandwidth of the link between neighbours in the ring, 10⁹ bits/s.
+    ranks
+        How many; 1 sends nothing.
+    forward_ms, backward_ms
+        What the device computes, ms.
+
+    Raises
+    ------
+    ValueError
+        A bucket is so small that more than 200 were to be drawn.
+    """
+    if not 0 < gradients_mib / bucket_mib <= 200:
+        raise ValueError(
+            f"{gradients_mib:g} MiB in buckets of {bucket_mib:g} MiB: the picture has room for 200"
+        )
+    begin, done = forward_ms / 1e3, (forward_ms + backward_ms) / 1e3
+    computing = [("forward", 0.0, begin), ("backward", begin, done)]
+    sent = bucket_spans(bucket_mib * MIB, 1e9 / 8 * gbit_per_s, ranks, gradients_mib * MIB, begin, done)
+    bars: list[Bar] = [("computes", *span) for span in computing]
+    hidden = [("sends", "hidden", start, min(end, done)) for start, end in sent if start < done]
+    exposed = [("sends", "exposed", max(start, done), end) for start, end in sent if end > done]
+    left, behind = (sum(end - start for *_, start, end in part) for part in (exposed, hidden))
+    title = f"{1e3 * left:.3g} ms exposed, {1e3 * behind:.3g} ms hidden: "
+    title += f"{bucket_mib:g} MiB a bucket, {gbit_per_s:g} Gbit/s, {ranks} rank{'s' * (ranks > 1)}"
+    picture = timeline([*bars, *hidden, *exposed], title, first=("forward", "backward", "hidden", "exposed"))
+    picture.alt = (
+        f"{title}. Forward takes {forward_ms:g} ms, backward {backward_ms:g} ms; "
+        f"{len(sent)} all_reduces, the last ends at {1e3 * max([done, *(end for _, end in sent)]):.0f} ms."
+    )
+    return picture
+
+
+STEP_ALPHA = 14e-6  # seconds a step of the ring between nodes: NCCL's own model of a network (lesson 14)
+
+
+def bucket_spans(
+    bucket: float, bandwidth: float, ranks: int, gradients: float, begin: float, end: float
+) -> list[tuple[float, float]]:
+    """Return when each bucket's all_reduce begins and ends, in seconds.
+
+    `backward` gives the gradients, in bytes, evenly from `begin` to `end`. A bucket leaves when it is full
+    and the one before has arrived. Round a ring it takes 2(n − 1) α + 2(n − 1)/n · S / bandwidth
+    (bytes and bytes/s; Patarasuk and Yuan 2009), with α = `STEP_ALPHA`. That DDP's first bucket is smaller is
+    left out.
+    """
+    spans, full, free = [], 0.0, begin
+    while ranks > 1 and full < gradients:
+        size = min(bucket, gradients - full)
+        full += size
+        start = max(free, begin + (end - begin) * full / gradients)
+        free = start + 2 * (ranks - 1) * STEP_ALPHA + 2 * (ranks - 1) / ranks * size / bandwidth
+        spans.append((start, free))
+    return spans
+
+
+BYTES = {"float32": (4, 4, 0), "bf16 mixed": (2, 2, 4)}  # a parameter: weight, gradient, float32 copy
+STATES = {"Adam": 8, "SGD, momentum": 4, "SGD": 0}
+SHARDED = {"DDP": (), "ZeRO-1": ("optimizer",), "FSDP": ("weights", "gradients", "optimizer")}
+
+
+def memory_use(
+    parameters_millions: float = 340,
+    ranks: int = 8,
+    optimizer: str = "Adam",
+    precision: str = "float32",
+    sharding: str = "DDP",
+    activations_mib_per_sample: float = 2000,
+    batch: int = 8,
+    gpu_gib: float = 24,
+) -> Picture:
+    """Draw what training needs on each GPU, beside what the GPU has (lessons 02 and 18).
+
+    The default is BERT-large with 512 tokens; its activations are what the documentation of Hugging Face
+    transformers (January 2022) measured, less 16 bytes for each parameter. `memory_bytes` has the formula.
+
+    Parameters
+    ----------
+    parameters_millions, ranks, batch
+        The model's parameters in millions, the ranks, the samples of one rank.
+    optimizer, precision, sharding
+        ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``; ``"float32"`` or ``"bf16 mixed"``; ``"DDP"``,
+        ``"ZeRO-1"`` or ``"FSDP"``.
+    activations_mib_per_sample, gpu_gib
+        In float32, MiB; the memory of a GPU, GiB.
+
+    Raises
+    ------
+    ValueError
+        One of the three words is none of these.
+    """
+    activations = activations_mib_per_sample * MIB * batch
+    parts = memory_bytes(1e6 * parameters_millions, ranks, optimizer, precision, sharding, activations)
+    needs = sum(parts.values()) / GIB
+    free = gpu_gib - needs
+    verdict = f"Fits, with {free:,.1f} GiB to spare" if free >= 0 else f"Does not fit, by {-free:,.1f} GiB"
+    bars = {
+        "a rank needs": {part: size / GIB for part, size in parts.items()},
+        "its GPU has": {"the GPU": gpu_gib},
+    }
+    title = f"{verdict}: {parameters_millions:,g} million parameters, {sharding}"
+    return stacked_bars(bars, title, "memory, GiB")
+
+
+def memory_bytes(
+    parameters: float, ranks: int, optimizer: str, precision: str, sharding: str, activations: float
+) -> dict[str, float]:
+    """Return the bytes of weights, gradients, optimizer and activations on one rank.
+
+    In float32 with Adam 4 + 4 + 8 = 16 bytes a parameter. In bf16 mixed 2 + 2 + 12, 4 of the last a float32
+    copy of the weights (ZeRO, Rajbhandari et al. 2020, section 3.1); ``torch.autocast`` keeps float32 weights
+    and gradients instead. `activations`, bytes in float32, are halved in bf16. ZeRO-1 divides the optimizer's
+    part by the ranks, FSDP all three. DDP's buckets, FSDP's gathered layer and what CUDA needs are left out.
+    """
+    _one_of("optimizer", optimizer, STATES)
+    _one_of("precision", precision, BYTES)
+    _one_of("sharding", sharding, SHARDED)
+    weight, gradient, copy = BYTES[precision]
+    each = {"weights": weight, "gradients": gradient, "optimizer": copy + STATES[optimizer]}
+    sizes = {
+        name: parameters * size / (ranks if name in SHARDED[sharding] else 1) for name, size in each.items()
+    }
+    return sizes | {"activations": activations * weight / 4}
+
+
+def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
+    """Draw the ranks of a job: a row for each node, a column for each local rank (lesson 04).
+
+    Raises
+    ------
+    ValueError
+        There are not 1 to 8 nodes of 1 to 8 GPUs.
+    """
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    if not (1 <= nodes <= 8 and 1 <= gpus <= 8):
+        raise ValueError(f"the picture is for 1 to 8 nodes of 1 to 8 GPUs; got {nodes} of {gpus}")
+    rows = ranks_of(nodes, gpus)
+    height = 0.9 + 0.4 * nodes
+    margins = {"left": 0.12, "right": 0.99, "top": 1 - 0.32 / height, "bottom": 0.5 / height}
+    figure, (axes,) = new_figure(width=6.4, height=height, margins=margins)
+    title = f"World size {nodes * gpus}: rank = node · {gpus} + local rank"
+    with styled():
+        boxes = []
+        for node, row in enumerate(rows):
+            color = COLORS[node % len(COLORS)]
+            boxes += [
+                Rectangle((local + 0.04, node + 0.06), 0.92, 0.88, color=color) for local in range(gpus)
+            ]
+            for local, rank in enumerate(row):
+                look = {"ha": "center", "va": "center", "color": ink_on(node % len(COLORS))}
+                axes.text(local + 0.5, node + 0.5, str(rank), **look)
+        axes.add_collection(PatchCollection(boxes, match_original=True))
+        axes.set_xticks([local + 0.5 for local in range(gpus)], list(map(str, range(gpus))))
+        axes.set_yticks([node + 0.5 for node in range(nodes)], [f"node {node}" for node in range(nodes)])
+        axes.set(xlim=(0, gpus), ylim=(nodes, 0), title=title)
+        axes.set_xlabel("local rank (the GPU on its node)")
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    words = "; ".join(f"node {node}: ranks {', '.join(map(str, row))}" for node, row in enumerate(rows))
+    return Picture(figure, f"{title}. {words}.")
+
+
+def ranks_of(nodes: int, gpus: int) -> list[list[int]]:
+    """Return each process's rank by node and local rank, as torchrun counts: node · gpus + local rank."""
+    return [[node * gpus + local for local in range(gpus)] for node in range(nodes)]

@@ -1,0 +1,107 @@
+"""`guess`: buttons that take one answer before the cell that gives it away; `guesses`: how they compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..notebook import in_kernel, shell
+
+
+@dataclass
+class Guess:
+    """One question of this notebook: what could be chosen, and what was."""
+
+    options: tuple[str, ...]
+    chosen: str | None = None
+
+    def __str__(self) -> str:
+        marked = [f"[{option}]" if option == self.chosen else option for option in self.options]
+        return "Your guess:  " + "  |  ".join(marked)
+
+
+_asked: dict[object, Guess] = {}  # by cell, in order
+
+
+def guess(*options: str) -> None:
+    """Show buttons for the reader's guess at the question above (lesson 00). The first click is final.
+
+    Without a front end that shows buttons, the options are printed, and the notebook goes on.
+
+    Raises
+    ------
+    ValueError
+        There are fewer than two options, or two are the same.
+    """
+    if len(set(options)) < max(2, len(options)):
+        raise ValueError(
+            f"guess takes two or more different options, as in guess('same', 'twice'): {options}"
+        )
+    question = _asked.setdefault(_cell() or options, Guess(options))
+    if question.options != options:  # the cell was edited
+        question.options, question.chosen = options, None
+    if not in_kernel():
+        print(question)
+        return
+    from IPython.display import display
+
+    if question.chosen:
+        display(_Text(question))
+    else:
+        _show_buttons(question)
+
+
+def guesses(*answers: str) -> None:
+    """Print what was guessed in this notebook beside what came out, ``answers``, in the lesson's order.
+
+    Raises
+    ------
+    ValueError
+        An answer is none of its question's options.
+    """
+    if len(answers) != len(_asked):
+        print(f"This lesson asks {len(answers)} times, and you have run {len(_asked)} of its questions.")
+        return
+    for (number, question), answer in zip(enumerate(_asked.values(), start=1), answers, strict=True):
+        if answer not in question.options:
+            raise ValueError(
+                f"the answer {answer!r} is none of question {number}'s options: {question.options}"
+            )
+        mark = "  " if question.chosen is None else "✓ " if question.chosen == answer else "✗ "
+        print(f"{mark}{number}. it was: {answer:24} you guessed: {question.chosen or '–'}")
+
+
+def _cell() -> object:
+    """Return the id of the cell that runs, its number where the front end tells none, None without cells."""
+    try:
+        return shell().get_parent()["metadata"]["cellId"]
+    except (AttributeError, KeyError, TypeError):
+        return getattr(shell(), "execution_count", None)  # nbclient tells no id, and runs a cell once
+
+
+@dataclass
+class _Text:
+    question: Guess
+
+    def __repr__(self) -> str:
+        return str(self.question)
+
+
+def _show_buttons(question: Guess) -> None:
+    import ipywidgets
+    from IPython.display import display
+
+    buttons = [ipywidgets.Button(description=option, layout={"width": "auto"}) for option in question.options]
+    box = ipywidgets.HBox(buttons, layout={"flex_flow": "row wrap"})
+    box.add_class("course-guess")
+
+    def lock(button: Any) -> None:
+        if question.chosen is None:
+            question.chosen = button.description
+            handle.update(_Text(question))
+            box.close()
+
+    for button in buttons:
+        button.on_click(lock)
+    data = box._repr_mimebundle_() | {"text/plain": str(question)}  # the text is what a saved notebook keeps
+    handle = display(data, raw=True, display_id=True)

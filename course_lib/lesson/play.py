@@ -1,0 +1,65 @@
+"""`play`: sliders and switches over a picture."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..figures.style import Picture
+from ..notebook import in_kernel
+
+
+def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
+    """Show a picture with a slider or a switch for each value, redrawn whenever one moves (lesson 07).
+
+    It begins with the figure's own default for each value. A notebook keeps the picture as it was last drawn.
+
+    Parameters
+    ----------
+    figure
+        Draws the picture from the values, passed by name.
+    values
+        By name, as for `ipywidgets.interact`: ``(1, 8)`` is a slider, a list is a choice, True or False a
+        switch.
+
+    Returns
+    -------
+    Picture or None
+        Without a notebook: the picture of the defaults.
+
+    Raises
+    ------
+    TypeError
+        The figure has no parameter of this name with a default.
+    """
+    whose = getattr(figure, "__name__", "the figure")  # a functools.partial has none
+    defaults = {name: each.default for name, each in inspect.signature(figure).parameters.items()}
+    wrong = [
+        name for name in values if defaults.get(name, inspect.Parameter.empty) is inspect.Parameter.empty
+    ]
+    if wrong:
+        raise TypeError(f"{whose} has no parameter {wrong[0]!r} with a default to begin with")
+    if not in_kernel():
+        return figure(**{name: defaults[name] for name in values})
+    from IPython.display import display
+    from ipywidgets import VBox, interactive
+
+    controls = {name: interactive.widget_from_abbrev(value, defaults[name]) for name, value in values.items()}
+    for name, control in controls.items():
+        if isinstance(values[name], bool):
+            control.value = defaults[name]  # ipywidgets begins with the abbreviation
+        control.description = name.replace("_", " ")
+        control.style.description_width = "15em"
+        control.layout.width = "34em"
+    box = VBox(list(controls.values()))
+    box.add_class("course-play")
+
+    def drawn() -> Picture:
+        return figure(**{name: control.value for name, control in controls.items()})
+
+    display(box)
+    handle = display(drawn(), display_id=True)
+    for control in controls.values():
+        control.observe(lambda _: handle.update(drawn()), "value")
+    return None

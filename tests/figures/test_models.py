@@ -1,0 +1,169 @@
+"""The figures that `play` drives: their arithmetic by hand, their words, what they refuse; they are whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from matplotlib.text import Text
+
+from course_lib import memory_use, message_cost, rank_grid, sampler_map, step_timeline
+from course_lib.figures.models import (
+    GIB,
+    MIB,
+    STEP_ALPHA,
+    bucket_spans,
+    memory_bytes,
+    message_seconds,
+    ranks_of,
+    sampler_indices,
+)
+from course_lib.figures.style import Picture
+from tests.support.pictures import overlapping
+
+
+def test_who_sees_which_sample() -> None:
+    in_order = sampler_indices(5, 2, 1, shuffle=False, drop_last=False, set_epoch="all")
+    assert in_order == [[[0, 2, 4]], [[1, 3, 0]]]  # every second; the first again, to have six
+    assert sampler_indices(5, 2, 1, shuffle=False, drop_last=True, set_epoch="all") == [[[0, 2]], [[1, 3]]]
+
+
+def test_who_calls_set_epoch_decides_what_changes() -> None:
+    told = {who: sampler_indices(12, 2, 2, True, False, who) for who in ("all", "rank 0", "nobody")}
+    first, second = told["all"]
+    assert first[0] != first[1]
+    assert sorted(first[1] + second[1]) == list(range(12))
+    assert [mine[0] == mine[1] for mine in told["nobody"]] == [True, True]
+    assert told["rank 0"] == [first, told["nobody"][1]]
+    assert sampler_map(12, 2, set_epoch="nobody").alt.startswith(
+        "In 2 epochs 0 samples seen more than once, 0 by nobody. 12 samples, 2 ranks. Epoch 0, 1: the ranks"
+    )
+    assert sampler_map(5, 2, 1, shuffle=False).alt.startswith(
+        "In 1 epoch 1 samples seen more than once, 0 by"
+    )
+
+
+def test_a_message_costs_latency_and_bytes() -> None:
+    assert message_seconds(2e9, 1e-3, 4e9) == pytest.approx(0.501)
+    half = message_cost(kib=1000, alpha_us=1024, gb_per_s=1)  # 1,024,000 bytes at 1 GB/s: 1.024 ms
+    assert half.alt.startswith("1000 KiB over this machine: 2.05 ms, 50% of it latency.")
+    assert "PCIe: 49 µs; NVLink: 21.1 µs; InfiniBand: 109 µs." in half.alt
+
+
+def test_a_bucket_leaves_when_it_is_full_and_the_link_is_free() -> None:
+    # 3 bytes evenly in 6 seconds; round a ring of 2, a bucket of 2 bytes takes 1 · 2 / 0.5 = 4 s
+    alpha = 2 * STEP_ALPHA
+    spans = bucket_spans(2, 0.5, 2, 3, 1.0, 7.0)
+    assert spans == [pytest.approx((5, 9 + alpha)), pytest.approx((9 + alpha, 11 + 2 * alpha))]
+    assert bucket_spans(1, 10, 4, 2, 0.0, 4.0)[1] == pytest.approx((4, 4 + 6 * STEP_ALPHA + 0.15))
+    assert bucket_spans(1, 10, 1, 2, 0.0, 4.0) == []
+
+
+def test_what_backward_hides_and_what_not() -> None:
+    # two buckets, each 1.75 · 50 MiB / 12.5 GB/s + 14 · 14 µs = 7.54 ms; the first leaves in mid-backward
+    picture = step_timeline(50, 100, 8, gradients_mib=100, forward_ms=30, backward_ms=60)
+    assert picture.alt == (
+        "7.54 ms exposed, 7.54 ms hidden: 50 MiB a bucket, 100 Gbit/s, 8 ranks. "
+        "Forward takes 30 ms, backward 60 ms; 2 all_reduces, the last ends at 98 ms."
+    )
+    assert step_timeline(ranks=1).alt.startswith(
+        "0 ms exposed, 0 ms hidden: 25 MiB a bucket, 10 Gbit/s, 1 rank."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [
+        (("Adam", "float32", "DDP"), (4, 4, 8)),
+        (("SGD", "float32", "DDP"), (4, 4, 0)),
+        (("SGD, momentum", "float32", "DDP"), (4, 4, 4)),
+        (("Adam", "bf16 mixed", "DDP"), (2, 2, 12)),
+        (("SGD", "bf16 mixed", "DDP"), (2, 2, 4)),
+        (("Adam", "float32", "ZeRO-1"), (4, 4, 2)),
+        (("Adam", "bf16 mixed", "FSDP"), (0.5, 0.5, 3)),
+    ],
+)
+def test_bytes_of_a_parameter_on_one_of_four_ranks(
+    options: tuple[str, str, str], each: tuple[float, float, float]
+) -> None:
+    of = memory_bytes(1000, 4, *options, activations=600)
+    activations = 300 if "bf16" in options[1] else 600
+    assert list(of.values()) == [*(1000 * size for size in each), activations]
+
+
+def test_it_fits_or_not() -> None:
+    model = {"parameters_millions": GIB / 1e6, "activations_mib_per_sample": 512, "batch": 4}  # 16 + 2 GiB
+    assert memory_use(**model, gpu_gib=24).alt.startswith("Fits, with 6.0 GiB to spare: 1,073.74 million")
+    assert memory_use(**model, gpu_gib=16).alt.startswith("Does not fit, by 2.0 GiB")
+    assert "a rank needs: 4.0 (weights 0.5, gradients 0.5, optimizer 1.0, activations 2.0)" in (
+        memory_use(**model, ranks=8, sharding="FSDP").alt
+    )
+    assert MIB * 1024 == GIB
+
+
+def test_a_rank_is_counted_node_by_node() -> None:
+    assert ranks_of(2, 3) == [[0, 1, 2], [3, 4, 5]]
+    assert rank_grid(2, 3).alt == (
+        "World size 6: rank = node · 3 + local rank. node 0: ranks 0, 1, 2; node 1: ranks 3, 4, 5."
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (partial(sampler_map, set_epoch="none"), "set_epoch is one of 'all', 'rank 0', 'nobody'; got 'none'"),
+        (partial(sampler_map, samples=41), "41 samples; the picture is for 1 to 8, 24, 40"),
+        (partial(message_cost, link="USB"), "link is one of 'this machine', 'PCIe', .*; got 'USB'"),
+        (
+            partial(step_timeline, bucket_mib=0.1),
+            "98 MiB in buckets of 0.1 MiB: the picture has room for 200",
+        ),
+        (partial(memory_use, optimizer="adam"), "optimizer is one of 'Adam', .*; got 'adam'"),
+        (partial(memory_use, precision="fp16"), "precision is one of 'float32', 'bf16 mixed'; got 'fp16'"),
+        (partial(memory_use, sharding="ZeRO"), "sharding is one of 'DDP', 'ZeRO-1', 'FSDP'; got 'ZeRO'"),
+        (partial(rank_grid, nodes=9), "1 to 8 nodes of 1 to 8 GPUs; got 9 of 4"),
+    ],
+)
+def test_a_wrong_value_is_refused(wrong: Callable[[], Picture], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        sampler_map,
+        partial(sampler_map, 40, 8, 4, set_epoch="rank 0"),
+        partial(sampler_map, 1, 8, 1, drop_last=True),
+        message_cost,
+        partial(message_cost, "InfiniBand", 2**20),
+        step_timeline,
+        partial(step_timeline, 1, 400, 64),
+        partial(step_timeline, 5, 1, 8),
+        partial(step_timeline, ranks=1),
+        memory_use,
+        partial(memory_use, 100_000, 64, "SGD, momentum", "bf16 mixed", "ZeRO-1", 0, 1, 80),
+        rank_grid,
+        partial(rank_grid, 8, 8),
+        partial(rank_grid, 1, 1),
+    ],
+)
+def test_nothing_overlaps_and_nothing_is_cut(figure: Callable[[], Picture]) -> None:
+    picture = figure()
+    assert re.search("[a-z]", picture.alt)
+    assert picture.png().startswith(b"\x89PNG")
+    assert overlapping(picture.figure) == []
+    width, height = picture.figure.canvas.get_width_height()
+    (axes,) = picture.figure.axes
+    outside = {
+        tick for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels()
+    }  # some are not drawn
+    for text in picture.figure.findobj(Text):
+        if text.get_text() and text not in outside:
+            box = text.get_window_extent()
+            assert box.x0 >= 0, text
+            assert box.y0 >= 0, text
+            assert box.x1 <= width, text
+            assert box.y1 <= height, text
