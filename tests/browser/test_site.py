@@ -22,7 +22,7 @@ from tests.support.needs import missing, require
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = 310_000  # of a page, without its pictures
+MOST_BYTES = 300_000  # of a page, without its pictures
 
 
 class Quiet(SimpleHTTPRequestHandler):

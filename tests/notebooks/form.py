@@ -107,7 +107,7 @@ def folds(cell: Any, what: str) -> bool:
 def _wrong_guesses(code: list[Any]) -> Iterator[str]:
     """Yield which guess has no answer, or an answer that shows before its cell runs."""
     asked = [(at, options) for at, cell in enumerate(code) for options in _arguments(cell, "guess")]
-    told = [options for cell in code[-2:] for options in _arguments(cell, "guesses")]  # progress() may follow
+    told = [options for cell in code[-1:] for options in _arguments(cell, "guesses")]
     if (asked or told) and len(told) != 1:
         yield "there is no guesses(…) at the end"
     answers = told[0] if told else []
