@@ -183,10 +183,11 @@ def silence_of(run: Run, rank: int) -> float | None:
 def _unheard_seconds(run: Run, rank: int) -> float:
     """Return for how long a rank's recorder has written nothing."""
     files = RankFiles(run.folder, rank)
-    try:
-        return time.time() - max(path.stat().st_mtime for path in (files.ticks, files.facts))
-    except OSError:
-        return 0.0
+    wrote = []
+    for path in (files.ticks, files.facts):
+        with contextlib.suppress(OSError):  # before a rank's first tick there are only its facts
+            wrote.append(path.stat().st_mtime)
+    return time.time() - max(wrote) if wrote else 0.0
 
 
 def _waits_for_no_cpu(pid: int) -> bool:
