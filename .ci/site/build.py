@@ -18,6 +18,8 @@ from typing import Any
 
 from sphinx.cmd.build import build_main
 
+from course_lib.exercises.progress import PARTS
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NEEDS = re.compile(r"You need(?::\*\*)? (.*)|· needs ([^·\n]*\S)")
@@ -81,7 +83,12 @@ def contents(title: str, words: str, notebooks: list[Path]) -> str:
     """Return a page that lists notebooks, with links, the time each takes and what it assumes."""
     rows = ["| | minutes | you need |", "| --- | ---: | --- |"]
     names = [str(path.relative_to(notebooks[0].parent).with_suffix("")) for path in notebooks]
+    part = ""
     for path, file in zip(notebooks, names, strict=True):
+        last = min(number for number in PARTS if path.stem[:2] <= number)
+        if last != part:
+            part = last
+            rows.append(f"| **{PARTS[part]}** | | |")
         first = "".join(json.loads(path.read_text())["cells"][0]["source"])
         name = first.splitlines()[0].removeprefix("# ")
         minutes, needs = MINUTES.search(first), NEEDS.search(first)
@@ -118,9 +125,7 @@ def for_the_page(notebook: dict[str, Any], path: Path, pictures: Path) -> None:
             cell["source"] = "".join(cell["source"]).replace("../exercises)", "../exercises/index.md)")
             continue
         fold(cell["metadata"])
-        cell["outputs"] = [
-            each for each in cell["outputs"] if each.get("data", True)
-        ]  # a dashboard's data is empty
+        cell["outputs"] = [each for each in cell["outputs"] if each.get("data", True)]  # a dashboard has none
         for output in cell["outputs"]:
             if "image/png" in output.get("data", {}):
                 number += 1

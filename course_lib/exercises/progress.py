@@ -10,6 +10,12 @@ from ..figures.tables import html_table, text_table
 from ..files import locked, write_whole
 from ..home import CourseHomeError, home
 
+PARTS = {
+    "08": "First ranks, 00 to 08",
+    "13": "Right and robust, 09 to 13",
+    "20": "Scale, 14 to 20",
+}  # by last
+
 
 def note(number: str, points: float, most: float) -> None:
     """Keep the best result of a question; a folder that cannot be written to does not spoil a check."""
@@ -53,8 +59,9 @@ def progress() -> Progress:
     Returns
     -------
     Progress
-        For each exercise, the points that its questions have given at best, and a mark for each of them. If
-        they are shared (`share_progress`), it says so.
+        For each exercise, the points that its questions have given at best, and a mark for each of them; for
+        each of the course's three parts, whether it is done. If they are shared (`share_progress`), it says
+        so.
     """
     from . import questions
     from .question import QUESTIONS
@@ -67,10 +74,19 @@ def progress() -> Progress:
         points = min(best.get(number, (0.0, 0.0))[0], asked.most)
         mark = "✓" if points == asked.most else "begun" if number in best else "–"
         exercises.setdefault(number.split(".")[0], []).append((points, asked.most, mark))
-    rows = []
+    rows: list[dict[str, str]] = []
+    part: list[tuple[float, float, str]] = []
     for exercise, of_it in exercises.items():
-        points, most = sum(each[0] for each in of_it), sum(each[1] for each in of_it)
-        marks = "  ".join(mark for _, _, mark in of_it)
-        rows.append({"exercise": exercise, "points": f"{points:g} of {most:g}", "": marks})
+        rows.append(_row(exercise, of_it, "  ".join(mark for _, _, mark in of_it)))
+        part += of_it
+        if exercise in PARTS:
+            done = all(mark == "✓" for _, _, mark in part)
+            rows.append(_row(PARTS[exercise], part, "✓ done" if done else ""))
+            part = []
     every = [each for of_it in exercises.values() for each in of_it]
     return Progress(rows, sum(each[0] for each in every), sum(each[1] for each in every), shared_where())
+
+
+def _row(name: str, questions: list[tuple[float, float, str]], marks: str) -> dict[str, str]:
+    points, most = sum(each[0] for each in questions), sum(each[1] for each in questions)
+    return {"exercise": name, "points": f"{points:g} of {most:g}", "": marks}

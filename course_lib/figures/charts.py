@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from .style import COLORS, Picture, new_figure, styled
+from .style import COLORS, Picture, margins_of, new_figure, styled
 
 
 def curves(
@@ -97,7 +97,9 @@ def stacked_bars(
     """
     parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
     rows = -(-len(parts) // 3)
-    figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values) + 0.25 * rows)
+    width, height = 7.2, 1.15 + 0.42 * len(values) + 0.22 * rows
+    margins = margins_of(width, height, values, 0.35, 0.65 + 0.22 * rows)
+    figure, (axes,) = new_figure(width=width, height=height, margins=margins)
     ends = dict.fromkeys(values, 0.0)
     with styled():
         for color, part in zip(COLORS, parts, strict=False):
@@ -111,7 +113,7 @@ def stacked_bars(
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set(title=title, xlabel=xlabel)
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="lower center", ncols=3)
     say = (form or "{:,.0f}").format
     words = "; ".join(
         f"{name}: {say(ends[name])} ({', '.join(f'{p} {say(v)}' for p, v in bar.items())})"

@@ -48,20 +48,29 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     cells = [cell for table in tables.values() for row in table for cell in row]
     deep = max(0.3, 0.16 * min(max(map(len, cells)), 4))  # inches of a row
     heights = [len(table) * deep for table in tables.values()]
-    figure, (empty,) = new_figure(width=8.6, height=1.35 + sum(heights) + 0.42 * (len(heights) - 1))
+    handles = _legend(ranks, any(len(cell) > 1 for cell in cells), not all(cells))
+    bottom, between = 0.55 + 0.22 * -(-len(handles) // 6), 0.42  # inches
+    top = 0.4 + 0.2 * any(tables)
+    height = top + sum(heights) + between * (len(heights) - 1) + bottom
+    margins = {"left": 0.07, "right": 0.99, "top": 1 - top / height, "bottom": bottom / height}
+    figure, (empty,) = new_figure(
+        width=8.6, height=height, margins=margins
+    )  # no layout to fit: a slider waits
     with styled():
         axes = [empty]
         if len(heights) > 1:
             empty.remove()
-            axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+            apart = margins | {"hspace": between * len(heights) / sum(heights)}
+            axes = list(
+                figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=apart)
+            )
         for at, (name, table) in zip(axes, tables.items(), strict=True):
             _draw(at, table, deep)
             at.set_title(name, fontsize=10, fontweight="normal")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        y = 1 - 0.08 / height
+        figure.suptitle(title, x=0.01, y=y, ha="left", va="top", fontsize=11, fontweight="bold")
         axes[-1].set_xlabel("sample")
-        handles = _legend(ranks, any(len(cell) > 1 for cell in cells), not all(cells))
-        below = {"loc": "outside lower center", "handlelength": 1.2, "columnspacing": 1.4}
-        figure.legend(handles=handles, ncols=6, **below)
+        figure.legend(handles=handles, ncols=6, loc="lower center", handlelength=1.2, columnspacing=1.4)
     words = " ".join(_words(name, table, len(panels[name])) for name, table in tables.items())
     return Picture(figure, f"{title}. {samples} samples, {ranks} rank{'s' * (ranks > 1)}. {words}")
 

@@ -7,7 +7,7 @@ a text alternative that says what they show.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -110,3 +110,11 @@ def new_figure(
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, columns, squeeze=False, gridspec_kw=dict(margins or {}))[0]
     return figure, list(axes)
+
+
+def margins_of(
+    width: float, height: float, rows: Iterable[str], top: float, bottom: float
+) -> dict[str, float]:
+    """Return margins for rows with names, in the figure's units, from inches: fitting them takes a third."""
+    left = 0.2 + 0.085 * max(map(len, rows))
+    return {"left": left / width, "right": 0.97, "top": 1 - top / height, "bottom": bottom / height}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .style import COLORS, Picture, ink_on, new_figure, styled
+from .style import COLORS, Picture, ink_on, margins_of, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHORT = 0.2  # seconds: what takes less is told in milliseconds
 Bar = tuple[str, str, float, float]
@@ -49,12 +48,13 @@ def timeline(
     phases = list(dict.fromkeys([*first, *(phase for _, phase, *_ in drawn)]))
     begin, end = min(start for *_, start, _ in drawn), max(end for *_, end in drawn)
     short = end - begin < SHORT
-    height = 1.45 + 0.34 * len(rows) + 0.2 * ((len(phases) - 1) // 5)
-    figure, (axes,) = new_figure(1, width=8.2, height=height)
+    width, height = 8.2, 1.3 + 0.34 * len(rows) + 0.2 * ((len(phases) - 1) // 5)
+    margins = margins_of(width, height, rows, 0.35, 0.95 + 0.2 * ((len(phases) - 1) // 5))
+    figure, (axes,) = new_figure(width=width, height=height, margins=margins)
     with styled():
         for number, phase in enumerate(phases):
             if mine := [(rows.index(row), start, end) for row, its, start, end in drawn if its == phase]:
-                bars_of_phase = axes.barh(
+                axes.barh(
                     [y for y, *_ in mine],
                     [end - start for _, start, end in mine],
                     left=[start for _, start, _ in mine],
@@ -64,8 +64,6 @@ def timeline(
                     linewidth=0.6,
                     label=phase,
                 )
-                for bar in bars_of_phase:
-                    bar.set_in_layout(False)  # inside the axes, and many: the layout need not measure them
         axes.set_yticks(range(len(rows)), rows)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(min(0.0, begin), end + 0.02 * (end - begin) or 1.0)
@@ -75,18 +73,16 @@ def timeline(
         if short:
             axes.xaxis.set_major_formatter(lambda seconds, _: f"{1000 * seconds:g}")
         for columns in range(min(5, len(phases)), 0, -1):
-            legend = figure.legend(loc="outside lower center", ncols=columns)
+            legend = figure.legend(loc="lower center", ncols=columns)
             if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
                 break
             legend.remove()
-        _label(figure, axes, drawn, rows, phases)
+        _label(axes, drawn, rows, phases)
     return Picture(figure, f"{title}. {_words(drawn, rows, short)}.")
 
 
-def _label(figure: Figure, axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:
+def _label(axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:
     """Write each bar's length inside it if there is room."""
-    figure.get_layout_engine().execute(figure)  # so that widths are known
-    figure.set_layout_engine("none")  # and stay: the text inside the bars changes none
     for row, phase, start, end in bars:
         left, right = axes.transData.transform([(start, 0), (end, 0)])[:, 0]
         if right - left < 20:  # pixels: room for no text
