@@ -27,6 +27,7 @@ _HOME_OF = {
     "curves": "figures.charts",
     "digits": "data.digits",
     "divergence": "report.divergence",
+    "global_batch": "figures.models",
     "grid": "figures.grid",
     "guess": "lesson.guess",
     "guesses": "lesson.guess",

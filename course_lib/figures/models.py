@@ -8,7 +8,7 @@ from typing import Any
 
 from .charts import stacked_bars
 from .shards import shard_map
-from .style import COLORS, Picture, ink_on, new_figure, styled
+from .style import COLORS, Picture, ink_on, new_figure, rank_color, styled
 from .timeline import Bar, timeline
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -286,7 +286,9 @@ def memory_bytes(
 
 
 def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
-    """Draw the ranks of a job: a row for each node, a column for each local rank (lesson 04).
+    """Draw the ranks of a job: a row for each node, a column for each local rank (lessons 04 and 08).
+
+    Below stands what to type on each node; the last rank's variables are those that torchrun sets.
 
     Raises
     ------
@@ -299,8 +301,8 @@ def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
     if not (1 <= nodes <= 8 and 1 <= gpus <= 8):
         raise ValueError(f"the picture is for 1 to 8 nodes of 1 to 8 GPUs; got {nodes} of {gpus}")
     rows = ranks_of(nodes, gpus)
-    height = 0.9 + 0.4 * nodes
-    margins = {"left": 0.12, "right": 0.99, "top": 1 - 0.32 / height, "bottom": 0.5 / height}
+    height = 1.6 + 0.4 * nodes
+    margins = {"left": 0.12, "right": 0.99, "top": 1 - 0.32 / height, "bottom": 1.2 / height}
     figure, (axes,) = new_figure(width=6.4, height=height, margins=margins)
     title = f"World size {nodes * gpus}: rank = node · {gpus} + local rank"
     with styled():
@@ -321,10 +323,70 @@ def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
+        last = f"the last rank: RANK={nodes * gpus - 1}  LOCAL_RANK={gpus - 1}  WORLD_SIZE={nodes * gpus}"
+        below = {"family": "monospace", "size": 8, "va": "bottom", "linespacing": 1.5}
+        figure.text(0.01, 0.08 / height, f"{torchrun_words(nodes, gpus)}\n{last}", **below)
     words = "; ".join(f"node {node}: ranks {', '.join(map(str, row))}" for node, row in enumerate(rows))
-    return Picture(figure, f"{title}. {words}.")
+    command = torchrun_words(nodes, gpus).replace(" \\\n    ", " ")
+    return Picture(figure, f"{title}. {words}. {command}. In {last}.")
+
+
+def torchrun_words(nodes: int, gpus: int) -> str:
+    """Return what to type on each node, in two lines if there are several."""
+    if nodes == 1:
+        return f"torchrun --standalone --nproc-per-node={gpus} train.py"
+    meet = "--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={gpus} \\\n    {meet}"
 
 
 def ranks_of(nodes: int, gpus: int) -> list[list[int]]:
     """Return each process's rank by node and local rank, as torchrun counts: node · gpus + local rank."""
     return [[node * gpus + local for local in range(gpus)] for node in range(nodes)]
+
+
+def global_batch(
+    batch_size: int = 48, ranks: int = 8, pieces: int = 1, samples: int = 17_280, lr: float = 0.004
+) -> Picture:
+    """Draw one step of the optimizer: a row for each rank, a box for each piece, one all_reduce (lesson 11).
+
+    `samples` are one epoch; `lr` was found for batches of 48. `batch_plan` has the arithmetic.
+
+    Raises
+    ------
+    ValueError
+        There are not 1 to 16 ranks with 1 to 8 pieces.
+    """
+    from matplotlib.patches import Rectangle
+
+    if not (1 <= ranks <= 16 and 1 <= pieces <= 8):
+        raise ValueError(f"the picture is for 1 to 16 ranks with 1 to 8 pieces; got {ranks} with {pieces}")
+    plan = batch_plan(batch_size, ranks, pieces, samples, lr)
+    size, steps, sent, rate = plan.values()
+    title = f"Global batch {size:,}: {steps:,} steps, {sent:,} all_reduces, learning rate {rate:.3g}"
+    height = 0.8 + 0.28 * ranks
+    margins = {"left": 0.1, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.3 / height}
+    figure, (axes,) = new_figure(width=7.2, height=height, margins=margins)
+    with styled():
+        for rank in range(ranks):
+            for piece in range(pieces):
+                axes.add_patch(Rectangle((piece + 0.03, rank + 0.1), 0.94, 0.8, color=rank_color(rank)))
+                look = {"ha": "center", "va": "center", "color": ink_on(rank)}
+                axes.text(piece + 0.5, rank + 0.5, str(batch_size), **look)
+        edge = 0.06 * pieces
+        if ranks > 1:
+            axes.add_patch(Rectangle((pieces + edge / 4, 0.1), edge, ranks - 0.2, color="#888888"))
+            axes.text(pieces + 1.5 * edge, ranks / 2, "all_reduce", va="center")
+        axes.set_xticks([at + 0.5 for at in range(pieces)], [f"piece {at + 1}" for at in range(pieces)])
+        axes.set_yticks([at + 0.5 for at in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
+        axes.set(xlim=(0, pieces + 4.5 * edge), ylim=(ranks, 0), title=title)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return Picture(figure, f"{title}. Ranks: {ranks}; pieces on each: {pieces}, of {batch_size} samples.")
+
+
+def batch_plan(batch_size: int, ranks: int, pieces: int, samples: int, lr: float) -> dict[str, float]:
+    """Return the global batch, an epoch's steps and all_reduces of a bucket; k times 48, k times `lr`."""
+    size = batch_size * ranks * pieces
+    steps = samples // size
+    return {"global batch": size, "steps": steps, "all_reduces": steps * (ranks > 1), "lr": lr * size / 48}

@@ -154,7 +154,7 @@ def train(args):
     data = Subset(course_lib.digits(), range(args.samples))
     sampler = ShardFrom(data, seed=args.seed)  # the order is a function of seed and epoch
     # When a loop begins, the loader draws a number to seed its workers. From a generator of its own: a resume
-    # in the middle of an epoch begins one loop more, and dropout's generator must not notice.
+    # in the middle of an epoch begins one loop more, and the CPU's (on a CPU: dropout's) must not notice.
     of_loader = torch.Generator()
     loader = DataLoader(data, args.batch_size, sampler=sampler, generator=of_loader)
     steps_per_epoch = len(loader)

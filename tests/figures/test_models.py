@@ -9,11 +9,12 @@ from functools import partial
 import pytest
 from matplotlib.text import Text
 
-from course_lib import memory_use, message_cost, rank_grid, sampler_map, step_timeline
+from course_lib import global_batch, memory_use, message_cost, rank_grid, sampler_map, step_timeline
 from course_lib.figures.models import (
     GIB,
     MIB,
     STEP_ALPHA,
+    batch_plan,
     bucket_spans,
     memory_bytes,
     message_seconds,
@@ -106,7 +107,19 @@ def test_it_fits_or_not() -> None:
 def test_a_rank_is_counted_node_by_node() -> None:
     assert ranks_of(2, 3) == [[0, 1, 2], [3, 4, 5]]
     assert rank_grid(2, 3).alt == (
-        "World size 6: rank = node · 3 + local rank. node 0: ranks 0, 1, 2; node 1: ranks 3, 4, 5."
+        "World size 6: rank = node · 3 + local rank. node 0: ranks 0, 1, 2; node 1: ranks 3, 4, 5. "
+        "torchrun --nnodes=2 --nproc-per-node=3 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py. "
+        "In the last rank: RANK=5  LOCAL_RANK=2  WORLD_SIZE=6."
+    )
+    assert "torchrun --standalone --nproc-per-node=4 train.py" in rank_grid(1).alt
+
+
+def test_a_step_uses_batch_times_ranks_times_pieces() -> None:
+    assert list(batch_plan(24, 4, 2, 1000, 0.01).values()) == [192, 5, 5, pytest.approx(0.04)]
+    assert batch_plan(48, 1, 2, 960, 0.01)["all_reduces"] == 0
+    assert global_batch(24, 4, 2, 1000, 0.01).alt == (
+        "Global batch 192: 5 steps, 5 all_reduces, learning rate 0.04. "
+        "Ranks: 4; pieces on each: 2, of 24 samples."
     )
 
 
@@ -124,6 +137,7 @@ def test_a_rank_is_counted_node_by_node() -> None:
         (partial(memory_use, precision="fp16"), "precision is one of 'float32', 'bf16 mixed'; got 'fp16'"),
         (partial(memory_use, sharding="ZeRO"), "sharding is one of 'DDP', 'ZeRO-1', 'FSDP'; got 'ZeRO'"),
         (partial(rank_grid, nodes=9), "1 to 8 nodes of 1 to 8 GPUs; got 9 of 4"),
+        (partial(global_batch, ranks=17), "1 to 16 ranks with 1 to 8 pieces; got 17 with 1"),
     ],
 )
 def test_a_wrong_value_is_refused(wrong: Callable[[], Picture], words: str) -> None:
@@ -148,6 +162,9 @@ def test_a_wrong_value_is_refused(wrong: Callable[[], Picture], words: str) -> N
         rank_grid,
         partial(rank_grid, 8, 8),
         partial(rank_grid, 1, 1),
+        global_batch,
+        partial(global_batch, 1024, 16, 8),
+        partial(global_batch, ranks=1),
     ],
 )
 def test_nothing_overlaps_and_nothing_is_cut(figure: Callable[[], Picture]) -> None:

@@ -13,7 +13,12 @@ from tests.notebooks.execute import CORE, DEEPER, errors, read, run, texts
 
 COUNT = re.compile(r"^(RANKS|REPLICAS) = (\d+)\b", re.MULTILINE)
 OTHERS = (3, 4)  # ranks: 3 for lessons with even numbers, 4 for the others
-IN_SECONDS = {"13_when_it_hangs", "17_many_machines"}  # run alone: they have limits of some seconds
+IN_SECONDS = {  # run alone: they have limits of some seconds
+    "13_when_it_hangs",
+    "13_detail_and_wrong_device",
+    "13_join_and_uneven",
+    "17_many_machines",
+}
 BY_DAY = "05_collectives"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import processes_marked, wait_for
+from tests.notebooks.execute import read
+from tests.support.processes import processes_marked
 
 SCRIPTS = Path(__file__).parents[2] / "lessons" / "scripts"
 HELLO, WHO = SCRIPTS / "hello_spawn.py", SCRIPTS / "who_am_i.py"
@@ -41,75 +40,34 @@ def none_left(environment: dict[str, str]) -> bool:
 
 
 def test_hello_in_a_terminal(environment: dict[str, str]) -> None:
-    done = terminal(environment, HELLO, "--nprocs", 3, "--work", 0)
+    done = terminal(environment, HELLO)
     assert done.returncode == 0, done.stderr
-    assert sorted(re.findall(r"I am rank (\d) of 3", done.stdout)) == ["0", "1", "2"]
-    pids = re.findall(r"process (\d+):", done.stdout)
-    assert len(set(pids)) == 3
-    assert "the numbers of the ranks, 1 to 3, add up to 6" in done.stdout
-    took = re.search(
-        r"start ([\d.]+) s, import ([\d.]+) s, rendezvous ([\d.]+) s, work ([\d.]+) s", done.stdout
-    )
-    assert took, done.stdout
-    assert float(took[2]) > 0.1, "the import of torch"
+    said = sorted(done.stdout.splitlines())
+    assert said == ["rank 0 of 2: we are all here", "rank 1 of 2: we are all here"]
     assert none_left(environment)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--nprocs", "two"], "argument --nprocs: it is a whole number from 1 on, not 'two'"),
-        (["--work", "nan"], "argument --work: it is a number of seconds from 0 on, not 'nan'"),
-        (["--port", "65536"], "argument --port: it is a port from 1 to 65535, not '65536'"),
-        (["--nprocs", "2", "--absent", "2"], "argument --absent: it is a rank, 0 to 1, not '2'"),
-    ],
-)
-def test_wrong_arguments_are_told_before_anything_starts(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [str(HELLO), *words])
-    with pytest.raises(SystemExit) as caught:
-        runpy.run_path(str(HELLO), run_name="__main__")
-    told = capsys.readouterr()
-    assert caught.value.code == 2
-    assert told.err.splitlines()[-1].endswith(said)
-    assert told.out == ""
+def test_the_lesson_shows_the_program_as_it_is() -> None:
+    code = HELLO.read_text()
+    assert sum(bool(line.strip()) for line in code.splitlines()) == 12
+    lesson = read(SCRIPTS.parent / "04_processes_and_ranks.ipynb")
+    assert any(f"```python\n{code}```" in cell.source for cell in lesson.cells)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a pipe that keeps writes apart")
 def test_a_line_of_a_rank_is_one_write(environment: dict[str, str]) -> None:
     """Where Python does not buffer, print() writes a line's end apart, and another's line comes between."""
     reading, writing = os.pipe2(os.O_DIRECT)  # who reads gets one write at a time
-    command = [sys.executable, str(HELLO), "--work", "0"]
     unbuffered = environment | {"PYTHONUNBUFFERED": "1"}
     with open(reading, "rb", buffering=0) as pipe:
         with open(writing, "wb") as end:
-            program = subprocess.Popen(command, stdout=end, env=unbuffered)
+            program = subprocess.Popen([sys.executable, str(HELLO)], stdout=end, env=unbuffered)
         writes = list(iter(lambda: pipe.read(4096).decode(), ""))
     assert program.wait(LONG) == 0
-    of_ranks = [each for each in writes if "I am rank" in each]
-    assert len(of_ranks) == 2
-    assert all(each.endswith("\n") for each in of_ranks)
-
-
-def test_ctrl_c_ends_a_hang(environment: dict[str, str]) -> None:
-    command = [sys.executable, str(HELLO), "--nprocs", "2", "--absent", "1"]
-    program = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    assert program.stdout is not None
-    for _ in range(2):
-        program.stdout.readline()
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to the ranks, too
-    _, said = program.communicate(timeout=LONG)
-    assert program.returncode == 1
-    assert said.splitlines()[-1] == "stopped"
-    wait_for(lambda: none_left(environment))
+    assert sorted(each for each in writes if "we are all here" in each) == [
+        "rank 0 of 2: we are all here\n",
+        "rank 1 of 2: we are all here\n",
+    ]
 
 
 # --- who_am_i.py ------------------------------------------------------------------------------------------
