@@ -39,7 +39,7 @@ def main():
     rank = dist.get_rank()
     # The newline is part of the text: print() may write it separately, and the ranks share this output.
     print(f"rank {rank}: process {os.getpid()}, {backend}\n", end="", flush=True)
-    if not has_gpu:
+    if not has_gpu and "TORCH_FR_DUMP_TEMP_FILE" in os.environ:
         threading.Timer(2, write_trace).start()
     total = torch.ones(1, device=device)
     if rank == 1:

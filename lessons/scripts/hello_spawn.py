@@ -11,6 +11,6 @@ def hello(rank, size, port):  # spawn passes the rank, as the first argument
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":  # each rank imports this file, and must not start ranks of its own
+if __name__ == "__main__":  # true only in the program that you started
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # 0: any free port
     torch.multiprocessing.spawn(hello, args=(2, store.port), nprocs=2)

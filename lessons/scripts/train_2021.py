@@ -1,4 +1,4 @@
-"""A training program as many were written in 2021. It does not run today: in lesson 08 you migrate it.
+"""A training program as many were written in 2021, for two GPUs. In lesson 08 you migrate it.
 
 python -m torch.distributed.launch --nproc_per_node=2 lessons/scripts/train_2021.py
 """
@@ -23,7 +23,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 64), nn.ReLU(), nn.Linear
 model = DDP(model, device_ids=[args.local_rank], output_device=args.local_rank)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
 data = digits()
-for images, labels in DataLoader(data, batch_size=100, sampler=DistributedSampler(data)):
+for images, labels in DataLoader(data, batch_size=250, sampler=DistributedSampler(data)):
     loss = nn.functional.cross_entropy(model(images.cuda()), labels.cuda())
     optimizer.zero_grad()
     loss.backward()

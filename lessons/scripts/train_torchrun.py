@@ -18,12 +18,12 @@ alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "
 dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, **alone)
 rank = dist.get_rank()
 data = digits()
-loader = DataLoader(data, batch_size=64, sampler=DistributedSampler(data))  # 64 for each rank, of its share
+loader = DataLoader(data, batch_size=128, sampler=DistributedSampler(data))  # 128 for each rank
 model = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)  # yours
 ddp = DDP(model, device_ids=[device.index] if on_gpu else None)
 optimizer = torch.optim.Adam(ddp.parameters(), lr=0.001)
 state = {"epoch": 0}
-if os.path.exists(path):  # a restart begins at line 1, and every rank reads what rank 0 has written
+if os.path.exists(path):  # go on after the last epoch that was finished
     state = torch.load(path, map_location=device, weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
