@@ -18,7 +18,7 @@ LINES = 25  # in a code cell, at most
 LESSONS = sorted([*CORE.glob("*.ipynb"), *DEEPER.glob("*.ipynb")])
 NOTEBOOKS = [*LESSONS, *sorted((ROOT / "solutions").glob("*.ipynb"))]
 # Lessons not yet rewritten. Nothing is added here.
-STILL_OVER = tuple(f"{number:02}" for number in range(1, 21) if number != 6)
+STILL_OVER = "01", "02", "03", "05", "09", "12", "15", "16", "17", "19", "20"
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: str(path.relative_to(CORE).with_suffix("")))
