@@ -162,11 +162,11 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_030,
-    "course_lib/exercises": 14_043,
-    "tests": 37_600,
+    "course_lib": 11_105,
+    "course_lib/exercises": 14_059,
+    "tests": 37_657,
     ".ci": 530,
-    "lessons/scripts": 3_039,
+    "lessons/scripts": 3_826,
 }
 
 

@@ -83,12 +83,10 @@ def contents(title: str, words: str, notebooks: list[Path]) -> str:
     """Return a page that lists notebooks, with links, the time each takes and what it assumes."""
     rows = ["| | minutes | you need |", "| --- | ---: | --- |"]
     names = [str(path.relative_to(notebooks[0].parent).with_suffix("")) for path in notebooks]
-    part = ""
+    parts = dict(PARTS)
     for path, file in zip(notebooks, names, strict=True):
-        last = min(number for number in PARTS if path.stem[:2] <= number)
-        if last != part:
-            part = last
-            rows.append(f"| **{PARTS[part]}** | | |")
+        if part := parts.pop(min(last for last in PARTS if path.stem[:2] <= last), ""):  # not yet begun
+            rows.append(f"| **{part}** | | |")
         first = "".join(json.loads(path.read_text())["cells"][0]["source"])
         name = first.splitlines()[0].removeprefix("# ")
         minutes, needs = MINUTES.search(first), NEEDS.search(first)
