@@ -1,6 +1,6 @@
 """Whose fault is it? Eight programs that fail, and the reports that `launch` made of them (lesson 13).
 
-    python whose_fault.py  # runs them on three ranks each, and writes ../recorded/13_whose_fault.json
+    python whose_fault.py  # runs them on three ranks each, and writes ../recorded/13_whose_fault/reports.json
 
 Each function is a program that looks right at first. `ANSWERS` has the rank and the lines at fault.
 """
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as in a notebook of the folder lessons
 from scripts.in_step import join
 
-RECORD = Path(__file__).parents[1] / "recorded" / "13_whose_fault.json"
+RECORD = Path(__file__).parents[1] / "recorded" / "13_whose_fault" / "reports.json"
 RANKS = 3
 FILES = {"shard-0.txt": "512", "shard-1.txt": "512"}  # in the folder in which the programs run
 
