@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from course_lib import LivePeak, digits, launch, place
+from course_lib import LivePeak, digits, launch
 
+from .common import join as join_group
 from .common import wrapped
 
 GLOBAL = 60  # samples a step on all ranks together, where we compare with one device
@@ -56,11 +57,9 @@ PARAMETERS = sum(each.numel() for each in Net(128, 6).parameters())
 
 def join():
     """Join the group, and return this rank's device: the CPU, unless each rank has a GPU of its own."""
-    device, backend = place()
+    device = join_group()
     torch.set_num_threads(1)  # a CPU rank is one core
-    dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
-    dist.barrier()  # so that no rank leaves while another is still connecting to it
-    return device if backend == "nccl" else torch.device("cpu")
+    return device if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def shares(steps, size, device, dtype=torch.float32):
