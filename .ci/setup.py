@@ -79,7 +79,8 @@ def check_the_space():
     needed, downloads = (9.4 - there, 2.8) if sys.platform == "linux" else (2.2 - there, 0.5)
     needed, downloads = (1.2, 0.3) if installed("torch") else (needed, downloads)
     if free < needed:
-        raise Fault(f"{needed:.1f} GB of disk are needed, {free:.1f} are free: make room, or see README.md.")
+        room = f"{needed:.1f} GB of disk are needed, {free:.1f} are free"
+        raise Fault(f"{room}: make room, or see lessons/README.md.")
     return [] if free > needed + downloads else ["--no-cache-dir"]
 
 

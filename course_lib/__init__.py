@@ -34,6 +34,7 @@ _HOME_OF = {
     "launch": "launcher.launch",
     "load_checkpoint": "checkpoint.checkpoint",
     "load_weights": "checkpoint.checkpoint",
+    "loader_timeline": "figures.models",
     "log": "rank.calls",
     "machine": "hardware",
     "memory_use": "figures.models",

@@ -1,4 +1,4 @@
-"""The ``course`` command: ``course doctor``, ``exercises``, ``grade`` and ``board``."""
+"""The ``course`` command: ``course doctor``, ``help``, ``exercises``, ``grade`` and ``board``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 
 from .hardware import machine
@@ -20,6 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="course", description="The course's own tools.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
+    helps = commands.add_parser("help", help="what you see, looked up in the symptoms of the lessons")
+    helps.add_argument("words", nargs="+", metavar="WORD", help="of an error or a question")
     made = commands.add_parser("exercises", help="generate exercises/ from solutions/")
     made.add_argument("--check", action="store_true", help="write nothing; fail where they differ")
     grades = commands.add_parser("grade", help="grade a class's notebooks, each behind walls")
@@ -60,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--html", type=Path, default=Path("board.html"), metavar="FILE", help="the page; not in that folder"
     )
     asked = parser.parse_args(arguments)
+    if asked.command == "help":
+        return look_up(asked.words)
     if asked.command == "board":
         return board(asked)
     if asked.command == "grade":
@@ -79,6 +84,18 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 86400:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, a day at most; got {text}")
     return seconds
+
+
+def look_up(words: list[str]) -> int:
+    """Print the rows of the symptoms that have most of these words; the exit status is 1 without any."""
+    from .report.symptoms import found
+
+    rows = list(islice(found(words), 5))
+    for row in rows:
+        print(f"{row.seen}\n  {row.text()}\n")
+    if not rows:
+        print(f"course help: no symptom has the word {' or '.join(words)}; try another one", file=sys.stderr)
+    return 0 if rows else 1
 
 
 def board(asked: argparse.Namespace) -> int:

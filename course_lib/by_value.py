@@ -7,6 +7,9 @@ Both sides run the same Python on the same machine.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dis
 import functools
 import importlib
 import io
@@ -16,14 +19,18 @@ import pickle
 import sys
 import types
 import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from typing import IO, Any
 
 import cloudpickle
 
+from .frames import as_in_a_file
 from .private_names import CachedFunction
 
 loads = pickle.loads
+GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out
 
 
 class Pickler(cloudpickle.Pickler):
@@ -33,9 +40,14 @@ class Pickler(cloudpickle.Pickler):
     `functools` caches, with an empty cache, and `functools.singledispatch` functions.
     """
 
+    shared: list[Any] | None = None  # takes what processes share, if it is to be sent beside the rest
+
     def reducer_override(self, obj: Any) -> Any:
+        if self.shared is not None and _is_shared(obj):
+            self.shared.append(obj)
+            return _given, (len(self.shared) - 1,)
         if isinstance(obj, types.CodeType):
-            return marshal.loads, (marshal.dumps(obj),)
+            return marshal.loads, (marshal.dumps(as_in_a_file(obj)),)
         own_class = type(obj) is not types.ModuleType
         if isinstance(obj, types.ModuleType) and own_class and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)
@@ -46,6 +58,18 @@ class Pickler(cloudpickle.Pickler):
         if type(obj) is weakref.WeakKeyDictionary:  # part of a singledispatch function
             return weakref.WeakKeyDictionary, (dict(obj),)
         return super().reducer_override(obj)
+
+
+def _is_shared(obj: Any) -> bool:
+    """Return whether it is a tensor in shared memory, or a queue, event, value… of multiprocessing."""
+    torch = sys.modules.get("torch")
+    if torch and type(obj) in (torch.Tensor, torch.nn.Parameter):
+        return obj.layout is torch.strided and obj.device.type == "cpu" and obj.is_shared()
+    return type(obj).__module__.startswith(("multiprocessing.", "torch.multiprocessing."))
+
+
+def _given(number: int) -> Any:
+    return GIVEN[number]
 
 
 def _has_a_name(obj: Any) -> bool:
@@ -90,3 +114,79 @@ def dumps(value: Any) -> bytes:
     with io.BytesIO() as file:
         dump(value, file)
         return file.getvalue()
+
+
+def dumps_and_shared(value: Any) -> tuple[bytes, list[Any]]:
+    """Return what `dump` writes, without what processes share, and that: multiprocessing has to send it."""
+    with io.BytesIO() as file:
+        pickler = Pickler(file)
+        pickler.shared = []
+        pickler.dump(value)
+        popen: Any = types.SimpleNamespace(DupFd=int, duplicate_for_child=int)
+        context.set_spawning_popen(popen)  # as if a process were started: it may be refused
+        try:
+            ForkingPickler.dumps(pickler.shared)
+        finally:
+            context.set_spawning_popen(None)
+        return file.getvalue(), pickler.shared
+
+
+def culprit(name: str, value: Any, dumps: Callable[[Any], object] = dumps) -> tuple[str, str] | None:
+    """Follow a value that cannot be pickled to what in it cannot: where that is; what, and why not."""
+    users, seen, reason = "", set[int](), _refusal(value, dumps)
+    while reason and id(value) not in seen:
+        seen.add(id(value))
+        for step, part in _parts(value):
+            if id(part) not in seen and (why := _refusal(part, dumps)):
+                if step.isidentifier():  # a function uses it by this name
+                    users, name = f", which {name} uses{users}", step
+                else:
+                    name += step
+                value, reason = part, why
+                break
+    what = " ".join(repr(value).split())
+    return (name + (users and f"{users},"), f"{what:.80} ({reason})") if reason else None
+
+
+def _refusal(value: Any, dumps: Callable[[Any], object]) -> Exception | None:
+    try:
+        dumps(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is pickled with a value, and where it is: a variable's name, or what follows the value's."""
+    attributes: tuple[str, ...] = ()
+    if isinstance(value, types.FunctionType):
+        for name, variable in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it has no value
+                yield name, variable.cell_contents
+        used = _globals_of(value.__code__) & value.__globals__.keys()
+        yield from ((name, value.__globals__[name]) for name in sorted(used))
+        attributes = "__defaults__", "__kwdefaults__"
+    elif isinstance(value, type):
+        hidden = "__dict__", "__weakref__"
+        yield from ((f".{name}", part) for name, part in vars(value).items() if name not in hidden)
+    elif isinstance(value, functools.partial):
+        attributes = "func", "args", "keywords"
+    elif isinstance(value, types.MethodType | classmethod | staticmethod):
+        attributes = "__self__", "__func__"
+    elif isinstance(value, property):
+        attributes = "fget", "fset", "fdel"
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset | collections.deque):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    yield from ((f".{name}", getattr(value, name, None)) for name in attributes)
+    with contextlib.suppress(Exception):  # it refuses, which is the reason then
+        state = value.__getstate__()
+        for names in state if isinstance(state, tuple) else (state,):  # the second one has what is in slots
+            yield from ((f".{name}", part) for name, part in (names or {}).items())
+        yield ".__class__", type(value)
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import gc
@@ -10,17 +11,23 @@ import os
 import re
 import sys
 import sysconfig
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
+
+from .notebook import shell
 
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
 OURS = str(Path(__file__).parent) + os.sep
 STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 # Where packages are installed (into an environment, for a user, by the system), and torch.compile's own code
 PACKAGES = re.compile(r"[/\\](site-packages|dist-packages|torchinductor_[^/\\]+)[/\\]")
-TYPED_IN = re.compile(r"<(stdin|console|\w+-input)\b")  # other names of this form: code that a library makes
+TYPED_IN = re.compile(r"<(stdin|console|\w+-input)\b")
+# Code that a library makes, by names of the same form
+GENERATED = re.compile(r"<(attrs generated|decorator-gen|eval_with_key|lambdifygenerated|__array_function__)")
+LONGEST_PROGRAM = 1_000_000  # characters of what may be a program in a variable, or data
 Place = tuple[str, int, str]  # file, line, function
 
 
@@ -79,9 +86,54 @@ def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
     lines = linecache.getlines(filename)
     first = max(1, line - CONTEXT_LINES)
     shown = lines[first - 1 : line + CONTEXT_LINES]
+    while len(shown) > line - first + 1 and not shown[-1].strip():
+        shown.pop()  # blank lines that follow a function say nothing
     return {
         "file": filename,
         "line": line,
         "function": function,
         "source": [[first + i, text.rstrip("\n")] for i, text in enumerate(shown)],
     }
+
+
+def as_in_a_file(code: CodeType) -> CodeType:
+    """Return the learner's code that `exec` or a cell's magic has compiled, as if it came from a file.
+
+    ``<string>``, ``<timed exec>`` tell neither whose its lines are nor where to read them. The file is the
+    cell, if a magic such as ``%%time`` begins it; its lines are counted from the cell's first.
+    """
+    name, ipython = code.co_filename, shell()
+    own = name.startswith("<") and not (TYPED_IN.match(name) or GENERATED.match(name))
+    if not own or "__create_fn__" in code.co_qualname:  # a dataclass's method
+        return code
+    cells = enumerate(ipython.history_manager.input_hist_raw if ipython else ())
+    for number, cell in reversed(list(cells)):
+        magics = re.match(r"(\s*%%.*\n)+", cell)
+        if magics and code in _functions_in(ipython.transform_cell(cell[magics.end() :])):
+            return _moved(code, ipython.compile.cache(cell, number), magics[0].count("\n"))
+    for text in list(vars(sys.modules["__main__"]).values()):
+        if isinstance(text, str) and len(text) < LONGEST_PROGRAM and code in _functions_in(text):
+            file = f"/exec/{zlib.crc32(text.encode())}/{name}"
+            linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+            return _moved(code, file, 0)
+    return _moved(code, f"/exec/{name}", 0)
+
+
+@functools.lru_cache(maxsize=100)
+def _functions_in(text: str) -> set[CodeType]:
+    """Return the code of all functions that a program defines, also where ``%%timeit`` has run it."""
+    found = set[CodeType]()
+    with contextlib.suppress(Exception):  # it is no program
+        tree, timed = ast.parse(text), ast.parse("def inner(): ...")
+        timed.body[0].body = tree.body  # type: ignore[attr-defined]
+        left = [compile(each, "", "exec", dont_inherit=True) for each in (tree, timed)]
+        while left:
+            found.add(code := left.pop())
+            left += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return found
+
+
+def _moved(code: CodeType, file: str, lines: int) -> CodeType:
+    inner = (_moved(each, file, lines) if isinstance(each, CodeType) else each for each in code.co_consts)
+    first = code.co_firstlineno + lines
+    return code.replace(co_filename=file, co_firstlineno=first, co_consts=tuple(inner))

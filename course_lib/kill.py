@@ -22,14 +22,19 @@ import psutil
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def kill_families(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes, all that they have started, and the process groups that any of these lead."""
+def families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return processes with all that they have started."""
     family: list[psutil.Process] = []
     for process in processes:
         family.append(process)
         with contextlib.suppress(psutil.Error):
             family += process.children(recursive=True)
-    for process in family:
+    return family
+
+
+def kill_families(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes, all that they have started, and the process groups that any of these lead."""
+    for process in families(processes):
         if process.is_running() or not psutil.pid_exists(process.pid):
             # a group may outlive its leader; spare another process that has the leader's pid by now
             kill_group(process.pid)

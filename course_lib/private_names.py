@@ -13,6 +13,7 @@ import importlib
 import os
 import pickle
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -147,6 +148,23 @@ def process_groups() -> tuple[dict[str, list[int]], int]:
         return {}, 0
 
 
+def tell_world_sizes(tell: Callable[[int], object]) -> None:
+    """Call ``tell(world size)`` of each group of all ranks, once torch can make one (torch 2.10 to 2.14)."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    update = getattr(c10d, "_update_default_pg", None)
+    if update is None or hasattr(update, "__wrapped__"):
+        return
+
+    @functools.wraps(update)
+    def update_and_tell(group: Any) -> None:
+        update(group)
+        tell(0 if group is None else group.size())
+
+    c10d._update_default_pg = update_and_tell
+    with contextlib.suppress(AttributeError, ValueError):  # half loaded; or there is no group yet
+        tell(c10d.get_world_size())
+
+
 def torch_before(*version: int) -> bool:
     """Return whether the torch that is loaded is older than a version: ``torch_before(2, 14)``."""
     found = re.findall(r"\d+", sys.modules["torch"].__version__)
@@ -154,11 +172,43 @@ def torch_before(*version: int) -> bool:
 
 
 def adapt_torch() -> None:
-    """In a rank: give gloo's threads their place, and even out how torch before 2.14 differs from later."""
+    """In a rank: connect all, give gloo's threads their place, and even out how torch before 2.14 differs."""
+    connect_all()
     put_gloo_behind()
     keep_gloo_groups()
     take_forward_sync_buffers()
     hide_buffer_broadcasts()
+
+
+def read_environment(changed: set[str]) -> None:
+    """Have torch read again those variables that it reads only while it is loaded (torch 2.10 to 2.14)."""
+    torch: Any = sys.modules["torch"]
+    if any(name.startswith("TORCH_LOGS") for name in changed):
+        torch._logging._init_logs()
+    if "TORCH_DISTRIBUTED_DEBUG" in changed and torch.distributed.is_available():
+        torch.distributed.set_debug_level_from_env()
+    if "TORCH_CPP_LOG_LEVEL" in changed:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(
+                os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
+            )._ZN3c1011initLoggingEv()
+
+
+def connect_all() -> None:
+    """Let no rank leave init_process_group before all are connected: one that ended would break the rest.
+
+    TORCH_DIST_INIT_BARRIER=1 would have all ranks meet in new_group, too, where torch does not.
+    """
+    c10d: Any = getattr(importlib.import_module("torch.distributed"), "distributed_c10d", None)
+    asked = getattr(c10d, "_is_barrier_after_init", None)
+    if asked is None or hasattr(asked, "__wrapped__"):
+        return
+
+    @functools.wraps(asked)
+    def asked_or_in_init() -> bool:
+        return bool(asked()) or sys._getframe(1).f_code.co_name == "init_process_group"
+
+    c10d._is_barrier_after_init = asked_or_in_init
 
 
 def put_gloo_behind() -> None:
@@ -335,7 +385,8 @@ def tell_before_the_agent_ends(tell: Callable[[int], object]) -> None:
 
         def told(handler: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(Exception):
-                tell(handler.proc.pid)
+                if kwargs.get("death_sig") != signal.SIGINT:  # the learner's; no rank has failed
+                    tell(handler.proc.pid)
             return close(handler, *args, **kwargs)
 
         handler_class.close = told

@@ -55,6 +55,13 @@ def test_what_a_learner_has_written_is_the_learners(file: str) -> None:
     assert frames.is_learners(file)
 
 
+def test_an_excerpt_ends_with_a_line_that_says_something(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("def step():\n\n    fails()\n\n\n")
+    shown = frames.with_source(str(path), 3, "step")["source"]
+    assert shown == [[1, "def step():"], [2, ""], [3, "    fails()"]]
+
+
 @pytest.fixture
 def beside_torch(tmp_path: Path) -> Path:
     """A folder on PYTHONPATH: torch, a package and a module that pip has put there, and a learner's files."""

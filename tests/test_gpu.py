@@ -148,7 +148,8 @@ def test_wheels_are_installed_beside_the_machines_packages(tmp_path: Path) -> No
 
 
 def test_each_figure_is_made_by_cells_of_the_lesson_that_shows_it() -> None:
-    code = "\n".join(cell.source for path in (ROOT / "lessons").glob("*.ipynb") for cell in read(path).cells)
+    lessons = [*(ROOT / "lessons").glob("*.ipynb"), *(ROOT / "lessons").glob("deeper/*.ipynb")]
+    code = "\n".join(cell.source for path in lessons for cell in read(path).cells)
     assert sorted(re.findall(r"gpu_figure\(\"(\w+)\"", code)) == sorted(figures.FIGURES)
     for name, figure in figures.FIGURES.items():
         assert figures.cells_of(name[:2], *figure.cells)

@@ -219,6 +219,16 @@ def multiprocessing_tells_of_ended_children() -> None:
     assert launch(ended, nprocs=1, device="cpu", dashboard=False).results == [[]]
 
 
+def a_new_group_of_all_ranks_tells_its_size() -> None:
+    """Scripts load torch.distributed after their rank has begun; `launch` has loaded it before."""
+    told = list[int]()
+    private_names.tell_world_sizes(told.append)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    dist.distributed_c10d._update_default_pg = dist.distributed_c10d._update_default_pg.__wrapped__
+    assert told == [1, 0]
+
+
 def ddp_reads_its_switch() -> None:
     """Which `why` turns off, as its no_sync() does."""
     from torch.nn.parallel import DistributedDataParallel
@@ -332,6 +342,7 @@ RELIES_ON: dict[str, list[Callable[[], None]]] = {
         torch_save_takes_our_pickler,
         torchrun_asks_us_for_a_port,
         the_agent_ends_ranks_by_a_method_of_ours,
+        a_new_group_of_all_ranks_tells_its_size,
         ddp_reads_its_switch,
         an_operation_passes_through_a_dispatch_mode,
         a_dtensor_has_its_local_part,

@@ -200,7 +200,7 @@ def test_a_venv_whose_python_is_gone_is_made_anew(course: Course) -> None:
 @pytest.mark.parametrize("version", ["{tested}+cpu", "2.11.0+cpu", "2.9.1"])
 def test_a_torch_that_is_there_stays(course: Course, version: str) -> None:
     version = version.format(tested=re.search(r"(?m)^torch==(.*)$", TESTED)[1])
-    course.run("python3", "-m", "venv", ".venv")  # as the README says
+    course.run("python3", "-m", "venv", ".venv")  # as lessons/README.md says
     info = course.put(f"torch-{version}")
     course.make("setup", FREE_GB="1.3")  # far less than torch with CUDA needs
     assert info.exists()
@@ -260,7 +260,10 @@ CONFLICT = """2026-11-29T01:00:00,000 ERROR: Cannot install torch because of con
             "Python 3.9.2 is too old: name 3.11 or newer, as in `PYTHON=python3.12 make setup`.",
         ),
         ({"MISSING": "ensurepip"}, f"on Debian, `sudo apt install python3.{sys.version_info[1]}-venv`."),
-        ({"FREE_GB": "1.25"}, "9.4 GB of disk are needed, 1.2 are free: make room, or see README.md."),
+        (
+            {"FREE_GB": "1.25"},
+            "9.4 GB of disk are needed, 1.2 are free: make room, or see ",
+        ),
         ({"FAILING": "pip install", "SAYS": FULL}, "the disk is full: make room, and run this again."),
         ({"FAILING": "pip install", "SAYS": CONFLICT}, "pip failed: Cannot install torch because of"),
     ],
@@ -368,7 +371,7 @@ def test_make_lesson_and_lab_hand_their_words_on(course: Course) -> None:
 
 def test_make_names_its_commands(course: Course) -> None:
     told = set(re.findall(r"^make ([\w-]+): ", course.make(), re.M))
-    for page in ("README.md", "AGENTS.md", "CONTRIBUTING.md"):
+    for page in ("README.md", "lessons/README.md", "AGENTS.md", "CONTRIBUTING.md"):
         assert set(re.findall(r"(?:^|`)make ([\w-]+)", (ROOT / page).read_text(), re.M)) <= told, page
     assert {
         "setup",

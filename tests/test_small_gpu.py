@@ -19,7 +19,7 @@ from tests.gpu import figures
 
 MIB = 2**20
 T4 = 15_360 * MIB  # as nvidia-smi lists it
-CONTEXT = 1343 * MIB  # of a process that uses the GPU, before its first model: published, in lesson 02
+CONTEXT = 1343 * MIB  # of a process that uses the GPU, before its first model: Hugging Face, 2022
 
 
 def names_of(lesson: str, *cells: str) -> dict[str, Any]:
@@ -51,19 +51,15 @@ def needed_bytes(model: nn.Module, x: torch.Tensor) -> int:
 def workloads() -> Iterator[tuple[str, int, int]]:
     """What, how many processes at once, and the bytes of each. A new one belongs in here."""
     one = names_of("02", "l02-05: ConvNet", "l02-42: sizes")
-    three = names_of("03", "l03-c10")
+    small = importlib.import_module("scripts.common").ConvNet
     program = importlib.import_module("scripts.train_ddp")
-    deep = names_of("15", "torch", "resnet8: resnet8", "amp-gpu: NETS")
     with torch.device("meta"):  # sizes without memory
         digits = [torch.empty(batch, 1, 28, 28) for batch in (64, 120, 128, 500, one["sizes"][-1])]
         yield f"02, batch {one['sizes'][-1]}", 1, needed_bytes(one["ConvNet"](64), digits[4])
-        yield "03, two replicas, batch 120 on each", 1, 2 * needed_bytes(three["ConvNet"](64), digits[1])
-        yield "06, one rank, batch 128", 1, needed_bytes(three["ConvNet"](64), digits[2])
-        yield "06, two ranks, batch 64", 2, needed_bytes(three["ConvNet"](64), digits[0])
+        yield "03, two replicas, batch 120 on each", 1, 2 * needed_bytes(small(64), digits[1])
+        yield "06, one rank, batch 128", 1, needed_bytes(small(64), digits[2])
+        yield "06, two ranks, batch 64", 2, needed_bytes(small(64), digits[0])
         yield "train_*.py, two ranks, batches of 500", 2, needed_bytes(program.ConvNet(64), digits[3])
-        for name, (build, size, batches) in deep["NETS"].items():
-            pictures = torch.empty(batches[-1], 3, size, size)
-            yield f"15, {name}, batch {len(pictures)}", 1, needed_bytes(build(10), pictures)
     yield "01, a transfer in five buffers", 1, 5 * 2**17 * 1024
 
 

@@ -47,6 +47,8 @@ def test_a_wheel_imports_and_launches(tmp_path: Path) -> None:
         symlinks=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
+    (source / "lessons").mkdir()
+    shutil.copy(ROOT / "lessons" / "symptoms.md", source / "lessons")
     (source / "tests").mkdir()  # beside it, and no part of it
     (source / "tests" / "test_nothing.py").touch()
     run("-m", "pip", "wheel", *PIP, ".", folder=source)
@@ -61,7 +63,8 @@ def test_a_wheel_imports_and_launches(tmp_path: Path) -> None:
 
     assert Path(file).parent == packages / "course_lib"
     assert results == "['a rank', 'a rank']"
-    assert points == "02.1: 0 of 2 points"
+    assert points == "02.1: 0 of 4 points"
     assert all_names == "True"
     assert (packages / "course_lib" / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
+    assert (packages / "course_lib" / "symptoms.md").is_file(), "for course help, and for reports"
     assert not (packages / "tests").exists()

@@ -14,7 +14,7 @@ PLACES = {
     "solutions": ("solutions/*.ipynb",),  # the exercises are generated from them
     "course_lib": ("course_lib/**/*.py", "course_lib/**/*.html"),
     ".ci": (".ci/*.py", ".ci/site/*.py", ".ci/site/*.md", ".ci/run"),
-    "pages": ("*.md", "exercises/*.md", ".binder/*.md"),
+    "pages": ("*.md", "exercises/*.md", "course_lib/*.md", ".binder/*.md"),
 }
 # What may follow "a training", which is no noun then
 OF_TRAINING = (

@@ -10,6 +10,7 @@ import argparse
 import base64
 import html
 import json
+import os
 import re
 import shutil
 import sys
@@ -56,16 +57,20 @@ def assemble(source: Path) -> None:
     shutil.copy(ROOT / "lessons" / "evidence.md", source / "lessons")
     for name in ("lessons/deeper", "exercises"):
         (source / name).mkdir()
+    symptoms = (ROOT / "lessons" / "symptoms.md").read_text()
+    linked = {(name, cell) for _, name, _, cell in TO_A_CELL.findall(symptoms)}
     lessons, exercises = (sorted((ROOT / folder).glob("*.ipynb")) for folder in ("lessons", "exercises"))
     lessons = sorted([*lessons, *(ROOT / "lessons" / "deeper").glob("*.ipynb")], key=after_its_lesson)
     for path in [*lessons, *exercises]:
         notebook = json.loads(path.read_text())
         for_the_page(notebook, path, pictures)
+        name_cells(notebook, {cell for name, cell in linked if ROOT / "lessons" / f"{name}.ipynb" == path})
         (source / path.relative_to(ROOT)).write_text(json.dumps(notebook))
     (source / "lessons" / "index.md").write_text(contents("Lessons", OF_LESSONS, lessons))
     (source / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
+    (source / "lessons" / "symptoms.md").write_text(TO_A_CELL.sub(r'<a href="\2.html#\3">\1</a>', symptoms))
     for name, (path, title) in OF_READMES.items():
-        (source / name).write_text(of_readme((ROOT / path).read_text(), title))
+        (source / name).write_text(of_readme(path, title, source) + (CONTENTS if name == "index.md" else ""))
 
 
 def after_its_lesson(path: Path) -> tuple[str, bool, str]:
@@ -77,6 +82,23 @@ outputs that you see here were saved by runs on a machine with two cores and no 
 says what was run where. What is *deeper* you can leave out."""
 OF_EXERCISES = """Each exercise belongs to the lesson of its number. It checks itself, on fresh ranks, in your
 own notebook: these pages only show what is asked."""
+
+
+CONTENTS = """
+```{toctree}
+:hidden:
+
+learn
+lessons/index
+exercises/index
+library
+reference
+teachers
+grading
+hosts
+glossary
+```
+"""
 
 
 def contents(title: str, words: str, notebooks: list[Path]) -> str:
@@ -95,32 +117,50 @@ def contents(title: str, words: str, notebooks: list[Path]) -> str:
         lesson = next((ROOT / "lessons").glob(f"{path.stem[:2]}_*.ipynb"))
         assumed = needs[1] or needs[2] if needs else f"lesson [{path.stem[:2]}](../lessons/{lesson.name})"
         rows.append(f"| [{name}]({file}.ipynb) | {minutes[1]} | {assumed} |")
-    tree = "\n".join([*names, *(["evidence"] if title == "Lessons" else [])])
+    tree = "\n".join([*names, *(["symptoms", "evidence"] if title == "Lessons" else [])])
     return "\n".join([f"# {title}\n", words, "", *rows, "", "```{toctree}", ":hidden:", "", tree, "```", ""])
 
 
-OF_READMES = {
+OF_READMES = {  # the page: its file, and its title there
+    "index.md": ("README.md", "Training with many GPUs in PyTorch"),
+    "learn.md": ("lessons/README.md", "How to learn here"),
+    "library.md": ("course_lib/README.md", "On your own code"),
     "teachers.md": ("exercises/README.md", "For teachers"),
+    "grading.md": ("exercises/grading.md", "Grading"),
     "hosts.md": (".binder/README.md", "For hosts"),
 }
+PAGE_OF = {path: name for name, (path, _) in OF_READMES.items()} | {"exercises": "exercises/index.md"}
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")
+TO_A_CELL = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\.ipynb#(cell-id=([^)\s]+))\)")
+PICTURE = re.compile(r'<img src="([^"]+)" width="(\d+)" alt="([^"]+)">')
 
 
-def of_readme(readme: str, title: str) -> str:
-    """Return a folder's README as a page; links to files that the site does not show become plain text."""
-    for name, (path, _) in OF_READMES.items():
-        readme = readme.replace(f"](../{path})", f"]({name})")
-    there = "|".join(["https?:", "#", r"\.\./lessons", *map(re.escape, OF_READMES)])
-    named = re.sub(rf"\[([^\]]+)\]\((?!{there})[^)]*\)", r"\1", readme)
-    return re.sub(r"\A# .*", f"# {title}", named)
+def of_readme(path: str, title: str, source: Path) -> str:
+    """Return a README as a page; links to files that the site does not show become plain text."""
+
+    def there(link: re.Match[str]) -> str:
+        words, target, within = link.groups()
+        file = os.path.normpath(Path(path).parent / target)
+        page = PAGE_OF.get(file, file if (source / file).is_file() else "")
+        return f"[{words}]({page}{within or ''})" if page else words
+
+    text = LINK.sub(there, (ROOT / path).read_text())
+    text = PICTURE.sub(
+        lambda found: "```{{image}} {}\n:width: {}px\n:alt: {}\n```".format(
+            *found.group(1, 2), " ".join(found[3].split())
+        ),
+        text,
+    )
+    return re.sub(r"\A# .*", f"# {title}", text)
 
 
 def for_the_page(notebook: dict[str, Any], path: Path, pictures: Path) -> None:
-    """Turn pictures into files, drop overwritten text, fold cells, and link the exercises by their list."""
-    number = 0
-    up = "../" * len(path.parent.relative_to(ROOT).parts)
+    """Turn pictures into files, drop overwritten text, fold cells, and link to pages that stand elsewhere."""
+    number, up = 0, "../" * len(path.parent.relative_to(ROOT).parts)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = "".join(cell["source"]).replace("../exercises)", "../exercises/index.md)")
+            text = "".join(cell["source"]).replace("../exercises)", "../exercises/index.md)")
+            cell["source"] = text.replace("../lessons/README.md", "../learn.md")
             continue
         fold(cell["metadata"])
         cell["outputs"] = [each for each in cell["outputs"] if each.get("data", True)]  # a dashboard has none
@@ -131,6 +171,15 @@ def for_the_page(notebook: dict[str, Any], path: Path, pictures: Path) -> None:
             elif output["output_type"] == "stream":
                 lines = "".join(output["text"]).split("\n")
                 output["text"] = "\n".join(WRITTEN_OVER.sub("", line) for line in lines)
+
+
+def name_cells(notebook: dict[str, Any], linked: set[str]) -> None:
+    """Put a target before each cell that the symptoms link to, named as JupyterLab names a cell in a link."""
+    for at, cell in reversed(list(enumerate(notebook["cells"]))):
+        if cell["id"] in linked:
+            target = f'<span id="cell-id={cell["id"]}"></span>'
+            named = {"cell_type": "markdown", "id": f"to-{cell['id']}"[:64], "metadata": {}, "source": target}
+            notebook["cells"].insert(at, named)
 
 
 def fold(metadata: dict[str, Any]) -> None:

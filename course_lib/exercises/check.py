@@ -89,9 +89,11 @@ class Feedback:
     def _head(self) -> str:
         return f"{self.question}: {self.points:g} of {self.most:g} points"
 
-    @staticmethod
-    def _notes(finding: Finding) -> list[str]:
-        return [] if finding.ok else [text[:MOST_LETTERS] for text in (finding.seen, finding.hint) if text]
+    def _notes(self, finding: Finding) -> list[str]:
+        """Say what shows that a property does not hold, and where to look: of the first, once."""
+        if finding is not next((each for each in self.findings if not each.ok), None):
+            return []  # it may follow from the first
+        return [text[:MOST_LETTERS] for text in (finding.seen, finding.hint) if text]
 
 
 def check(number: str, answer: Any) -> Feedback:

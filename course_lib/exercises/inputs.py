@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..by_value import dumps, loads
-
 OTHER_DISK = Path("/dev/shm")  # on Linux, another file system than that of temporary files
 LAYOUTS = ("plain", "turned", "every second", "a part")
 BIG = 2**60  # from here on float64 holds one whole number in 256
@@ -156,22 +154,11 @@ def gradients_of(model: nn.Module) -> Tensor | None:
     return flat(gradients) if len(gradients) == len(parameters) else None
 
 
-def all_tensors(model: nn.Module) -> OrderedDict[str, Tensor]:
-    """Return all parameters and buffers of a model by name, non-persistent ones included, each once."""
-    return OrderedDict(itertools.chain(model.named_parameters(), model.named_buffers()))
-
-
 def settings(model: nn.Module) -> dict[str, bool]:
     """Return, by name, the mode of each module, and whether each parameter is trained."""
     modes = {f"{name or 'the model'}.training": module.training for name, module in model.named_modules()}
     trained = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
     return modes | trained
-
-
-def leave_one_in_evaluation(model: nn.Module) -> None:
-    """Put a model into training mode, but for its last layer, as somebody may have done on purpose."""
-    model.train()
-    [*model.modules()][-1].eval()
 
 
 # --- the machine ------------------------------------------------------------------------------------------
@@ -266,9 +253,3 @@ def own_order_of_sets(seed: int) -> Iterator[None]:
     OwnOrder.seed = seed
     with mock.patch("builtins.set", OwnOrder):
         yield
-
-
-def fresh_copies(answer: Any, times: int) -> list[Any]:
-    """Return copies of an answer, each as a new process would have it: none remembers another's calls."""
-    kept = dumps(answer)
-    return [loads(kept) for _ in range(times)]

@@ -94,6 +94,7 @@ class Question:
     judge: Judge
     takes: Callable[[Any, str], None]
     rests: Mapping[str, str] = field(default_factory=dict)  # as in `question`
+    hints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as in `question`
 
     @property
     def most(self) -> float:
@@ -124,6 +125,7 @@ class Question:
             if what in judged and what in self.rests and not holds[self.rests[what]]:
                 finding.seen = "it is not counted yet" if finding.ok else finding.seen
                 finding.ok, finding.hint = False, REST
+            finding.hint = self.hints.get(what, {}).get(finding.hint, finding.hint)
             finding.ok, finding.points = bool(finding.ok), points
             holds[what] = finding.ok
             yield finding
@@ -152,6 +154,7 @@ def question(
     properties: dict[str, float],
     takes: Callable[[Any, str], None] = a_function,
     rests: Mapping[str, str] | None = None,
+    hints: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Callable[[Judge], Judge]:
     """Register the decorated function as the judge of a question.
 
@@ -167,10 +170,13 @@ def question(
         Refuses an answer of another kind, in the rank: `a_function` or `a_module`.
     rests
         For a property, an earlier one that must hold for it to count.
+    hints
+        For a property, each fault that its judge can name as a finding's ``hint``, and the sentence that a
+        learner reads.
     """
 
     def register(judge: Judge) -> Judge:
-        QUESTIONS[number] = Question(form, properties, judge, takes, rests or {})
+        QUESTIONS[number] = Question(form, properties, judge, takes, rests or {}, hints or {})
         return judge
 
     return register

@@ -260,7 +260,7 @@ def memory_use(
         "a rank needs": {part: size / GIB for part, size in parts.items()},
         "its GPU has": {"the GPU": gpu_gib},
     }
-    title = f"{verdict}: {parameters_millions:,g} million parameters, {sharding}"
+    title = f"{verdict}: {parameters_millions:,g} million parameters, {sharding if ranks > 1 else 'one GPU'}"
     return stacked_bars(bars, title, "memory, GiB")
 
 
@@ -390,3 +390,62 @@ def batch_plan(batch_size: int, ranks: int, pieces: int, samples: int, lr: float
     size = batch_size * ranks * pieces
     steps = samples // size
     return {"global batch": size, "steps": steps, "all_reduces": steps * (ranks > 1), "lr": lr * size / 48}
+
+
+def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60) -> Picture:
+    """Draw one GPU and the workers of its loader, whose batches it waits for or not (lesson 15).
+
+    Parameters
+    ----------
+    workers
+        Processes that load whole batches in turns, each at most two ahead, as a `DataLoader`'s do; with 0
+        the rank loads between two steps.
+    load_ms, rest_ms
+        What one process needs to load a batch, and what the rest of a step takes, ms.
+
+    Raises
+    ------
+    ValueError
+        There are not 0 to 16 workers, or a time is not positive.
+    """
+    if not (0 <= workers <= 16 and load_ms > 0 and rest_ms > 0):
+        raise ValueError(
+            f"0 to 16 workers, and times above 0 ms; got {workers}, {load_ms:g} and {rest_ms:g} ms"
+        )
+    load, rest = load_ms / 1e3, rest_ms / 1e3
+    loaded, used = loader_spans(workers, load, rest, max(8, 2 * workers))
+    row = "worker {}" if workers else "the rank"
+    bars: list[Bar] = []
+    for (start, end), before in zip(used, [0.0, *(end for _, end in used)], strict=False):
+        bars += [("GPU", "waits", before, start)] if start > before else []
+        bars.append(("GPU", "computes", start, end))
+    for batch, span in enumerate(loaded):
+        bars.append((row.format(batch % max(1, workers)), "loads a batch", *span))
+    step = load + rest if not workers else max(rest, load / workers)
+    title = f"{workers or 'No'} worker{'s' * (workers != 1)}: a step takes {1e3 * step:.0f} ms, "
+    title += f"and the GPU waits for {1 - rest / step:.0%} of it"
+    picture = timeline(bars, title, first=("computes", "waits", "loads a batch"))
+    picture.alt = f"{title}. A batch takes {load_ms:g} ms to load, the rest of a step {rest_ms:g} ms."
+    return picture
+
+
+def loader_spans(
+    workers: int, load: float, rest: float, steps: int
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Return when each batch is loaded, and when the GPU computes with it: begin and end, by batch.
+
+    Batch k comes from worker k mod `workers`, and is asked for when batch k − 2 · `workers` is taken.
+    """
+    loaded: list[tuple[float, float]] = []
+    used: list[tuple[float, float]] = []
+    for batch in range(steps):
+        done = used[-1][1] if used else 0.0
+        begin = 0.0 if workers else done
+        if workers and batch >= workers:
+            begin = loaded[batch - workers][1]
+        if workers and batch >= 2 * workers:
+            begin = max(begin, used[batch - 2 * workers][0])
+        loaded.append((begin, begin + load))
+        start = max(begin + load, done)
+        used.append((start, start + rest))
+    return loaded, used

@@ -78,7 +78,7 @@ class Picture:
         self.figure.savefig(path, dpi=DPI)
 
     def __repr__(self) -> str:
-        return f"[picture: {self.alt}]"
+        return f"[picture:\n{self.alt}]"  # JupyterLab shows the first line of a folded output
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         width = int(self.figure.get_figwidth() * 96)

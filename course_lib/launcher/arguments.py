@@ -6,15 +6,20 @@ import contextlib
 import inspect
 import math
 import os
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from ..by_value import dumps
+from ..by_value import culprit, dumps_and_shared
 from ..hardware import gpu_count
+
+INSTEAD = "make it inside the function or, for processes to share it, by multiprocessing.get_context('spawn')"
 
 
 def world_size_of(nprocs: int | None, device: str | None) -> int:
     """Return how many ranks a `launch` starts: ``nprocs``, or one per GPU, or 2 without a GPU."""
+    check_folder()
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device is 'cpu', 'cuda', or left out to take what is there; got {device!r}")
     gpus = 0 if device == "cpu" else gpu_count()
@@ -27,14 +32,25 @@ def world_size_of(nprocs: int | None, device: str | None) -> int:
     return nprocs
 
 
+def check_folder() -> None:
+    """Refuse to start anything in a working folder that is gone: there, PyTorch's libraries fail to load."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise FileNotFoundError(
+            f"the working folder is gone ({error.strerror}): it was removed, or replaced by another of its "
+            f"name; change to one that is there, by os.chdir(…) or %cd"
+        ) from None
+
+
 def check_timeout(timeout: float | None, name: str = "timeout") -> None:
     """Refuse a timeout that is not a positive, finite number of seconds; None is no limit."""
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"{name} is a number of seconds above 0, or None for no limit; got {timeout!r}")
 
 
-def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle (function, args, kwargs) for the ranks; an error names what cannot be called or sent."""
+def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[Any]]:
+    """Pickle (function, args, kwargs) for the ranks, and what they share; an error names what is wrong."""
     if not callable(function):
         raise TypeError(
             f"launch takes the function itself and then its arguments, launch(train, 3); its first argument "
@@ -47,32 +63,44 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
             name = getattr(function, "__name__", "the function")
             raise TypeError(f"{name} cannot be called with these arguments: {error}") from None
     try:
-        return dumps((function, args, kwargs))
+        return dumps_and_shared((function, args, kwargs))
     except Exception as error:
-        user = getattr(function, "__name__", type(function).__name__)
-        named = {f"argument {i} of {user}": value for i, value in enumerate(args, 1)}
-        named |= {f"argument {name}=": value for name, value in kwargs.items()}
-        with contextlib.suppress(TypeError, ValueError):  # not a plain function; a name without a value
-            variables = inspect.getclosurevars(function)
-            used = {**variables.nonlocals, **variables.globals}
-            named |= {f"{name}, which {user} uses,": value for name, value in used.items()}
-        for name, value in named.items():
-            try:
-                dumps(value)
-            except Exception as reason:
-                raise TypeError(
-                    f"{name} cannot be sent to the ranks: it is {value!r:.80} ({reason}); "
-                    f"make it inside the function instead"
-                ) from None
-        raise TypeError(f"{function!r:.80} cannot be sent to the ranks: {error}") from None
+        user, cannot = getattr(function, "__name__", type(function).__name__), "cannot be sent to the ranks"
+        named = {f"argument {i} of {user} {cannot}": value for i, value in enumerate(args, 1)}
+        named |= {f"argument {name}= {cannot}": value for name, value in kwargs.items()}
+        told = [
+            f"{name}: {' is '.join(found)}"
+            for name, value in named.items()
+            if (found := culprit("it", value, dumps_and_shared))
+        ]
+        if found := culprit(user, function, dumps_and_shared):
+            told.append(f"{found[0]} {cannot}: it is {found[1]}")
+        raise TypeError(f"{told[0]}; {INSTEAD}" if told else f"{function!r:.80} {cannot}: {error}") from None
 
 
 def script_at(script: str | os.PathLike[str]) -> Path:
     """Return a script's path; raise FileNotFoundError if there is no such file."""
+    check_folder()
     path = Path(script)
     if not path.is_file():
         raise FileNotFoundError(f"there is no script {str(script)!r} in {Path.cwd()}")
     return path
+
+
+def program_of(script: str | os.PathLike[str], args: tuple[Any, ...]) -> tuple[str, list[str]]:
+    """Return the name and the command line of a script or, after ``-m``, of a module that is there."""
+    words = [str(script), *map(str, args)]
+    if words[0] != "-m" or not args:
+        return script_at(script).name, words
+    check_folder()
+    name, path = "", ["", *sys.path]
+    for part in words[1].split("."):  # without importing the packages
+        name = f"{name}.{part}".lstrip(".")
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            raise FileNotFoundError(f"there is no module {words[1]!r} in {Path.cwd()}, nor an installed one")
+        path = list(spec.submodule_search_locations or ())
+    return name, words
 
 
 def check_count(name: str, value: Any, least: int) -> None:

@@ -23,7 +23,9 @@ from ..figures.tables import text_table
 from ..hardware import cores
 from ..notebook import in_kernel
 from ..private_names import let_clicks_in
+from ..report.cause_words import mismatch_text
 from ..report.divergence import divergence
+from ..report.mismatch import apart
 from ..report.straggler import straggler
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
@@ -101,6 +103,10 @@ class TerminalView(View):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
+        with contextlib.suppress(
+            AttributeError
+        ):  # where it is not UTF-8, it cannot take all that ranks print
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         self._read: dict[Path, int] = {}
         self._warned = self._told = False
         self._job = ("", "")  # a job's state and reason
@@ -117,7 +123,7 @@ class TerminalView(View):
             if warning and not self._warned:
                 print(f"no progress:\n{warning}", flush=True)
             self._warned = bool(warning)
-            self._tell_divergence()
+            self._tell_divergence(mismatch_text(worlds) if (worlds := apart(self.run)) else "")
 
     def tell(self, remark: str) -> None:
         print(remark, flush=True)
@@ -131,8 +137,8 @@ class TerminalView(View):
             if late := straggler(self.run):
                 print(f"a straggler: {late}")
 
-    def _tell_divergence(self) -> None:
-        if not self._told and (found := divergence(self.run)):
+    def _tell_divergence(self, apart: str = "") -> None:
+        if not self._told and (found := divergence(self.run) or apart):
             print(f"warning: {found}", flush=True)
             self._told = True
 
@@ -307,6 +313,8 @@ def warning_html(run: Run) -> str:
         return _note("No progress", text.splitlines(), "#d55e00")
     if found := divergence(run):
         return _note("The ranks have diverged", [str(found)], "#d55e00")
+    if worlds := apart(run):
+        return _note("Not one group", [mismatch_text(worlds)], "#e69f00")
     late = straggler(run)
     return _note("A straggler", [str(late)], "#e69f00") if late else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -11,9 +12,8 @@ from collections.abc import Iterator
 from ..hardware import cores, gpu_count
 from ..run.run import Run
 
-# A notebook's kernel asks its programs for colours (FORCE_COLOR). Ranks print to files, and Python 3.13 would
-# put escape sequences between the words of a traceback there.
-PLAIN = {"PYTHON_COLORS": "0"}
+# What torchrun sets for a rank, perhaps left over in the kernel's environment
+OF_A_RANK = re.compile(r"((LOCAL|GROUP|ROLE)_)?RANK|ROLE_\w+|TORCHELASTIC_\w+")
 LOOPBACKS = {"lo", "lo0"}  # Linux, macOS; where it has another name, gloo looks for the host's address
 
 
@@ -39,7 +39,7 @@ def loopback_store() -> Iterator[int]:
 def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dict[str, str]:
     """Return a launch's environment: torchrun's variables, loopback for gloo and NCCL, the run's folder."""
     return {
-        **_of_a_run(run),
+        **_of_a_run(run, world_size),
         **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -48,7 +48,6 @@ def of_a_launch(run: Run, world_size: int, port: int, device: str | None) -> dic
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "OMP_NUM_THREADS": str(max(1, cores() // world_size)),
     }
 
 
@@ -61,18 +60,25 @@ def loopback_environment() -> dict[str, str]:
     }
 
 
-def of_a_program(run: Run) -> dict[str, str]:
+def of_a_program(run: Run, world_size: int | None = None) -> dict[str, str]:
     """Return the environment of what `python` or `torchrun` starts; torchrun sets more for its ranks."""
-    return _of_a_run(run) | {"COURSE_KERNEL": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    mine = _of_a_run(run, world_size) | {"COURSE_KERNEL": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    mine["PYTHONSAFEPATH"] = "1"  # a random.py in the working folder is not Python's; see `entry_script._run`
+    mine["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of its logs, wherever it runs
+    return {name: value for name, value in mine.items() if not OF_A_RANK.fullmatch(name)}
 
 
-def _of_a_run(run: Run) -> dict[str, str]:
+def _of_a_run(run: Run, world_size: int | None) -> dict[str, str]:
     return {
         **loopback_environment(),
-        **PLAIN,
+        **({"OMP_NUM_THREADS": str(max(1, cores() // world_size))} if world_size else {}),
+        # A notebook's kernel asks its programs for colours (FORCE_COLOR). Ranks print to files, and Python
+        # 3.13 would put escape sequences between the words of a traceback there.
+        "PYTHON_COLORS": "0",
         **os.environ,
         "MPLBACKEND": "Agg",  # the notebook's own backend cannot draw in a rank
         "COURSE_RUN": str(run.folder),
+        "COURSE_RANK": "",
         "COURSE_STARTED": repr(time.time()),
     }
 

@@ -24,7 +24,7 @@ program=({program})
 if [[ -n ${{COURSE_RUN:-}} ]]; then  # by slurm(), which reads what is noted there; by hand it is not set
     export COURSE_STARTED=$(date +%s.%N) SLURM_STDOUTMODE="$COURSE_RUN/{agent_logs}"
     torchrun=({python} -m course_lib.rank.entry_script --node)
-    program=(-m course_lib.rank.entry_script "${{program[@]}}")
+    program=(-m course_lib.rank.entry_script --rank "${{program[@]}}")
     trap 'echo $? >"$COURSE_RUN/{ended}.part"; mv "$COURSE_RUN/{ended}.part" "$COURSE_RUN/{ended}"' EXIT
 fi
 

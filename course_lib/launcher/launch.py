@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from ..hardware import cores, gpu_count
+from ..hardware import gpu_count
 from ..rank.entry_function import Assignment
 from ..run.run import Run
 from .arguments import check_timeout, packed, world_size_of
@@ -46,7 +46,7 @@ def launch(
     device
         ``"cpu"`` keeps the ranks off the GPUs, ``"cuda"`` demands one; by default they use what is there.
     timeout
-        Seconds after which ranks that are still running are killed, with a report of where each one was.
+        Seconds until ranks that still run are killed, with a report of where each one was.
     dashboard
         Show progress, memory and throughput while it runs; False prints nothing.
 
@@ -62,7 +62,8 @@ def launch(
     RankTimeout
         The ranks were not done after ``timeout`` seconds.
     KeyboardInterrupt
-        You stopped it by the Stop button, the kernel's interrupt or Ctrl-C; no rank is left running.
+        You stopped it by the Stop button, the kernel's interrupt or Ctrl-C; no rank is left running. It is
+        raised in the ranks, too: they get two seconds to save what they have (``finally``).
     ValueError, TypeError
         An argument is wrong; nothing was started.
     """
@@ -94,7 +95,7 @@ def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
     world_size = world_size_of(asked.nprocs, asked.device)
     check_timeout(asked.timeout)
     warm_up()
-    call = packed(asked.function, asked.args, asked.kwargs)
+    call, shared = packed(asked.function, asked.args, asked.kwargs)
     name = getattr(asked.function, "__name__", type(asked.function).__name__)
     with loopback_store() as port:
         # created last: an interrupt of the first call, while torch is imported, leaves no run behind
@@ -103,8 +104,8 @@ def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
             folder=run.folder,
             kernel_pid=os.getpid(),
             call=call,
+            shared=shared,
             environment=of_a_launch(run, world_size, port, asked.device) | asked.environment,
-            threads=max(1, cores() // world_size),
             cells={
                 name: entry
                 for name, entry in list(linecache.cache.items())  # a copy: other threads add to it

@@ -9,6 +9,8 @@ import contextlib
 import errno
 import multiprocessing
 import multiprocessing.connection
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -16,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from ..kill import kill_families, kill_group, kill_group_of
+from ..kill import families, kill_families, kill_group, kill_group_of
 from ..rank import entry_function
 from ..report.failed import failure_of
 from ..run.run import Run
@@ -26,7 +28,9 @@ from .forkserver import uninterrupted, wait_until_loaded, without_main
 from .guard import protect, release
 
 LOAD_SECONDS = 120.0  # how long spawned ranks may take to load PyTorch before their time begins all the same
+INTERRUPT_SECONDS = 2.0  # for what a rank does on an interrupt, such as to save a checkpoint
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
+MOST_SHARED = 100  # a fork server passes on 254 files at most, of which a queue has two
 FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 NO_ROOM = (
     "The processes for {} ranks could not all be started: the system has no room for them. Usually a limit "
@@ -51,6 +55,10 @@ class Execution:
         """Return exit codes by rank, or the program's; None where it is still running."""
         raise NotImplementedError
 
+    def interrupt(self) -> float:
+        """Interrupt it as Ctrl-C would, if that ends it; return how many seconds it gets before `kill`."""
+        return 0.0
+
     def kill(self) -> None:
         """Kill what is left of it, and everything that it has started."""
         raise NotImplementedError
@@ -63,6 +71,7 @@ class Ranks(Execution):
         from torch.multiprocessing import start_processes
 
         self._processes: list[Any] = []
+        self._family: list[psutil.Process] = []  # also of those that have ended since an interrupt
         self._facts = [RankFiles(assignment.folder, rank).facts for rank in range(world_size)]
         self._until = time.monotonic() + LOAD_SECONDS
         wait_until_loaded(stop)
@@ -76,7 +85,7 @@ class Ranks(Execution):
                     (assignment,),
                     nprocs=world_size,
                     join=False,
-                    start_method=forkserver.METHOD,
+                    start_method=forkserver.METHOD if len(assignment.shared) < MOST_SHARED else "spawn",
                 ).processes
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
@@ -101,14 +110,24 @@ class Ranks(Execution):
     def exit_codes(self) -> dict[int | str, int | None]:
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
-    def kill(self) -> None:
-        """Kill what is left of them, including their DataLoader workers."""
+    def interrupt(self) -> float:
+        self._family = families(living := self._living())
+        for process in living:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGINT)
+        return INTERRUPT_SECONDS
+
+    def _living(self) -> list[psutil.Process]:
         living = []
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
                 if process.exitcode is None:
                     living.append(psutil.Process(process.pid))
-        kill_families(living)
+        return living
+
+    def kill(self) -> None:
+        """Kill what is left of them, including their DataLoader workers."""
+        kill_families([*self._family, *self._living()])
         for process in self._processes:
             kill_group(process.pid)
             process.kill()
@@ -190,6 +209,13 @@ class Program(SelfLaunching):
     def code(self) -> int | None:
         codes = [process.poll() for process in self._processes]
         return None if None in codes else next(filter(None, codes), 0)
+
+    def interrupt(self) -> float:
+        self._family = families(self._family)
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)  # torchrun passes it on to its ranks
+        return INTERRUPT_SECONDS
 
     def kill(self) -> None:
         """Kill what is left of them, and everything that they have started."""

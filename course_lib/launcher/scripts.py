@@ -8,9 +8,9 @@ import sys
 import uuid
 from typing import Any
 
-from ..hardware import cores, gpu_count
+from ..hardware import gpu_count
 from ..run.run import Run
-from .arguments import check_count, check_timeout, script_at
+from .arguments import check_count, check_timeout, program_of
 from .dashboard import view_of
 from .environment import gpus_of, loopback_store, of_a_program
 from .processes import Program
@@ -33,7 +33,7 @@ def python(
     Parameters
     ----------
     script
-        Its path, from the current folder.
+        Its path, from the current folder; ``"-m"`` for a module, whose name follows.
     args
         Its arguments; numbers and paths are converted to text.
 
@@ -42,10 +42,9 @@ def python(
     FileNotFoundError
         There is no such script. Otherwise as for `launch`.
     """
-    path = script_at(script)
+    name, words = program_of(script, args)
     check_timeout(timeout)
-    words = [str(path), *map(str, args)]
-    run = Run.create(path.name, 0, program=True, command=shlex.join(["python", *words]))
+    run = Run.create(name, 0, program=True, command=shlex.join(["python", *words]))
     watch(
         run, lambda _: Program([[*ENTRY, *words]], [of_a_program(run)], run), timeout, view_of(run, dashboard)
     )
@@ -69,8 +68,8 @@ def torchrun(
     Parameters
     ----------
     script
-        Its path, from the current folder; it reads RANK, LOCAL_RANK, WORLD_SIZE… from its environment
-        (``run.environments`` has what torchrun set).
+        Its path, from the current folder, or ``"-m"`` for a module, whose name follows; it reads RANK,
+        LOCAL_RANK, WORLD_SIZE… from its environment (``run.environments`` has what torchrun set).
     args
         Its arguments; numbers and paths are converted to text.
     nproc_per_node
@@ -79,10 +78,8 @@ def torchrun(
         Number of nodes, each with an agent of its own; all are simulated on this machine.
     max_restarts
         How often torchrun may restart all ranks after one has failed; ``run.restarts`` counts.
-    timeout
-        Seconds after which ranks that are still running are killed, with a report of where each one was.
-    dashboard
-        Show progress, memory and throughput while it runs; False prints nothing.
+    timeout, dashboard
+        As for `launch`.
 
     Returns
     -------
@@ -92,12 +89,10 @@ def torchrun(
 
     Raises
     ------
-    FileNotFoundError
-        There is no such script.
-    ValueError
-        A number is not a whole number, or is too small. Otherwise as for `launch`.
+    FileNotFoundError, ValueError
+        There is no such script; a number is not a whole one, or too small. Otherwise as for `launch`.
     """
-    path = script_at(script)
+    name, words = program_of(script, args)
     check_timeout(timeout)
     check_count("nnodes", nnodes, 1)
     check_count("max_restarts", max_restarts, 0)
@@ -105,13 +100,12 @@ def torchrun(
         nproc_per_node = max(1, gpu_count() // nnodes) if gpu_count() else 2
     check_count("nproc_per_node", nproc_per_node, 1)
     world_size = nnodes * nproc_per_node
-    words = [str(path), *map(str, args)]
     again = {} if max_restarts == 0 else FRESH_STORE
     shape = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
     meet = ["--standalone"] if nnodes == 1 else ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     with loopback_store() as port:  # it loads PyTorch: an interrupt meanwhile leaves no run
         run = Run.create(
-            path.name,
+            name,
             world_size,
             command=shlex.join([*map("=".join, again.items()), "torchrun", *shape, *meet, *words]),
             max_restarts=max_restarts,
@@ -121,9 +115,8 @@ def torchrun(
         commands, environments = [], []
         for node in range(nnodes):
             logs = ["--redirects=3", f"--log-dir={run.folder / 'torchrun' / f'node-{node}'}"]
-            commands.append([*ENTRY, "--torchrun", *shape, *meeting, *logs, *ENTRY[1:], *words])
-            threads = {"OMP_NUM_THREADS": str(max(1, cores() // world_size))}
-            environments.append(of_a_program(run) | again | threads | gpus_of(node, nproc_per_node, nnodes))
+            commands.append([*ENTRY, "--torchrun", *shape, *meeting, *logs, *ENTRY[1:], "--rank", *words])
+            environments.append(of_a_program(run, world_size) | again | gpus_of(node, nproc_per_node, nnodes))
         watch(
             run,
             lambda _: Program(commands, environments, run, restarts=max_restarts > 0),

@@ -80,11 +80,9 @@ def slurm(
 
     Raises
     ------
-    FileNotFoundError
-        There is no such script.
-    ValueError
-        A number is not a whole number, or is too small; an option is not one to give to sbatch; a run was
-        not submitted to Slurm.
+    FileNotFoundError, ValueError
+        There is no such script; a number is not a whole one, or too small; an option is not one to give to
+        sbatch; a run was not submitted to Slurm.
     cluster.SlurmError
         There is no Slurm here, or it refused the job; the message has its own words.
     RankError

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
+import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import IO
 
+from ..rank.entry_function import RETURN
 from ..report import failed, waiting
-from ..report.facts import Report
+from ..report.cause_words import ranks_text
+from ..report.facts import Failure, Report
 from ..run.run import Run
 from ..run_folder import RankFiles
 from .dashboard import SafeView, View
@@ -57,13 +63,15 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
 
 def _load_results(run: Run) -> failed.RankError | None:
     """Read the results while interrupts are held off, so that none is left half read."""
-    try:
-        _ = run.results
-    except Exception as error:
-        text = f"the ranks are done, but a result cannot be read here: {type(error).__name__}: {error}"
-        run.record.end("failed", text)
-        return failed.RankError(run, Report(message=text))
-    return None
+    if not (unread := run.unread_results()):
+        return None
+    (rank, error), *more = unread.items()
+    others = f" (nor can those of {ranks_text(each for each, _ in more)})" if more else ""
+    text = f"is done, but its result cannot be read here{others}: a {run.facts(rank).get('result')} "
+    text += f"({type(error).__name__}: {error}); {RETURN}"
+    failure = failed.RankError(run, Report(Failure(rank, "noted by the launcher", time.time(), message=text)))
+    run.record.end("failed", str(failure))
+    return failure
 
 
 def _follow(
@@ -76,10 +84,10 @@ def _follow(
             deadline = time.monotonic() + timeout
         ranks.wait(WAKE_SECONDS)
         if view.stop.is_set():
-            return failed.Stopped(run)
+            return failed.Stopped(run, *_interrupt(run, ranks))
         codes = ranks.exit_codes()
         if failures := failed.failures_of(run, codes, {}):
-            if failed.first_failure(failures).consequence:  # its cause may be recorded a little later
+            if (first := failed.first_failure(failures)).consequence or first.blames:  # a cause may be late
                 time.sleep(CONSEQUENCE_SECONDS)
                 failures = failed.failures_of(run, ranks.exit_codes(), failures) or failures
             return failed.RankError(run, waiting.report_on(run, ranks.exit_codes(), failures))
@@ -99,14 +107,60 @@ def _follow(
         view.update()
 
 
+def _interrupt(run: Run, ranks: Execution) -> tuple[float, list[int]]:
+    """Let all end by an interrupt; return how many seconds they had, and which ranks are still there."""
+    seconds, began = ranks.interrupt(), time.monotonic()
+    while None in ranks.exit_codes().values() and time.monotonic() < began + seconds:
+        ranks.wait(WAKE_SECONDS)
+    return seconds, [rank for rank in range(run.world_size) if run.lives(rank)]
+
+
 @contextlib.contextmanager
 def _interrupts_held(stop: threading.Event) -> Iterator[None]:
     """Make Ctrl-C and the kernel's interrupt only set ``stop``: neither raises while the ranks start."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with _interrupts_seen(stop):
+            yield
         return
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+_threads = threading.Lock()
+_stops: list[threading.Event] = []  # of launches in other threads than the main one
+_seers: list[threading.Thread] = []  # the one that sees interrupts for them
+
+
+@contextlib.contextmanager
+def _interrupts_seen(stop: threading.Event) -> Iterator[None]:
+    """Set ``stop`` when the process gets an interrupt, which Python handles in the main thread alone."""
+    with _threads:
+        _stops.append(stop)
+        if not _seers and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # `faulthandler` can be asked from any thread, and lets Python handle the signal as well
+            faulthandler.register(signal.SIGINT, seen := tempfile.TemporaryFile(), False, chain=True)
+            _seers.append(threading.Thread(target=_see, args=(seen,), name="course-interrupts", daemon=True))
+            _seers[0].start()
+    try:
+        yield
+    finally:
+        with _threads:
+            _stops.remove(stop)
+
+
+def _see(seen: IO[bytes]) -> None:
+    """Set all ``stop`` whenever the file has grown, until no launch is left."""
+    size = 0
+    while True:
+        time.sleep(WAKE_SECONDS)
+        with _threads, seen if not _stops else contextlib.nullcontext():
+            if not _stops:
+                faulthandler.unregister(signal.SIGINT)
+                _seers.clear()
+                return
+            if size != (size := os.fstat(seen.fileno()).st_size):
+                for stop in _stops:
+                    stop.set()

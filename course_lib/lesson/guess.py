@@ -62,13 +62,14 @@ def guesses(*answers: str) -> None:
     if len(answers) != len(_asked):
         print(f"This lesson asks {len(answers)} times, and you have run {len(_asked)} of its questions.")
         return
+    width = max(24, *map(len, answers))
     for (number, question), answer in zip(enumerate(_asked.values(), start=1), answers, strict=True):
         if answer not in question.options:
             raise ValueError(
                 f"the answer {answer!r} is none of question {number}'s options: {question.options}"
             )
         mark = "  " if question.chosen is None else "✓ " if question.chosen == answer else "✗ "
-        print(f"{mark}{number}. it was: {answer:24} you guessed: {question.chosen or '–'}")
+        print(f"{mark}{number}. it was: {answer:{width}} you guessed: {question.chosen or '–'}")
 
 
 def _cell() -> object:
@@ -97,9 +98,15 @@ def _show_buttons(question: Guess) -> None:
 
     def lock(button: Any) -> None:
         if question.chosen is None:
-            question.chosen = button.description
-            handle.update(_Text(question))
-            box.close()
+            question.chosen, button.button_style = button.description, "info"
+            for each in buttons:
+                each.disabled = each is not button  # this one keeps the focus: Shift + Enter goes on from it
+            shell().events.register("pre_run_cell", settle)
+
+    def settle(_: Any) -> None:
+        shell().events.unregister("pre_run_cell", settle)
+        handle.update(_Text(question))
+        box.close()
 
     for button in buttons:
         button.on_click(lock)

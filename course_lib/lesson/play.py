@@ -9,6 +9,8 @@ from typing import Any
 from ..figures.style import Picture
 from ..notebook import in_kernel
 
+UNITS = {"kib": "KiB", "mib": "MiB", "gib": "GiB", "gbit": "Gbit", "gb": "GB"}  # in the names of values
+
 
 def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
     """Show a picture with a slider or a switch for each value, redrawn whenever one moves (lesson 07).
@@ -49,7 +51,7 @@ def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
     for name, control in controls.items():
         if isinstance(values[name], bool):
             control.value = defaults[name]  # ipywidgets begins with the abbreviation
-        control.description = name.replace("_", " ")
+        control.description = " ".join(UNITS.get(word, word) for word in name.split("_"))
         control.style.description_width = "15em"
         control.layout.width = "34em"
     box = VBox(list(controls.values()))

@@ -6,14 +6,15 @@ ranks then report, a closed connection, comes later and is recognised as a conse
 
 from __future__ import annotations
 
+import atexit
 import errno
 import functools
+import inspect
 import linecache
 import multiprocessing
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,14 @@ from typing import Any
 from .. import by_value
 from ..files import whole_file
 from ..kill import end_with, end_with_parent
-from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server
-from ..run_folder import AT_WORK, ENDING, EVERYONE, NO_GRADIENT_SYNC, TRIAL, RankFiles
+from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
+from ..run_folder import AT_WORK, ENDING, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import report_exception, watch_children
 from .last_words import LastWords
 from .recorder import attach, note, send_output_to, tell_collectives
-from .standstill import ONE_WAY, flight
 from .trial import never_synchronize
 
-JOIN_SECONDS = 2.0  # how long the other ranks may take to connect
+RETURN = "return numbers, strings, tensors, arrays, or lists and dicts of them, as a model's state_dict() is"
 
 
 @dataclass
@@ -39,16 +39,15 @@ class Assignment:
     folder: Path  # the run's folder
     kernel_pid: int  # the process that called launch()
     call: bytes  # (function, args, kwargs), pickled by value
+    shared: list[Any]  # what of these the processes share
     environment: dict[str, str]
-    threads: int  # CPU threads of each rank
     cells: dict[str, Any] = field(default_factory=dict)  # linecache's entries for the notebook's cells
 
 
 def main(rank: int, assignment: Assignment) -> None:
     """Be one rank of a launch, in a fresh process."""
     os.setsid()  # interrupts of the kernel do not reach us, and our DataLoader workers end with us
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
-    _take_environment(assignment.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    changed = _take_environment(assignment.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
     # the fork server ends with the kernel
     if not (leave_fork_server() and end_with_parent()):
         end_with(assignment.kernel_pid)
@@ -57,13 +56,18 @@ def main(rank: int, assignment: Assignment) -> None:
     files = RankFiles(assignment.folder, rank)
     send_output_to(files.log)
     last_words = LastWords(functools.partial(_report, assignment.folder, rank))
+    itself = os.getpid()
+    atexit._clear()  # what the fork server's libraries left there
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         attach(rank)
         watch_children()
-        result = _run(assignment)
-        note(phase=ENDING)
+        result = _run(assignment, changed)
+        if os.getpid() != itself:
+            sys.exit(0)  # a process that the function forked returns as well
+        note(phase=ENDING, result=type(result).__name__)
         _save_result(result, files.result)
-        _let_the_others_join(assignment.folder)
+        atexit._run_exitfuncs()
     except BaseException as error:
         last_words.error = error
         try:
@@ -83,20 +87,24 @@ def _report(folder: Path, rank: int, error: BaseException) -> int:
     return 1
 
 
-def _take_environment(environment: dict[str, str]) -> None:
-    """Take over the kernel's current environment; the fork server's, as of its start, is almost the same."""
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    for name, value in environment.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+def _take_environment(environment: dict[str, str]) -> set[str]:
+    """Take over the kernel's environment as it is now; return the names of what differs here."""
+    changed = {name for name, _ in os.environ.items() ^ environment.items()}
+    for name in changed:
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            del os.environ[name]
+    return changed
 
 
-def _run(assignment: Assignment) -> Any:
+def _run(assignment: Assignment, changed: set[str]) -> Any:
     import torch
 
     linecache.cache.update(assignment.cells)
-    torch.set_num_threads(assignment.threads)
+    read_environment(changed)
+    if (threads := os.environ["OMP_NUM_THREADS"].partition(",")[0].lstrip(" 0")).isdecimal():
+        torch.set_num_threads(int(threads))
     own_autograd()
     adapt_torch()
     # All forks, also those of the next launch, start with the same RNG state. Draw a seed for each, as in a
@@ -107,14 +115,17 @@ def _run(assignment: Assignment) -> Any:
     if assignment.environment.get(TRIAL) == NO_GRADIENT_SYNC:
         never_synchronize(was_made=lambda: note(ddp=True))
     by_value.serve_multiprocessing()
+    by_value.GIVEN[:] = assignment.shared
     function, args, kwargs = by_value.loads(assignment.call)
+    brought = getattr(inspect.unwrap(getattr(function, "func", function)), "__globals__", {})
+    if brought.get("__name__") == "__main__":  # pickle looks there for what a cell defines
+        vars(sys.modules["__main__"]).update({k: v for k, v in brought.items() if not k.startswith("__")})
     note(phase=AT_WORK)
     try:
         return function(*args, **kwargs)
     except SystemExit as error:
-        if error.code in (None, 0):
-            return None
-        raise
+        if error.code not in (None, 0):
+            raise
 
 
 def own_autograd() -> None:
@@ -136,27 +147,6 @@ def try_out() -> None:
     torch.mm(torch.ones(256, 256), torch.ones(256, 256))
 
 
-def _let_the_others_join(folder: Path) -> None:
-    """Stay connected for a moment if this rank has joined the group but may not have met all other ranks.
-
-    Its own connections are made by then, but gloo's other ranks may still connect: they fail if it leaves.
-    """
-    torch_distributed = sys.modules.get("torch.distributed")
-    if torch_distributed is None or not torch_distributed.is_initialized():
-        return
-    if any(call["group"] == EVERYONE and call["name"] not in ONE_WAY for call in flight()["recent"][-1:]):
-        return
-    until = time.monotonic() + JOIN_SECONDS
-    waiting = list(range(int(os.environ["WORLD_SIZE"])))
-    while waiting and time.monotonic() < until:
-        time.sleep(0.005)
-        waiting = [rank for rank in waiting if not _has_ended(RankFiles(folder, rank))]
-
-
-def _has_ended(files: RankFiles) -> bool:
-    return files.result.exists() or files.failure.exists()
-
-
 def _save_result(result: Any, path: Path) -> None:
     import torch
 
@@ -166,7 +156,8 @@ def _save_result(result: Any, path: Path) -> None:
     except Exception as error:
         if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's lacks an errno
             raise OSError(f"what the function returned cannot be kept: {error}") from None
+        found = by_value.culprit("result", result)
+        why = f"{found[0]} is {found[1]}" if found else error
         raise TypeError(
-            f"the function returned a {type(result).__name__} that cannot be sent back ({error}); "
-            f"return numbers, strings, tensors, arrays, or lists and dicts of them"
+            f"the function returned a {type(result).__name__} that cannot be sent back ({why}); {RETURN}"
         ) from None

@@ -1,8 +1,8 @@
 """Entry point of what `python` and `torchrun` start: ``python -m course_lib.rank.entry_script script.py …``.
 
 It runs the ``script.py`` of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), and
-each rank that the agent starts. Each of these records how it failed and, but for a job's agent, ends with the
-process that started it, as a rank of `launch` does.
+each rank that the agent starts (``--rank script.py …``). Each of these records how it failed and, but for a
+job's agent, ends with the process that started it, as a rank of `launch` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import sys
 import time
 import traceback
 import types
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,13 +27,17 @@ from ..files import discard, write_whole
 from ..frames import is_learners, with_source
 from ..kill import end_with, kill_group_of
 from ..private_names import choose_ports_by, tell_before_the_agent_ends
-from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name
+from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
 from .failure import report_exception, watch_children, write_failure
 from .last_words import LastWords
 from .recorder import attach, note, tell_collectives
 
 RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+TRACEBACK = re.compile(r"(?s)((?:.*?Traceback \([^\n]*\n(?:(?: [^\n]*)?\n)*)?)([^\s:]*):?(.*)")
+CHAIN = re.compile(
+    r"\n\n(The above exception was the direct cause of|During handling of the above exception).*:\n\n"
+)
 UNTIL: dict[int, float] = {}  # in torchrun's agent: time.monotonic() until which it waits for a rank, by pid
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
 
@@ -141,6 +147,8 @@ def run_rank(script: str, arguments: list[str]) -> None:
     folder, rank = Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"])
     end_with(int(os.environ["COURSE_KERNEL"]))
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if _ended_unseen(files):
+        write_failure(folder, rank, "", "was killed, or ended itself without an exception", [], "")
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(max(0, attempt - 1)))
     discard(files.standstill)  # of before a restart; its count stays 0 on a node whose own ranks did not fail
@@ -168,6 +176,15 @@ def run_rank(script: str, arguments: list[str]) -> None:
             last_words.say()
         finally:
             last_words.say_here()
+
+
+def _ended_unseen(files: RankFiles) -> bool:
+    """Return whether a rank's attempt before has ended, not asked by its agent, without leaving a record."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(files.facts.read_text())
+        if "returned" not in told and not files.failure.exists():
+            return not was_asked_to_end(files.folder, told["process"], time.time())
+    return False
 
 
 def _of_this_node(facts: Path) -> bool:
@@ -199,10 +216,21 @@ def _report(folder: Path, rank: int, error: BaseException) -> int:
 def _run(script: str, arguments: list[str]) -> None:
     """Run a script as ``__main__``, without a line of Python between the script's end and the caller's."""
     sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).parent)
+    if os.environ.pop("PYTHONSAFEPATH", None):
+        sys.path.insert(0, "")
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if script == "-m":
+        sys.path[0] = os.getcwd()
+        spec: Any = find_spec(arguments[0])
+        if spec.submodule_search_locations is not None:
+            spec = find_spec(f"{arguments[0]}.__main__")
+        code, script = spec.loader.get_code(spec.name), spec.origin
+        main.__spec__, main.__package__, sys.argv = spec, spec.parent, [script, *arguments[1:]]
+    else:
+        sys.path[0] = str(Path(script).parent)
+        code = compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
     main.__file__ = script
-    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(main))
+    exec(code, vars(main))
 
 
 def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
@@ -212,11 +240,27 @@ def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
     if exit_code is not None:
         write_failure(folder, rank, "", "", [], text, exit_code=exit_code)
     else:
-        last = [line for line in text.splitlines() if line and not line.startswith(" ")][-1]
-        kind, _, message = last.partition(": ")
-        frames = [(m["file"], int(m["line"]), m["function"]) for m in FRAME_LINE.finditer(text)]
-        own = [frame for frame in frames if is_learners(frame[0])]
-        write_failure(folder, rank, kind, message, [with_source(*f) for f in own or frames[-1:]], text)
+        # each but the last is followed by a sentence: how it belongs to the next one
+        *told, (kind, message, frames) = map(_parsed, (blocks := CHAIN.split(text))[::2])
+        related = [
+            {
+                "how": "from" if "direct" in how else "during",
+                "text": f"{name}: {said}".removesuffix(": "),
+                "frames": at,
+            }
+            for (name, said, at), how in zip(told, blocks[1::2], strict=True)
+        ]
+        write_failure(folder, rank, kind, message, frames, text, related[::-1])
+
+
+def _parsed(text: str) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return type, message and frames of the exception in the text of a traceback, or of a group's."""
+    if "Exception Group Traceback" in text:
+        text = re.sub(r"^ +[|+] ?", "", text, flags=re.MULTILINE)
+    stack, kind, message = TRACEBACK.findall(text)[0]
+    frames = [(m["file"], int(m["line"]), m["function"]) for m in FRAME_LINE.finditer(stack)]
+    own = [frame for frame in frames if is_learners(frame[0])]
+    return kind, message.strip(), [with_source(*frame) for frame in own or frames[-1:]]
 
 
 if __name__ == "__main__":
@@ -224,7 +268,7 @@ if __name__ == "__main__":
         run_agent(sys.argv[2:])
     elif sys.argv[1] == "--node":
         run_agent(sys.argv[2:], of_a_job=True)
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
-        run_rank(sys.argv[1], sys.argv[2:])
+    elif sys.argv[1] == "--rank":
+        run_rank(sys.argv[2], sys.argv[3:])
     else:
         run_program(sys.argv[1], sys.argv[2:])

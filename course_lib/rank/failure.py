@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import linecache
 import multiprocessing
 import os
 import re
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +23,36 @@ from ..private_names import tell_of_ended_children
 from ..run_folder import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
-MOST_FRAMES = 12  # a deep recursion shows the outermost and the innermost ones
+MOST_FRAMES = 12  # of more, the outermost and the innermost ones
+MOST_RELATED = 30  # exceptions that are recorded beside another one, with fewer frames
+RELATED_FRAMES = 4
 RECENT_SECONDS = 10.0  # an error may come of a worker that has ended since then, or that it names
 LOST = (ConnectionError, EOFError)  # raised where the other end of a connection is gone
 _ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was seen
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
-    """Record an exception, with its causes, as the failure of a rank."""
-    causes: list[str] = []
-    seen, cause, lost = {id(error)}, _cause(error), isinstance(error, LOST)
-    while cause is not None and id(cause) not in seen and len(causes) < MOST_FRAMES:
-        causes.append(": ".join(_name_and_message(cause)).removesuffix(": "))
-        lost = lost or isinstance(cause, LOST)
-        seen.add(id(cause))
-        cause = _cause(cause)
+    """Record an exception, with those that Python's traceback shows beside it, as the failure of a rank."""
+    others = list(itertools.islice(_related(error, {id(error)}), MOST_RELATED))
+    related = []
+    for how, each in others:
+        said = ": ".join(_name_and_message(each)).removesuffix(": ")
+        related.append({"how": how, "text": said, "frames": _frames(each, RELATED_FRAMES)})
+    lost = isinstance(error, LOST) or any(isinstance(each, LOST) for _, each in others)
     text = "".join(traceback.format_exception(error))
     workers = _killed_workers(text, expected=lost)
-    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, causes, workers=workers)
+    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, related, workers=workers)
+
+
+def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
+    """Yield each exception that belongs to one, and how: it is inside the group, or led to it."""
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    context = None if error.__suppress_context__ else error.__context__
+    for how, each in [*(("inside", part) for part in parts), ("from", error.__cause__), ("during", context)]:
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield how, each
+            yield from _related(each, seen)
 
 
 def watch_children() -> None:
@@ -73,18 +87,15 @@ def described(error: BaseException) -> dict[str, Any]:
     return {"type": kind, "message": message, "frames": _frames(error)}
 
 
-def _cause(error: BaseException) -> BaseException | None:
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
 def _name_and_message(error: BaseException) -> tuple[str, str]:
+    """Return an exception's type, and its message with what else Python prints: notes, an unparsable line."""
     kind = type(error)
-    try:
-        message = str(error)
-    except Exception:  # an exception whose own __str__ fails
-        message = "(its message cannot be shown)"
-    inside = kind.__module__ in ("builtins", "__main__")
-    return kind.__name__ if inside else f"{kind.__module__}.{kind.__name__}", message
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    printed = "".join(traceback.TracebackException.from_exception(error).format_exception_only())
+    line, _, message = f"\n{printed}".removesuffix("\n").partition(f"\n{module}{kind.__qualname__}")
+    if isinstance(error, SyntaxError) and linecache.getline(error.filename or "", error.lineno or 0):
+        line = f" ({os.path.basename(error.filename or '')}, line {error.lineno})"  # its frame shows the line
+    return f"{module}{kind.__name__}", message.removeprefix(": ") + line
 
 
 def write_failure(
@@ -94,32 +105,34 @@ def write_failure(
     message: str,
     frames: list[dict[str, Any]],
     text: str,
-    causes: Sequence[str] = (),
+    related: Sequence[dict[str, Any]] = (),
     exit_code: int | None = None,
     workers: Sequence[tuple[int, int]] = (),
     pid: int | None = None,
 ) -> None:
     """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
-    record |= {"causes": list(causes), "exit_code": exit_code, "process": process_name(pid or os.getpid())}
+    record |= {"related": list(related), "exit_code": exit_code, "process": process_name(pid or os.getpid())}
     if workers:
         record |= {"workers": list(workers), "memory": memory()}
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
         write_whole(RankFiles(folder, rank).failure, json.dumps(record))
 
 
-def _frames(error: BaseException) -> list[dict[str, Any]]:
-    """Return the learner's own frames, outermost first; without any, the innermost one unless it is ours."""
+def _frames(error: BaseException, most: int = MOST_FRAMES) -> list[dict[str, Any]]:
+    """Return the learner's own frames, outermost first; without any, the innermost one unless it is ours.
+
+    Where a recursion comes by again is left out, but for its end.
+    """
     trace = traceback.extract_tb(error.__traceback__)
     places = [(frame.filename, frame.lineno or 0, frame.name) for frame in trace]
     if isinstance(error, SyntaxError) and error.filename:  # a line that cannot be parsed has not run
         places.append((error.filename, error.lineno or 0, "<module>"))
     own = [place for place in places if is_learners(place[0])]
-    last = [place for place in places[-1:] if not is_ours(place[0])]
-    own = own or last
-    left_out = max(0, len(own) - MOST_FRAMES)
-    half = MOST_FRAMES // 2
-    frames = [with_source(*place) for place in (own[:half] + own[-half:] if left_out else own)]
-    if left_out:
-        frames[half]["left_out"] = left_out
-    return frames
+    own = own or [place for place in places[-1:] if not is_ours(place[0])]
+    first = sorted({place: i for i, place in reversed(list(enumerate(own)))}.values())
+    if own and own[first[-1]] != own[-1]:
+        first.append(len(own) - 1)
+    shown = first if len(first) <= most else first[: most // 2] + first[-(most // 2) :]
+    ends = [*shown[1:], len(own)]
+    return [with_source(*own[i]) | {"left_out": end - i - 1} for i, end in zip(shown, ends, strict=False)]

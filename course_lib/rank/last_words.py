@@ -23,31 +23,15 @@ from typing import NoReturn
 
 # Signals that tell of a crash, that cannot be ignored, or that end nothing
 LEFT_ALONE = {
-    *(
-        "SIGSEGV",
-        "SIGBUS",
-        "SIGFPE",
-        "SIGILL",
-        "SIGABRT",
-        "SIGTRAP",
-        "SIGSYS",
-        "SIGKILL",
-        "SIGSTOP",
-        "SIGTSTP",
-    ),
-    *("SIGTTIN", "SIGTTOU", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH", "SIGINFO"),
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL", "SIGSTOP"),
+    *("SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH", "SIGINFO"),
 }
 
 
 class LastWords:
-    """The last act of a process: it reports its failure, and ends. Make it before, and call only `say`::
+    """The last act of a process: it reports its failure, and ends.
 
-        except BaseException as error:
-            last_words.error = error
-            try:
-                last_words.say()
-            finally:  # no thread could be started
-                last_words.say_here()
+    Make it before. Then set ``error`` and call only `say`, and `say_here` if no thread could be started.
 
     Parameters
     ----------
@@ -58,7 +42,7 @@ class LastWords:
     error: BaseException
 
     def __init__(self, report: Callable[[BaseException], int]) -> None:
-        self._report = report
+        self._report, self._pid = report, os.getpid()
         libc, every = ctypes.CDLL(None), ctypes.create_string_buffer(128)
         libc.sigfillset(every)
         start = functools.partial(_thread.start_new_thread, self.say_here, ())
@@ -71,7 +55,7 @@ class LastWords:
         code = 1
         try:
             _ignore_signals()
-            code = self._report(self.error)
+            code = self._report(self.error) if os.getpid() == self._pid else _exit_code(self.error)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -79,6 +63,14 @@ class LastWords:
                 with contextlib.suppress(Exception):  # a full disk, a closed stream, one of the program's own
                     stream.flush()
             os._exit(code & 0xFF)  # all that a system keeps of it; a larger one would raise here
+
+
+def _exit_code(error: BaseException) -> int:
+    """Print what Python would in a process that the program forked, not a rank; return its exit code."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return error.code or 0
+    traceback.print_exception(error)
+    return 1
 
 
 def _ignore_signals() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+from collections.abc import Mapping
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -17,17 +18,25 @@ from ..frames import frame_of, is_learners
 from ..private_names import process_groups
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
+JOINS_BY = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "init_method"]
+JOINS_BY += ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
 LONGEST_CALL = 200  # characters
 ROOT = {"broadcast": "src", "scatter": "src", "recv": "src", "reduce": "dst", "gather": "dst", "send": "dst"}
 
 
-def own_wait(thread: int | None) -> dict[str, Any]:
-    """Return ``call``, the call in the learner's line, and ``meets``, with whom it meets, as far as known."""
+def own_wait(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the learner's ``call``, whom it ``meets``, what it ``joins`` by, its ``lock_file``, as known."""
     frame, told = frame_of(thread), dict[str, Any]()
     with contextlib.suppress(Exception):  # the stack still shows where the rank is
         while frame is not None and not is_learners(frame.f_code.co_filename):
             if "meets" not in told and frame.f_code.co_filename.endswith(C10D):
                 told |= _meets(frame)
+                if frame.f_code.co_name == "init_process_group":
+                    told["joins"] = _joins_by(frame.f_locals, launched)
+            if frame.f_code.co_name in ("acquire", "wait") and "self" in frame.f_code.co_varnames:
+                lock = frame.f_locals["self"]  # of filelock, or of torch.utils.cpp_extension
+                path = getattr(lock, "lock_file", getattr(lock, "lock_file_path", None))
+                told |= {"lock_file": os.path.abspath(path)} if path else {}
             frame = frame.f_back
         if frame is not None:
             told["call"] = _call(frame)
@@ -40,11 +49,12 @@ def _meets(frame: FrameType) -> dict[str, Any]:
     Only frames of torch are asked for their variables: before Python 3.13 they keep those alive.
     """
     name = frame.f_code.co_name
-    if name not in (*ROOT, "new_group", "monitored_barrier"):
-        return {}
     import torch.distributed as dist
 
     arguments = frame.f_locals
+    checks = dist.get_debug_level() == dist.DebugLevel.DETAIL and "group" in arguments  # all meet before
+    if name not in (*ROOT, "new_group", "monitored_barrier") and not checks:
+        return {}
     everyone = list(range(dist.get_world_size()))
     if name == "new_group":
         ranks = arguments["ranks"]
@@ -60,6 +70,14 @@ def _meets(frame: FrameType) -> dict[str, Any]:
         ranks = [rank for rank in ranks if rank != dist.get_rank()] if root is None else [root]
         return {"meets": {"name": name, "ranks": ranks, "number": arguments["tag"]}}
     return {"meets": {"name": name, "ranks": ranks, "root": root}}
+
+
+def _joins_by(arguments: Mapping[str, Any], launched: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return what init_process_group joins by, each with the value of the launch; "" where it has none."""
+    now = os.environ | {name: str(it) for name in JOINS_BY[:2] if (it := arguments[name.lower()]) >= 0}
+    if (method := arguments["init_method"] or "env://") != "env://":
+        now |= {"init_method": method, "MASTER_ADDR": "", "MASTER_PORT": ""}
+    return {name: [now[name], launched.get(name, "")] for name in JOINS_BY if now.get(name)}
 
 
 def _call(frame: FrameType) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
-from ..private_names import on_cpp_terminate
+from ..private_names import on_cpp_terminate, tell_world_sizes
 from ..run_folder import AT_WORK, STARTING, RankFiles, process_name
 from ..stack_dumps import answer_requests
 from .arrivals import ArrivalReader
@@ -52,10 +52,12 @@ def attach(rank: int | None = None) -> Recorder | None:
     global _recorder
     if _recorder is None:  # check this first: `log` gets here in every step, and reading os.environ is slow
         folder = os.environ.get("COURSE_RUN")
-        if folder is None:
-            return None
+        if folder is None or (rank is None and os.environ.get("COURSE_RANK")):
+            return None  # nobody watches, or this is a program that a rank has started
         files = RankFiles(Path(folder), _rank_number() if rank is None else rank)
         _recorder = Recorder(files, AT_WORK if rank is None else STARTING)
+        if rank is not None or multiprocessing.parent_process():
+            os.environ["COURSE_RANK"] = str(os.getpid())
         if rank is None:  # its own program started this rank: separate its output from the others' now
             send_output_to(files.log)
         _recorder.answer_stack_requests()
@@ -126,6 +128,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
 
     def start(self) -> None:
+        tell_world_sizes(self.note_world)
         self._thread.start()
         self._forget_terminate = on_cpp_terminate(self._give_up)
 
@@ -136,6 +139,10 @@ class Recorder:
         with self._noting, contextlib.suppress(OSError):
             self._facts |= facts
             write_whole(self.files.facts, json.dumps(self._facts))
+
+    def note_world(self, world_size: int) -> None:
+        if world_size > self._facts.get("world", 0) and self.pid == os.getpid():  # the largest one
+            self.note(world=world_size)
 
     def answer_stack_requests(self) -> None:
         """Have this process write its stacks on a signal from now on."""
@@ -201,6 +208,7 @@ class Recorder:
         while not self._stop.is_set():
             self.tick()
             self.note(stack_signal=self.stack_signal())
+            tell_world_sizes(self.note_world)
             self._lookout.look(self.counters.steps)
             self._flush()
             self._stop.wait(until_the_next_tick(time.time()))

@@ -153,7 +153,7 @@ def on_cpu(tensor: Any) -> Any:
 def _lines(path: Path) -> dict[str, int]:
     """Return the lines of a file that an earlier attempt has left, with their numbers."""
     with contextlib.suppress(OSError):
-        return {name: i for i, name in enumerate(path.read_text(errors="replace").split("\n")[:-1])}
+        return {name: i for i, name in enumerate(path.read_text("utf-8", errors="replace").split("\n")[:-1])}
     return {}
 
 

@@ -48,6 +48,7 @@ class Lookout:
         by_agent = end_request(files.folder, process_name(os.getpid()))
         self._asked_paths = [str(files.folder / ASKED), str(by_agent)]
         self._stack_signal = stack_signal
+        self._launched = dict(os.environ)
         self._main = threading.main_thread().ident
         self._place: tuple[Any, ...] = ()
         self._call: tuple[Any, ...] | None = None
@@ -88,7 +89,7 @@ class Lookout:
                 record |= {"since": self._stands_since, "stack": stack_of(self._main)}
                 if asked or now - self._threads_at >= THREADS_SECONDS:
                     self._threads, self._threads_at = other_threads(), now
-                record |= {"threads": self._threads, **own_wait(self._main)}
+                record |= {"threads": self._threads, **own_wait(self._main, self._launched)}
             if asked and self._forked is None:
                 self._write(record)  # the rest may take longer
                 self._forked = self._ask_forked()

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .facts import Absence, Call, Cause, Circle, Mismatch, OtherGroups, RankState
+from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 from .mismatch import NEW_GROUP, PARTNER
 
 MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
@@ -71,6 +71,12 @@ def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
     if isinstance(cause, OtherGroups):
         groups = _by_text({rank: _list(ranks) for rank, ranks in cause.ranks.items()})
         return f"the ranks made different groups: new_group {cause.name} is {groups}; {SAME_GROUPS}"
+    if isinstance(cause, Apart):
+        told = [
+            _by_text({r: f"{name} is {' instead of '.join(filter(None, two))}" for r, two in its.items()})
+            for name, its in cause.joins.items()
+        ]
+        return f"the ranks do not meet in init_process_group: {'; '.join(told)}"
     if isinstance(cause, Mismatch):
         return f"the ranks do not match: collective {cause.number}{_of(cause.group)} is {_differences(cause)}"
     if isinstance(cause, Circle):
@@ -181,6 +187,12 @@ def _own_wait(state: RankState, slept: bool) -> tuple[tuple[str, str], str]:
         return ("has", "have"), f"not run for {state.silent:.0f} s: {why}"
     if not state.own_call or state.waits_in:
         return ("", ""), ""
+    if state.lock_file:
+        holder = state.lock_holder
+        who = f"which {ranks_text([holder]) if isinstance(holder, int) else holder} holds"
+        if holder is None:
+            who = "which no process here has locked: if it was left behind, delete it"
+        return ("waits", "wait"), f"for the lock {state.lock_file}, {who}: {state.own_call}"
     inner = " ".join(f"{os.path.basename(file)}:{function}" for file, _, function in state.stack[:8])
     searched = f"{inner} | {state.own_call}"
     what = next((what for pattern, what in WAITS_FOR if re.search(pattern, searched)), "")

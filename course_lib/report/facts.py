@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 Unrecorded = Literal["", "folder removed", "disk full"]
 
 
+class Related(NamedTuple):
+    """An exception that belongs to another one."""
+
+    how: Literal["inside", "from", "during"]  # the group; or the other was raised from it, while handling it
+    text: str  # type and message
+    frames: list[dict[str, Any]]  # as of a `Failure`
+
+
 @dataclass(frozen=True)
 class Failure:
     """How one rank failed, or a program outside of its ranks (rank ``"program"``)."""
@@ -23,7 +31,7 @@ class Failure:
     time: float  # time.time() when it happened or was noticed
     exception: str = ""  # the type of what was raised, SystemExit, too
     message: str = ""  # of the exception, or the launcher's note
-    causes: list[str] = field(default_factory=list)  # type and message of each exception that led to it
+    related: list[Related] = field(default_factory=list)  # what Python's traceback shows beside it
     signal: str = ""  # as in "SIGKILL"
     crashed_in: str = ""  # by that signal: which thread, unless it is the one of the frames
     exit_code: int | None = None  # that of a signal is negative; None if it raised or was noted
@@ -32,8 +40,10 @@ class Failure:
     unrecorded: Unrecorded = ""  # why it may have recorded no exception
     workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
     memory: list[int] | None = None  # total and available bytes then, if workers were killed
-    asked_to_end: bool = False  # by torchrun, once another rank had failed
+    asked_to_end: bool = False  # by torchrun, once another rank had failed, perhaps as it raised the same
     lost_peer: bool = False  # another rank was gone
+    blames: list[int] = field(default_factory=list)  # ranks that its message names, if it is none of them
+    lost_at: dict[str, Any] | None = None  # the frame in which it lost it
     timed_out: bool = False  # it gave up waiting for another rank
     short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
 
@@ -102,6 +112,9 @@ class RankState:
     recent: list[Call] = field(default_factory=list)  # the latest collectives, whether over or not
     groups: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each that it is in
     own_call: str = ""  # the source of the learner's call that has not ended, if the rank is idle in it
+    joins: dict[str, list[str]] = field(default_factory=dict)  # by what, and how it was launched
+    lock_file: str = ""  # that it waits for in this call
+    lock_holder: int | str | None = None  # the rank that has locked it, or which process
     silent: float | None = None  # seconds for which none of its threads ran, though its process lives
     beside: list[Beside] = field(default_factory=list)
     thread_errors: list[ThreadError] = field(default_factory=list)
@@ -141,7 +154,13 @@ class OtherGroups(NamedTuple):
     ranks: dict[int, Sequence[int]]  # the group's, by the rank that made it
 
 
-Cause = Mismatch | Absence | Circle | OtherGroups  # why ranks wait
+class Apart(NamedTuple):
+    """In what ranks that join each other differ from what was launched, or among themselves."""
+
+    joins: dict[str, dict[int, tuple[str, str]]]  # by name and rank: its value, and that at the launch
+
+
+Cause = Mismatch | Absence | Circle | OtherGroups | Apart  # why ranks wait
 
 
 @dataclass(frozen=True)
@@ -153,6 +172,7 @@ class Report:
     mismatch: Cause | None = None  # whom the ranks waited for, if that led to it and is known
     timeout: float | None = None  # seconds after which the ranks were not done
     message: str = ""  # the launcher's, on anything else
+    before: Failure | None = None  # what ended the attempt before a restart
     divergence: Divergence | None = None  # the first difference in what `track(…, same=…)` compares
 
     @property

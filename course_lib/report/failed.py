@@ -8,10 +8,13 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..frames import is_learners
 from ..run_folder import PROGRAM, RankFiles, was_asked_to_end
-from .facts import ExitCodes, Failure, Failures, Report, Unrecorded
+from .cause_words import ranks_text
+from .facts import ExitCodes, Failure, Failures, Related, Report, Unrecorded
 from .stacks import crash_position
 from .words import MESSAGE_LINES, error_text
 
@@ -29,6 +32,7 @@ LOST_PEER = re.compile(
 )
 CRASHES = {"SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"}  # `faulthandler` writes the stacks on these
 TIMED_OUT = re.compile(r"timed out waiting|wait timeout|failed to pass monitoredbarrier", re.IGNORECASE)
+NAMED = re.compile(r"\branks?[ :=#]{0,2}(?:dict_keys)?[(\[{]*(\d+(?:, *\d+)*)", re.IGNORECASE)
 NO_MEMORY = re.compile(r"MemoryError\b|an(not|'t) allocate memory")
 
 
@@ -63,10 +67,11 @@ class RankTimeout(RankError, TimeoutError):
 class Stopped(KeyboardInterrupt):
     """You stopped the run by the Stop button, the kernel's interrupt or Ctrl-C; ``run`` has what was kept."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(
-            f"stopped after {run.duration()}; no rank is left, and Run.open() has what was measured"
-        )
+    def __init__(self, run: Run, seconds: float = 0, killed: Sequence[int] = ()) -> None:
+        text = f"stopped after {run.duration()}; no rank is left, and Run.open() has what was measured"
+        if seconds and killed:
+            text += f"; killed, as still running {seconds:g} s after the interrupt: {ranks_text(killed)}"
+        super().__init__(text)
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
@@ -74,10 +79,12 @@ class Stopped(KeyboardInterrupt):
 
 
 def first_failure(failures: Failures) -> Failure:
-    """Return the first failure: a rank's before the program's, and a cause before the loss of a peer."""
+    """Return the first failure: a rank's before the program's, a cause before its report or consequence."""
 
-    def order(failure: Failure) -> tuple[bool, bool, float]:
-        return failure.rank == PROGRAM, failure.consequence, failure.time
+    def order(failure: Failure) -> tuple[bool, bool, bool, float]:
+        blamed = [failures[rank] for rank in failure.blames if rank in failures]
+        reports = any(each.message == failure.message or not each.consequence for each in blamed)
+        return failure.rank == PROGRAM, reports, failure.consequence, failure.time
 
     return min(failures.values(), key=order)
 
@@ -99,10 +106,8 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
     asked_to_end = False
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(files.failure.read_text())
-        if record["type"]:
-            return _raised(run, rank, record)
-        if record["message"]:
-            return Failure(rank, "noted by the launcher", record["time"], message=record["message"])
+        if record["type"] or record["message"]:
+            return _recorded(run, rank, record)
         exit_code, seen = record["exit_code"], record["time"]
         asked_to_end = _asked_to_end(run, record)
     if exit_code is None:
@@ -127,9 +132,27 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
     )
 
 
-def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
-    kind, texts = record["type"], [f"{record['type']}: {record['message']}", *record["causes"]]
+def failure_before(run: Run) -> Failure | None:
+    """Return what ended the attempt after which torchrun has last restarted the ranks, if it has."""
+    failures = dict[int | str, Failure]()
+    for rank in range(run.world_size):
+        with contextlib.suppress(OSError, ValueError):
+            path = RankFiles(run.folder, rank).failure_of_attempt(run.restarts - 1)
+            failures[rank] = _recorded(run, rank, json.loads(path.read_text()))
+    return first_failure(failures) if failures else None
+
+
+def _recorded(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
+    if not record["type"]:
+        return Failure(rank, "noted by the launcher", record["time"], message=record["message"])
+    kind, frames = record["type"], record["frames"]
+    related = [Related(**each) for each in record.get("related", [])]
+    texts = [f"{kind}: {record['message']}", *(each.text for each in related)]
+    lost = [(frames, texts[0]), *((each.frames, each.text) for each in related)]
+    lost = [at for at, text in lost if LOST_PEER.search(text)]
+    where = [at[-1] for at in (frames, *lost) if at]
     workers = [(pid, _signal_of(code)) for pid, code in record.get("workers", [])]
+    named = {int(rank) for text in texts for ranks in NAMED.findall(text) for rank in ranks.split(",")}
     killed = any(name == "SIGKILL" for _, name in workers)
     # argparse raises it, too, and prints what was wrong
     prints = kind == "SystemExit" and record["message"].strip().isdigit()
@@ -139,13 +162,15 @@ def _raised(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         record["time"],
         exception=kind,
         message=record["message"],
-        causes=record["causes"],
-        frames=record["frames"],
+        related=related,
+        frames=frames,
         last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
         workers=workers,
         memory=record.get("memory"),
         asked_to_end=_asked_to_end(run, record),
-        lost_peer=any(map(LOST_PEER.search, texts)),
+        blames=[] if rank in named else sorted(named),
+        lost_peer=bool(lost),
+        lost_at=next((at for at in reversed(where) if is_learners(at["file"])), (where or [None])[-1]),
         timed_out=any(map(TIMED_OUT.search, texts)),
         short_of_memory=any(map(NO_MEMORY.search, [kind, *texts])) or (killed and run.short_of_memory),
     )

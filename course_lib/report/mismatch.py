@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ..run.run import Run
 from ..run_folder import of_everyone
-from .facts import Absence, Call, Cause, Circle, Mismatch, OtherGroups, RankState
+from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
 JOIN, NEW_GROUP = "init_process_group", "new_group"
@@ -27,11 +28,32 @@ def mismatch_of(states: Sequence[RankState]) -> Cause | None:
     absent = [state for state in states if state.rank not in joining and not state.called]
     if joining and absent:
         return _absence(absent, joining, Call(JOIN))
+    if joining and (differ := _apart({each.rank: each.joins for each in states if each.rank in joining})):
+        return differ
     waits = {state.rank: _with_ranks(state.waits_in, states) for state in states if state.waits_in}
     if cause := other_groups([state.groups for state in states]) or _other_calls(states, waits):
         return cause
     missing = {rank: _missing(rank, call, states, waits) for rank, call in waits.items()}
     return _circle(states, waits, missing) or _first_absence(states, waits, missing)
+
+
+def apart(run: Run) -> Apart | None:
+    """Return which ranks are, or were, in a smaller group of all ranks than what was launched."""
+    launched, told = run.world_size, {rank: run.facts(rank).get("world") for rank in range(run.world_size)}
+    small = {rank: (str(size), str(launched)) for rank, size in told.items() if size and size < launched}
+    return Apart({"the world size": small}) if small else None
+
+
+def _apart(joins: Mapping[int, Mapping[str, Sequence[str]]]) -> Apart | None:
+    found = dict[str, dict[int, tuple[str, str]]]()
+    for name in dict.fromkeys(name for its in joins.values() for name in its):
+        told = {rank: (its[name][0], its[name][1]) for rank, its in joins.items() if name in its}
+        values = {now for now, _ in told.values()}
+        changed = {rank: (now, before) for rank, (now, before) in told.items() if before not in ("", now)}
+        if not changed and (len(values) < len(told) if name == "RANK" else len(values) > 1):
+            changed = {rank: (now, "") for rank, (now, _) in told.items()}
+        found |= {name: changed} if changed else {}
+    return Apart(found) if found else None
 
 
 def _with_ranks(call: Call, states: Sequence[RankState]) -> Call:

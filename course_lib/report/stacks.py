@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import private_names
-from ..frames import Place, is_learners, with_source
+from ..frames import Place, is_learners, is_ours, with_source
 from ..run.trace import end_of
 from ..run_folder import RankFiles
 from ..stack_dumps import answer, request, size_of
@@ -77,11 +77,13 @@ def crash_position(run: Run, rank: int | str) -> tuple[Position | None, str]:
         if crashed:
             stacks = dumped(text)
             position = next(filter(None, map(position_of, stacks)), None)
-            if not CURRENT.search(text):
+            if not CURRENT.search(text) or (
+                stacks[0] and all(is_ours(file) for file, _, _ in stacks[0])
+            ):  # std::terminate's
                 return position, "in a thread that runs no Python code"
             if position is None or position_of(stacks[0]) or not stacks[0]:
                 return position, ""
-            file, line, function = stacks[0][0]
+            file, line, function = next(place for place in stacks[0] if not is_ours(place[0]))
             return position, f"in another thread, in {function} ({os.path.basename(file)}, line {line})"
     return None, ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +22,10 @@ from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
 from .cause_words import PRESENT, cause_text, mismatch_text
 from .divergence import divergence
 from .facts import Absence, Beside, Call, Circle, ExitCodes, Failure, Failures, RankState, Report, ThreadError
-from .failed import failure_of, first_failure
-from .mismatch import mismatch_of, other_groups
+from .failed import failure_before, failure_of, first_failure
+from .mismatch import apart, mismatch_of, other_groups
 from .stacks import ask_stacks, asked_stack, beside, has_pending, position_of
-from .words import lingering_text, warning_text
+from .words import lingering_text, restart_text, warning_text
 
 if TYPE_CHECKING:
     from ..run.run import Run
@@ -56,10 +57,10 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
         state_of(run, rank, exit_codes.get(rank), failures.get(rank), silent.get(rank), at_end=True)
         for rank in ranks
     ]
-    why = None if explained else mismatch_of(states)
+    why = None if explained else mismatch_of(states) or apart(run)
     if aborted and isinstance(why, Absence | Circle):
         why = None
-    return Report(cause, states, why, timeout, divergence=divergence(run))
+    return Report(cause, states, why, timeout, before=failure_before(run), divergence=divergence(run))
 
 
 def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
@@ -102,12 +103,13 @@ def stalled(run: Run) -> str:
 
 
 def doubts(run: Run) -> str:
-    """Say why the results of a run may be wrong, though no rank failed; empty if nothing is known."""
+    """Say why torchrun restarted a run that is done, and why its results may be wrong, as far as known."""
+    told = [restart_text(run, before)] if (before := failure_before(run)) else []
     with contextlib.suppress(Exception):  # a rank's program may have written anything into its files
         groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
-        if cause := other_groups(groups):
-            return f"the run is done, but {mismatch_text(cause)}"
-    return ""
+        if cause := other_groups(groups) or apart(run):
+            told.append(f"the run is done, but {mismatch_text(cause)}")
+    return "\n".join(told)
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -152,10 +154,23 @@ def state_of(
         pending = pending or recent[-1:]  # its last call has ended with the failure
     waits_in = _waits_in(pending, record.get("meets")) if phase != "returned" else None
     idle = phase == AT_WORK and seconds and not run.trace(rank).cpu_share(seconds) > BUSY
-    own_call = record.get("call", "") if idle else ""
+    own_call, joins = record.get("call", "") if idle else "", record.get("joins", {})
     called, groups = record.get("called"), record.get("groups", {})
-    told = replace(state, function=function, called=called, groups=groups, own_call=own_call)
+    told = replace(state, function=function, called=called, groups=groups, own_call=own_call, joins=joins)
+    if own_call and (lock := record.get("lock_file", "")):
+        told = replace(told, lock_file=lock, lock_holder=_holder_of(run, lock))
     return replace(told, waits_in=waits_in, recent=recent)
+
+
+def _holder_of(run: Run, path: str) -> int | str | None:
+    """Return the rank that has locked a file, or name the process; None if there is none here (Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        inode = f":{os.stat(path).st_ino}"
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
+        pid = next(int(lock[4]) for lock in locks if lock[5].endswith(inode))
+        ranks = (rank for rank in range(run.world_size) if run.facts(rank).get("pid") == pid)
+        return next(ranks, f"process {pid}")
+    return None
 
 
 def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
@@ -214,7 +229,9 @@ def _relevant(besides: list[Beside], state: RankState) -> list[Beside]:
     A process that has returned waits for threads that are no daemons, whatever they do.
     """
     if state.phase == "returned":
-        return [each for each in besides if not each.daemon] if state.seconds is not None else []
+        if state.seconds is None:  # others may have waited for what its end has cut off
+            return [each for each in besides if each.daemon and each.position and each.position.waits]
+        return [each for each in besides if not each.daemon]
     if state.phase not in (STARTING, AT_WORK):
         return []
     position = state.position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,16 @@ from ..notebook import shell
 from ..run.trace import shortened
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
 from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
-from .facts import Beside, Cause, Failure, Mismatch, Position, RankState, Report, ThreadError
+from .facts import Beside, Cause, Failure, Mismatch, Position, RankState, Related, Report, ThreadError
+from .symptoms import about
 
 if TYPE_CHECKING:
     from ..run.run import Run
 
 MESSAGE_LINES = 12
-CAUSE_LINES = 2  # of each exception that led to it
+CAUSE_LINES = 2  # of each exception that belongs to it
+MOST_RELATED = 12  # of these exceptions
+RELATIONS = {"inside": "containing", "from": "from", "during": "while handling"}
 MESSAGE_LENGTH = 1200  # characters of a line of a message: torch's longest ones have a thousand
 SIGNALS = {
     "SIGKILL": "was killed (SIGKILL); the system does that when memory runs out, a person by kill -9",
@@ -89,6 +92,7 @@ def error_text(run: Run, report: Report) -> str:
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
     states = [line for state in others for line in _lines(run, state, report.mismatch)]
     states += ["", str(report.divergence)] if report.divergence else []
+    states += ["", restart_text(run, report.before)] if report.before else []
     why = cause_text(report.mismatch, report.states if cause is None else ())
     if cause is None:
         if report.mismatch is None:  # an error explains more than what a rank waited for
@@ -102,6 +106,14 @@ def error_text(run: Run, report: Report) -> str:
     parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *own, *map(show, cause.frames), *states]
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
     return f"{text}\n\n{hint}" if (hint := advice(run, cause)) else text
+
+
+def restart_text(run: Run, before: Failure) -> str:
+    """Say that torchrun has restarted the ranks, and what had ended the attempt before."""
+    what = _failure_headline(before, RankFiles(run.folder, before.rank)).partition("\n")[0]
+    where = f" ({line_of(before.frames[-1])})" if before.frames else ""
+    counted = f"restart {run.restarts} of {run.record.facts['max_restarts']}"
+    return f"torchrun had restarted the ranks ({counted}): before, {run.who(before.rank)} {what}{where}"
 
 
 def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
@@ -140,8 +152,8 @@ def state_text(run: Run, state: RankState) -> str:
         lingers = f" {state.seconds:.1f} s before, and its process had not ended" if state.seconds else ""
         return f"had returned{lingers}"
     failure, position = state.failure, state.position
-    if failure and failure.lost_peer and failure.frames:
-        return f"then lost its connection ({line_of(failure.frames[-1])})"
+    if failure and failure.lost_peer and failure.lost_at:
+        return f"then lost its connection ({line_of(failure.lost_at)})"
     if failure and failure.signal == "SIGTERM" and position:
         return f"{_at(position, state.seconds)} when it was asked to end"
     if failure:
@@ -176,12 +188,20 @@ def position_text(position: Position, tense: Tense = PRESENT) -> str:
 def _failure_text(failure: Failure, files: RankFiles) -> str:
     """Say in full how a rank failed, in words that follow "rank N"."""
     said = [" and said", *failure.last_lines] if failure.last_lines and failure.kind != "signal" else []
-    causes = ["\nfrom " + "\n".join(_lines_of(cause, CAUSE_LINES)) for cause in failure.causes]
-    texts = [(failure.message, MESSAGE_LINES), *((cause, CAUSE_LINES) for cause in failure.causes)]
+    related = [line for each in failure.related[:MOST_RELATED] for line in _related_lines(each)]
+    texts = [(failure.message, MESSAGE_LINES), *((each.text, CAUSE_LINES) for each in failure.related)]
     cut = any(_lines_of(text, most) != text.strip().splitlines() for text, most in texts)
+    cut |= len(failure.related) > MOST_RELATED
     rest = f"\n[all of it is in {files.failure}]" if cut and failure.kind == "raised" else ""
     meanwhile = "; meanwhile its code was here:" if failure.crashed_in and failure.frames else ""
-    return "".join([_failure_headline(failure, files), meanwhile, "\n".join(said), *causes, rest])
+    return "".join([_failure_headline(failure, files), meanwhile, "\n".join(said), *related, rest])
+
+
+def _related_lines(each: Related) -> Iterator[str]:
+    yield f"\n{RELATIONS[each.how]} " + "\n".join(_lines_of(each.text, CAUSE_LINES))
+    for frame in each.frames:
+        yield f"\n    {line_of(frame)}"
+        yield f"\n    {left}" if (left := _left_out(frame)) else ""
 
 
 def _lines_of(message: str, most: int = MESSAGE_LINES) -> list[str]:
@@ -197,7 +217,8 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
         return failure.message
     if failure.kind == "signal":
         how = OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
-        return f"{how} {failure.crashed_in}".rstrip()
+        where = f" {failure.crashed_in}" if failure.crashed_in else ""
+        return re.sub(r"(?<=\))|$", where, how, count=1)
     if failure.kind == "exit code":
         unexplained = "" if failure.rank == PROGRAM else " and without an exception (os._exit?)"
         why = UNRECORDED.get(failure.unrecorded, unexplained).format(files.folder)
@@ -217,10 +238,12 @@ def advice(run: Run, failure: Failure) -> str:
     """Say what to do about a failure; empty if that is not known."""
     if failure.kind != "raised":
         return ""
-    texts = [failure.exception, failure.message, *failure.causes]
+    texts = [failure.exception, failure.message, *(each.text for each in failure.related)]
     known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
     hint = next(known, NO_MEMORY if failure.short_of_memory and not failure.workers else "")
-    return "\n\n".join(filter(None, [hint, _of_workers(run, failure)]))
+    symptom = about("\n".join(texts))
+    shown = symptom and (symptom.lesson() if hint else symptom.text())
+    return "\n\n".join(filter(None, [hint, shown, _of_workers(run, failure)]))
 
 
 def _of_workers(run: Run, failure: Failure) -> str:
@@ -251,7 +274,8 @@ def lingering_text(run: Run, states: Sequence[RankState], seconds: float) -> str
 def beside_lines(state: RankState, tense: Tense = PAST) -> list[str]:
     """Say what runs beside the main thread of a rank, in lines that follow the rank's own."""
     lines = [f"its {thread_error_text(error)}{_where(error)}" for error in state.thread_errors]
-    keeps = " (not a daemon: the process waits for it)" if state.phase == "returned" else ""
+    waited_for = state.phase == "returned" and not any(each.daemon for each in state.beside)
+    keeps = " (not a daemon: the process waits for it)" if waited_for else ""
     told = defaultdict(list)
     for each in state.beside:
         kind = "thread" if each.thread else "DataLoader worker" if each.loads else "forked process"
@@ -297,9 +321,16 @@ def line_of(frame: Mapping[str, Any]) -> str:
 
 def show(frame: Mapping[str, Any]) -> str:
     """Format a frame as source lines, with the failing one marked."""
-    lines = [f"[{frame['left_out']} more calls]\n"] if frame.get("left_out") else []
-    lines.append(f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}")
+    lines = [f"{label(frame['file'])}, line {frame['line']}, in {frame['function']}"]
     for number, text in frame["source"]:
         mark = "---->" if number == frame["line"] else "     "
         lines.append(f"{mark} {number:4} {shortened(text)}".rstrip())
+    if left := _left_out(frame):
+        lines += ["", left]
     return "\n".join(lines) + "\n"
+
+
+def _left_out(frame: Mapping[str, Any]) -> str:
+    """Say how many calls follow a frame that are not shown; empty if none."""
+    calls = frame.get("left_out", 0)
+    return f"[{calls} more call{'s' * (calls > 1)}]" if calls else ""

@@ -171,18 +171,32 @@ class Run:
     def results(self) -> list[Any]:
         """What each rank returned, by rank, with tensors on the CPU; None for a rank that did not finish.
 
+        None, too, where it cannot be read here: the run has failed then, and its `error` says so.
+
         Raises
         ------
         ValueError
             The run was opened from its folder, and a result holds more than tensors, arrays, numbers, strings
             and containers of them: that is only loaded from ranks that this process started.
         """
+        if self._results is None and self.unpickles and self.record.is_over:
+            self.unread_results()
         if self._results is None:
             results = [self._load_result(rank) for rank in range(self.world_size)]
             if not self.record.is_over:
                 return results
             self._results = results
         return self._results
+
+    def unread_results(self) -> dict[int, Exception]:
+        """Read what each rank returned, and return what cannot be read, and why, by rank."""
+        self._results, unread = [None] * self.world_size, {}
+        for rank in range(self.world_size):
+            try:
+                self._results[rank] = self._load_result(rank)
+            except Exception as error:
+                unread[rank] = error
+        return unread
 
     def _load_result(self, rank: int) -> Any:
         import torch

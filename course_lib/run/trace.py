@@ -190,7 +190,7 @@ def as_shown(text: str) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(errors="replace").split("\n")[:-1]  # without a truncated last one
+        return path.read_text("utf-8", errors="replace").split("\n")[:-1]  # without a truncated last one
     except OSError:
         return []
 

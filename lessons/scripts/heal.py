@@ -1,4 +1,4 @@
-"""Lesson 20: two replica groups of torchft, on two hosts; one is killed, started again and healed.
+"""Lesson 20, deeper: two replica groups of torchft, on two hosts; one is killed, started again and healed.
 
     python -m scripts.heal lighthouse 10.77.0.1:29510
     python -m scripts.heal group 0 10.77.0.1 http://10.77.0.1:29510
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 from .many_machines import Listener
 from .two_hosts import ADDRESSES
@@ -99,13 +100,15 @@ def group(number, address, lighthouse_address, dies_at=None):
 def lose_and_heal(hosts):
     """Run both groups on `hosts`, kill one, start it again; returns what they printed, and who began when."""
     url = f"http://{ADDRESSES[0]}:{PORT}"
+    lessons = str(Path(__file__).parents[1])  # a deeper notebook does not run there
     begun, listeners = [], []
 
     def start(host, *words):
         command = [sys.executable, "-W", "ignore", "-m", "scripts.heal", *map(str, words)]
         begun.append(time.time())
-        quiet = {"OTEL_SDK_DISABLED": "true", "TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "eth0"}
-        listeners.append(Listener(hosts.start(host, command, **quiet), time.monotonic()))
+        there = {"OTEL_SDK_DISABLED": "true", "TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "eth0"}
+        there["PYTHONPATH"] = os.pathsep.join(filter(None, [lessons, os.environ.get("PYTHONPATH")]))
+        listeners.append(Listener(hosts.start(host, command, **there), time.monotonic()))
         return listeners[-1]
 
     if not start(0, "lighthouse", f"{ADDRESSES[0]}:{PORT}").wait_for("listens"):

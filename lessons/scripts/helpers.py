@@ -3,7 +3,6 @@
 from scripts.helpers import Killer  # in a notebook of the folder lessons
 """
 
-import ast
 import hashlib
 import io
 import json
@@ -95,7 +94,7 @@ class GpuFigure:
         self.record, self.png = record, png
 
     def __repr__(self):
-        return f"[picture: {self.record['alt']}]"
+        return f"[picture:\n{self.record['alt']}]"
 
     def _repr_mimebundle_(self, **_):
         inches = int.from_bytes(self.png[16:20], "big") / 144  # the course draws with 144 dots an inch
@@ -160,15 +159,6 @@ def in_turns(ways, rounds=3):
         for name in list(ways)[:: -1 if number % 2 else 1]:
             found[name].append(ways[name]())
     return found
-
-
-def source_of(path, name):
-    """A function of a program, as it stands in the file."""
-    text = Path(path).read_text()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return textwrap.dedent("\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]))
-    raise ValueError(f"there is no function {name!r} in {path}")
 
 
 def terminal(module, *words):

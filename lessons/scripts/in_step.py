@@ -1,15 +1,14 @@
-"""Lesson 13: ranks that talk over gloo, and two pictures of how they fell out of step.
+"""Lesson 13: ranks that talk over gloo, and a picture of how they fell out of step.
 
-from scripts.in_step import join, stall_timeline, tiles  # in a notebook of the folder lessons
+from scripts.in_step import join, tiles  # in a notebook of the folder lessons
 """
 
 from datetime import timedelta
-from itertools import pairwise
 
 import torch.distributed as dist
 from scripts.helpers import show
 
-from course_lib import place, stalls, timeline
+from course_lib import place
 from course_lib.report.waiting import record_of
 
 MATCHES, DIFFERS, LATER = ("#e8f1f8", "#0072b2"), ("#fbe3e0", "#c0392b"), ("#f2f2f2", "#888888")
@@ -26,18 +25,6 @@ def join(seconds=None):
     dist.init_process_group("gloo", timeout=limit)
     dist.barrier()
     return device, dist.get_rank()
-
-
-def stall_timeline(run, title, unit="step"):
-    """What each rank did, and where it stood in the end. A rank's log(step=…) begins a step."""
-    bars = []
-    for rank, doing, since, until, _ in stalls(run):
-        begins = [t for t in run.metrics[rank].get(f"{unit}.seconds", []) if t < since]
-        bars.append((rank, "start", 0, begins[0] if begins else since))
-        bars += [(rank, f"one {unit}", begin, end) for begin, end in pairwise(begins)]
-        bars += [(rank, f"its last {unit}", begins[-1], since)] if begins else []
-        bars.append((rank, doing, since, until))
-    return timeline(bars, title, first=["start", f"one {unit}", f"its last {unit}"])
 
 
 def called(run, rank):

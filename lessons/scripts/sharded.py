@@ -159,11 +159,13 @@ def in_mib(found):
 
 
 def each_parameter(found):
-    """Print the bytes for each parameter that stay between two steps."""
+    """Print the bytes for each parameter that stay between two steps, a column for each kind."""
+    kinds = dict.fromkeys(kind for of in found.values() for kind in of["kept"])
+    heads = [kind.split(" and ")[0].split()[-1] for kind in kinds]
+    print(" " * 22, *(f"{head:>11}" for head in [*heads, "all"]))
     for name, of in found.items():
-        numbers = {kind: size / PARAMETERS for kind, size in of["kept"].items()}
-        words = "  ".join(f"{kind} {number:.2f}" for kind, number in numbers.items())
-        print(f"{name:24} {sum(numbers.values()):5.2f} = {words}")
+        sizes = [of["kept"].get(kind, 0) / PARAMETERS for kind in kinds]
+        print(f"{name:22}", *(f"{size:11.2f}" for size in [*sizes, sum(sizes)]))
 
 
 def called(collectives):

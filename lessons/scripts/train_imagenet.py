@@ -1,7 +1,7 @@
 """Train a ResNet on a folder of JPEGs with DDP, on ranks that somebody else starts (lesson 15).
 
     torchrun --standalone --nproc-per-node=2 train_imagenet.py --arch resnet8 --size 48 --epochs 6
-    torchrun --standalone --nproc-per-node=8 --max-restarts=3 train_imagenet.py --data /data/imagenet \
+    torchrun --standalone --nproc-per-node=8 train_imagenet.py --data /data/imagenet \
         --arch resnet50 --epochs 90 --batch-size 128 --workers 8 --amp --checkpoint resnet50.pt
 
 --data is laid out like ImageNet: train/CLASS/*.JPEG and val/CLASS/*.JPEG. Without it, the course's pictures.

@@ -25,12 +25,12 @@ AXE = {"runOnly": RULES, "rules": {"meta-refresh": {"enabled": False}}}  # to re
 
 
 def tries(monkeypatch: pytest.MonkeyPatch, home: Path, points: float, seconds_ago: float) -> None:
-    """Of question 06.3, by the learner who has this course folder."""
+    """Of question 06.2, by the learner who has this course folder."""
     monkeypatch.setenv("COURSE_HOME", str(home))
     now = time.time() - seconds_ago
     with monkeypatch.context() as patched:
         patched.setattr(sharing.time, "time", lambda: now)
-        note_try("06.3", points)
+        note_try("06.2", points)
 
 
 def test_a_class_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,8 +191,13 @@ def test_a_guess_is_locked_in_an_answer_is_folded_and_a_slider_draws(lab: Lab, p
     buttons.first.wait_for()
     assert buttons.all_inner_texts() == ["one", "two"]
     buttons.nth(1).click()
+    wait_for(buttons.first.is_disabled, LIMIT / 1000, "one click is final")
+    page.keyboard.press("Shift+Enter")  # from the button on, without another click
     wait_for(lambda: "one  |  [two]" in guessing.inner_text(), LIMIT / 1000, "the guess as text")
-    assert buttons.count() == 0, "one click is final"
+    prompt = page.locator(".jp-CodeCell .jp-InputPrompt").nth(2)
+    before = prompt.inner_text()
+    page.keyboard.press("Shift+Enter")
+    wait_for(lambda: prompt.inner_text() not in (before, "[*]:"), LIMIT / 1000, "the next cell's run")
 
     image = playing.locator(".jp-RenderedImage img")
     first = image.get_attribute("src")
@@ -225,3 +230,26 @@ def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> N
     notebook.wait_idle(LIMIT / 1000)
     shown = page.locator(".jp-CodeCell").last.inner_text()
     assert "RankTimeout: not done after 30 s: rank 1 never called all_reduce (collective 1)" in shown
+
+
+def test_the_button_of_lesson_20_kills_a_rank_while_its_cell_runs(lab: Lab, page: Any) -> None:
+    path = lab.folder / "lessons" / "20_surviving.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    (kill,) = (at for at, cell in enumerate(notebook.cells) if "with kill_button(" in cell.source)
+    notebook.cells = notebook.cells[: kill + 1]
+    notebook.cells[kill].source = re.sub(r"patience=\d+", "patience=90", notebook.cells[kill].source)
+    nbformat.write(notebook, path)
+    add_cells(path)
+    opened = Notebook(page, lab, "lessons/20_surviving.ipynb")
+    opened.run_all()
+    cell = page.locator(".jp-CodeCell").last
+    cell.locator(".course-dashboard").wait_for()
+    wait_for(lambda: "my PID is" in cell.inner_text(), LIMIT / 1000, "the ranks' latest lines")
+    time.sleep(1)
+    cell.locator("button", has_text="kill rank 1").click()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.jp-CodeCell')].pop().innerText.includes('killed by your click')"
+    )
+    opened.wait_idle(LIMIT / 1000)
+    assert "rank 1 was killed (SIGKILL)" in cell.inner_text()
+    assert cell.locator("button", has_text="kill rank").count() == 0

@@ -24,38 +24,16 @@ LIES = ("bools: True", "bools: False", "text: ''")
 # What no verdict rests on, what an answer may do once more or less, or what is right on other ranks, too: by
 # question, words of the forgery
 MAY_LACK = {
-    "01.2": ("'saved', ", "'tensors', "),
-    "02.2": ("with one item more",),
-    "05.1": ("'early'",),
     "05.2": ("each says what the one before it says",),
-    "05.3": ("'to'", "all say what rank 0 says", "each says what the one before it says"),
+    "06.1": ("all say what rank 0 says",),
     "06.2": ("all say what rank 0 says",),
     "07.2": ("each says what the one before it says",),
-    "07.3": ("each says what the one before it says",),
-    "08.3": ("'file'", "'state'", "'notes'", "'again'", "'other'", "gone", "depth 5: of the first item"),
-    "07.1": ("lists at depth 2: without the last",),
-    "09.2": ("without the last", "with one item more", "gone"),
-    "15.1": ("depth 2: of the first item again and again",),
-    "16.3": ("gone",),
-    "17.1": ("with one item more",),
-    "17.2": ("all say what rank 0 says", "each says what the one before it says"),
-    "18.1": ("'travels'", "without 'all_gather'", "without 'reduce_scatter'"),
-    "18.2": ("(1, 3, 5, ",),  # the last call: its norm is nan, and what is clipped then does not count
-    "20.1": ("each says what the one before it says",),
+    "08.2": ("'file'", "'state'", "(2, 0, 2): gone", "with one item more"),
+    "17.2": ("depth 3: with one item more",),  # the script has an argument
+    "20.2": ("each says what the one before it says",),
 }
 # Points for the report of an earlier draw: for what a rank alone can see, and for what is alike in both draws
-FOR_EARLIER = {
-    "01.1": 2,
-    "01.2": 2,
-    "01.3": 1,
-    "04.2": 1,
-    "07.1": 2,
-    "07.3": 1,
-    "08.2": 1,
-    "08.3": 1,
-    "15.3": 2,
-    "17.3": 1,
-}
+FOR_EARLIER = {"01.1": 2, "07.2": 1, "08.2": 1, "17.1": 1}
 
 
 class Left:

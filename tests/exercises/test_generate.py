@@ -95,7 +95,7 @@ def test_nbgrader_makes_the_same_exercise_and_gives_the_same_points(tmp_path: Pa
     assert half != text
     (tmp_path / "source" / "ddp").mkdir(parents=True)
     shutil.copy(source, tmp_path / "source" / "ddp")
-    stub = (ROOT / "exercises" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    stub = (ROOT / "exercises" / "grading.md").read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "nbgrader_config.py").write_text(stub)
 
     nbgrader = functools.partial(run_nbgrader, tmp_path, python_with_nbgrader(ROOT / ".venv-nbgrader"))

@@ -14,10 +14,8 @@ import torch
 from course_lib.exercises import inputs
 from course_lib.exercises.inputs import (
     LAYOUTS,
-    all_tensors,
     flat,
     folder,
-    fresh_copies,
     gradients_of,
     machine,
     network,
@@ -59,16 +57,18 @@ def test_the_numbers_do_not_survive_a_smaller_type(dtype: torch.dtype, smaller: 
     assert (numbers.to(smaller).to(dtype) != numbers).any()
 
 
+def _all_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
 def test_a_network_is_of_many_kinds() -> None:
     forms = set()
     for kind in range(20):
         model = network(kind, values=5)
         again = network(kind, values=6)
-        names, others = all_tensors(model), all_tensors(again)
+        names, others = _all_tensors(model), _all_tensors(again)
         forms.add(tuple((name, tuple(value.shape), value.requires_grad) for name, value in names.items()))
-        assert [numbers.shape for numbers in names.values()] == [
-            other.shape for other in all_tensors(again).values()
-        ]
+        assert [numbers.shape for numbers in names.values()] == [other.shape for other in others.values()]
         assert all((a != b).any() for a, b in zip(names.values(), others.values(), strict=True))
         assert len(names) > len(model.state_dict()) - 1, "one weight has two names, one buffer is not saved"
         assert "body.inner_layers.tied_.offset" not in model.state_dict()
@@ -148,14 +148,3 @@ def test_processes_do_not_share_the_order_of_a_set() -> None:
             assert list(set(range(5))) == list(range(5)), "numbers have one order everywhere"
     assert orders[0] == orders[2] != orders[1]
     assert type(set()) is type({1})
-
-
-def test_what_is_restarted_remembers_nothing() -> None:
-    seen: list[int] = []
-
-    def remembers(value: int) -> list[int]:
-        seen.append(value)
-        return seen
-
-    first, second = fresh_copies(remembers, 2)
-    assert (first(1), first(2), second(3)) == ([1, 2], [1, 2], [3])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from course_lib import RankError, RankTimeout, launch
+from course_lib.launcher.dashboard import warning_html
 from course_lib.report import waiting
 from tests.support.cells import cell, quiet_launch
 from tests.support.kernels import Kernel
@@ -82,6 +85,38 @@ def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPat
     assert_timed_out(caught.value, why, doing, Path(defined.filename).name)
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("os.environ['MASTER_PORT'] = '1'", r"MASTER_PORT is 1 instead of \d+ on ranks 0, 1"),
+        ("arguments.update(rank=0, world_size=3)", "RANK is 0 instead of 1 on rank 1; WORLD_SIZE is 3 .+"),
+        (
+            "arguments.update(rank=r, world_size=2, init_method=f'file://{tempfile.mkdtemp()}/meet')",
+            r"init_method is file://\S+/meet on rank 0 and init_method is file://\S+/meet on rank 1",
+        ),
+        ("dist.set_debug_level(dist.DebugLevel.DETAIL)", "rank 1 never called barrier"),
+    ],
+)
+def test_ranks_that_never_meet(line: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"""
+    import os, tempfile, time, torch.distributed as dist
+
+    def work():
+        arguments, r = {{}}, int(os.environ["RANK"])
+        {line}
+        dist.init_process_group("gloo", **arguments)
+        if r == 1:
+            time.sleep(600)
+        dist.barrier()
+    """
+    lines = (10, 9) if "barrier" in why else (7, 7)
+    Jump(monkeypatch, lambda: all_at(*lines))
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(cell(source).work, timeout=120)
+    apart = "" if "barrier" in why else "the ranks do not meet in init_process_group: "
+    assert re.match(f"not done after 120 s: {apart}{why}", str(caught.value)), str(caught.value)
+
+
 DO_NOT_FIT = {
     "predictions of another number of samples": (
         "dist.all_gather([torch.ones(5 - r, 5) for _ in range(2)], torch.ones(5 - r, 5))",
@@ -117,6 +152,7 @@ def test_where_gloo_aborts_the_calls_are_told(how: str) -> None:
     assert head == f"the ranks do not match: {differ}"
     assert "aborted (SIGABRT)" in rest
     assert re.findall(r"----> +6     (.*)", rest) == [line], "of the one that did"
+    assert "private_names" not in rest
     others = [told for told in rest.splitlines() if told.startswith("rank ") and "aborted" not in told]
     assert [line in told for told in others] == [True], "of the other, which may be further"
 
@@ -159,6 +195,33 @@ def test_a_rank_alone_holds_the_interpreters_lock(tells: bool, monkeypatch: pyte
         quiet_launch(cell(source).work, nprocs=1, timeout=120)
 
 
+def test_the_file_of_a_lock_is_told_and_who_holds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = """
+    import os, time
+    from filelock import FileLock
+    from torch.utils.file_baton import FileBaton
+
+    def work(folder):
+        if os.environ["RANK"] == "0":
+            with FileLock(f"{folder}/cache"):
+                open(f"{folder}/built", "w").close()
+                time.sleep(600)
+        while not os.path.exists(f"{folder}/built"):
+            time.sleep(0.01)
+        if os.environ["RANK"] == "1":
+            with FileLock(f"{folder}/cache"):
+                pass
+        FileBaton(f"{folder}/built").wait()
+    """
+    Jump(monkeypatch, lambda: all_at(11, 15, 17))
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(cell(source).work, str(tmp_path), nprocs=3, timeout=120)
+    told = str(caught.value).partition("\n")[0]
+    assert f"rank 1 waited for the lock {tmp_path}/cache, which rank 0 holds: with FileLock(" in told
+    left = "which no process here has locked: if it was left behind, delete it: FileBaton("
+    assert f"rank 2 waited for the lock {tmp_path}/built, {left}" in told
+
+
 def test_a_run_of_groups_that_differ_is_doubted(capfd: pytest.CaptureFixture[str]) -> None:
     """Not on stderr: nbgrader gives no points to a cell that writes there."""
     source = """
@@ -180,6 +243,24 @@ def test_a_run_of_groups_that_differ_is_doubted(capfd: pytest.CaptureFixture[str
         "new_group 1 is [0, 1] on ranks 0, 1 and [2] on rank 2"
     ) in out
     assert "course_lib" not in err
+
+
+def test_ranks_that_each_make_a_group_of_one_are_doubted(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        for size in sizes[: int(os.environ["RANK"]) + 1]:
+            one = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if size == 1 else {}
+            dist.init_process_group("gloo", **one)
+            dist.destroy_process_group()
+
+    sizes = [1, 1]
+    run = launch(work, nprocs=2, device="cpu")
+    told = "the ranks do not meet in init_process_group: the world size is 1 instead of 2 on ranks 0, 1"
+    assert f"the run is done, but {told}\n" in capfd.readouterr().out
+    assert f"<b>Not one group</b><br>{told}</div>" in warning_html(run)
+
+    sizes = [2]
+    assert warning_html(launch(work, nprocs=2, device="cpu")) == ""
+    assert "world size" not in capfd.readouterr().out
 
 
 def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> None:
@@ -242,6 +323,52 @@ def test_an_interrupt_at_the_rendezvous_and_while_ranks_end(tmp_path: Path) -> N
         assert kernel.process.wait(60) == 0
 
 
+THREADS = {
+    "the main thread": "run()",
+    "a thread": "threading.Thread(target=run).start(); time.sleep(600)",
+    "asyncio's": "import asyncio; asyncio.run(asyncio.to_thread(run))",
+}
+
+
+@pytest.mark.parametrize("thread", THREADS)
+def test_ranks_are_interrupted_and_may_save_before_they_are_killed(thread: str, tmp_path: Path) -> None:
+    source = f"""
+    from course_lib import launch, Run
+
+    def work():
+        rank = os.environ["RANK"]
+        say(f"works-{{rank}}")
+        while True:
+            try:
+                while True:
+                    time.sleep(0.05)
+            except KeyboardInterrupt:
+                print("saved", flush=True)
+                if rank == "0":
+                    return "saved"
+
+    def run():
+        try:
+            launch(work, dashboard=False)
+        except KeyboardInterrupt as error:
+            run = error.run
+            say("caught", repr((Run.open().state, run.results, run.logs, str(error))))
+
+    try:
+        {THREADS[thread]}
+    except KeyboardInterrupt:
+        pass
+    """
+    with Kernel(tmp_path, source) as kernel:
+        kernel.wait_for("works-0", "works-1")
+        kernel.interrupt()
+        kernel.wait_for("caught")
+        state, results, logs, text = ast.literal_eval((kernel.there / "caught").read_text())
+        assert (state, results, logs) == ("stopped", ["saved", None], ["saved\n"] * 2)
+        assert text.endswith("killed, as still running 2 s after the interrupt: rank 1")
+        assert kernel.ranks() == []
+
+
 SLOW_TO_JOIN = """
     import time
     import torch.distributed as dist
@@ -256,6 +383,9 @@ SLOW_TO_JOIN = """
             def set(self, key, value):
                 store.set(key, value)
 
+            def add(self, key, amount):
+                return store.add(key, amount)
+
             def wait(self, keys, *timeout):
                 store.wait(keys, *timeout)
 
@@ -264,6 +394,7 @@ SLOW_TO_JOIN = """
 
         store, rank, world_size = next(dist.rendezvous("env://"))
         dist.init_process_group("gloo", store=Slow(), rank=rank, world_size=world_size)
+        dist.destroy_process_group()
         return rank
     """
 

@@ -527,7 +527,26 @@ def test_the_agent_is_killed_and_then_the_kernel_with_its_group(phases: Path, tm
 # --- restarts and nodes -----------------------------------------------------------------------------------
 
 
-def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
+def test_a_failure_after_a_restart_tells_what_ended_the_attempt_before(tmp_path: Path) -> None:
+    source = """
+        import os, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            raise ValueError(f"in attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")  # here
+        dist.barrier()
+        """
+    with pytest.raises(RankError) as caught:
+        quiet_torchrun(script(tmp_path, source), max_restarts=2)
+    first, *_, last = str(caught.value).splitlines()
+    assert first == "rank 1 raised ValueError: in attempt 2"
+    told = (
+        "torchrun had restarted the ranks (restart 2 of 2): before, rank 1 raised ValueError: in attempt 1 ("
+    )
+    assert last.startswith(told)
+
+
+def test_a_restart_after_a_rank_was_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = """
         import os, subprocess, sys
         from pathlib import Path
@@ -551,9 +570,12 @@ def test_a_restart_after_a_rank_was_killed(tmp_path: Path) -> None:
         dist.barrier()
         dist.destroy_process_group()
         """
-    run = quiet_torchrun(script(tmp_path, source), max_restarts=1)
+    run = torchrun(script(tmp_path, source), max_restarts=1)
 
     assert (run.state, run.restarts) == ("done", 1)
+    killed = "rank 1 was killed, or ended itself without an exception"
+    told = f"torchrun had restarted the ranks (restart 1 of 1): before, {killed}\n"
+    assert told in capfd.readouterr().out
     assert "restart 1 of 1" in run.headline()
     for rank in range(2):
         log = run.logs[rank]

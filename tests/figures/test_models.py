@@ -9,13 +9,22 @@ from functools import partial
 import pytest
 from matplotlib.text import Text
 
-from course_lib import global_batch, memory_use, message_cost, rank_grid, sampler_map, step_timeline
+from course_lib import (
+    global_batch,
+    loader_timeline,
+    memory_use,
+    message_cost,
+    rank_grid,
+    sampler_map,
+    step_timeline,
+)
 from course_lib.figures.models import (
     GIB,
     MIB,
     STEP_ALPHA,
     batch_plan,
     bucket_spans,
+    loader_spans,
     memory_bytes,
     message_seconds,
     ranks_of,
@@ -123,6 +132,24 @@ def test_a_step_uses_batch_times_ranks_times_pieces() -> None:
     )
 
 
+def test_a_step_waits_for_the_worker_whose_turn_it_is() -> None:
+    starts = [[start for start, _ in loader_spans(workers, 3, 2, 4)[1]] for workers in (0, 1, 2)]
+    assert starts == [[3, 8, 13, 18], [3, 6, 9, 12], [3, 5, 7, 9]]
+    assert loader_timeline(2, 100, 40).alt == (
+        "2 workers: a step takes 50 ms, and the GPU waits for 20% of it. "
+        "A batch takes 100 ms to load, the rest of a step 40 ms."
+    )
+    assert loader_timeline(0, 100, 25).alt.startswith(
+        "No workers: a step takes 125 ms, and the GPU waits for 80"
+    )
+
+
+def test_a_worker_is_at_most_two_batches_ahead() -> None:
+    loaded, used = loader_spans(1, 1, 5, 4)
+    assert loaded == [(0, 1), (1, 2), (2, 3), (6, 7)]
+    assert used == [(1, 6), (6, 11), (11, 16), (16, 21)]
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -138,6 +165,7 @@ def test_a_step_uses_batch_times_ranks_times_pieces() -> None:
         (partial(memory_use, sharding="ZeRO"), "sharding is one of 'DDP', 'ZeRO-1', 'FSDP'; got 'ZeRO'"),
         (partial(rank_grid, nodes=9), "1 to 8 nodes of 1 to 8 GPUs; got 9 of 4"),
         (partial(global_batch, ranks=17), "1 to 16 ranks with 1 to 8 pieces; got 17 with 1"),
+        (partial(loader_timeline, rest_ms=0), "times above 0 ms; got 1, 150 and 0 ms"),
     ],
 )
 def test_a_wrong_value_is_refused(wrong: Callable[[], Picture], words: str) -> None:
@@ -165,6 +193,9 @@ def test_a_wrong_value_is_refused(wrong: Callable[[], Picture], words: str) -> N
         global_batch,
         partial(global_batch, 1024, 16, 8),
         partial(global_batch, ranks=1),
+        loader_timeline,
+        partial(loader_timeline, 0),
+        partial(loader_timeline, 16, 400, 10),
     ],
 )
 def test_nothing_overlaps_and_nothing_is_cut(figure: Callable[[], Picture]) -> None:

@@ -1,6 +1,6 @@
 """The figures of a GPU that lessons show: each is made by its lesson's own cells, without Jupyter.
 
-    python -m tests.gpu.figures 02_batch_size
+    python -m tests.gpu.figures 01_transfer_bandwidth
 
 The numbers and the picture go into `lessons/recorded/gpu`. `make gpu` starts it.
 """
@@ -29,50 +29,40 @@ class Figure:
     """Which cells of its lesson make it, and where its numbers are then.
 
     A cell is named by its id; ``"id: name other"`` takes from it only what binds these names. The value of
-    the last cell, or of ``picture``, is the picture. ``numbers`` is evaluated after it.
+    the last cell is the picture. ``numbers`` is evaluated after it.
     """
 
     cells: tuple[str, ...]
     numbers: str
-    picture: str = ""
 
 
-OF_02 = ("l02-01", "l02-02", "l02-05")
-OF_03 = ("l03-c01", "l03-c02", "l03-c06", "l03-c10", "l03-c11", "l03-c15")
-OF_09 = ("l09-import", "l09-ranks")
 FIGURES = {
     "01_transfer_bandwidth": Figure(
-        ("import", "device", "fastest", "ways", "measure", "bandwidth"), "{'KiB': sizes, 'seconds': seconds}"
-    ),
-    "02_batch_size": Figure(
-        (*OF_02, "l02-07: math", "l02-41", "l02-42"),
-        "{'width': width, 'batch sizes': sizes, 'samples per second': measured}",
-    ),
-    "02_memory_by_kind": Figure(
-        (*OF_02, "l02-25", "l02-46", "l02-46-give", "l02-peak", "l02-47", "l02-42: sizes", "l02-49"),
-        "{size: {'parts': parts, 'held': held} for size, (parts, held) in accounts.items()}",
+        ("import", "device", "synchronize", "fastest", "ways", "measure", "bandwidth"),
+        "{'KiB': sizes, 'seconds': seconds}",
     ),
     "03_data_parallel_memory": Figure(
-        (*OF_03, "l03-c17: gather", "l03-c49", "l03-c50", "l03-c52"),
-        "{'live bytes': counts, "
+        ("l03-c01", "l03-c02", "devices", "l03-c52"),
+        "{'live bytes': {name: {kind: round(mib * 2**20) for kind, mib in held.items() if mib} "
+        "for name, held in counts.items()}, "
         "'torch.cuda.max_memory_allocated': [torch.cuda.max_memory_allocated(i) for i in range(gpus)]}",
     ),
     "09_backend_table": Figure(
-        (*OF_09, *(f"l09-calls-{i}" for i in range(1, 7)), "l09-ask", "l09-measure-table"), "table"
-    ),
-    "15_mixed_precision": Figure(
-        ("imports", "torch", "resnet8", "amp: speed", "amp-gpu: in_turns NETS gains sixteen_bits_on_gpu"),
-        "{x.get_label(): {'x': x.get_xdata(), 'y': x.get_ydata()} for x in picture.figure.axes[0].lines}",
-        picture="sixteen_bits_on_gpu()",
+        ("library", "imports", "l09-calls-1", "l09-calls-2", "l09-ask", "l09-measure-table"), "table"
     ),
 }
 
 
 def cells_of(lesson: str, *cells: str) -> list[tuple[str, ast.Module]]:
-    """Return cells of a lesson (as "02") as trees, each with a file name under which its lines are found."""
-    path = next(LESSONS.glob(f"{lesson}_*.ipynb"))
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    sources = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+    """Return cells of a lesson (as "02") as trees, each with a file name under which its lines are found.
+
+    They are those of its core, or of the deeper notebook that has them all.
+    """
+    for path in [*LESSONS.glob(f"{lesson}_*.ipynb"), *LESSONS.glob(f"deeper/{lesson}_*.ipynb")]:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        sources = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+        if {asked.partition(": ")[0] for asked in cells} <= sources.keys():
+            break
     found = []
     for asked in cells:
         ident, _, names = asked.partition(": ")
@@ -111,8 +101,6 @@ def made(name: str) -> tuple[Any, dict[str, Any]]:
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells_of(name[:2], *figure.cells):
         names["picture"] = executed(*cell, names)
-    if figure.picture:
-        names["picture"] = eval(figure.picture, names)
     return names["picture"], plain(eval(figure.numbers, names))
 
 

@@ -14,13 +14,6 @@ from course_lib.launcher import job_script
 from course_lib.launcher import slurm as of_slurm
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a script.py").touch()
-    return "a script.py"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

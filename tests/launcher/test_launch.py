@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -65,6 +67,57 @@ def test_ranks_meet_reduce_and_return() -> None:
     assert run.seconds > 0
     assert list(run.logs) == ["", "", ""]
     assert gone(run)
+
+
+@pytest.mark.parametrize("end", ["returns", "exits", "raises"])
+def test_a_process_that_a_rank_forks_is_no_rank(end: str) -> None:
+    def work() -> int | str:
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if end == "exits":
+            sys.exit(0)
+        if end == "raises":
+            raise KeyError("of the forked one")
+        return "the forked one's"
+
+    assert quiet_launch(work, nprocs=2).results == [int(end == "raises")] * 2
+
+
+def test_a_program_that_a_rank_starts_is_no_rank() -> None:
+    def work() -> tuple[str, int]:
+        program = "from course_lib import place, track; place(); print(len(list(track(range(3)))))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return done.stdout, os.getpid()
+
+    run = quiet_launch(work, nprocs=1)
+    assert run.results == [("3\n", run.facts(0)["pid"])]
+    assert run.logs == [""]
+
+
+def test_ranks_send_each_other_objects_of_a_cells_class() -> None:
+    source = """
+        import os, pickle
+        import torch.distributed as dist
+
+        class Score:
+            def __init__(self, points):
+                self.points = points
+
+        def work():
+            dist.init_process_group("gloo")
+            scores = [None, None]
+            dist.all_gather_object(scores, Score(int(os.environ["RANK"])))
+            return [pickle.loads(pickle.dumps(each)).points for each in scores]
+        """
+    assert quiet_launch(cell(source).work, nprocs=2).results == [[0, 1], [0, 1]]
+
+
+def test_what_the_function_registers_at_exit_runs(tmp_path: Path) -> None:
+    def work() -> None:
+        atexit.register((tmp_path / os.environ["RANK"]).touch)
+
+    quiet_launch(work, nprocs=2)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["0", "1"]
 
 
 def test_two_ranks_are_the_default_on_a_machine_without_a_gpu() -> None:
@@ -179,6 +232,28 @@ def test_results_of_every_plain_kind() -> None:
         assert result["nested"] == [(1, {"a": {2}}), b"bytes", 1 + 2j]
 
 
+@pytest.mark.parametrize("tensors", [2, 120])
+def test_what_is_made_to_be_shared_is_shared(tensors: int) -> None:
+    model = torch.nn.ParameterList([torch.zeros(2) for _ in range(tensors)]).share_memory()
+    spawn = multiprocessing.get_context("spawn")
+    queue, event, value = spawn.Queue(), spawn.Event(), spawn.Value("i", 0)
+
+    def work(given: dict[str, Any]) -> bool:
+        rank = int(os.environ["RANK"])
+        with torch.no_grad():
+            given["model"][tensors - 1][rank] += rank + 1
+        with value.get_lock():
+            value.value += 1
+        queue.put(rank)
+        return event.is_set()
+
+    event.set()
+    assert quiet_launch(work, {"model": model}, nprocs=2).results == [True, True]
+    assert model[tensors - 1].tolist() == [1, 2]
+    assert value.value == 2
+    assert sorted([queue.get(timeout=60), queue.get(timeout=60)]) == [0, 1]
+
+
 def test_an_object_of_a_class_of_the_cell_is_of_that_class_again() -> None:
     defined = cell("""
         class Outcome:
@@ -210,11 +285,10 @@ def test_large_arguments_and_results() -> None:
 
 def test_a_result_that_cannot_be_sent_back_is_named() -> None:
     def work() -> dict[str, Any]:
-        return {"guard": threading.Lock()} if os.environ["RANK"] == "1" else {}
+        return {"guard": [threading.Lock()]} if os.environ["RANK"] == "1" else {}
 
-    with pytest.raises(
-        RankError, match=r"rank 1 raised TypeError: the function returned a dict.*lock"
-    ) as caught:
+    named = r"rank 1 raised TypeError: the function returned a dict.* \(result\['guard'\]\[0\] is <.*lock"
+    with pytest.raises(RankError, match=named) as caught:
         quiet_launch(work)
     assert caught.value.rank == 1
     assert "entry.py" not in str(caught.value), "the library's own lines are no help"
@@ -226,9 +300,24 @@ def test_a_result_that_cannot_be_loaded_again_is_told_and_the_run_has_ended() ->
         def __reduce__(self) -> Any:
             return eval, ("1 / 0",)
 
-    with pytest.raises(RankError, match=r"result cannot be read.*division by zero") as caught:
+    why = (
+        r"result cannot be read here \(nor can those of rank 1\): a Odd \(ZeroDivisionError: division by zero"
+    )
+    with pytest.raises(RankError, match=why) as caught:
         quiet_launch(lambda: Odd())
     assert caught.value.run.state == Run.open().state == "failed"
+
+
+def test_where_one_result_cannot_be_read_its_rank_is_told_and_the_others_are_kept() -> None:
+    def work() -> Any:
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        return model if dist.get_rank() == 1 else 0.5
+
+    told = r"rank 1 is done, but its result .*: a DistributedDataParallel \(.*return .* state_dict\(\)"
+    with pytest.raises(RankError, match=told) as caught:
+        quiet_launch(work)
+    assert (caught.value.rank, caught.value.run.results) == (1, [0.5, None])
 
 
 # --- what the ranks find ----------------------------------------------------------------------------------
@@ -308,6 +397,24 @@ def test_the_learners_changes_reach_the_ranks(tmp_path: Path, monkeypatch: pytes
     assert quiet_launch(work).results == [("blue", str(tmp_path), True)] * 2
     monkeypatch.delenv("COLOUR")
     assert quiet_launch(work).results == [(None, str(tmp_path), True)] * 2
+
+
+def test_what_torch_reads_while_it_is_loaded_may_be_set_before_a_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fork server has loaded it before."""
+
+    def work() -> tuple[str, int]:
+        dist.init_process_group("gloo")
+        return dist.get_debug_level().name, logging.getLogger("torch.distributed").getEffectiveLevel()
+
+    assert quiet_launch(work, nprocs=1).results == [("OFF", logging.WARNING)]
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    monkeypatch.setenv("TORCH_LOGS", "+distributed")
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    run = quiet_launch(work, nprocs=1)
+    assert run.results == [("DETAIL", logging.DEBUG)]
+    assert re.search(r"^\[[IV]\d+ .*\.cpp:\d+\]", run.logs[0], re.MULTILINE), "C++'s own messages"
 
 
 def test_what_ranks_print_has_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,6 +531,36 @@ def closes_over_a_lock() -> Any:
 def takes(x: Any) -> None: ...
 
 
+def test_what_only_forked_processes_can_share_is_refused_with_what_would_do(course_home: Path) -> None:
+    queue = multiprocessing.get_context("fork").Queue()
+    refused = (
+        r"^argument 1 of takes cannot be .*: it is <multi.*Queue.*fork context.*by .*get_context\('spawn'\)"
+    )
+    with pytest.raises(TypeError, match=refused):
+        launch(takes, queue)
+    assert runs_of(course_home) == []
+
+
+THROUGH_OTHERS = """
+class Config:
+    lock = LOCK
+
+class Trainer:
+    __slots__ = ("parts",)
+    def __init__(self): self.parts = [LOCK]
+    def run(self): return LOCK
+
+def helper(): return [LOCK for _ in range(2)]
+def work(): return helper()
+def reads(): return Config().lock
+class Logs:
+    def __init__(self): self.kept, self.left_out = {"to": LOCK}, LOCK
+    def __getstate__(self): return {"kept": self.kept}
+config, run = Logs(), Trainer().run
+def reads_one(): return config
+"""
+
+
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "named"),
     [
@@ -436,6 +573,10 @@ def takes(x: Any) -> None: ...
         (closes_over_a_lock(), (), {}, "guard, which <lambda> uses"),
         (Worker(LOCK), (1,), {}, "Worker"),  # type: ignore[arg-type]
         (takes, ((i for i in "abc"),), {}, "argument 1 of takes"),
+        (cell(THROUGH_OTHERS, LOCK=LOCK).work, (), {}, "^LOCK, which helper uses, which work uses,"),
+        (cell(THROUGH_OTHERS, LOCK=LOCK).reads, (), {}, "^Config.lock, which reads uses,"),
+        (cell(THROUGH_OTHERS, LOCK=LOCK).reads_one, (), {}, r"^config.kept\['to'\], which reads_one uses,"),
+        (cell(THROUGH_OTHERS, LOCK=LOCK).run, (), {}, r"^run.__self__.parts\[0\]"),
     ],
 )
 def test_what_cannot_be_sent_is_named(
@@ -444,6 +585,7 @@ def test_what_cannot_be_sent_is_named(
     with pytest.raises(TypeError, match=f"{named}.*cannot be sent to the ranks") as caught:
         launch(function, *args, **kwargs)
     assert "cannot pickle" in str(caught.value)
+    assert re.search(r"is <(unlocked _thread.lock|generator)", str(caught.value)), "the thing itself"
     assert "\n" not in str(caught.value)
     assert runs_of(course_home) == []
 

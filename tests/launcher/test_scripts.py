@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
-from course_lib import place, python, torchrun
+from course_lib import RankError, launch, place, python, torchrun
 from course_lib.launcher import environment, scripts
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Its path, from the current folder."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a script.py").touch()
-    return "a script.py"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +44,42 @@ def test_a_script_that_is_not_there(script: str, tmp_path: Path, course_home: Pa
             torchrun(path)
         assert str(caught.value) == f"there is no script {str(path)!r} in {tmp_path}"
     assert not (course_home / "runs").exists(), "no run is left"
+
+
+def test_a_working_folder_that_is_gone(
+    script: str, tmp_path: Path, course_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said of it, not of an argument: a relative path, which cannot be found then."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for start, what in ((torchrun, script), (torchrun, "no.py"), (python, script), (launch, print)):
+        with pytest.raises(FileNotFoundError, match=r"^the working folder is gone .*os\.chdir"):
+            start(what)  # type: ignore[operator]
+    assert not (course_home / "runs").exists(), "no run is left"
+
+
+def test_a_module_as_torchrun_and_python_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name after -m, from the working folder, with imports of its own package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/size.py").write_text("SIZE = 7\n")
+    (tmp_path / "project/train.py").write_text(
+        "import sys\nfrom course_lib import place\nfrom .size import SIZE\nplace()\n"
+        "print(__name__, SIZE, sys.argv[1:], sys.argv[0] == __file__)\n[][int(sys.argv[1])]\n"
+    )
+    for start in (torchrun, python):
+        with pytest.raises(RankError) as caught:
+            start("-m", "project.train", 3, dashboard=False)
+        run, marked = caught.value.run, "---->    6 [][int(sys.argv[1])]"
+        assert "raised IndexError: list index out of range" in str(caught.value)
+        assert f"{os.path.join('project', 'train.py')}, line 6, in <module>" in str(caught.value)
+        assert marked in str(caught.value)
+        assert "__main__ 7 ['3'] True" in "".join([run.output, *run.logs])
+        assert run.name == "project.train"
+        assert run.command.endswith(" -m project.train 3")
+        with pytest.raises(FileNotFoundError, match=r"^there is no module 'project\.tain' in /"):
+            start("-m", "project.tain")
 
 
 @pytest.fixture
@@ -146,7 +174,7 @@ def test_ranks_of_all_nodes_here_share_the_gpus(
 def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr(scripts, "cores", lambda: 12)
+    monkeypatch.setattr(environment, "cores", lambda: 12)
     monkeypatch.setenv("OF_THE_LEARNER", "kept")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     run = torchrun(script, nnodes=2, nproc_per_node=2, max_restarts=1)
@@ -163,5 +191,27 @@ def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: py
     }
     for given in watched[0][1]:
         assert given | told == given
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    torchrun(script)
+    assert watched.pop()[1][0]["OMP_NUM_THREADS"] == "5", "the learner's choice"
     torchrun(script)
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in watched[1][1][0]
+
+
+def test_a_program_is_run_as_python_alone_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules in the working folder are not Python's, what is forked is no rank, variables are left over."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("random.py", "queue.py"):
+        (tmp_path / name).write_text("raise RuntimeError('not this one')")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "own.py").write_text("word = 'own'")
+    (tmp_path / "scripts" / "train.py").write_text(
+        "import os, random, sys\nimport own\nfrom course_lib import place\n"
+        "if os.fork() == 0:\n    raise KeyError('of the forked one')\n"
+        "os.wait()\nplace()\nprint(own.word, os.environ.get('RANK'), 'PYTHONSAFEPATH' in os.environ)\n"
+    )
+    logs = torchrun("scripts/train.py", dashboard=False).logs
+    assert all(f"own {rank} False\n" in log for rank, log in enumerate(logs))
+    for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "of a job", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert "own None False\n" in python("scripts/train.py", dashboard=False).logs[0]

@@ -125,7 +125,7 @@ def test_how_it_ended(
 def test_the_rank_that_failed_is_named(nobody: int, slurm_says: list[Any]) -> None:
     run = submitted(nobody, state="running")
     (run.folder / JOB_ENDED).write_text("1\n")
-    failure = {"type": "ValueError", "message": "boom\nmore", "frames": [], "time": 0, "causes": []}
+    failure = {"type": "ValueError", "message": "boom\nmore", "frames": [], "time": 0}
     RankFiles(run.folder, 1).failure.write_text(json.dumps(failure))
     RankFiles(run.folder, 1).facts.write_text(json.dumps({"environment": {"SLURMD_NODENAME": "node2"}}))
     slurm_says.append(JobStatus("FAILED", "NonZeroExitCode", "node[1-2]", 1.0, 2.0))

@@ -17,17 +17,11 @@ from tests.notebooks.minutes import rounded, teach
 LINES = 25  # in a code cell, at most
 LESSONS = sorted([*CORE.glob("*.ipynb"), *DEEPER.glob("*.ipynb")])
 NOTEBOOKS = [*LESSONS, *sorted((ROOT / "solutions").glob("*.ipynb"))]
-# Lessons not yet rewritten. Nothing is added here.
-STILL_OVER = "01", "02", "03", "05", "09", "12", "15", "16", "17", "19", "20"
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: str(path.relative_to(CORE).with_suffix("")))
 def test_a_lesson_is_within_the_limits(path: Path) -> None:
-    wrong = form.over(path)
-    if path.parent == CORE and path.stem[:2] in STILL_OVER:
-        assert wrong, "it is within all limits: take it off the list STILL_OVER"
-    else:
-        assert wrong == []
+    assert form.over(path) == []
 
 
 def test_a_core_lesson_needs_nothing_of_a_deeper_notebook_and_leads_to_each() -> None:
@@ -39,6 +33,8 @@ def test_a_core_lesson_needs_nothing_of_a_deeper_notebook_and_leads_to_each() ->
             begins = f"Deeper, {rounded(teach(each))} min:"
             linked = [line for line in lines if f"](deeper/{each.name})" in line and line.startswith(begins)]
             assert len(linked) == 1, f"{path.stem} has one line '{begins} …' with a link to {each.name}"
+    listed = (CORE / "README.md").read_text()
+    assert [path.name for path in LESSONS if f"]({path.relative_to(CORE)})" not in listed] == []
     numbers = {path.stem[:2] for path in CORE.glob("*.ipynb")}
     assert {each.stem[:2] for each in DEEPER.glob("*.ipynb")} <= numbers
 

@@ -1,4 +1,4 @@
-"""Lessons 17, 19 and 20 without namespaces and Slurm show what was recorded, and their checks pass."""
+"""Lessons 17 and 20 without namespaces and Slurm show what was recorded, and their checks pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests.notebooks.test_rank_counts import errors, texts
     "name",
     [
         pytest.param("17_many_machines", marks=pytest.mark.night),
-        pytest.param("19_sending_less", marks=pytest.mark.night),
-        "20_surviving",
+        pytest.param("deeper/17_cables", marks=pytest.mark.night),
+        pytest.param("deeper/17_lost_nodes", marks=pytest.mark.night),
+        pytest.param("deeper/17_slurm_and_kubernetes", marks=pytest.mark.night),
+        "deeper/20_torchft",
     ],
 )
 def test_a_lesson_without_hosts_and_without_slurm(

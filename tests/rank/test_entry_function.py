@@ -1,4 +1,4 @@
-"""How a rank begins, and how it leaves: others may still be joining the group."""
+"""How a rank begins, and how it leaves."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import inspect
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -25,47 +23,6 @@ def test_a_variable_that_the_kernel_has_no_more_is_gone_in_the_rank() -> None:
         kept = {name: value for name, value in os.environ.items() if name != "GONE"}
         entry_function._take_environment(kept | {"OLD": "2"})
         assert dict(os.environ) == kept | {"OLD": "2"}
-
-
-def nothing(tensor: torch.Tensor) -> None:
-    pass
-
-
-def in_a_group_of_its_own(tensor: torch.Tensor) -> None:
-    dist.all_reduce(tensor, group=dist.new_group([0]))
-
-
-@pytest.mark.parametrize(
-    ("last", "stays"),
-    [
-        (nothing, True),
-        (dist.broadcast, True),
-        (dist.reduce, True),
-        (in_a_group_of_its_own, True),
-        (dist.all_reduce, False),
-        (lambda tensor: dist.barrier(), False),
-    ],
-)
-def test_who_met_not_all_the_others_gives_them_time(last: Callable, stays: bool) -> None:
-    """The rank is alone here, and is told that there are two."""
-
-    def leaves() -> float:
-        import os
-        from pathlib import Path
-
-        from course_lib.rank import entry_function
-
-        entry_function.JOIN_SECONDS = 0.5
-        dist.init_process_group("gloo")
-        last(torch.ones(1), 0) if last in (dist.broadcast, dist.reduce) else last(torch.ones(1))
-        os.environ["WORLD_SIZE"] = "2"
-        began = time.monotonic()
-        entry_function._let_the_others_join(Path("/nowhere"))
-        return time.monotonic() - began
-
-    (seconds,) = quiet_launch(leaves, nprocs=1).results
-
-    assert (seconds >= 0.5) == stays, f"{seconds:.3f} s"
 
 
 def test_workers_that_are_not_forked_know_what_a_cell_defines() -> None:

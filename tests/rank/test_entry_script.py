@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,25 @@ os._exit(0)
     RankFiles(tmp_path, 0).standstill.write_text('{"asked": true}')
     environment = os.environ | {"COURSE_RUN": str(tmp_path), "COURSE_KERNEL": str(os.getpid()), "RANK": "0"}
     environment |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}
-    command = [sys.executable, "-m", "course_lib.rank.entry_script", str(tmp_path / "script.py")]
+    command = [sys.executable, "-m", "course_lib.rank.entry_script", "--rank", str(tmp_path / "script.py")]
     said = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
     assert said.stdout == "[]\n", said
+
+
+def test_a_spawned_ranks_traceback_is_read_as_python_writes_it(tmp_path: Path) -> None:
+    """Its notes are no exception, and the frames of what led to it are not its own."""
+    try:
+        try:
+            {}["a"]
+        except KeyError as cause:
+            error = ValueError("no: data\nat all")
+            error.add_note("in a shard")
+            raise error from cause
+    except ValueError:
+        text = traceback.format_exc()
+    entry_script._report_spawned(tmp_path, 1, RuntimeError(f"\n\n-- Process 1 terminated:\n{text}"))
+    record = json.loads(RankFiles(tmp_path, 1).failure.read_text())
+    assert (record["type"], record["message"]) == ("ValueError", "no: data\nat all\nin a shard")
+    ((related,), (frame,)) = record["related"], record["frames"]
+    assert (related["how"], related["text"]) == ("from", "KeyError: 'a'")
+    assert related["frames"][0]["line"] + 4 == frame["line"]

@@ -49,7 +49,7 @@ def test_no_handler_runs_after_the_last_line(what: str) -> None:
         cause = caught.value.report.cause
         assert cause is not None
         assert (cause.kind, cause.exception, cause.message) == ("raised", "ValueError", "the cause")
-        assert cause.causes == []
+        assert cause.related == []
 
 
 def test_what_is_left_at_its_default_does_not_end_it_either() -> None:

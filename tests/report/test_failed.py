@@ -95,6 +95,63 @@ def test_the_report_of_a_cell() -> None:
     assert error.report.mismatch is None, "what rank 1 did by itself needs no explanation"
 
 
+EXECUTED = """
+import dataclasses, torch.distributed as dist
+from course_lib import launch
+
+@dataclasses.dataclass
+class Model:
+    width: int
+    def __post_init__(self):
+        self.fails
+
+def train():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        Model(1)
+    dist.barrier()
+first = train
+"""
+LAUNCHED = "launch(first, dashboard=False)"
+
+
+@pytest.mark.parametrize(
+    ("cells", "file", "line"),
+    [
+        (["%%time" + EXECUTED + LAUNCHED], "Cell In[1]", 14),
+        (["\n%%timeit -n1 -r1" + EXECUTED + LAUNCHED], "Cell In[1]", 15),
+        (["%%capture\n%%prun" + EXECUTED, "%%time\ndef train():\n    pass", LAUNCHED], "Cell In[1]", 15),
+        ([f"text = {EXECUTED!r}", "exec(text)", LAUNCHED], "<string>", 14),
+        ([f"exec({EXECUTED!r})", LAUNCHED], "<string>, without source", 14),
+    ],
+)
+def test_a_function_in_a_text_or_in_a_cell_that_a_magic_runs(
+    cells: list[str], file: str, line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell replaces it
+    shell = InteractiveShell()
+    monkeypatch.setattr(InteractiveShell, "_instance", shell)
+    monkeypatch.setattr(shell, "showtraceback", lambda *_, **__: None)
+    error = [shell.run_cell(each, store_history=True).error_in_exec for each in cells][-1]
+
+    assert isinstance(error, RankError)
+    file, _, bare = file.partition(",")
+    shown = [text for text in str(error).splitlines() if text.startswith(("---->", file))]
+    assert shown == [
+        text
+        for text in [
+            f"{file}, line {line}, in train",
+            f"---->   {line}         Model(1)" * (not bare),
+            f"{file}, line {line - 5}, in __post_init__",
+            f"----> {line - 5:4}         self.fails" * (not bare),
+        ]
+        if text
+    ]
+    assert f"({file}, line {line + 1}" in str(error).splitlines()[-1], "where rank 0 waited"
+
+
 def test_it_is_shown_without_the_launchers_frames() -> None:
     error = RankError(Run.create("made", 1), Report(message="rank 0 raised ValueError: x\n\ncell, line 1"))
 
@@ -111,11 +168,11 @@ RAISES = {
     "of several lines": ("raise ValueError('one\\ntwo\\n\\nfour')", "raised ValueError: one\ntwo\n\nfour\n"),
     "caused by another": (
         "try:\n    1 / 0\nexcept Exception as e:\n    raise Mine('mine') from e",
-        "raised Mine: mine\nfrom ZeroDivisionError: division by zero\n",
+        "raised Mine: mine\nfrom ZeroDivisionError: division by zero\n    cell_.*, line 6: 1 / 0\n\n",
     ),
     "while handling another": (
         "try:\n    {}['a']\nexcept Exception:\n    raise Mine('mine')",
-        "raised Mine: mine\nfrom KeyError: 'a'\n",
+        "raised Mine: mine\nwhile handling KeyError: 'a'\n    cell_.*, line 6: {}\\['a'\\]\n\n",
     ),
     "from None": (
         "try:\n    1 / 0\nexcept Exception:\n    raise Mine('mine') from None",
@@ -123,7 +180,7 @@ RAISES = {
     ),
     "a group": (
         "raise ExceptionGroup('all', [ValueError(1), KeyError(2)])",
-        "raised ExceptionGroup: all .2 sub",
+        "raised ExceptionGroup: all .2 sub.*\ncontaining ValueError: 1\ncontaining KeyError: 2\n\n",
     ),
     "interrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
     "an exit with words": ("import sys; sys.exit('no data')", r"ended itself by sys.exit\(no data\)"),
@@ -145,6 +202,36 @@ def test_what_was_raised(kind: str) -> None:
     last = 4 + len(lines)
     assert f"line {last}, in work" in str(error)
     assert f"---->    {last}     {lines[-1]}" in str(error)
+
+
+GATHERED = """
+def load(shard):
+    return {}[shard]
+
+def work():
+    errors = []
+    for shard in "ab":
+        try:
+            load(shard)
+        except KeyError as error:
+            error.add_note(f"in shard {shard}")
+            errors.append(error)
+    raise ExceptionGroup("all", errors)
+"""
+
+
+def test_each_error_in_a_group_has_its_lines_and_notes() -> None:
+    gathered = cell(GATHERED)
+    name = Path(gathered.filename).name
+    inside = [
+        f"containing KeyError: '{shard}'\nin shard {shard}\n"
+        f"    {name}, line 8: load(shard)\n    {name}, line 2: return {{}}[shard]\n"
+        for shard in "ab"
+    ]
+    error = str(failing(gathered.work, nprocs=1))
+    assert error.startswith(
+        f"rank 0 raised ExceptionGroup: all (2 sub-exceptions)\n{''.join(inside)}\n{name}"
+    )
 
 
 def test_an_exit_without_an_error_is_a_return() -> None:
@@ -219,8 +306,13 @@ def test_a_crash_in_a_thread_without_python_is_not_blamed_on_the_line() -> None:
 
 def test_the_report_stays_short_whatever_is_raised() -> None:
     deep = cell("def down(n):\n    return down(n + 1)\n").down
-    assert len(str(failing(deep, 0, nprocs=1)).splitlines()) < 100
-    assert "more calls]" in str(failing(deep, 0, nprocs=1))
+    assert re.search(
+        r"in down\n.*\n.*down\(n \+ 1\)\n\n\[\d+ more calls\]\Z", str(failing(deep, 0, nprocs=1))
+    )
+    odd = "def odd(n):\n    if n:\n        return even(n)\n    1 / n\n"
+    pair = cell(f"def even(n):\n    return odd(n - 1)\n\n{odd}").even
+    shown = re.findall(r"in (?:even|odd)$|^\[\d+ more calls", str(failing(pair, 9, nprocs=1)), re.MULTILINE)
+    assert shown == ["in even", "in odd", "[15 more calls", "in odd"]
 
     def long() -> None:
         raise ValueError("x" * 5_000_000)
@@ -271,7 +363,7 @@ def test_the_loss_of_a_peer_is_a_consequence(text: str) -> None:
     now = time.time()
     for rank, message, at in ((0, text, now), (1, "no such column", now + 0.4)):
         record = {"time": at, "type": "RuntimeError", "message": message, "frames": [], "text": ""}
-        record |= {"causes": [], "exit_code": None}
+        record |= {"exit_code": None}
         (run.folder / f"rank-{rank}.failure.json").write_text(json.dumps(record))
     failures = failed.failures_of(run, {0: 1, 1: 1}, {})
 
@@ -334,6 +426,38 @@ def test_of_two_failures_the_first_is_the_cause() -> None:
     assert failed.first_failure({PROGRAM: program}) is program
 
 
+@pytest.mark.parametrize(
+    ("texts", "first"),
+    [
+        (["CheckpointException ranks:dict_keys([1])\n(RANK 1)"] * 2, 1),
+        (["worker on Rank=1 failed", "OSError: No space left on device"], 1),
+        (["ranks 0, 1 failed"] * 2, 0),
+        (["rank 2 failed"] * 2, 0),
+        (["rank 1 sent nothing", "[gloo/transport/tcp/pair.cc:5] Connection closed by peer"], 0),
+    ],
+)
+def test_a_rank_that_reports_anothers_failure_is_not_the_cause(texts: list[str], first: int) -> None:
+    run = Run.create("made", 2)
+    for rank, text in enumerate(texts):
+        write_failure(run.folder, rank, "RuntimeError", text, [], "")
+    assert failed.first_failure(failed.failures_of(run, {0: 1, 1: 1}, {})).rank == first
+
+
+def test_the_rank_whose_folder_is_gone_is_named_where_all_save_a_checkpoint(tmp_path: Path) -> None:
+    def save() -> None:
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+
+        dist.init_process_group("gloo")
+        dcp.save({"x": torch.ones(3)}, checkpoint_id=tmp_path if dist.get_rank() < 2 else "/proc/gone")
+
+    with pytest.raises(RankError) as caught:
+        quiet_launch(save, nprocs=3)
+    assert caught.value.rank == 2
+    assert str(caught.value).startswith("rank 2 raised torch.distributed.checkpoint.api.CheckpointException")
+
+
 def test_an_exception_is_read_once_and_what_is_known_of_less_anew() -> None:
     run = Run.create("made", 1)
     write_failure(run.folder, 0, "ValueError", "no", [], "")
@@ -386,6 +510,7 @@ def test_a_survivors_lost_connection_is_never_named_the_cause(how: str) -> None:
         words = {"killed": "was killed (SIGKILL)", "exits": "ended with exit code 0"}
         assert head.startswith(f"rank {bad} {words.get(how, 'raised KeyError')}"), f"{collective}: {error}"
         assert f"\nrank {1 - bad} " in str(error)
+        assert "raise OSError" not in str(error).splitlines()[-1], "but where it waited"
 
 
 # --- what to do about it ---------------------------------------------------------------------------------
@@ -454,7 +579,9 @@ def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
         except RuntimeError as error:
             raise ValueError("training failed") from error
 
-    assert str(failing(work, nprocs=1)).endswith("Run.open().metrics has what each rank held.")
+    hint, lesson = str(failing(work, nprocs=1)).split("\n\n")[-2:]
+    assert hint.endswith("Run.open().metrics has what each rank held.")
+    assert lesson.startswith("See lesson 02 deeper, ")
     for message in (
         "shapes cannot be multiplied (2x4 and 3x3)",
         "Connection closed by peer",
@@ -466,7 +593,7 @@ def test_advice_for_the_cause_of_an_error_and_none_for_others() -> None:
 def test_workers_that_were_killed_are_told_beside_other_advice() -> None:
     known = failed_with("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB.")
     killed = {"workers": [(7, "SIGKILL")], "memory": [8 << 30, 1 << 30]}
-    hint, told = advice(Run.create("made", 2), replace(known, **killed)).split("\n\n")
+    hint, _, told = advice(Run.create("made", 2), replace(known, **killed)).split("\n\n")
     assert hint.startswith("The GPU has no memory left for this.")
     assert told.startswith("A worker of rank 0, process 7, was killed (SIGKILL)")
     assert told.endswith("Of 8.0 GiB of memory, 1.0 GiB were available afterwards.")
@@ -476,7 +603,7 @@ def test_workers_that_were_killed_are_told_beside_other_advice() -> None:
 
 def failed_with(kind: str, message: str) -> Failure:
     run = Run.create("made", 2)
-    record = {"time": 0.0, "type": kind, "message": message, "frames": [], "causes": [], "exit_code": None}
+    record = {"time": 0.0, "type": kind, "message": message, "frames": [], "exit_code": None}
     (run.folder / "rank-0.failure.json").write_text(json.dumps(record))
     failure = failed.failure_of(run, 0, 1)
     assert failure is not None

@@ -318,6 +318,9 @@ def test_threads_are_told_by_name() -> None:
     record = waits(5) | {"stack": [("/venv/threading.py", 3, "join"), *stack()], "threads": threads[:1]}
     assert reported(run_of(record)) == [f"was in join ({at})", told[0]]
     assert reported(run_of(record | {"threads": []})) == [f"waited in join ({at})"]
+    # a daemon ends with its rank, for whose part in a collective others may wait
+    record = {"asked": True, "threads": threads}
+    assert reported(run_of(record, returned=(0,))) == ["had returned", told[0]]
     now = reported(run_of(elsewhere() | {"threads": threads[:1]}), PRESENT)
     assert now[1:] == [f'its thread "saver" waits in all_reduce ({at})']
 

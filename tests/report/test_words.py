@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from course_lib.report import words
-from course_lib.report.facts import Failure
+from course_lib.report.facts import Failure, Related
 from course_lib.run.trace import LINE_LENGTH, shortened
 from course_lib.run_folder import RankFiles
 
@@ -48,7 +48,8 @@ LONG = "the beginning" + "-" * 100_000 + "the end"
 
 def said(message: str, *causes: str) -> list[str]:
     """What a report says of a rank that raised this, without the path at the end."""
-    failure = Failure(0, "raised", 0.0, exception="RuntimeError", message=message, causes=list(causes))
+    related = [Related("from", cause, []) for cause in causes]
+    failure = Failure(0, "raised", 0.0, exception="RuntimeError", message=message, related=related)
     lines = words._failure_text(failure, RankFiles(Path("/runs/x"), 0)).splitlines()
     rest = "[all of it is in /runs/x/rank-0.failure.json]"
     return [line for line in lines if line != rest] + ["+"] * (lines[-1] == rest)

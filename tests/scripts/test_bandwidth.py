@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 from collections.abc import Iterator
@@ -99,9 +100,11 @@ def test_a_program_without_course_lib_takes_the_gpu_that_it_sees(
 ) -> None:
     """With --gpus-per-task=1 each rank sees one GPU, whatever its LOCAL_RANK."""
     monkeypatch.syspath_prepend(SCRIPTS.parent)
-    source_of = importlib.import_module("scripts.helpers").source_of
     names: dict[str, Any] = {"torch": torch, "os": importlib.import_module("os")}
-    exec(source_of(SCRIPTS / f"{program}.py", "place"), names)
+    text = (SCRIPTS / f"{program}.py").read_text()
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    (place,) = [node for node in functions if node.name == "place"]
+    exec(ast.unparse(place), names)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)

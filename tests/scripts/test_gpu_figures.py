@@ -54,7 +54,7 @@ def test_without_a_gpu_the_recorded_figure_is_shown_with_its_device_and_date(
     assert said == "Recorded on 2026-01-02, on a GPU (An Example GPU, driver 1.2, torch 2.11.0):\n"
     data, metadata = shown.pop()._repr_mimebundle_()
     assert data["image/png"] == (tmp_path / "99_example.png").read_bytes()
-    assert data["text/plain"] == "[picture: Two points.]"
+    assert data["text/plain"] == "[picture:\nTwo points.]"
     assert metadata["image/png"] == {"alt": "Two points.", "width": 691}
 
 

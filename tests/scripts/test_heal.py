@@ -20,7 +20,7 @@ HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 @pytest.fixture
 def heal(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(LESSONS)
-    monkeypatch.chdir(LESSONS)  # from where the groups find the module
+    monkeypatch.chdir(LESSONS / "deeper")  # where its notebook runs
     return importlib.import_module("scripts.heal")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 LESSONS = Path(__file__).parents[2] / "lessons"
-RECORDS = sorted((LESSONS / "recorded").glob("*.json"))
+RECORDS = sorted([*(LESSONS / "recorded").glob("*.json"), *(LESSONS / "recorded" / "deeper").glob("*.json")])
 
 
 @pytest.fixture
@@ -52,9 +52,11 @@ def test_a_record_is_made_only_on_request_and_shown_where_the_work_cannot_be_don
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_lesson_has_a_record_of_all_that_may_be_missing(path: Path) -> None:
     kept = json.loads(path.read_text())
-    notebook = json.loads((LESSONS / f"{path.stem}.ipynb").read_text())
+    name = path.relative_to(LESSONS / "recorded")
+    notebook = json.loads((LESSONS / name.with_suffix(".ipynb")).read_text())
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    asked = re.findall(r"(?:here_or_recorded|Record\(\"recorded/[^\"]*\"\))\((\w+),", code)
+    its = rf"here_or_recorded|Record\(\"(?:\.\./)?recorded/{name}\"\)"
+    asked = re.findall(rf"(?:{its})\((\w+),", code)
     assert asked
     assert sorted(asked) == sorted(kept)
     folders = re.findall(r"(?<![\w.<>/])/[a-z]\w*/[^\s\"]+", json.dumps(kept))

@@ -6,7 +6,6 @@ The GPUs are imitated by what torch says of them, and float16 is computed on the
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import sys
 from pathlib import Path
@@ -111,24 +110,3 @@ def test_train_imagenet_trains_in_float16(tmp_path: Path) -> None:
     assert trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 2)[1] == 8, "as it was saved"
     assert trained(tmp_path, "train_imagenet", "bfloat16", *words, "--epochs", 3)[1] == 1
     assert trained(tmp_path, "train_imagenet", "float16", *words, "--epochs", 4)[1] > 1, "a new one"
-
-
-@pytest.mark.parametrize("in_hardware", [True, False])
-def test_lesson_15_measures_float16_there(in_hardware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own cells, on the CPU, which they take for a GPU."""
-    notebook = json.loads((SCRIPTS.parent / "15_imagenet_style.ipynb").read_text(encoding="utf-8"))
-    cells = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
-    source = cells["amp"].split("\n\n\n")[0]
-    for line, instead in {'on_gpu = device.type == "cuda"': "on_gpu = True", "range(20 ": "range(2 "}.items():
-        assert line in source
-        source = source.replace(line, instead)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: in_hardware)
-    monkeypatch.delenv("RANK", raising=False)
-    names: dict[str, Any] = {}
-    exec("\n".join(["from course_lib import place", cells["torch"], cells["resnet8"], source]), names)
-    threads = torch.get_num_threads()
-    try:
-        found = [names["speed"](amp, batch=2)[1] for amp in (False, True)]
-    finally:
-        torch.set_num_threads(threads)
-    assert found == ["torch.float32", "torch.bfloat16" if in_hardware else "torch.float16"]

@@ -191,11 +191,13 @@ def test_the_albert_that_the_lesson_keeps_knows_its_text(
     folder = ROOT / "lessons" / "recorded" / "16_albert"
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}, "nothing that is a pickle"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
-    kept = json.loads((folder.parent / "16_finetune_albert.json").read_text())["long_training"]["returned"]
+    kept = json.loads((folder.parent / "deeper" / "16_from_scratch.json").read_text())["long_training"][
+        "returned"
+    ]
     assert train("--model", folder, "--epochs", 1, "--lr", 1e-12) == 0
     said = capsys.readouterr().out
     loss = float(re.search(r"held-out loss ([\d.]+)", said)[1])
-    assert loss == pytest.approx(kept[-1], abs=0.5), "of the first paragraphs alone"
+    assert loss < (kept[0] + kept[-1]) / 2, "of the first paragraphs of this Python's texts"
     assert said.splitlines()[-1].startswith("It can [MASK] used.  ▁be ")
     assert train("--model", folder, "--length", 33) == (
         f"cannot begin: ValueError: --length 33 is more than the 32 tokens that {folder} takes"

@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-JOB = Path(__file__).parents[2] / "lessons" / "scripts" / "train.sbatch"
+from tests.notebooks.execute import CORE, read
+
+JOB = CORE / "scripts" / "train.sbatch"
 SRUN = """#!/bin/bash
 echo "$OMP_NUM_THREADS threads: $*"
 """
+
+
+def test_lesson_17_shows_lines_of_the_job_file() -> None:
+    shown = read(CORE / "17_many_machines.ipynb").cells[0].source.split("```bash\n")[1].split("```")[0]
+    assert set(shown.splitlines()) <= set(JOB.read_text().splitlines())
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ from course_lib.exercises.judging import read
 from course_lib.exercises.question import Question, Refused, Work
 from course_lib.kill import end_with
 from course_lib.launcher.environment import loopback_environment, loopback_store
+from course_lib.private_names import adapt_torch
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` has loaded
 from course_lib.rank.entry_function import own_autograd
 
 LIMIT_SECONDS = 6.0  # for an answer on the ranks; most solutions take less than 2 s
-LONGER = {"job_file": 20.0, "late_rank": 20.0}  # by function: dozens of processes, seconds of drawn work
 NOT_DONE = "it was not done after"
 
 
@@ -69,6 +69,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
         os.close(go)
         os.read(all_are_there, 1)
         own_autograd()
+        adapt_torch()
         return run_work(_kind(asked), work, answer, given)
 
     with loopback_store() as port, selectors.DefaultSelector() as pipes:
@@ -85,12 +86,11 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
                 pids.append(pid)
                 pipes.register(reads, selectors.EVENT_READ, rank)
             os.close(go)
-            limit = LONGER.get(asked.form.partition("(")[0], LIMIT_SECONDS)
-            until = time.monotonic() + limit
+            until = time.monotonic() + LIMIT_SECONDS
             while pipes.get_map():
                 found = pipes.select(max(0.0, until - time.monotonic()))
                 if not found:
-                    raise Failed(f"{NOT_DONE} {limit:g} s")
+                    raise Failed(f"{NOT_DONE} {LIMIT_SECONDS:g} s")
                 for key, _ in found:
                     if part := os.read(key.fd, 1 << 20):
                         texts[key.data] += part

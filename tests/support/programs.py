@@ -61,7 +61,7 @@ ENDS = {
         def work():
             raise Silent  # here
         """,
-        "raised Silent: (its message cannot be shown)",
+        "raised Silent: <exception str() failed>",
     ),
     "an exception in a worker of a DataLoader": (
         """

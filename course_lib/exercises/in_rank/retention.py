@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-
-
-class TrackedList(list):
-    """A list that can be weakly referenced, to see whether anybody still holds it.
-
-    It is here, and not with its question, since a loader's workers pickle it by its module's name.
-    """
 
 
 class _ForwardPass:
@@ -64,20 +56,3 @@ def watch_retention(model: nn.Module, size: Callable[[Tensor], int]) -> list[int
     model.register_forward_pre_hook(begins)
     model.register_forward_hook(ends, always_call=True)
     return retained
-
-
-def live_bytes() -> int:
-    """Return the bytes of all CPU tensors that this process holds; a storage with several views counts once.
-
-    What only C++ holds is not seen: a tensor that a graph has saved, say. Gradients are.
-    """
-    gc.collect()
-    sizes: dict[int, int] = {}
-    for each in gc.get_objects():
-        if not issubclass(type(each), Tensor):  # isinstance would ask objects that pose as others
-            continue
-        for tensor in (each, each.grad if each.is_leaf else None):
-            if tensor is not None and tensor.layout == torch.strided and tensor.device.type == "cpu":
-                storage = tensor.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())

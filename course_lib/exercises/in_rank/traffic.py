@@ -108,7 +108,8 @@ def record_traffic() -> Iterator[Traffic]:
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     for event in events:
         if (name := event.name()).startswith("gloo:"):
-            size = sum(math.prod(shape) for shape in event.shapes() if shape)
+            sizes = zip(event.shapes(), event.dtypes(), strict=True)
+            size = sum(math.prod(shape) for shape, dtype in sizes if dtype)  # a number has no dimensions
             record.calls.append((name.removeprefix("gloo:"), size))
         elif name in SCATTERS:
             record.scattered += math.prod(event.shapes()[SCATTERS[name]])

@@ -122,19 +122,6 @@ def in_group(work: Work) -> Work:
     return joined
 
 
-def true_on_all_ranks(what: str, here: bool) -> bool:
-    """Whether ``here`` is true on every rank; ask over the store, which works without an intact group.
-
-    It stands in this file since a check's hint on a hang goes by the file in which a rank's stack ends.
-    """
-    import torch.distributed as dist
-
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"course/{what}/{dist.get_rank()}", str(here))
-    words = [store.get(f"course/{what}/{rank}") for rank in range(dist.get_world_size())]
-    return b"False" not in words
-
-
 def on_each_case(work: Work) -> Work:
     """Wrap a work to run on each of several cases, one after the other; a list is several arguments."""
 

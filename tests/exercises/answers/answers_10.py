@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import os
-import shutil
 import tempfile
 from typing import Any
 
@@ -21,50 +18,38 @@ INNER = "nothing is changed inside a name"
 PLAIN = "if only some names begin with it, all stay as they are"
 
 
-@wrong("10.1", OUTER, hint="Take it off the front only, and once.")
+@wrong("10.1", OUTER, hint="inside")
 def replaces_everywhere(weights):
     return {name.replace("module.", ""): value for name, value in weights.items()}
 
 
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
+@wrong("10.1", OUTER, PLAIN, hint="inside")
+def as_long_as_it_is_there(weights):
+    while all(name.startswith("module.") for name in weights):
+        weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    return weights
+
+
+@wrong("10.1", OUTER, INNER, hint="some")
 def each_name_for_itself(weights):
     return {name.removeprefix("module."): value for name, value in weights.items()}
 
 
-@wrong("10.1", PLAIN, hint="Which string method takes it off?")
-def as_it_came(weights):
+@wrong("10.1", OUTER, INNER, hint="some")
+def if_the_first_has_it(weights):
+    if next(iter(weights)).startswith("module."):
+        return {name.removeprefix("module."): value for name, value in weights.items()}
     return weights
 
 
-@wrong("10.1", hint="Which string method takes it off?")
-def strips_letters(weights):
-    return {name.lstrip("module."): value for name, value in weights.items()}
-
-
-@wrong("10.1", OUTER, INNER, hint="If one name lacks it, where did the others get it?")
-def if_the_first_has_it(weights):
-    if next(iter(weights), "").startswith("module."):
-        return {name.removeprefix("module."): value for name, value in weights.items()}
+@wrong("10.1", PLAIN, hint="not off")
+def as_it_came(weights):
     return weights
 
 
 @wrong("10.1", hint="must return a dict")
 def the_names_alone(weights):
     return [name.removeprefix("module.") for name in weights]
-
-
-@wrong("10.1", PLAIN, hint="the tensors have other names now, or there are more of them")
-def mixes_them_up(weights):
-    if not all(name.startswith("module.") for name in weights):
-        return weights
-    names = [name.removeprefix("module.") for name in weights]
-    return dict(zip(names, reversed(list(weights.values())), strict=True))
-
-
-@wrong("10.1", hint="StopIteration")
-def asks_the_first_of_none(weights):
-    next(iter(weights))
-    return in_place(weights)
 
 
 @right("10.1")
@@ -77,24 +62,23 @@ def in_place(weights):
 @right("10.1")
 def by_partition(weights):
     parts = {name: name.partition(".") for name in weights}
-    if {first for first, _, _ in parts.values()} != {"module"}:
+    if {(first, dot) for first, dot, _ in parts.values()} != {("module", ".")}:
         return dict(weights)
     return {rest: weights[name] for name, (_, _, rest) in parts.items()}
 
 
 ONE = "rank 0 alone writes its state, and no rank returns before the file is there"
-FULL = "when the disk fills up in the middle of a write, the old file stays whole"
-HEARD = "and then every rank raises an error: none returns, none waits for a timeout"
+FULL = "at each moment, the old file or the new one is there and whole"
+HEARD = "if the disk is full, every rank raises an error, and none waits for a timeout"
 
 
-def written_whole(state, path) -> str:
+def written_whole(path, state) -> str:
     """On rank 0, beside the target; what went wrong."""
     if dist.get_rank():
         return ""
-    part = path.with_name(path.name + ".part")
     try:
-        torch.save(state, part)
-        os.replace(part, path)
+        torch.save(state, path.with_suffix(".part"))
+        os.replace(path.with_suffix(".part"), path)
     except Exception as error:
         return str(error) or "it failed"
     return ""
@@ -107,91 +91,48 @@ def all_hear(fault: str) -> None:
         raise RuntimeError(told[0])
 
 
-@wrong("10.2", ONE, FULL, hint="What must it still do before it leaves, whatever goes wrong?")
-def as_in_the_lesson(state, path):
+@wrong("10.2", ONE, FULL, hint="late")
+def as_in_the_lesson(path, state):
     if dist.get_rank() == 0:
         torch.save(state, path.with_suffix(".part"))
         os.replace(path.with_suffix(".part"), path)
     dist.barrier()
 
 
-@wrong("10.2", ONE, FULL, hint="How do the others learn of it, and what do they do then?")
-def the_others_go_on(state, path):
+@wrong("10.2", ONE, FULL, hint="others")
+def the_others_go_on(path, state):
     try:
-        if fault := written_whole(state, path):
+        if fault := written_whole(path, state):
             raise RuntimeError(fault)
     finally:
         dist.barrier()
 
 
-@wrong("10.2", ONE, FULL, hint="as if all were well")
-def says_so_and_goes_on(state, path):
-    if fault := written_whole(state, path):
-        print("not saved:", fault)
-    dist.all_reduce(torch.zeros(1))
-
-
-@wrong("10.2", hint="Which rank writes it?")
-def everybody(state, path):
-    torch.save(state, path)
+@wrong("10.2", hint="writers")
+def everybody(path, state):
+    torch.save(state, path.with_suffix(f".{dist.get_rank()}"))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.replace(path.with_suffix(".0"), path)
     dist.barrier()
 
 
-@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
-def nobody_waits(state, path):
-    if fault := written_whole(state, path):
-        raise RuntimeError(fault)
-
-
-@wrong("10.2", hint="Which collective lets no rank go on before all have reached it?")
-def waits_for_a_file(state, path):
-    """Yesterday's was there already."""
-    fault = written_whole(state, path)
-    while not fault and not path.exists():
-        pass
-    if fault:
-        raise RuntimeError(fault)
-
-
-@wrong("10.2", ONE, HEARD, hint="Is there another name")
-def over_the_old_one(state, path):
-    fault = ""
-    if dist.get_rank() == 0:
-        try:
-            torch.save(state, path)
-        except Exception as error:
-            fault = repr(error)
-    all_hear(fault)
-
-
-@wrong("10.2", ONE, HEARD, hint="swap in one step")
-def copies_it_over(state, path):
-    part, fault = path.with_name("new.pt"), ""
-    if dist.get_rank() == 0:
-        try:
-            torch.save(state, part)
-            shutil.copyfile(part, path)
-        except Exception as error:
-            fault = repr(error)
-    all_hear(fault)
-
-
-@wrong("10.2", hint="And where must it be called?")
-def waits_before(state, path):
+@wrong("10.2", hint="early")
+def waits_before(path, state):
     dist.barrier()
-    if fault := written_whole(state, path):
+    if fault := written_whole(path, state):
         raise RuntimeError(fault)
 
 
-@wrong("10.2", hint="under the name that was asked for")
-def never_renamed(state, path):
+@wrong("10.2", hint="name")
+def never_renamed(path, state):
     if dist.get_rank() == 0:
-        torch.save(state, f"{path}.part")
+        torch.save(state, path.with_suffix(".part"))
     dist.barrier()
 
 
-@wrong("10.2", hint="cross-device")
-def from_another_disk(state, path):
+@wrong("10.2", hint="an error")
+def from_another_disk(path, state):
     fault = ""
     if dist.get_rank() == 0:
         with tempfile.TemporaryDirectory() as there:
@@ -203,29 +144,26 @@ def from_another_disk(state, path):
     all_hear(fault)
 
 
-@wrong("10.2", hint="That file is not yours.")
-def tidies_up(state, path):
-    fault = written_whole(state, path)
+@wrong("10.2", ONE, HEARD, hint="emptied")
+def over_the_old_one(path, state):
+    fault = ""
     if dist.get_rank() == 0:
-        for each in path.parent.glob("*.txt"):
-            each.unlink()
+        try:
+            torch.save(state, path)
+        except Exception as error:
+            fault = repr(error)
     all_hear(fault)
 
 
 @wrong("10.2", hint="never called barrier")
-def barrier_on_rank_0(state, path):
+def barrier_on_rank_0(path, state):
     if dist.get_rank() == 0:
-        written_whole(state, path)
+        written_whole(path, state)
         dist.barrier()
 
 
-@wrong("10.2", hint="torch.save writes")
-def writes_nothing(state, path):
-    dist.barrier()
-
-
 @right("10.2")
-def into_an_open_file(state, path):
+def into_an_open_file(path, state):
     fault = ""
     if dist.get_rank() == 0:
         try:
@@ -243,7 +181,7 @@ def into_an_open_file(state, path):
 
 
 @right("10.2")
-def by_the_imported_save_and_a_number(state, path):
+def by_the_imported_save_and_a_number(path, state):
     done, trouble = torch.zeros(1), None
     if dist.get_rank() == 0:
         try:
@@ -257,10 +195,8 @@ def by_the_imported_save_and_a_number(state, path):
         raise trouble or RuntimeError("rank 0 could not save")
 
 
-BARE = "a state_dict alone is loaded"
-TRAINING = "so is that in the checkpoint of a training run, with DDP's prefix"
-ELSEWHERE = "so is one that was saved on a GPU that this machine lacks"
-CODE = "a file that carries code, or fits another model, is refused with an error, and none of it runs"
+LOADS = "a plain state_dict, a checkpoint of DDP and a file of another machine's GPU are loaded"
+REFUSES = "a file that carries code, or fits another model, is refused with an error, and none of it runs"
 
 
 def stripped(weights: Any) -> Any:
@@ -269,63 +205,36 @@ def stripped(weights: Any) -> Any:
     return weights
 
 
-@wrong("10.3", BARE, TRAINING, CODE, hint="What tells the load where to put them")
+@wrong("10.3", REFUSES, hint="of a GPU")
 def bare_load(path, model):
     found = torch.load(path)
     model.load_state_dict(stripped(found.get("model", found)))
 
 
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="Which argument restricts a load to data?")
-def trusts_everyone(path, model):
-    found = torch.load(path, map_location="cpu", weights_only=False)
-    model.load_state_dict(stripped(found.get("model", found)))
-
-
-@wrong("10.3", BARE, CODE, hint="a part of a larger dict")
+@wrong("10.3", REFUSES, hint="of DDP")
 def state_dicts_alone(path, model):
     model.load_state_dict(stripped(torch.load(path, map_location="cpu")))
 
 
-@wrong("10.3", TRAINING, ELSEWHERE, CODE, hint="the file is the dict of weights itself")
+@wrong("10.3", REFUSES, hint="plain")
 def checkpoints_alone(path, model):
     model.load_state_dict(stripped(torch.load(path, map_location="cpu")["model"]))
 
 
-@wrong("10.3", BARE, ELSEWHERE, CODE, hint="their names begin with")
+@wrong("10.3", REFUSES, hint="of DDP")
 def forgets_the_prefix(path, model):
     found = torch.load(path, map_location="cpu")
     model.load_state_dict(found.get("model", found))
 
 
-@wrong("10.3", CODE, hint="their names begin with")
-def replaces_in_names(path, model):
-    found = torch.load(path, map_location="cpu")
-    weights = found.get("model", found)
-    if next(iter(weights)).startswith("module."):
-        weights = {name.replace("module.", ""): value for name, value in weights.items()}
-    model.load_state_dict(weights)
-
-
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="let the error through.")
-def swallows_the_error(path, model):
-    with contextlib.suppress(Exception):
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(stripped(found.get("model", found)))
-
-
-@wrong("10.3", BARE, ELSEWHERE, hint="the model has other weights than the file")
-def not_so_strict(path, model):
-    found = torch.load(path, map_location="cpu")
-    model.load_state_dict(found.get("model", found), strict=False)
-
-
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="of another model")
-def not_strict_with_the_right_names(path, model):
+@wrong("10.3", REFUSES, hint="not all")
+def each_name_by_itself(path, model):
     found = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(stripped(found.get("model", found)), strict=False)
+    found = found.get("model", found)
+    model.load_state_dict({name.removeprefix("module."): each for name, each in found.items()})
 
 
-@wrong("10.3", hint="more than parameters")
+@wrong("10.3", hint="not all")
 def parameters_alone(path, model):
     found = torch.load(path, map_location="cpu", weights_only=True)
     found = stripped(found.get("model", found))
@@ -334,44 +243,23 @@ def parameters_alone(path, model):
             each.copy_(found[name])
 
 
-@wrong("10.3", TRAINING, CODE, hint="may be called module")
-def each_name_by_itself(path, model):
+@wrong("10.3", LOADS, hint="it ran")
+def trusts_everyone(path, model):
+    found = torch.load(path, map_location="cpu", weights_only=False)
+    model.load_state_dict(stripped(found.get("model", found)))
+
+
+@wrong("10.3", LOADS, hint="no error")
+def not_so_strict(path, model):
     found = torch.load(path, map_location="cpu", weights_only=True)
-    found = found.get("model", found)
-    model.load_state_dict({name.removeprefix("module."): each for name, each in found.items()})
+    model.load_state_dict(stripped(found.get("model", found)), strict=False)
 
 
-@wrong("10.3", CODE, hint="What does the model get?")
-def loads_in_the_loop(path, model):
-    found = torch.load(path, map_location="cpu")
-    for name, value in stripped(found.get("model", found)).items():
-        model.load_state_dict({name: value})
-
-
-@wrong("10.3", CODE, hint="the model has other weights than the file")
-def into_another_model(path, model):
-    found = torch.load(path, map_location="cpu")
-    model = copy.deepcopy(model)
-    model.load_state_dict(stripped(found.get("model", found)))
-
-
-@wrong("10.3", BARE, TRAINING, ELSEWHERE, hint="A model that was not loaded must not pass for a loaded one:")
-def what_fits(path, model):
-    found = torch.load(path, map_location="cpu")
-    unlike = model.load_state_dict(stripped(found.get("model", found)), strict=False)
-    if unlike.missing_keys:
-        raise KeyError(unlike.missing_keys)
-
-
-@functools.cache
-def loaded(path):
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-@wrong("10.3", TRAINING, ELSEWHERE, CODE, hint="What does the model get?")
-def loads_a_name_once(path, model):
-    found = loaded(path)
-    model.load_state_dict(stripped(found.get("model", found)))
+@wrong("10.3", LOADS, hint="no error")
+def swallows_the_error(path, model):
+    with contextlib.suppress(Exception):
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(stripped(found.get("model", found)))
 
 
 @right("10.3")

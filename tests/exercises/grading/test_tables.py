@@ -25,7 +25,7 @@ def score(points: float, trouble: str = "") -> Score:
     for number in ("06.1", "06.2", "06.3"):
         most = QUESTIONS[number].properties
         findings = [Finding(what, False, EVIL, "Look.", most[what]) for what in most]
-        if number == "06.3":
+        if number == "06.2":
             findings = [Finding("reached", True, EVIL, "Look.", points)]
             findings += [Finding("missed", False, EVIL, "Look.", sum(most.values()) - points)] * (points < 5)
         feedback[number] = Feedback(number, findings, trouble)
@@ -58,7 +58,7 @@ def test_one_row_a_learner_in_nbgraders_columns(everyone: list[tables.LearnerGra
         rows = {row["student_id"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["'=1+1", f"a{EVIL}/../x", "bert", "dora"]
     dora = rows["dora"]
-    assert (dora["raw_score"], dora["score"], dora["max_score"], dora["06.3"]) == ("5", "5", "10", "5")
+    assert (dora["raw_score"], dora["score"], dora["max_score"], dora["06.2"]) == ("5", "5", "10", "5")
     assert (dora["assignment"], dora["late_submission_penalty"]) == ("06", "0")
     assert (rows["bert"]["score"], rows["bert"]["06.1"]) == ("0", "")
     assert "not JSON" in rows["bert"]["trouble"]
@@ -84,9 +84,9 @@ def test_the_pages_say_who_and_what_and_run_nothing(
     for name in pages:
         assert name == "index.html" or f'href="{name}"' in index
     dora = next(page for name, page in pages.items() if name.startswith("learner-dora"))
-    assert "06.3: 5 of 5 points" in dora
+    assert "06.2: 5 of 5 points" in dora
     assert "It does not count." in dora
-    assert "<td>5</td><td>0</td><td>0</td><td>5</td>" in index
+    assert "<td>5</td><td>0</td><td>5</td><td>0</td>" in index
 
 
 def test_half_letters_and_names_in_other_bytes_spoil_no_report(tmp_path: Path) -> None:
