@@ -109,7 +109,7 @@ def test_ranks_that_never_meet(line: str, why: str, monkeypatch: pytest.MonkeyPa
             time.sleep(600)
         dist.barrier()
     """
-    lines = (10, 9) if "barrier" in why else (7, 7)
+    lines = (9, 8) if "barrier" in why else (6, 6)
     Jump(monkeypatch, lambda: all_at(*lines))
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(cell(source).work, timeout=120)
@@ -213,7 +213,7 @@ def test_the_file_of_a_lock_is_told_and_who_holds_it(monkeypatch: pytest.MonkeyP
                 pass
         FileBaton(f"{folder}/built").wait()
     """
-    Jump(monkeypatch, lambda: all_at(11, 15, 17))
+    Jump(monkeypatch, lambda: all_at(9, 13, 15))
     with pytest.raises(RankTimeout) as caught:
         quiet_launch(cell(source).work, str(tmp_path), nprocs=3, timeout=120)
     told = str(caught.value).partition("\n")[0]
