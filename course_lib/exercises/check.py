@@ -72,7 +72,7 @@ class Feedback:
     def __str__(self) -> str:
         lines = [self._head(), *(f"  {line}" for line in self.trouble.splitlines())]
         for each in self.findings:
-            lines.append(f"  {'✓' if each.ok else '✗'} {each.what}")
+            lines.append(f"  {self._mark(each)} {each.what}")
             lines += [f"      {text}" for text in self._notes(each)]
         return "\n".join(lines)
 
@@ -81,7 +81,7 @@ class Feedback:
         for each in self.findings:
             notes = "<br>".join(map(html.escape, self._notes(each)))
             notes = f'<div style="margin-left:1.4em">{notes}</div>' if notes else ""
-            mark = f'<b style="color:{"#009e73" if each.ok else "#d55e00"}">{"✓" if each.ok else "✗"}</b>'
+            mark = f'<b style="color:{"#009e73" if each.ok else "#d55e00"}">{self._mark(each)}</b>'
             rows.append(f'<li style="list-style:none">{mark} {html.escape(each.what)}{notes}</li>')
         trouble = f"<pre>{html.escape(self.trouble)}</pre>" if self.trouble else ""
         return f'<b>{html.escape(self._head())}</b>{trouble}<ul style="padding-left:1em">{"".join(rows)}</ul>'
@@ -89,10 +89,15 @@ class Feedback:
     def _head(self) -> str:
         return f"{self.question}: {self.points:g} of {self.most:g} points"
 
+    def _mark(self, finding: Finding) -> str:
+        """Return ✓, ✗ for the first property that does not hold, – for others: that may follow from it."""
+        first = next((each for each in self.findings if not each.ok), None)
+        return "✓" if finding.ok else "✗" if finding is first else "–"
+
     def _notes(self, finding: Finding) -> list[str]:
-        """Say what shows that a property does not hold, and where to look: of the first, once."""
-        if finding is not next((each for each in self.findings if not each.ok), None):
-            return []  # it may follow from the first
+        """Say what shows that the first property does not hold, and where to look."""
+        if self._mark(finding) != "✗":
+            return []
         return [text[:MOST_LETTERS] for text in (finding.seen, finding.hint) if text]
 
 
@@ -109,7 +114,7 @@ def check(number: str, answer: Any) -> Feedback:
     Returns
     -------
     Feedback
-        Points, and each property with ✓ or ✗; for an ✗ what was seen, and a hint. An answer's exceptions and
+        Points, and a mark for each property; at the ✗ what was seen, and a hint. An answer's exceptions and
         hangs are reported as feedback, too: `check` itself raises only if you interrupt it.
     """
     questions.load()

@@ -127,7 +127,7 @@ AMONG = "finds the tensors among its arguments that are left behind, and names n
 INSIDE = "looks into models: parameters and buffers"
 PLAIN = "finds the tensors that are plain attributes of a model, or of a module in it"
 READS = "A search only reads. Which dict of a module did you write into?"
-NAMES = "Compare the two lists: full paths, sorted, and each name once."
+NAMES = "Compare the two lists: full paths with single dots, sorted, and each name once."
 Case = tuple[str, str, torch.device, dict[str, Any], list[str]]
 
 
@@ -141,7 +141,7 @@ Case = tuple[str, str, torch.device, dict[str, Any], list[str]]
             "other names": NAMES,
         },
         INSIDE: {
-            "not inside": "A model has no device of its own; its tensors have. Which two kinds belong to it?",
+            "not inside": "A model has two kinds of tensors, and not all are saved. What gives each of them?",
             "other names": NAMES,
             "it writes": READS,
         },
@@ -159,9 +159,10 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     faults = {AMONG: "another device", INSIDE: "not inside", PLAIN: "not registered"}
     for (what, given, device, _, right), result in zip(_things(seed), results, strict=True):
         got = result["got"]
-        seen = f"{given}, and the device is {device}: it returned {got}, and should return {right}"
+        seen = f"{given}, and the device is {device}: it gave {got}, and should return {right}"
         alike = isinstance(got, list) and bool(set(got) & set(right))
         named = isinstance(got, list) and (set(got) == set(right) or (what != AMONG and got and not alike))
+        named = named or ".." in str(got)
         yield Finding(what, got == right, seen, "other names" if named else faults[what])
         seen = f"{given}: after your call it has other parameters, buffers or attributes"
         yield Finding(INSIDE, result["as_it_was"], seen, "it writes")

@@ -87,7 +87,7 @@ Epoch = dict[str, Any]
             "not moved": "The weights have not moved at all. What does the step find in .grad?",
             "another step": "One step of this optimizer for each batch, along its mean loss. What differs?",
         },
-        MODE: {"evaluation": "evaluate() was called before. What ends that mode?"},
+        MODE: {"evaluation": "An evaluation came before. What ends its mode?"},
         WEIGHED: {
             "batches alike": "As in question 02.1: the last batch is smaller.",
             "of the dataset": "That is divided by the size of the dataset. Does the loader give all of it?",

@@ -118,7 +118,7 @@ def parallel_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     met = ", ".join(map(" and ".join, places)) or "none"
     seen = f"for the devices cpu, meta, meta: chunks and their weights were on {met}"
     yield Finding(CHUNKS, sorted(places) == [["cpu"] * 2, ["meta"] * 2, ["meta"] * 2], seen, "elsewhere")
-    seen = f"with all of devices and the model on meta, x and y on the CPU: {raised}"
+    seen = f"with all `devices` and the model on meta, x and y on the CPU: {raised}"
     yield Finding(VALUE, not raised, seen, "another device")
 
 

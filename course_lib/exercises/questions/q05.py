@@ -138,7 +138,7 @@ HALF = "no rank sends more than (n−1)/n of its numbers, and all goes round the
             "nothing changed": "No piece has changed. Is what arrives added to a piece, in place?",
             "another piece": "Each rank has a complete piece, but not its own. Which one goes first?",
             "not all alike": "Some ranks are done and others are not. Do all make the same number of steps?",
-            "no sum": "Which ranks are in it? Send what you added to last, and add to the next one.",
+            "no sum": "In each of n − 1 steps: send what you added to last, and add to the next one.",
         },
         HALF: {
             "too much": "One piece in each step, n − 1 steps: what is sent beyond that?",

@@ -16,7 +16,7 @@ from ..judging import far, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, a_module, question
 from ..shape import NUMBER, reports
 
-CLOSE = 1e-9  # the tensors are float64
+CLOSE = 1e-6  # the tensors are float64, and a share of the samples may be float32
 FIRST_SIZES = (3, 4, 5)  # tried first: an answer that divides by 2 must be wrong there
 
 
@@ -99,9 +99,9 @@ SHARE = 4  # samples of a rank in each step
     takes=a_module,
     rests={DURING: BEGINS, LATER: DURING},
     hints={
-        BEGINS: {"apart": "What has to be sent before the first step, and by which rank?"},
+        BEGINS: {"apart": "What has to be sent before the first step, and by whom? Frozen parameters, too."},
         DURING: {
-            "own": "Some gradients are still each rank's own. Which parameters have no hook that averages?",
+            "own": "Some gradients are still each rank's own. Has each a hook that writes into .grad?",
             "differ": "The ranks still differ. Do all make the same calls, on the gradient itself?",
             "other": "All ranks agree, but not on the mean. Is the sum divided once, by the number of ranks?",
         },

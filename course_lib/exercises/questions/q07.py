@@ -54,7 +54,7 @@ Call = tuple[int, int, int, int]  # samples, ranks, epoch, seed
         DEALT: {
             "all alike": "All ranks read the same. Where does the rank come in?",
             "other orders": "The ranks deal from different orders. What must they have in common?",
-            "overlap": "Ranks read the same part. How far apart in the order are two samples of one rank?",
+            "overlap": "The padded order holds each sample, and as many for each rank. Which are one rank's?",
             "nothing": "Nothing comes back. Which part of the order does each rank read?",
         },
         ORDER: {
