@@ -1,4 +1,4 @@
-"""launch() with the faults that torchrun's tests cause, too: how ranks end and hang, late interrupts."""
+"""launch() with the faults that torchrun's tests cause, too: how ranks end, hang, and save at the end."""
 
 from __future__ import annotations
 
