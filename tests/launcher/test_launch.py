@@ -97,24 +97,6 @@ def test_a_program_that_a_rank_starts_is_no_rank() -> None:
     assert run.logs == [""]
 
 
-def test_ranks_send_each_other_objects_of_a_cells_class() -> None:
-    source = """
-        import os, pickle
-        import torch.distributed as dist
-
-        class Score:
-            def __init__(self, points):
-                self.points = points
-
-        def work():
-            dist.init_process_group("gloo")
-            scores = [None, None]
-            dist.all_gather_object(scores, Score(int(os.environ["RANK"])))
-            return [pickle.loads(pickle.dumps(each)).points for each in scores]
-        """
-    assert quiet_launch(cell(source).work, nprocs=2).results == [[0, 1], [0, 1]]
-
-
 def test_what_the_function_registers_at_exit_runs(tmp_path: Path) -> None:
     def work() -> None:
         atexit.register((tmp_path / os.environ["RANK"]).touch)
