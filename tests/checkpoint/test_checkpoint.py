@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -172,23 +173,21 @@ def parts(folder: Path) -> list[Path]:
 
 
 def test_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
-    """Three times, each with a part of the file written; the next writer removes what was left."""
+    """With a part of the file written; the next writer removes what was left."""
     path = tmp_path / "a.pt"
     save_checkpoint(path, {"weights": torch.full((1000,), 7.0), "number": 7.0})
-    process: Any = None
 
     def half_written() -> bool:
         return any(each.stat().st_size > 100_000 for each in parts(tmp_path) if each.exists())
 
-    for _ in range(3):
-        process = writer(path, 8.0, 20_000_000)
-        try:
-            wait_for(lambda: safely(half_written), what="a part")
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        found = load_checkpoint(path)
-        assert set(found["weights"].tolist()) == {found["number"]}, "the old one, or the new one, whole"
+    process = writer(path, 8.0, 20_000_000)
+    try:
+        wait_for(lambda: safely(half_written), what="a part")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    found = load_checkpoint(path)
+    assert set(found["weights"].tolist()) == {found["number"]}, "the old one, or the new one, whole"
     save_checkpoint(path, {"number": 9.0})
     assert os.listdir(tmp_path) == ["a.pt"], "what the killed ones left is gone"
 
@@ -226,25 +225,37 @@ def good(tmp_path: Path) -> Path:
     return tmp_path / "good.pt"
 
 
-def test_no_such_file(tmp_path: Path) -> None:
-    said = refusal(load_checkpoint, tmp_path / "no.pt")
-    assert said == f"there is no checkpoint 'no.pt' in {tmp_path}"
-    assert "Is a directory" in refusal(load_checkpoint, tmp_path)
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda path: None, r"there is no checkpoint 'a\.pt' in /"),
+        (lambda path: path.mkdir(), ".*Is a directory"),
+        (lambda path: path.touch(), r"PATH is empty: its writer was stopped before the first byte$"),
+        (lambda path: path.write_bytes(b"PK"), "PATH "),
+        (
+            lambda path: path.write_bytes(b"step,loss 1,2.5 and more"),
+            "PATH is no checkpoint of PyTorch: it begins with b'step,loss 1,2.5 '$",
+        ),
+        (lambda path: torch.save(torch.zeros(3), path), ".*holds a Tensor, and a checkpoint is a dict$"),
+        (
+            lambda path: torch.save(nn.Sequential(nn.Linear(1, 1)), path),
+            r".*it carries code, .*torch\.nn\.modules\.linear\.Linear",
+        ),
+    ],
+)
+def test_what_is_no_checkpoint_is_told(write: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    write(path)
+    assert re.match(words.replace("PATH", re.escape(str(path))), refusal(load_checkpoint, path))
 
 
-@pytest.mark.parametrize("keep", [1, 30, 0.99])
+@pytest.mark.parametrize("keep", [30, 0.99])
 def test_a_file_cut_short(keep: float, good: Path) -> None:
     data = good.read_bytes()
     data = data[: keep if keep >= 1 else int(len(data) * keep)]
     good.write_bytes(data)
     said = refusal(load_checkpoint, good)
-    if len(data) > 4:
-        assert said.startswith(f"{good} is cut short: its {len(data):,} bytes have no end")
-
-
-def test_an_empty_file(good: Path) -> None:
-    good.write_bytes(b"")
-    assert refusal(load_checkpoint, good) == f"{good} is empty: its writer was stopped before the first byte"
+    assert said.startswith(f"{good} is cut short: its {len(data):,} bytes have no end")
 
 
 def test_one_wrong_byte_anywhere_is_an_error_and_never_another_weight(good: Path) -> None:
@@ -271,22 +282,6 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "it ran").exists()
     torch.load(path, weights_only=False)
     assert (tmp_path / "it ran").exists(), "it would have"
-
-
-def test_a_whole_model_and_other_files(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    torch.save(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), path)
-    said = refusal(load_checkpoint, path)
-    assert "it carries code, " in said
-    assert "torch.nn.modules.linear.Linear" in said
-    path.write_bytes(b"step,loss 1,2.5 and more")
-    said = refusal(load_checkpoint, path)
-    assert said == f"{path} is no checkpoint of PyTorch: it begins with b'step,loss 1,2.5 '"
-
-
-def test_a_file_with_something_else_than_a_dict(tmp_path: Path) -> None:
-    torch.save(torch.zeros(3), tmp_path / "a.pt")
-    assert refusal(load_checkpoint, tmp_path / "a.pt").endswith("holds a Tensor, and a checkpoint is a dict")
 
 
 def save_as_from_a_gpu(path: Path) -> None:
@@ -324,36 +319,26 @@ def test_a_layer_of_the_name_module_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("lacks", "has", "words"),
     [
-        (lambda w: w.pop("norm.bias"), "missing: norm.bias"),
-        (lambda w: w.update(extra=torch.zeros(1)), "unexpected: extra"),
+        ("norm.bias", {}, "missing: norm.bias"),
+        ("", {"extra": torch.zeros(1)}, "unexpected: extra"),
+        ("norm.bias", {"norm.beta": torch.zeros(3)}, "missing: norm.bias; unexpected: norm.beta"),
+        ("", {"norm.bias": torch.zeros(5)}, "another shape: norm.bias is 5 in the checkpoint and 3 here"),
+        ("", {"norm.bias": 3}, "another shape: norm.bias is no tensor in the checkpoint and 3 here"),
         (
-            lambda w: w.update({"norm.bias": torch.zeros(5)}),
-            "another shape: norm.bias is 5 in the checkpoint and 3 here",
-        ),
-        (
-            lambda w: w.update({"norm.num_batches_tracked": torch.zeros(2)}),
+            "",
+            {"norm.num_batches_tracked": torch.zeros(2)},
             "norm.num_batches_tracked is 2 in the checkpoint and one number here",
         ),
-        (
-            lambda w: (w.pop("norm.bias"), w.update({"norm.beta": torch.zeros(3)})),
-            "missing: norm.bias; unexpected: norm.beta",
-        ),
-        (
-            lambda w: w.update({"norm.bias": 3}),
-            "another shape: norm.bias is no tensor in the checkpoint and 3 here",
-        ),
-        (lambda w: w.clear(), "missing: submodule.weight, submodule.bias, norm.weight, norm.bias and 3 more"),
+        (".", {}, "missing: submodule.weight, submodule.bias, norm.weight, norm.bias and 3 more"),
     ],
-    ids=["missing", "unexpected", "shape", "one number", "both", "no tensor", "nothing"],
 )
-def test_weights_that_do_not_fit_leave_the_model_as_it_was(change: Any, words: str) -> None:
+def test_weights_that_do_not_fit_leave_the_model_as_it_was(lacks: str, has: Any, words: str) -> None:
     model = Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    weights = Net().state_dict()
-    change(weights)
-    assert words in refusal(load_weights, model, weights)
+    weights = {name: value for name, value in Net().state_dict().items() if not lacks or lacks not in name}
+    assert words in refusal(load_weights, model, weights | has)
     assert same(model.state_dict(), before)
 
 

@@ -1,10 +1,8 @@
-"""course_lib.data.pictures: what is drawn, once, though a maker is killed."""
+"""course_lib.data.pictures: what is drawn. (Once, though a maker is killed: test_once.py.)"""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,9 +12,6 @@ from torchvision.datasets import ImageFolder
 
 from course_lib.data import pictures as module
 from course_lib.data.pictures import PATTERNS, SHAPES, pictures
-from tests.support.processes import wait_for
-
-MAKE = "from course_lib import pictures; pictures()"
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +43,3 @@ def test_what_is_made(course_home: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "another"))
     assert contents(pictures()) == made, "the same bytes"
-
-
-def test_a_killed_maker_leaves_no_half_picture_and_the_next_one_goes_on(course_home: Path) -> None:
-    folder = course_home / "data" / "pictures-v1"
-    with subprocess.Popen([sys.executable, "-c", MAKE]) as killed:
-        wait_for(lambda: list(folder.glob("*/*/*.jpg")))
-        assert killed.poll() is None, "it is still at work"
-        killed.kill()
-    assert not (folder / ".whole").exists()
-    for path in folder.glob("*/*/*.jpg"):
-        PIL.Image.open(path).load()
-    assert len(contents(pictures())) >= 30

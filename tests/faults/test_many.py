@@ -100,10 +100,10 @@ def test_64_ranks_reduce() -> None:
 
 
 def test_large_results_that_are_dropped_leave_nothing_in_the_kernel() -> None:
-    """Files and threads: tests/launcher/test_launch.py."""
+    """Nor do large arguments. Files and threads: tests/launcher/test_launch.py."""
 
     def launched() -> None:
-        run = quiet_launch(torch.ones, 5 * MIB)  # 20 MiB from each of two ranks
+        run = quiet_launch(torch.add, torch.zeros(5 * MIB), 1)  # 20 MiB to and from each of two ranks
         assert [result.sum() for result in run.results] == [5 * MIB] * 2
 
     def memory_and_children() -> tuple[int, int]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
-from jupyter_client.manager import start_new_kernel
 
 from course_lib import Run, log, track
 from course_lib.cluster import JobStatus
@@ -26,6 +25,7 @@ from course_lib.launcher.dashboard import (
 )
 from course_lib.report.straggler import Straggler
 from tests.support.cells import quiet_launch
+from tests.support.front_end import FrontEnd
 from tests.support.runs import made_run
 
 
@@ -206,66 +206,40 @@ run = launch(train, nprocs=2)
 }
 
 
+Outputs = dict[str, tuple[str, list[Any], list[Any]]]
+
+
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    """What each of CELLS leaves in a notebook, as a frontend that follows display updates would keep it."""
-    import os
-
-    home = tmp_path_factory.mktemp("kernel")
-    manager, client = start_new_kernel(env={**os.environ, "COURSE_HOME": str(home)})
-    kept: dict[str, list[dict]] = {}
-    try:
-        for name, code in CELLS.items():
-            shown: list[dict] = []
-            widgets: list[dict] = []
-
-            def hook(message: dict, shown: list[dict] = shown, widgets: list[dict] = widgets) -> None:
-                content = message["content"]
-                if message["msg_type"] == "update_display_data":
-                    identity = content["transient"]["display_id"]
-                    for i, before in enumerate(shown):
-                        if before.get("transient", {}).get("display_id") == identity:
-                            shown[i] = content
-                elif message["msg_type"] in ("display_data", "stream", "error"):
-                    shown.append(content)
-                elif message["msg_type"] == "comm_open":
-                    widgets.append(content["data"]["state"])
-
-            reply = client.execute_interactive(code, output_hook=hook, timeout=600)
-            assert reply["content"]["status"] == "ok", reply
-            kept[name] = [*shown, {"widgets": widgets}]
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    """What each of CELLS prints, shows and has as widgets."""
+    kept, front_end = {}, FrontEnd(tmp_path_factory.mktemp("kernel"))
+    for name, code in CELLS.items():
+        front_end.shown, front_end.widgets = [], {}
+        printed = front_end.run(code)
+        kept[name] = printed, front_end.shown, list(front_end.widgets.values())
+    front_end.close()
     return kept
 
 
-def test_a_short_run_leaves_its_lines_by_rank(outputs: dict[str, list[dict]]) -> None:
-    *shown, _ = outputs["short"]
+def test_a_short_run_leaves_its_lines_by_rank(outputs: Outputs) -> None:
+    printed, shown, _ = outputs["short"]
     # the first launch may take long enough for a dashboard; nothing of it stays
-    assert [each["data"] for each in shown if "data" in each] in ([], [{}])
-    assert "".join(each.get("text", "") for each in shown) == "rank 0 | I am 0\nrank 1 | I am 1\n"
+    assert [each["data"] for each in shown] in ([], [{}])
+    assert printed == "rank 0 | I am 0\nrank 1 | I am 1\n"
 
 
-def test_a_run_that_lasts_leaves_a_picture_and_a_table_and_no_widget(outputs: dict[str, list[dict]]) -> None:
-    *shown, live = outputs["long"]
-    assert live["widgets"]
-    picture, table = shown
+def test_a_run_that_lasts_leaves_a_picture_and_a_table_and_no_widget(outputs: Outputs) -> None:
+    _, (picture, table), widgets = outputs["long"]
+    assert widgets
     assert set(picture["data"]) == {"image/png", "text/plain"}
     assert "rank 1: peak memory" in picture["metadata"]["image/png"]["alt"]
     assert "<table>" in table["data"]["text/html"]
     assert "samples/s" in table["data"]["text/plain"]
 
 
-def test_stop_is_there_where_it_works_and_says_what_to_do_where_it_does_not(
-    outputs: dict[str, list[dict]],
-) -> None:
-    new, old = (outputs[name][-1]["widgets"] for name in ("long", "in an older kernel"))
+def test_stop_is_there_where_it_works_and_says_what_to_do_where_it_does_not(outputs: Outputs) -> None:
+    new, old = (outputs[name][-1] for name in ("long", "in an older kernel"))
     buttons = [[each for each in some if each["_model_name"] == "ButtonModel"] for some in (new, old)]
     assert [[each["description"] for each in some] for some in buttons] == [["Stop"], []]
     texts = [" ".join(str(each.get("value")) for each in some) for some in (new, old)]
     assert ["interrupt the cell" in text for text in texts] == [False, True]
-
-
-def test_home_is_where_the_runs_are(course_home: Path) -> None:
-    assert Run.create("train", 1).folder.parent == course_home / "runs"

@@ -1,6 +1,6 @@
 """A launch where something of Linux is missing, as on macOS: imitated on Linux, in every process of a launch.
 
-No Mac was asked. Each imitation hides one thing from all processes; the last hides everything at once.
+No Mac was asked. Each imitation hides something from all processes; the last hides everything at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ if sys.platform != "linux":
     pytest.skip("what is hidden here is not there elsewhere", allow_module_level=True)
 
 HIDDEN = {  # what: the lines of a `sitecustomize` that hide it
-    "files of the system": """
-        import os, sys
-        def hide(event, arguments):  # from the library; psutil has its own ways on each system
+    "what forked ranks can do without": """
+        import ctypes, os, signal, socket, sys, time
+        from collections import namedtuple
+        import psutil
+
+        def hide(event, arguments):  # files, from the library; psutil has its own ways on each system
             if event in ("open", "os.listdir", "os.scandir") and asks(str(arguments[0])):
                 raise FileNotFoundError(arguments[0])
         def asks(path):
@@ -34,31 +37,25 @@ HIDDEN = {  # what: the lines of a `sitecustomize` that hide it
                 frame = frame.f_back
             return False
         sys.addaudithook(hide)
-        """,
-    "functions of its C libraries": """
-        import ctypes
+
         found = ctypes.CDLL.__getattr__
         def without(library, name):
             if name in ("prctl", "malloc_trim", "_ZSt13set_terminatePFvvE"):
                 raise AttributeError(name)
             return found(library, name)
         ctypes.CDLL.__getattr__ = without
-        """,
-    "pidfd": "import os; del os.pidfd_open",
-    "affinity": "import os; del os.sched_getaffinity, os.sched_setaffinity",
-    "a thread's clock": "import time; del time.pthread_getcpuclockid",
-    "real-time signals": "import signal; del signal.SIGRTMIN, signal.SIGRTMAX",
-    "what psutil knows there alone": """
-        import psutil
-        from collections import namedtuple
+
         info, fields = psutil.Process.memory_info, namedtuple("fields", "rss vms pfaults pageins")
         def denied(process):
             raise psutil.AccessDenied(process.pid)
         psutil.Process.memory_full_info = denied
         psutil.Process.memory_info = lambda process: fields(*info(process)[:2], 0, 0)
         del psutil.Process.io_counters, psutil.Process.cpu_affinity
+
+        del os.pidfd_open, os.sched_getaffinity, os.sched_setaffinity
+        del time.pthread_getcpuclockid, signal.SIGRTMIN, signal.SIGRTMAX
+        socket.if_nameindex = lambda: [(1, "elsewhere")]
         """,
-    "lo": 'import socket; socket.if_nameindex = lambda: [(1, "elsewhere")]',
     "short paths of sockets": """
         import os, tempfile
         import multiprocessing.util

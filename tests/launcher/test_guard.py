@@ -50,10 +50,6 @@ import psutil
 """
 
 
-def kernel_of(folder: Path, source: str) -> Kernel:
-    return Kernel(folder, START + source)
-
-
 def family(kernel: Kernel, name: str) -> list[psutil.Process]:
     """The leader and its two children; of those that are gone already, none."""
     pids = map(int, (kernel.there / name).read_text().split())
@@ -74,21 +70,32 @@ def gone(processes: list[psutil.Process]) -> None:
 
 
 def test_families_end_with_their_kernel_and_released_ones_do_not(tmp_path: Path) -> None:
+    """A group outlives its leader, also one that is gone altogether."""
     source = """
-    protected, headless, released = family("protected"), family("headless"), family("released")
-    guard.protect([protected.pid, headless.pid, released.pid])
+    protected, headless, forgotten, released = map(family, ("protected", "headless", "forgotten", "released"))
+    for each in (forgotten, protected):  # the guard, which has to begin first, knows one when it reads on
+        guard.protect([each.pid])
+        told()
+    guard.protect([headless.pid, released.pid])
     guard.release([released.pid])
+    say("started")
+    forgotten.wait()
     stay()
     """
-    with kernel_of(tmp_path, source) as kernel:
-        kernel.wait_for("ready")
+    with Kernel(tmp_path, START + source) as kernel:
+        kernel.wait_for("started")
         (guard,) = guards(kernel)
-        whole, headless, free = (family(kernel, each) for each in ("protected", "headless", "released"))
-        headless[0].kill()  # a group outlives its leader
-        wait_for(lambda: not alive(headless[0]))
+        whole, headless, forgotten, free = (
+            family(kernel, each) for each in ("protected", "headless", "forgotten", "released")
+        )
+        for leader in (headless[0], forgotten[0]):
+            leader.kill()
+            wait_for(lambda leader=leader: not alive(leader))
+        kernel.wait_for("ready")
+        assert not psutil.pid_exists(forgotten[0].pid)
         assert len(whole) == len(free) == 3
         kill(kernel)
-        gone([*whole, *headless[:2], guard])
+        gone([*whole, *headless[:2], forgotten[1], guard])
         assert all(map(alive, free))
 
 
@@ -102,31 +109,10 @@ def test_the_guard_finds_packages_where_the_kernel_finds_them(
     guard.protect([])
     stay()
     """
-    with kernel_of(tmp_path, source) as kernel:
+    with Kernel(tmp_path, START + source) as kernel:
         kernel.wait_for("ready")
         (guard,) = guards(kernel)
         kernel.wait_for(f"{guard.pid} found it")
-
-
-def test_a_group_whose_leader_is_gone_altogether_ends(tmp_path: Path) -> None:
-    source = """
-    leader, other = family("family"), family("other")
-    for each in (leader, other):  # the guard, which has to begin first, knows the leader when it reads on
-        guard.protect([each.pid])
-        told()
-    say("started")
-    leader.wait()
-    stay()
-    """
-    with kernel_of(tmp_path, source) as kernel:
-        kernel.wait_for("started")
-        leader, orphan, _ = family(kernel, "family")
-        leader.kill()
-        kernel.wait_for("ready")
-        assert not psutil.pid_exists(leader.pid)
-        assert alive(orphan)
-        kill(kernel)
-        gone([orphan])
 
 
 def test_a_guard_that_was_killed_is_replaced_and_knows_all(tmp_path: Path) -> None:
@@ -139,7 +125,7 @@ def test_a_guard_that_was_killed_is_replaced_and_knows_all(tmp_path: Path) -> No
     guard.protect([second.pid])
     stay()
     """
-    with kernel_of(tmp_path, source) as kernel:
+    with Kernel(tmp_path, START + source) as kernel:
         kernel.wait_for("ready")
         kill(kernel)
         gone(family(kernel, "first") + family(kernel, "second"))
@@ -159,7 +145,7 @@ def test_a_fork_of_the_kernel_has_its_own(tmp_path: Path) -> None:
         say("fork", str(os.getpid()))
     stay()
     """
-    with kernel_of(tmp_path, source) as kernel:
+    with Kernel(tmp_path, START + source) as kernel:
         kernel.wait_for("fork", "ready")
         idle, fork = (psutil.Process(int((kernel.there / each).read_text())) for each in ("idle", "fork"))
         of_kernel, of_fork = family(kernel, "kernel's"), family(kernel, "fork's")

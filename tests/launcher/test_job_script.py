@@ -1,4 +1,4 @@
-"""slurm(): what it refuses, and the script that it submits. (That this runs: test_slurm.py.)"""
+"""slurm(): the script that it submits. (That this runs: test_slurm.py; what it refuses: test_scripts.py.)"""
 
 from __future__ import annotations
 
@@ -12,36 +12,6 @@ import pytest
 from course_lib import Run, cluster, slurm
 from course_lib.launcher import job_script
 from course_lib.launcher import slurm as of_slurm
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"nodes": 0}, "nodes is a whole number from 1 on; got 0"),
-        ({"nodes": "2"}, "nodes is a whole number from 1 on; got '2'"),
-        ({"nproc_per_node": 0}, "nproc_per_node is a whole number from 1 on; got 0"),
-        ({"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
-        ({"cpus_per_task": 0}, "cpus_per_task is a whole number from 1 on; got 0"),
-        ({"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
-        ({"nnodes": 2}, "slurm() decides about nnodes itself: say nodes=…, as sbatch does; got nnodes=2"),
-        (
-            {"array": "1-3"},
-            "slurm() decides about array itself: one run is one job; call slurm() for each; got array='1-3'",
-        ),
-        ({"time": "1\n#SBATCH --x"}, "the value of an option is one line; got time='1\\n#SBATCH --x'"),
-        ({"Time": 1}, "an option of sbatch is a name such as partition or time; got 'Time'"),
-    ],
-)
-def test_a_wrong_argument_is_told_before_anything_starts(
-    arguments: dict[str, Any], words: str, script: str, course_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it started a process"))
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  (its whole text follows)
-        slurm(script, **arguments)
-    assert str(caught.value) == words
-    with pytest.raises(FileNotFoundError, match=r"there is no script 'no\.py'"):
-        slurm("no.py", nodes=2)
-    assert not (course_home / "runs").exists(), "no run is left"
 
 
 def test_without_slurm_it_names_torchrun(

@@ -30,12 +30,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_lib import RankError, RankTimeout, Run, launch
+from course_lib import RankError, Run, launch
 from course_lib.launcher import watch
 from course_lib.launcher.dashboard import TerminalView
 from course_lib.launcher.processes import Ranks
 from tests.support.cells import cell, quiet_launch
-from tests.support.processes import alive, connections, wait_for
+from tests.support.processes import alive, listening, wait_for
 from tests.support.programs import Jump, all_at
 
 
@@ -69,18 +69,21 @@ def test_ranks_meet_reduce_and_return() -> None:
     assert gone(run)
 
 
-@pytest.mark.parametrize("end", ["returns", "exits", "raises"])
-def test_a_process_that_a_rank_forks_is_no_rank(end: str) -> None:
-    def work() -> int | str:
-        if pid := os.fork():
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if end == "exits":
-            sys.exit(0)
-        if end == "raises":
-            raise KeyError("of the forked one")
-        return "the forked one's"
+def test_a_process_that_a_rank_forks_is_no_rank() -> None:
+    def work() -> list[int] | str:
+        codes = []
+        for end in ("returns", "exits", "raises"):
+            if pid := os.fork():
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            elif end == "exits":
+                sys.exit(0)
+            elif end == "raises":
+                raise KeyError("of the forked one")
+            else:
+                return "the forked one's"
+        return codes
 
-    assert quiet_launch(work, nprocs=2).results == [int(end == "raises")] * 2
+    assert quiet_launch(work, nprocs=2).results == [[0, 0, 1]] * 2
 
 
 def test_a_program_that_a_rank_starts_is_no_rank() -> None:
@@ -94,24 +97,6 @@ def test_a_program_that_a_rank_starts_is_no_rank() -> None:
     assert run.logs == [""]
 
 
-def test_ranks_send_each_other_objects_of_a_cells_class() -> None:
-    source = """
-        import os, pickle
-        import torch.distributed as dist
-
-        class Score:
-            def __init__(self, points):
-                self.points = points
-
-        def work():
-            dist.init_process_group("gloo")
-            scores = [None, None]
-            dist.all_gather_object(scores, Score(int(os.environ["RANK"])))
-            return [pickle.loads(pickle.dumps(each)).points for each in scores]
-        """
-    assert quiet_launch(cell(source).work, nprocs=2).results == [[0, 1], [0, 1]]
-
-
 def test_what_the_function_registers_at_exit_runs(tmp_path: Path) -> None:
     def work() -> None:
         atexit.register((tmp_path / os.environ["RANK"]).touch)
@@ -120,61 +105,12 @@ def test_what_the_function_registers_at_exit_runs(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["0", "1"]
 
 
-def test_two_ranks_are_the_default_on_a_machine_without_a_gpu() -> None:
-    run = quiet_launch(os.getpid, device="cpu")
-
-    assert len(set(run.results)) == 2
-    assert os.getpid() not in run.results
-
-
-def in_a_cell() -> Any:
-    return cell("""
-        import os
-        FACTOR = 10
-
-        def helper(x):
-            return x * FACTOR
-
-        def work(x):
-            return helper(x) + int(os.environ["RANK"])
-        """).work
-
-
-def a_closure() -> Any:
-    factor = 10
-
-    def work(x: int) -> int:
-        return x * factor + int(os.environ["RANK"])
-
-    return work
-
-
 class Worker:
-    """Its instances can be called; it also has a method."""
-
     def __init__(self, factor: int) -> None:
         self.factor = factor
 
     def __call__(self, x: int) -> int:
-        return x * self.factor + int(os.environ["RANK"])
-
-    def method(self, x: int) -> int:
-        return self(x)
-
-
-FUNCTIONS = {
-    "cell": in_a_cell(),
-    "lambda": lambda x: x * 10 + int(os.environ["RANK"]),
-    "closure": a_closure(),
-    "partial": functools.partial(lambda factor, x: x * factor + int(os.environ["RANK"]), 10),
-    "callable object": Worker(10),
-    "bound method": Worker(10).method,
-}
-
-
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_any_kind_of_function_goes_to_the_ranks(kind: str) -> None:
-    assert quiet_launch(FUNCTIONS[kind], 7).results == [70, 71]
+        return x * self.factor
 
 
 def test_a_function_of_a_module_of_the_learners_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,31 +143,6 @@ def test_each_launch_is_of_fresh_processes() -> None:
 # --- what comes back --------------------------------------------------------------------------------------
 
 
-def test_results_of_every_plain_kind() -> None:
-    def work() -> dict[str, Any]:
-        rank = int(os.environ["RANK"])
-        return {
-            "none": None,
-            "number": 0.5 + rank,
-            "text": "Größe – 批",
-            "tensor": torch.full((2, 3), float(rank), dtype=torch.bfloat16),
-            "parameter": torch.nn.Linear(2, 1).state_dict(),
-            "array": np.arange(4) * rank,
-            "scalar": np.float64(1.5),
-            "nested": [(1, {"a": {2}}), b"bytes", 1 + 2j],
-        }
-
-    for rank, result in enumerate(quiet_launch(work).results):
-        assert result["none"] is None
-        assert result["number"] == 0.5 + rank
-        assert result["text"] == "Größe – 批"
-        assert torch.equal(result["tensor"], torch.full((2, 3), float(rank), dtype=torch.bfloat16))
-        assert set(result["parameter"]) == {"weight", "bias"}
-        np.testing.assert_array_equal(result["array"], np.arange(4) * rank)
-        assert result["scalar"] == 1.5
-        assert result["nested"] == [(1, {"a": {2}}), b"bytes", 1 + 2j]
-
-
 @pytest.mark.parametrize("tensors", [2, 120])
 def test_what_is_made_to_be_shared_is_shared(tensors: int) -> None:
     model = torch.nn.ParameterList([torch.zeros(2) for _ in range(tensors)]).share_memory()
@@ -252,35 +163,6 @@ def test_what_is_made_to_be_shared_is_shared(tensors: int) -> None:
     assert model[tensors - 1].tolist() == [1, 2]
     assert value.value == 2
     assert sorted([queue.get(timeout=60), queue.get(timeout=60)]) == [0, 1]
-
-
-def test_an_object_of_a_class_of_the_cell_is_of_that_class_again() -> None:
-    defined = cell("""
-        class Outcome:
-            def __init__(self, rank):
-                self.rank = rank
-
-        def work():
-            import os
-            return Outcome(int(os.environ["RANK"]))
-        """)
-
-    results = quiet_launch(defined.work).results
-
-    assert [type(result) for result in results] == [defined.Outcome] * 2
-    assert [result.rank for result in results] == [0, 1]
-
-
-def test_large_arguments_and_results() -> None:
-    size = 13_107_200  # 50 MiB of float32
-
-    def work(given: torch.Tensor) -> torch.Tensor:
-        return given + int(os.environ["RANK"])
-
-    results = quiet_launch(work, torch.arange(size, dtype=torch.float32)).results
-
-    assert [result.numel() * result.element_size() for result in results] == [50 << 20] * 2
-    assert [result[-1].item() for result in results] == [size - 1, size]
 
 
 def test_a_result_that_cannot_be_sent_back_is_named() -> None:
@@ -381,6 +263,8 @@ def test_the_environment_is_as_torchrun_sets_it() -> None:
         assert each["TORCHELASTIC_USE_AGENT_STORE"] == "True"
         assert 0 < int(each["MASTER_PORT"]) < 65536
         assert int(each["OMP_NUM_THREADS"]) >= 1
+        assert each["OMP_WAIT_POLICY"] == "PASSIVE", "idle threads sleep"
+        assert each["PYTHON_COLORS"] == "0", "or Python 3.13 puts them between the words of a traceback"
     assert len({each["MASTER_PORT"] for each in found}) == 1
     assert "RANK" not in os.environ, "nothing of it stays in the kernel"
 
@@ -415,21 +299,6 @@ def test_what_torch_reads_while_it_is_loaded_may_be_set_before_a_launch(
     run = quiet_launch(work, nprocs=1)
     assert run.results == [("DETAIL", logging.DEBUG)]
     assert re.search(r"^\[[IV]\d+ .*\.cpp:\d+\]", run.logs[0], re.MULTILINE), "C++'s own messages"
-
-
-def test_what_ranks_print_has_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's kernel asks for them: Python 3.13 would put them between the words of a traceback."""
-
-    def work() -> str:
-        thread = threading.Thread(target=lambda: 1 / 0)
-        thread.start()
-        thread.join()
-        return os.environ["PYTHON_COLORS"]
-
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    run = quiet_launch(work, nprocs=1)
-    assert run.results == ["0"]
-    assert run.logs[0].endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_the_cores_are_shared_out() -> None:
@@ -475,60 +344,33 @@ def test_a_rank_starts_processes_as_a_plain_program_does() -> None:
 # --- what is refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nprocs", [0, -1, "two", True, 1.5, math.nan])
-def test_a_wrong_number_of_ranks(nprocs: Any, course_home: Path) -> None:
-    with pytest.raises(ValueError, match=r"whole number.*got " + str(nprocs).replace("two", "'two'")):
-        launch(os.getpid, nprocs=nprocs)
-    assert runs_of(course_home) == []
+def takes(x: Any) -> None: ...
 
 
-@pytest.mark.parametrize("timeout", [0, -3, math.inf, math.nan, "5"])
-def test_a_wrong_timeout(timeout: Any, course_home: Path) -> None:
-    with pytest.raises(ValueError, match="seconds above 0.*got " + repr(timeout)):
-        launch(os.getpid, timeout=timeout)
-    assert runs_of(course_home) == []
-
-
-def test_a_device_that_there_is_not(course_home: Path) -> None:
-    with pytest.raises(ValueError, match="'tpu'"):
-        launch(os.getpid, device="tpu")
-    assert runs_of(course_home) == []
-
-
-def test_the_functions_result_in_place_of_the_function(course_home: Path) -> None:
-    def train() -> float:
-        return 0.97
-
-    with pytest.raises(TypeError, match=r"launch\(train, 3\).*0\.97, a float"):
-        launch(train())  # type: ignore[arg-type]
-    assert runs_of(course_home) == []
+DO_NOT_FIT = "takes cannot be called with these arguments: .*"
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "reason"),
-    [((), {}, "missing.*epochs"), ((1, 2), {}, "too many"), ((1,), {"rate": 3}, "unexpected.*rate")],
+    ("args", "kwargs", "words"),
+    [
+        *[((takes, 1), {"nprocs": n}, f"whole number.*got {n!r}") for n in (0, -1, "two", True, 1.5)],
+        *[((takes, 1), {"timeout": s}, f"seconds above 0.*got {s!r}") for s in (0, math.inf, math.nan, "5")],
+        ((takes, 1), {"device": "tpu"}, "'tpu'"),
+        ((0.97,), {}, r"launch\(train, 3\).*0\.97, a float"),
+        ((takes,), {}, f"{DO_NOT_FIT}missing.*x"),
+        ((takes, 1, 2), {}, f"{DO_NOT_FIT}too many"),
+        ((takes, 1), {"rate": 3}, f"{DO_NOT_FIT}.*unexpected.*rate"),
+    ],
 )
-def test_arguments_that_do_not_fit(args: Any, kwargs: Any, reason: str, course_home: Path) -> None:
-    def train(epochs: int) -> None: ...
-
-    with pytest.raises(TypeError, match=f"train cannot be called with these arguments: .*{reason}"):
-        launch(train, *args, **kwargs)
+def test_a_wrong_call_is_told_before_anything_starts(
+    args: Any, kwargs: Any, words: str, course_home: Path
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        launch(*args, **kwargs)
     assert runs_of(course_home) == []
 
 
 LOCK = threading.Lock()
-
-
-def uses_a_lock() -> Any:
-    return cell("def work():\n    return LOCK\n", LOCK=LOCK).work
-
-
-def closes_over_a_lock() -> Any:
-    guard = LOCK
-    return lambda: guard
-
-
-def takes(x: Any) -> None: ...
 
 
 def test_what_only_forked_processes_can_share_is_refused_with_what_would_do(course_home: Path) -> None:
@@ -541,7 +383,8 @@ def test_what_only_forked_processes_can_share_is_refused_with_what_would_do(cour
     assert runs_of(course_home) == []
 
 
-THROUGH_OTHERS = """
+OTHERS = cell(
+    """
 class Config:
     lock = LOCK
 
@@ -558,7 +401,9 @@ class Logs:
     def __getstate__(self): return {"kept": self.kept}
 config, run = Logs(), Trainer().run
 def reads_one(): return config
-"""
+""",
+    LOCK=LOCK,
+)
 
 
 @pytest.mark.parametrize(
@@ -569,14 +414,14 @@ def reads_one(): return config
         (functools.partial(takes), (LOCK,), {}, "argument 1 of"),
         (Worker(1), (LOCK,), {}, "argument 1 of"),
         (functools.partial(takes, LOCK), (), {}, "partial"),
-        (uses_a_lock(), (), {}, "LOCK, which work uses"),
-        (closes_over_a_lock(), (), {}, "guard, which <lambda> uses"),
+        (cell("def work():\n    return LOCK\n", LOCK=LOCK).work, (), {}, "LOCK, which work uses"),
+        ((lambda guard: lambda: guard)(LOCK), (), {}, "guard, which <lambda> uses"),
         (Worker(LOCK), (1,), {}, "Worker"),  # type: ignore[arg-type]
         (takes, ((i for i in "abc"),), {}, "argument 1 of takes"),
-        (cell(THROUGH_OTHERS, LOCK=LOCK).work, (), {}, "^LOCK, which helper uses, which work uses,"),
-        (cell(THROUGH_OTHERS, LOCK=LOCK).reads, (), {}, "^Config.lock, which reads uses,"),
-        (cell(THROUGH_OTHERS, LOCK=LOCK).reads_one, (), {}, r"^config.kept\['to'\], which reads_one uses,"),
-        (cell(THROUGH_OTHERS, LOCK=LOCK).run, (), {}, r"^run.__self__.parts\[0\]"),
+        (OTHERS.work, (), {}, "^LOCK, which helper uses, which work uses,"),
+        (OTHERS.reads, (), {}, "^Config.lock, which reads uses,"),
+        (OTHERS.reads_one, (), {}, r"^config.kept\['to'\], which reads_one uses,"),
+        (OTHERS.run, (), {}, r"^run.__self__.parts\[0\]"),
     ],
 )
 def test_what_cannot_be_sent_is_named(
@@ -593,21 +438,47 @@ def test_what_cannot_be_sent_is_named(
 # --- around it --------------------------------------------------------------------------------------------
 
 
-def test_the_callers_interrupt_handler_is_back_afterwards() -> None:
+def test_faults_leave_nothing_in_the_kernel_though_their_errors_are_kept() -> None:
+    """No socket, no file, no thread, no process; and its own handler of interrupts is back."""
+    kept: list[RankError] = []
+
+    def bad(how: str) -> None:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.barrier()
+        if how == "raise":
+            raise ValueError
+        if how == "kill":
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+
     def mine(*_: Any) -> None: ...
 
-    before = signal.signal(signal.SIGINT, mine)
+    def faults() -> None:
+        for how in ("raise", "kill", "hang"):
+            with pytest.raises(RankError) as caught:
+                quiet_launch(bad, how, timeout=0.5)
+            kept.append(caught.value)
+            assert signal.getsignal(signal.SIGINT) is mine
+            assert quiet_launch(lambda: os.environ["RANK"]).results == ["0", "1"]
+            assert signal.getsignal(signal.SIGINT) is mine
+
+    me, theirs = psutil.Process(), signal.signal(signal.SIGINT, mine)
     try:
-        quiet_launch(os.getpid)
-        assert signal.getsignal(signal.SIGINT) is mine
-        with pytest.raises(RankError):
-            quiet_launch(lambda: 1 / 0)
-        assert signal.getsignal(signal.SIGINT) is mine
-        with pytest.raises(RankTimeout):
-            quiet_launch(time.sleep, 60, timeout=0.2)
-        assert signal.getsignal(signal.SIGINT) is mine
+        faults()
+        kept.clear()
+        gc.collect()
+        before = me.num_fds(), threading.active_count(), me.num_threads(), listening(me)
+        faults()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, theirs)
+    assert listening(me) == before[3]
+    assert all(error.__traceback__ and gone(error.run) for error in kept)
+    kept.clear()
+    gc.collect()
+    assert me.num_fds() <= before[0]
+    assert threading.active_count() <= before[1]
+    wait_for(lambda: me.num_threads() <= before[2], what="the store's threads to end")
 
 
 def reduced(value: float) -> float:
@@ -616,67 +487,6 @@ def reduced(value: float) -> float:
     dist.all_reduce(total)
     dist.destroy_process_group()
     return total.item()
-
-
-def test_launches_in_threads_at_once_do_not_meet() -> None:
-    outcomes: dict[int, Any] = {}
-
-    def one(number: int) -> None:
-        for _ in range(3):
-            outcomes.setdefault(number, []).append(quiet_launch(reduced, float(number)).results)
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert outcomes == {number: [[2.0 * number] * 2] * 3 for number in (1, 2, 3)}
-
-
-def listening(pid: int) -> set[tuple[str, int]]:
-    sockets = connections(psutil.Process(pid))
-    return {tuple(each.laddr) for each in sockets if each.status == psutil.CONN_LISTEN}
-
-
-def test_a_kept_error_keeps_no_socket_and_no_process() -> None:
-    def bad() -> None:
-        dist.init_process_group("gloo")
-        if dist.get_rank() == 1:
-            raise ValueError("bad")
-        dist.barrier()
-
-    before = listening(os.getpid())
-    kept = []
-    for function, kwargs in ((bad, {}), (lambda: time.sleep(60), {"timeout": 0.3})):
-        try:
-            quiet_launch(function, **kwargs)
-        except RankError as error:
-            kept.append(error)
-    assert len(kept) == 2
-    assert all(error.__traceback__ for error in kept)
-    assert listening(os.getpid()) == before
-    assert all(gone(error.run) for error in kept)
-
-
-def test_launches_leave_no_files_open_and_no_threads() -> None:
-    def bad() -> None:
-        raise ValueError("bad")
-
-    def both() -> None:
-        quiet_launch(os.getpid)
-        with pytest.raises(RankError):
-            quiet_launch(bad)
-        gc.collect()
-
-    both()
-    me = psutil.Process()
-    before = me.num_fds(), threading.active_count(), me.num_threads()
-    for _ in range(4):
-        both()
-    assert me.num_fds() <= before[0]
-    assert threading.active_count() <= before[1]
-    wait_for(lambda: me.num_threads() <= before[2], what="the store's threads to end")
 
 
 def lingers() -> str:
@@ -749,9 +559,9 @@ def test_a_plain_script_without_a_main_guard(tmp_path: Path) -> None:
         def bad():
             raise ValueError("from the script")  # marked
 
-        def several():
-            for _ in range(4):
-                found.append([value for _, value in launch(work, 5, dashboard=False).results])
+        def several(x):
+            for _ in range(3):
+                found.append((x, [value for _, value in launch(work, x, dashboard=False).results]))
 
         results = launch(work, 3, dashboard=False).results
         assert [type(outcome) for outcome, _ in results] == [Outcome, Outcome]
@@ -762,12 +572,12 @@ def test_a_plain_script_without_a_main_guard(tmp_path: Path) -> None:
             print(json.dumps(str(error)))
 
         main, found = sys.modules["__main__"], []
-        threads = [threading.Thread(target=several) for _ in range(3)]
+        threads = [threading.Thread(target=several, args=(x,)) for x in (1, 2, 3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [[10.0, 10.0]] * 12, found
+        assert sorted(found) == [(x, [2.0 * x] * 2) for x in (1, 2, 3) for _ in range(3)], found
         assert sys.modules["__main__"] is main
         """)
     )
@@ -791,10 +601,6 @@ def test_torchs_usual_port_may_be_taken() -> None:
         assert quiet_launch(reduced, 1.0).results == [2.0, 2.0]
 
 
-def test_idle_openmp_threads_sleep_in_ranks() -> None:
-    assert quiet_launch(os.environ.get, "OMP_WAIT_POLICY", nprocs=1).results == ["PASSIVE"]
-
-
 def test_a_function_may_mention_cudnn() -> None:
     def tuned() -> bool:
         torch.backends.cudnn.benchmark = True
@@ -806,33 +612,23 @@ def test_a_function_may_mention_cudnn() -> None:
     ]
 
 
-def test_a_function_may_be_cached_or_dispatched() -> None:
+def test_a_function_may_have_been_cached_or_dispatched() -> None:
+    """It remembers what it was called with."""
+
     @functools.cache
     def fibonacci(n: int) -> int:
         return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
     @functools.singledispatch
     def kind(value: Any) -> str:
-        return "something"
+        return f"something, {fibonacci(20)}"
 
     @kind.register
     def _(value: int) -> str:
-        return "a number"
+        return f"a number, {fibonacci(20)}"
 
-    class Tells:
-        @functools.cached_property
-        def twice(self) -> list[str]:
-            return [kind(2), kind("2")]
-
-    fibonacci(30)
-    assert kind(3) == "a number"  # it remembers that
-
-    def told() -> Any:
-        return fibonacci(20), Tells().twice
-
-    assert quiet_launch(told, nprocs=1).results == [(6765, ["a number", "something"])]
-    assert quiet_launch(fibonacci, 10, nprocs=1).results == [55]
-    assert quiet_launch(kind, 10, nprocs=1).results == ["a number"]
+    assert kind(3) == "a number, 6765"
+    assert quiet_launch(kind, 10, nprocs=1).results == ["a number, 6765"]
 
 
 def test_a_notebook_that_was_emptied_by_reset(monkeypatch: pytest.MonkeyPatch) -> None:

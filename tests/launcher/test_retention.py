@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,20 +33,18 @@ def _note_what_is_opened(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_note_what_is_opened)
 
 
-@pytest.fixture
-def nobody() -> int:
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def made(name: str, state: str = "done", **facts: Any) -> Run:
     """A run's folder without its ranks."""
     run = Run.create(name, 1, **facts)
     if state != "running":
         run.record.end(state)
     return run
+
+
+def one_after_the_other(runs: Sequence[Run]) -> None:
+    """Let them have ended in this order: times of files may be as coarse as 10 ms."""
+    for age, run in enumerate(reversed(runs)):
+        os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
 
 
 def test_of_old_runs_the_newest_stay_and_those_that_still_run(
@@ -61,8 +60,7 @@ def test_of_old_runs_the_newest_stay_and_those_that_still_run(
         nonsense, ("{", "[]", '{"state": "running", "kernel_pid": 1e300}', ""), strict=True
     ):
         (run.folder / "run.json").write_text(content)
-    for age, run in enumerate(reversed([*running, abandoned, *nonsense, *done])):
-        os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
+    one_after_the_other([*running, abandoned, *nonsense, *done])
 
     retention.clear_old_runs()
 
@@ -132,8 +130,7 @@ def test_a_kernel_takes_no_run_from_another_that_lives(nobody: int, monkeypatch:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as kernel:
         runs = [made(f"beside-{i}", kernel_pid=kernel.pid) for i in range(3)]
         runs += [made(f"own-{i}") for i in range(3)]
-        for age, run in enumerate(reversed(runs)):  # times of files may be as coarse as 10 ms
-            os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
+        one_after_the_other(runs)
         retention.clear_old_runs()
         assert [run.folder.exists() for run in runs] == [False, True, True] * 2
         kernel.communicate(b"\n")
@@ -153,13 +150,7 @@ def test_what_may_still_be_at_work_is_kept(nobody: int, monkeypatch: pytest.Monk
     newest = Run.create("newest", 1, kernel_pid=nobody, state="done")
     month = time.time() - retention.LONGEST - 60
     os.utime(forgotten.folder / "run.json", (month, month))
-    for age, run in enumerate((newest, elsewhere, ended, job)):
-        os.utime(run.folder / "run.json", (time.time() - age, time.time() - age))
+    one_after_the_other([job, ended, elsewhere, newest])
     retention.clear_old_runs()
-    assert [run.folder.exists() for run in (job, ended, elsewhere, forgotten, newest)] == [
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
+    assert [run.folder.exists() for run in (job, elsewhere, newest)] == [True] * 3
+    assert [run.folder.exists() for run in (ended, forgotten)] == [False] * 2

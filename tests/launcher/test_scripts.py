@@ -1,4 +1,4 @@
-"""python() and torchrun(): what they refuse, what they hand on, what to type for the same in a terminal."""
+"""python() and torchrun(): what they (and slurm) refuse, what they hand on, what to type in a terminal."""
 
 from __future__ import annotations
 
@@ -9,39 +9,66 @@ from typing import Any
 
 import pytest
 
-from course_lib import RankError, launch, place, python, torchrun
+from course_lib import RankError, launch, python, slurm, torchrun
 from course_lib.launcher import environment, scripts
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("start", "arguments", "words"),
     [
-        ({"nnodes": 0}, "nnodes is a whole number from 1 on; got 0"),
-        ({"nnodes": 1.5}, "nnodes is a whole number from 1 on; got 1.5"),
-        ({"nproc_per_node": 0}, "nproc_per_node is a whole number from 1 on; got 0"),
-        ({"nproc_per_node": True}, "nproc_per_node is a whole number from 1 on; got True"),
-        ({"nproc_per_node": "gpu"}, "nproc_per_node is a whole number from 1 on; got 'gpu'"),
-        ({"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
-        ({"max_restarts": None}, "max_restarts is a whole number from 0 on; got None"),
-        ({"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
+        (torchrun, {"nnodes": 0}, "nnodes is a whole number from 1 on; got 0"),
+        (torchrun, {"nnodes": 1.5}, "nnodes is a whole number from 1 on; got 1.5"),
+        (torchrun, {"nproc_per_node": True}, "nproc_per_node is a whole number from 1 on; got True"),
+        (torchrun, {"nproc_per_node": "gpu"}, "nproc_per_node is a whole number from 1 on; got 'gpu'"),
+        (torchrun, {"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
+        (torchrun, {"max_restarts": None}, "max_restarts is a whole number from 0 on; got None"),
+        (torchrun, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
+        (python, {"timeout": -1}, "timeout is a number of seconds above 0, or None for no limit; got -1"),
+        (slurm, {"nodes": "2"}, "nodes is a whole number from 1 on; got '2'"),
+        (slurm, {"nproc_per_node": 0}, "nproc_per_node is a whole number from 1 on; got 0"),
+        (slurm, {"max_restarts": -1}, "max_restarts is a whole number from 0 on; got -1"),
+        (slurm, {"cpus_per_task": 0}, "cpus_per_task is a whole number from 1 on; got 0"),
+        (slurm, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit; got 0"),
+        (
+            slurm,
+            {"nnodes": 2},
+            "slurm() decides about nnodes itself: say nodes=…, as sbatch does; got nnodes=2",
+        ),
+        (
+            slurm,
+            {"array": "1-3"},
+            "slurm() decides about array itself: one run is one job; call slurm() for each; got array='1-3'",
+        ),
+        (
+            slurm,
+            {"time": "1\n#SBATCH --x"},
+            "the value of an option is one line; got time='1\\n#SBATCH --x'",
+        ),
+        (slurm, {"Time": 1}, "an option of sbatch is a name such as partition or time; got 'Time'"),
     ],
 )
-def test_a_wrong_number_is_told_before_anything_starts(
-    arguments: dict[str, Any], words: str, script: str, course_home: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_argument_is_told_before_anything_starts(
+    start: Any,
+    arguments: dict[str, Any],
+    words: str,
+    script: str,
+    course_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scripts, "loopback_store", lambda: pytest.fail("it opened a store"))
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it started a process"))
+    for name in ("run", "Popen"):
+        monkeypatch.setattr(subprocess, name, lambda *_, **__: pytest.fail("it started a process"))
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (its whole text follows)
-        torchrun(script, **arguments)
+        start(script, **arguments)
     assert str(caught.value) == words
     assert not (course_home / "runs").exists(), "no run is left"
 
 
-def test_a_script_that_is_not_there(script: str, tmp_path: Path, course_home: Path) -> None:
-    """That python() says the same: tests/faults/test_python_program.py."""
+@pytest.mark.parametrize("start", [torchrun, python, slurm])
+def test_a_script_that_is_not_there(start: Any, script: str, tmp_path: Path, course_home: Path) -> None:
     for path in ("no.py", tmp_path):
         with pytest.raises(FileNotFoundError) as caught:
-            torchrun(path)
+            start(path)
         assert str(caught.value) == f"there is no script {str(path)!r} in {tmp_path}"
     assert not (course_home / "runs").exists(), "no run is left"
 
@@ -152,23 +179,6 @@ def test_nodes_on_one_machine_share_out_its_gpus(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [environment.gpus_of(node, each, nnodes) for node in range(nnodes)] == expected
-
-
-@pytest.mark.parametrize(
-    ("nodes_here", "gpus", "expected"),
-    [(None, 2, ("cuda:1", "nccl")), ("2", 2, ("cuda:1", "gloo")), ("2", 4, ("cuda:1", "nccl"))],
-)
-def test_ranks_of_all_nodes_here_share_the_gpus(
-    nodes_here: str | None, gpus: int, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NCCL refuses two ranks on one GPU, also where they are of two nodes."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
-    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "COURSE_NODES_HERE": nodes_here}.items():
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    device, backend = place()
-    assert (str(device), backend) == expected
 
 
 def test_what_each_node_is_told(script: str, watched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -21,14 +19,6 @@ QUEUED = JobStatus("PENDING", "Resources")
 AT_WORK = JobStatus("RUNNING", "", "node[1-2]", 40.0)
 DONE = JobStatus("COMPLETED", "", "node[1-2]", 40.0, 7.0)
 KNOWN = r"; known when its kernel ended: slurm\(run\) watches it again"
-
-
-@pytest.fixture
-def nobody() -> int:
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 @pytest.fixture

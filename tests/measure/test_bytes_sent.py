@@ -73,8 +73,7 @@ def test_another_system_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @linux
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_counts_what_its_all_reduce_sends(ranks: int) -> None:
+def test_a_rank_counts_what_its_all_reduce_sends() -> None:
     def work() -> Any:
         import torch
         import torch.distributed as dist
@@ -89,5 +88,5 @@ def test_a_rank_counts_what_its_all_reduce_sends(ranks: int) -> None:
         dist.barrier()  # all have read: who leaves now closes its connections
         return sent / tensor.nbytes
 
-    run = launch(work, nprocs=ranks, device="cpu", timeout=600, dashboard=False)
-    assert run.results == pytest.approx([2 * (ranks - 1) / ranks] * ranks, rel=0.02)
+    run = launch(work, nprocs=3, device="cpu", timeout=600, dashboard=False)
+    assert run.results == pytest.approx([4 / 3] * 3, rel=0.02)

@@ -38,6 +38,8 @@ ONE_TASK = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "0", "SLURM_LO
             1, TORCHRUN | ONE_TASK | {"SLURM_GPUS_ON_NODE": "8"}, "cuda:0 gloo", id="srun torchrun, one seen"
         ),
         pytest.param(2, TORCHRUN, "cuda:1 nccl", id="torchrun"),
+        pytest.param(2, TORCHRUN | {"COURSE_NODES_HERE": "2"}, "cuda:1 gloo", id="two nodes on a machine"),
+        pytest.param(4, TORCHRUN | {"COURSE_NODES_HERE": "2"}, "cuda:1 nccl", id="and a GPU for each rank"),
         pytest.param(1, TORCHRUN, "cuda:0 gloo", id="torchrun, one GPU"),
         pytest.param(4, {"LOCAL_RANK": "1", "WORLD_SIZE": "4"}, "cuda:1 nccl", id="by hand, one machine"),
         pytest.param(1, {}, "cuda:0 nccl", id="alone"),

@@ -69,15 +69,6 @@ def test_a_total_may_be_given() -> None:
     assert counters.read()["pass_total"] == 12
 
 
-def test_several_passes() -> None:
-    counters = Counters()
-    for _ in range(3):
-        for _ in counters.counted(LOADER):
-            pass
-    tick = counters.read()
-    assert (tick["samples"], tick["steps"], tick["passes"], tick["pass_steps"]) == (30, 9, 3, 3)
-
-
 def test_only_the_time_inside_loops_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = Counters()
     clock = Clock(monkeypatch)

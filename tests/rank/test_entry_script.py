@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,16 @@ def test_a_restarted_rank_knows_what_was_written_on_another_node(
     assert not entry_script._of_this_node(files.facts)
 
 
+def run_script(folder: Path, source: str, *options: str, **variables: str) -> Any:
+    """Run a script as a part of the run in this folder."""
+    (folder / "script.py").write_text(source)
+    environment = os.environ | {"COURSE_RUN": str(folder), "COURSE_KERNEL": str(os.getpid())} | variables
+    command = [sys.executable, "-m", "course_lib.rank.entry_script", *options, str(folder / "script.py")]
+    return subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
+
+
 def test_a_program_tells_which_of_its_workers_was_killed(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("""
+    source = """
 import multiprocessing, os, signal
 
 def work(end):
@@ -45,10 +54,8 @@ here, there = multiprocessing.Pipe()
 multiprocessing.get_context("fork").Process(target=work, args=(there,)).start()
 there.close()
 here.recv()
-""")
-    environment = os.environ | {"COURSE_RUN": str(tmp_path), "COURSE_KERNEL": str(os.getpid())}
-    command = [sys.executable, "-m", "course_lib.rank.entry_script", str(tmp_path / "script.py")]
-    assert subprocess.run(command, env=environment, timeout=120).returncode == 1
+"""
+    assert run_script(tmp_path, source).returncode == 1
     record = json.loads(RankFiles(tmp_path, PROGRAM).failure.read_text())
     assert record["type"] == "EOFError"
     assert [code for _, code in record["workers"]] == [-signal.SIGKILL]
@@ -102,17 +109,15 @@ def test_a_rank_that_has_ended_is_neither_asked_nor_waited_for(
 
 def test_a_restarted_rank_forgets_where_it_was_before(tmp_path: Path) -> None:
     """The number of its restart is 0 on a node whose own ranks had not failed."""
-    (tmp_path / "script.py").write_text("""
+    source = """
 import os
 from pathlib import Path
-print(sorted(path.name for path in Path(os.environ["COURSE_RUN"]).glob("*.where")))
+print(sorted(path.name for path in Path(os.environ["COURSE_RUN"]).glob("*.where")), flush=True)
 os._exit(0)
-""")
+"""
     RankFiles(tmp_path, 0).standstill.write_text('{"asked": true}')
-    environment = os.environ | {"COURSE_RUN": str(tmp_path), "COURSE_KERNEL": str(os.getpid()), "RANK": "0"}
-    environment |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}
-    command = [sys.executable, "-m", "course_lib.rank.entry_script", "--rank", str(tmp_path / "script.py")]
-    said = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
+    attempt = {"RANK": "0", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}
+    said = run_script(tmp_path, source, "--rank", **attempt)
     assert said.stdout == "[]\n", said
 
 

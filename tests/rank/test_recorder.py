@@ -94,36 +94,6 @@ def test_several_threads_may_log() -> None:
     assert len(series["same"]) == 20_000
 
 
-def test_what_was_logged_before_a_kill_is_kept() -> None:
-    def work() -> None:
-        folder = Path(os.environ["COURSE_RUN"])
-        log(loss=0.5)
-        points = folder / "rank-0.points"
-        while not (points.exists() and points.stat().st_size):
-            time.sleep(0.01)
-        os.kill(os.getpid(), 9)
-
-    with pytest.raises(RankError, match="SIGKILL") as caught:
-        quiet_launch(work, nprocs=1)
-    np.testing.assert_array_equal(caught.value.run.metrics[0]["loss"], [0.5])
-
-
-def test_what_was_logged_just_before_an_exception_is_kept() -> None:
-    def work() -> None:
-        for i, _ in enumerate(track(range(7))):
-            log(i=i)
-            if i == 5:
-                raise ValueError("six steps")
-
-    with pytest.raises(RankError) as caught:
-        quiet_launch(work)
-    failed = caught.value.rank
-    assert isinstance(failed, int)
-    series = caught.value.run.metrics[failed]
-    np.testing.assert_array_equal(series["i"], np.arange(6))
-    assert series["steps"][-1] == 5
-
-
 def test_a_gpu_that_fails_or_is_never_done_holds_up_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

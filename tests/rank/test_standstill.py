@@ -370,21 +370,3 @@ def test_the_last_record_stays(standing: Lookout, monkeypatch: pytest.MonkeyPatc
 def wait_for_end(thread: threading.Thread) -> bool:
     thread.join(0.2)
     return not thread.is_alive()
-
-
-def test_who_waits_in_a_collective_says_so() -> None:
-    def work() -> dict[str, Any]:
-        dist.init_process_group("gloo")
-        if dist.get_rank() == 1:
-            path = Run.open().folder / "rank-0.where"
-            found = wait_for(lambda: record(path).get("pending") and record(path))
-            dist.barrier()
-            return found
-        dist.barrier()
-        return {}
-
-    found = quiet_launch(work).results[1]
-
-    assert [(call["number"], call["name"]) for call in found["pending"]] == [(1, "barrier")]
-    assert found["called"] == {"0": 1}
-    assert any(function == "barrier" for _, _, function in found["stack"])

@@ -1,4 +1,4 @@
-"""Where each rank stood at the end, as data: told from what the ranks wrote down, and from a real hang."""
+"""Where each rank stood at the end, as data. (From a real hang: tests/faults/test_launch_faults.py.)"""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import time
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from course_lib import RankTimeout, Run, launch, log, stalls
-from tests.support.programs import Jump, all_at
+from course_lib import Run, stalls
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -28,19 +25,14 @@ def record(run: Run, *stack: tuple[str, str], **more: Any) -> None:
     (run.folder / "rank-0.where").write_text(text)
 
 
+COLLECTIVE = [(TORCH, "all_reduce"), (TORCH, "wrapper"), ("/course/cell.py", "train")]
+
+
 @pytest.mark.parametrize(
     ("stack", "more", "doing"),
     [
-        (
-            [(TORCH, "all_reduce"), (TORCH, "wrapper"), ("/course/cell.py", "train")],
-            {},
-            "waits in all_reduce",
-        ),
-        (
-            [("/torch/_t.py", "backward"), ("/course/cell.py", "f")],
-            {"pending": [1]},
-            "waits in backward",
-        ),
+        (COLLECTIVE, {}, "waits in all_reduce"),
+        ([("/torch/_t.py", "backward"), ("/course/cell.py", "f")], {"pending": [1]}, "waits in backward"),
         ([("/torch/serialization.py", "save"), ("/course/cell.py", "train")], {}, "is in save"),
         ([("/course/cell.py", "train")], {}, "is at a line of its own"),
     ],
@@ -70,29 +62,3 @@ def test_a_rank_that_stood_nowhere(run: Run, file: str, doing: str) -> None:
     (stall,) = stalls(run)
     assert (stall.doing, stall.line) == (doing, "")
     assert 0 <= stall.since <= stall.until
-
-
-def test_who_waits_for_whom_in_a_real_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_sleeps() -> None:
-        dist.init_process_group("gloo")
-        dist.barrier()
-        log(ready=time.time())
-        if dist.get_rank() == 1:
-            time.sleep(600)
-        dist.all_reduce(torch.ones(1))
-
-    begins = one_sleeps.__code__.co_firstlineno
-    Jump(monkeypatch, lambda: all_at(begins + 6, begins + 5))
-    with pytest.raises(RankTimeout) as caught:
-        launch(one_sleeps, nprocs=2, device="cpu", timeout=300, dashboard=False)
-
-    waits, sleeps = stalls(caught.value.run)
-    assert (waits.rank, waits.doing) == (0, "waits in all_reduce")
-    assert waits.line.endswith("dist.all_reduce(torch.ones(1))")
-    assert (sleeps.rank, sleeps.doing) == (1, "is at a line of its own")
-    assert sleeps.line.endswith("time.sleep(600)")
-    for stall in (waits, sleeps):
-        assert 0 < stall.since < stall.until <= caught.value.run.seconds
-        run = caught.value.run
-        ready = run.metrics[stall.rank]["ready"][0] - run.facts(stall.rank)["launched"]
-        assert stall.since > ready - 0.5, "its thread looks ten times a second"

@@ -23,10 +23,12 @@ class FrontEnd:
 
     def run(self, code: str, cell: str = "one") -> str:
         """Run a cell, with this id if any; return the text that it printed, or the error."""
+        return self.outputs(self.send(code, cell))
+
+    def send(self, code: str, cell: str = "one") -> str:
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}}
-        return self._send(
-            "execute_request", content | {"allow_stdin": False}, {"cellId": cell} if cell else {}
-        )
+        metadata = {"cellId": cell} if cell else {}
+        return self._send("execute_request", content | {"allow_stdin": False}, metadata)
 
     def move(self, name: str, value: Any) -> str:
         """Give the last control of this description a value."""
@@ -37,15 +39,19 @@ class FrontEnd:
 
     def _tell(self, name: str, data: dict[str, Any]) -> str:
         found = [each for each, state in self.widgets.items() if state.get("description") == name]
-        return self._send("comm_msg", {"comm_id": found[-1], "data": data}, {})
+        return self.outputs(self._send("comm_msg", {"comm_id": found[-1], "data": data}, {}))
 
     def _send(self, kind: str, content: dict[str, Any], metadata: dict[str, Any]) -> str:
         message = self.client.session.msg(kind, content, metadata=metadata)
         self.client.shell_channel.send(message)
+        return message["header"]["msg_id"]
+
+    def outputs(self, request: str) -> str:
+        """Return what a request has printed once it is done, or the error."""
         text = ""
         while True:
             got = self.client.get_iopub_msg(timeout=300)
-            if got["parent_header"].get("msg_id") != message["header"]["msg_id"]:
+            if got["parent_header"].get("msg_id") != request:
                 continue
             its = got["content"]
             if got["msg_type"] == "status" and its["execution_state"] == "idle":

@@ -25,43 +25,21 @@ ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but mac
 
 # What `work` does, and how the report words it. "# here" marks the line that ends the rank.
 ENDS = {
-    "an exception class of its own": (
-        """
-        class Mine(Exception):
-            pass
-
-        def work():
-            raise Mine("of this cell")  # here
-        """,
-        "raised Mine: of this cell",
-    ),
-    "an exception that cannot be pickled": (
+    "an exception that cannot be pickled, of a class whose text fails": (
         """
         import threading
 
-        class Locked(Exception):
-            def __init__(self, lock):
-                super().__init__("holds a lock")
-                self.lock = lock
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError("no words")
 
             def __reduce__(self):
                 raise TypeError("never")
 
         def work():
-            raise Locked(threading.Lock())  # here
+            raise Odd(threading.Lock())  # here
         """,
-        "raised Locked: holds a lock",
-    ),
-    "an exception whose text fails": (
-        """
-        class Silent(Exception):
-            def __str__(self):
-                raise RuntimeError("no words")
-
-        def work():
-            raise Silent  # here
-        """,
-        "raised Silent: <exception str() failed>",
+        "raised Odd: <exception str() failed>",
     ),
     "an exception in a worker of a DataLoader": (
         """
@@ -181,27 +159,6 @@ HANGS = {
         r"the ranks do not match: collective 1 is .* of .*\[10\].* on rank 0 and .*\[0\].* on rank 1$",
         ["waited in all_reduce (FILE, line 5: dist.all_reduce(", "was at FILE, line 7: "],
     ),
-    "a rank is late in a group of some": (
-        """
-        import time, torch, torch.distributed as dist
-
-        def work():
-            dist.init_process_group("gloo")
-            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-            while dist.get_rank() == 1:
-                time.sleep(0.05)
-            dist.all_reduce(torch.ones(1), group=pairs[dist.get_rank() // 2])
-            dist.all_reduce(torch.ones(1))
-        """,
-        r"rank 1 never called all_reduce of group \[0, 1\] \(collective 1\), in which rank 0 waited; "
-        r"ranks 2, 3 waited for ranks 0, 1 in all_reduce \(collective 1\)$",
-        [
-            "waited in all_reduce (FILE, line 8: ",
-            "was at FILE, line 7: time.sleep(0.05)",
-            "waited in all_reduce (FILE, line 9: dist.all_reduce(torch.ones(1)))",
-            "waited in all_reduce (FILE, line 9: ",
-        ],
-    ),
     "a rank does not join": (
         """
         import os, time, torch.distributed as dist
@@ -242,11 +199,94 @@ HANGS = {
                 dist.all_reduce(torch.ones(1))
             else:  # the process lives on, and with it its connections
                 threading.Thread(target=time.sleep, args=(600,)).start()
+                return "early"
         """,
         r"rank 1 never called all_reduce \(collective 1\), in which rank 0 waited; it has returned$",
         ["waited in all_reduce (FILE, line 6: dist.all_reduce(torch.ones(1)))", "had returned"],
     ),
 }
+
+
+# What ranks do when they are interrupted or killed, for the source of a `Kernel`
+STATES = """
+    import signal, subprocess
+    from multiprocessing import util
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+    from course_lib import launch, log, Run
+
+    def stay(name):
+        say(f"{name}-{os.environ['RANK']}")
+        while True:
+            time.sleep(0.05)
+
+    def measure(rank):
+        log(loss=0.5)
+        points = Path(os.environ["COURSE_RUN"]) / f"rank-{rank}.points"
+        while not (points.exists() and points.stat().st_size):
+            time.sleep(0.01)
+
+    def python_code(rank):
+        measure(rank)
+        stay("python_code")
+
+    def rendezvous(rank):
+        if rank == 0:
+            say("rendezvous-0")
+            dist.init_process_group("gloo")
+        stay("rendezvous")
+
+    def all_reduce(rank):
+        dist.init_process_group("gloo")
+        say(f"all_reduce-{rank}")
+        if rank == 0:
+            dist.all_reduce(torch.ones(1))
+        stay("all_reduce")
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):  # a worker that looks at nothing else
+            stay("loader")
+
+    def loader(rank):
+        for batch in DataLoader(Slow(), num_workers=2):
+            pass
+
+    def lock(rank):  # holds the interpreter's lock in C: none of its Python threads can run
+        import ctypes
+        say(f"lock-{rank}")
+        while True:
+            ctypes.PyDLL(None).sleep(60)
+
+    def child(rank):
+        subprocess.Popen(["sleep", "1000"])
+        deaf(rank, "child")
+
+    def deafen():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def deaf(rank, name="deaf"):
+        measure(rank)
+        deafen()
+        stay(name)
+
+    def teardown(rank):  # as a slow destroy_process_group()
+        try:
+            return "done"
+        finally:
+            deaf(rank, "teardown")
+
+    def at_exit(rank):  # of multiprocessing
+        measure(rank)
+        deafen()
+        util.Finalize(None, stay, ("at_exit",), exitpriority=1)
+        return "done"
+
+    states = [python_code, rendezvous, all_reduce, loader, lock, child, deaf, teardown, at_exit]
+    """
 
 
 def script(folder: Path, source: str, name: str = "script.py") -> Path:
