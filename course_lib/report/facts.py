@@ -88,9 +88,9 @@ class Beside(NamedTuple):
 
 
 class ThreadError(NamedTuple):
-    """An exception that ended a thread beside the main thread of a rank."""
+    """An exception that ended a thread beside the main thread of a rank, or that the main thread handles."""
 
-    thread: str  # its name
+    thread: str  # its name; empty for the main thread
     exception: str  # the type
     message: str
     frames: list[dict[str, Any]]  # the learner's own, outermost first

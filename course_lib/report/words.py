@@ -95,9 +95,11 @@ def error_text(run: Run, report: Report) -> str:
     states += ["", restart_text(run, report.before)] if report.before else []
     why = cause_text(report.mismatch, report.states if cause is None else ())
     if cause is None:
-        if report.mismatch is None:  # an error explains more than what a rank waited for
-            raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
-            why = next((f"{who}'s {thread_error_text(error)}" for who, error in raised), why)
+        raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
+        # another thread's error explains more than what a rank waits for, and less than a mismatch
+        own = [each for each in raised if not (each[1].thread and report.mismatch)]
+        first = [f"{who}'s {thread_error_text(error)}" for who, error in own[:1]]
+        why = "; ".join(filter(None, [*first, why if report.mismatch or not first else ""]))
         head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
         return "\n".join([head, "", *states])
     what = _failure_text(cause, RankFiles(run.folder, cause.rank))
@@ -292,9 +294,10 @@ def _doing(each: Beside, tense: Tense) -> str:
 
 
 def thread_error_text(error: ThreadError) -> str:
-    """Say what ended a thread, in words that follow "its"."""
+    """Say what ended a thread, or what the main thread handles, in words that follow "its"."""
     message = shortened(error.message.partition("\n")[0])
-    return f'thread "{error.thread}" raised {error.exception}: {message}'.rstrip(": ")
+    thread = f'thread "{error.thread}"' if error.thread else "main thread"
+    return f"{thread} raised {error.exception}: {message}".rstrip(": ")
 
 
 def _where(error: ThreadError) -> str:

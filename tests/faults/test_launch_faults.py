@@ -176,6 +176,28 @@ def test_a_collective_that_times_out_by_itself_tells_who_is_missing() -> None:
     assert_marked(str(caught.value), source)
 
 
+def test_an_error_comes_first_while_its_rank_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+    import torch, torch.distributed as dist
+
+    def work():
+        dist.init_process_group("gloo")
+        try:
+            if dist.get_rank() == 1:
+                1 / 0
+            dist.all_reduce(torch.ones(1))
+        finally:
+            dist.barrier()
+    """
+    Jump(monkeypatch, lambda: all_at(8, 10))
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(cell(source).work, timeout=120)
+    head, *_, last = str(caught.value).splitlines()
+    raised = "main thread raised ZeroDivisionError: division by zero"
+    assert head.startswith(f"not done after 120 s: rank 1's {raised}; the ranks do not match: collective 1 ")
+    assert re.fullmatch(rf"    its {raised} \(.*, line 7: 1 / 0\)", last)
+
+
 @pytest.mark.parametrize("tells", [True, False], ids=["Linux tells of threads", "no system does"])
 def test_a_rank_alone_holds_the_interpreters_lock(tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not tells:
