@@ -32,6 +32,8 @@ SIGNALS = {
     "SIGBUS": "crashed (SIGBUS): often, on Linux, no space left in shared memory (/dev/shm)",
     "SIGTERM": "was asked to end (SIGTERM)",
 }
+# Gloo's last words in a rank for which a message was too large
+TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 OUT_OF_MEMORY = (
     "was killed (SIGKILL) because memory ran out, the machine's or that of a container's limit; take fewer "
     "ranks, smaller batches or fewer DataLoader workers"
@@ -97,8 +99,8 @@ def error_text(run: Run, report: Report) -> str:
     if cause is None:
         raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
         # another thread's error explains more than what a rank waits for, and less than a mismatch
-        own = [each for each in raised if not (each[1].thread and report.mismatch)]
-        first = [f"{who}'s {thread_error_text(error)}" for who, error in own[:1]]
+        raised = [each for each in raised if not (each[1].thread and report.mismatch)]
+        first = [f"{who}'s {thread_error_text(error)}" for who, error in raised[:1]]
         why = "; ".join(filter(None, [*first, why if report.mismatch or not first else ""]))
         head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
         return "\n".join([head, "", *states])
@@ -219,6 +221,8 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
         return failure.message
     if failure.kind == "signal":
         how = OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
+        if sizes := TOO_LARGE.search("\n".join(failure.last_lines)):
+            how = f"aborted (SIGABRT): another rank sent it {sizes[1]} bytes, and it had room for {sizes[2]}"
         where = f" {failure.crashed_in}" if failure.crashed_in else ""
         return re.sub(r"(?<=\))|$", where, how, count=1)
     if failure.kind == "exit code":
