@@ -138,6 +138,7 @@ class Absence(NamedTuple):
     returned: bool  # all that are absent have returned
     group: Sequence[int] = ()  # its ranks, those of a new group; empty for the default group
     further: Sequence[Absence] = ()  # other waits, which this one explains
+    apart: Mapping[int, Place] = {}  # by rank, where the last that all have called was, if at different lines
 
 
 class Circle(NamedTuple):
