@@ -102,7 +102,9 @@ def error_text(run: Run, report: Report) -> str:
         raised = [each for each in raised if not (each[1].thread and report.mismatch)]
         first = [f"{who}'s {thread_error_text(error)}" for who, error in raised[:1]]
         why = "; ".join(filter(None, [*first, why if report.mismatch or not first else ""]))
-        head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
+        unseen = "no rank was seen: one shows once it calls place, track or log"
+        ended = f"; {'the ranks were ended' if report.states else unseen}"
+        head = f"not done after {report.timeout:g} s" + (f": {why}" if why else ended)
         return "\n".join([head, "", *states])
     what = _failure_text(cause, RankFiles(run.folder, cause.rank))
     own = [line for state in report.states if state.rank == cause.rank for line in beside_lines(state)]
