@@ -27,10 +27,7 @@ ROOT = {"broadcast": "src", "scatter": "src", "recv": "src", "reduce": "dst", "g
 
 
 def own_wait(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the learner's ``call``, whom it ``meets``, what it ``joins`` by, its ``lock_file``, as known.
-
-    And the error that it ``handles``, in an except or a finally of the learner's.
-    """
+    """Return, as known, a thread's ``call``, ``meets``, ``joins``, ``lock_file``, and what it ``handles``."""
     frame, told = frame_of(thread), dict[str, Any]()
     with contextlib.suppress(Exception):  # the stack still shows where the rank is
         error = error_of(thread)

@@ -90,21 +90,15 @@ def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
         for each in cause.further
     ]
     never = tense.never if one else tense.they_never
-    told = [
-        f"{ranks_text(cause.absent)} {never} {_did(cause, tense)}{returned}",
-        *further,
-        _lines(cause.apart),
-    ]
-    return "".join(told)
+    further.append(_lines(cause.apart))
+    return f"{ranks_text(cause.absent)} {never} {_did(cause, tense)}{returned}{''.join(further)}"
 
 
 def _lines(places: Mapping[int, Place]) -> str:
     """Say where ranks called the last collective before: one of them may have called another one, too."""
-    named = len({file for file, _, _ in places.values()}) > 1
-    texts = {
-        rank: f"at {os.path.basename(file)}, line {line}" if named else f"at line {line}"
-        for rank, (file, line, _) in places.items()
-    }
+    many = len({file for file, _, _ in places.values()}) > 1
+    named = {rank: f"{os.path.basename(file)}, " * many for rank, (file, _, _) in places.items()}
+    texts = {rank: f"at {named[rank]}line {line}" for rank, (_, line, _) in places.items()}
     return f"; the last that they all called was {_by_text(texts)}" if texts else ""
 
 

@@ -193,9 +193,7 @@ def _first_absence(
 
 def _last_places(states: Sequence[RankState], group: str) -> dict[int, Place]:
     """Return where each rank called the last collective that all have called, if at different lines."""
-    calls = {
-        each.rank: {call.number or 0: call for call in each.recent if call.group == group} for each in states
-    }
+    calls = {it.rank: {call.number or 0: call for call in it.recent if call.group == group} for it in states}
     common = set.intersection(*map(set, calls.values()))
     places = {rank: its[max(common)].place for rank, its in sorted(calls.items()) if common}
     known = {rank: place for rank, place in places.items() if place}
