@@ -12,6 +12,7 @@ import re
 import sys
 import sysconfig
 import zlib
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
@@ -66,7 +67,18 @@ def is_ours(filename: str) -> bool:
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """Return a thread's current frame, or None if there is no such thread. Hold it only for a moment.
+    """Return a thread's current frame, or None if there is no such thread. Hold it only for a moment."""
+    return _read(sys._current_frames, thread)
+
+
+def error_of(thread: int | None) -> BaseException | None:
+    """Return the exception for which a thread is in an except or a finally, or None. Hold it only briefly."""
+    found = _read(sys._current_exceptions, thread)
+    return found[1] if isinstance(found, tuple) else found  # Python 3.11 tells type and traceback, too
+
+
+def _read(of_threads: Callable[[], dict[int, Any]], thread: int | None) -> Any:
+    """Return what Python tells of a thread.
 
     Before Python 3.12 the garbage collector must not run in this call: what it frees may let another thread
     run, and if that thread starts one, both deadlock (CPython issue 106883).
@@ -75,7 +87,7 @@ def frame_of(thread: int | None) -> FrameType | None:
     if collects:
         gc.disable()
     try:
-        return sys._current_frames().get(thread or 0)
+        return of_threads().get(thread or 0)
     finally:
         if collects:
             gc.enable()

@@ -11,11 +11,13 @@ import linecache
 import os
 from collections.abc import Mapping
 from itertools import islice
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from ..frames import frame_of, is_learners
+from ..frames import error_of, frame_of, is_learners
 from ..private_names import process_groups
+from .failure import described
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
 JOINS_BY = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "init_method"]
@@ -25,9 +27,12 @@ ROOT = {"broadcast": "src", "scatter": "src", "recv": "src", "reduce": "dst", "g
 
 
 def own_wait(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the learner's ``call``, whom it ``meets``, what it ``joins`` by, its ``lock_file``, as known."""
+    """Return, as known, a thread's ``call``, ``meets``, ``joins``, ``lock_file``, and what it ``handles``."""
     frame, told = frame_of(thread), dict[str, Any]()
     with contextlib.suppress(Exception):  # the stack still shows where the rank is
+        error = error_of(thread)
+        if error and any(is_learners(each.f_code.co_filename) for each, _ in walk_tb(error.__traceback__)):
+            told["handles"] = [{"thread": ""} | described(error)]
         while frame is not None and not is_learners(frame.f_code.co_filename):
             if "meets" not in told and frame.f_code.co_filename.endswith(C10D):
                 told |= _meets(frame)

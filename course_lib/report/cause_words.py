@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ..frames import Place
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 from .mismatch import NEW_GROUP, PARTNER
 
@@ -89,7 +90,16 @@ def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
         for each in cause.further
     ]
     never = tense.never if one else tense.they_never
+    further.append(_lines(cause.apart))
     return f"{ranks_text(cause.absent)} {never} {_did(cause, tense)}{returned}{''.join(further)}"
+
+
+def _lines(places: Mapping[int, Place]) -> str:
+    """Say where ranks called the last collective before: one of them may have called another one, too."""
+    many = len({file for file, _, _ in places.values()}) > 1
+    named = {rank: f"{os.path.basename(file)}, " * many for rank, (file, _, _) in places.items()}
+    texts = {rank: f"at {named[rank]}line {line}" for rank, (_, line, _) in places.items()}
+    return f"; the last that they all called was {_by_text(texts)}" if texts else ""
 
 
 def _around(cause: Circle, tense: Tense) -> str:

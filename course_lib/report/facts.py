@@ -88,9 +88,9 @@ class Beside(NamedTuple):
 
 
 class ThreadError(NamedTuple):
-    """An exception that ended a thread beside the main thread of a rank."""
+    """An exception that ended a thread beside the main thread of a rank, or that the main thread handles."""
 
-    thread: str  # its name
+    thread: str  # its name; empty for the main thread
     exception: str  # the type
     message: str
     frames: list[dict[str, Any]]  # the learner's own, outermost first
@@ -138,6 +138,7 @@ class Absence(NamedTuple):
     returned: bool  # all that are absent have returned
     group: Sequence[int] = ()  # its ranks, those of a new group; empty for the default group
     further: Sequence[Absence] = ()  # other waits, which this one explains
+    apart: Mapping[int, Place] = {}  # by rank, where the last that all have called was, if at different lines
 
 
 class Circle(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ..frames import Place
 from ..run.run import Run
 from ..run_folder import of_everyone
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
@@ -179,7 +180,8 @@ def _first_absence(
         absent = [state for state in states if state.rank in missing[waiting[0]]]
         # a rank that could not answer, but is in that function according to its stack, waits as well
         alike = [state.rank for state in states if group and state.called is None and state.function == name]
-        found.append(_absence(absent, sorted({*waiting, *alike}), _shown(call)))
+        apart = _last_places([*absent, *(state for state in states if state.rank in waiting)], group)
+        found.append(_absence(absent, sorted({*waiting, *alike}), _shown(call))._replace(apart=apart))
     found.sort(key=lambda absence: sum(rank in waits and bool(missing[rank]) for rank in absence.absent))
     if not found:
         return None
@@ -187,6 +189,15 @@ def _first_absence(
     further = [other for other in others if other.group != first.group or other.number is None]
     stuck = {*first.waiting, *first.absent}
     return first._replace(further=[other for other in further if stuck & {*other.absent}])
+
+
+def _last_places(states: Sequence[RankState], group: str) -> dict[int, Place]:
+    """Return where each rank called the last collective that all have called, if at different lines."""
+    calls = {it.rank: {call.number or 0: call for call in it.recent if call.group == group} for it in states}
+    common = set.intersection(*map(set, calls.values()))
+    places = {rank: its[max(common)].place for rank, its in sorted(calls.items()) if common}
+    known = {rank: place for rank, place in places.items() if place}
+    return known if len({tuple(place[:2]) for place in known.values()}) > 1 else {}
 
 
 def _absence(absent: list[RankState], waiting: list[int], call: Call) -> Absence:

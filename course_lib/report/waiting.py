@@ -140,7 +140,7 @@ def state_of(
     position = position_of(stack, has_pending(record))
     errors = [
         ThreadError(each["thread"], each["type"], each["message"], each["frames"])
-        for each in facts.get("thread_errors", [])
+        for each in [*record.get("handles", []), *facts.get("thread_errors", [])]
     ]
     seconds = silent or seconds
     state = RankState(rank, phase, stack, position, seconds, failure, silent=silent, thread_errors=errors)

@@ -32,6 +32,8 @@ SIGNALS = {
     "SIGBUS": "crashed (SIGBUS): often, on Linux, no space left in shared memory (/dev/shm)",
     "SIGTERM": "was asked to end (SIGTERM)",
 }
+# Gloo's last words in a rank for which a message was too large
+TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 OUT_OF_MEMORY = (
     "was killed (SIGKILL) because memory ran out, the machine's or that of a container's limit; take fewer "
     "ranks, smaller batches or fewer DataLoader workers"
@@ -95,10 +97,14 @@ def error_text(run: Run, report: Report) -> str:
     states += ["", restart_text(run, report.before)] if report.before else []
     why = cause_text(report.mismatch, report.states if cause is None else ())
     if cause is None:
-        if report.mismatch is None:  # an error explains more than what a rank waited for
-            raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
-            why = next((f"{who}'s {thread_error_text(error)}" for who, error in raised), why)
-        head = f"not done after {report.timeout:g} s" + (f": {why}" if why else "; the ranks were ended")
+        raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
+        # another thread's error explains more than what a rank waits for, and less than a mismatch
+        raised = [each for each in raised if not (each[1].thread and report.mismatch)]
+        first = [f"{who}'s {thread_error_text(error)}" for who, error in raised[:1]]
+        why = "; ".join(filter(None, [*first, why if report.mismatch or not first else ""]))
+        unseen = "no rank was seen: one shows once it calls place, track or log"
+        ended = f"; {'the ranks were ended' if report.states else unseen}"
+        head = f"not done after {report.timeout:g} s" + (f": {why}" if why else ended)
         return "\n".join([head, "", *states])
     what = _failure_text(cause, RankFiles(run.folder, cause.rank))
     own = [line for state in report.states if state.rank == cause.rank for line in beside_lines(state)]
@@ -217,6 +223,8 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
         return failure.message
     if failure.kind == "signal":
         how = OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
+        if sizes := TOO_LARGE.search("\n".join(failure.last_lines)):
+            how = f"aborted (SIGABRT): another rank sent it {sizes[1]} bytes, and it had room for {sizes[2]}"
         where = f" {failure.crashed_in}" if failure.crashed_in else ""
         return re.sub(r"(?<=\))|$", where, how, count=1)
     if failure.kind == "exit code":
@@ -292,9 +300,10 @@ def _doing(each: Beside, tense: Tense) -> str:
 
 
 def thread_error_text(error: ThreadError) -> str:
-    """Say what ended a thread, in words that follow "its"."""
+    """Say what ended a thread, or what the main thread handles, in words that follow "its"."""
     message = shortened(error.message.partition("\n")[0])
-    return f'thread "{error.thread}" raised {error.exception}: {message}'.rstrip(": ")
+    thread = f'thread "{error.thread}"' if error.thread else "main thread"
+    return f"{thread} raised {error.exception}: {message}".rstrip(": ")
 
 
 def _where(error: ThreadError) -> str:

@@ -168,6 +168,25 @@ def test_where_gloo_aborts_the_calls_are_told(how: str) -> None:
     assert [line in told for told in others] == [True], "of the other, which may be further"
 
 
+def test_a_message_that_is_too_large_is_told_with_both_sizes() -> None:
+    source = """
+    import torch, torch.distributed as dist
+
+    def work():
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(8, 4), 1)
+        else:
+            dist.recv(torch.ones(4, 4), 0)  # here
+        dist.barrier()
+    """
+    with pytest.raises(RankError) as caught:
+        quiet_launch(cell(source).work)
+    told = "code: another rank sent it 128 bytes, and it had room for 64; meanwhile its code was here:\n"
+    assert re.match(rf"rank 1 aborted \(SIGABRT\) in a thread that runs no Python {told}", str(caught.value))
+    assert_marked(str(caught.value), source)
+
+
 def test_a_collective_that_times_out_by_itself_tells_who_is_missing() -> None:
     source = """
     import datetime, time, torch, torch.distributed as dist
@@ -185,6 +204,28 @@ def test_a_collective_that_times_out_by_itself_tells_who_is_missing() -> None:
     assert head == "rank 1 never called all_reduce (collective 1), in which rank 0 waited"
     assert "rank 0 raised RuntimeError" in str(caught.value)
     assert_marked(str(caught.value), source)
+
+
+def test_an_error_comes_first_while_its_rank_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+    import torch, torch.distributed as dist
+
+    def work():
+        dist.init_process_group("gloo")
+        try:
+            if dist.get_rank() == 1:
+                1 / 0
+            dist.all_reduce(torch.ones(1))
+        finally:
+            dist.barrier()
+    """
+    Jump(monkeypatch, lambda: all_at(8, 10))
+    with pytest.raises(RankTimeout) as caught:
+        quiet_launch(cell(source).work, timeout=120)
+    head, *_, last = str(caught.value).splitlines()
+    raised = "main thread raised ZeroDivisionError: division by zero"
+    assert head.startswith(f"not done after 120 s: rank 1's {raised}; the ranks do not match: collective 1 ")
+    assert re.fullmatch(rf"    its {raised} \(.*, line 7: 1 / 0\)", last)
 
 
 def test_a_rank_alone_holds_the_interpreters_lock(monkeypatch: pytest.MonkeyPatch) -> None:

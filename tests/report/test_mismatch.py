@@ -19,6 +19,10 @@ def collective(number: int, name: str = "all_reduce", group: str = WORLD, **more
     return Call(name, group, number, **({"sizes": [[4]], "dtypes": ["Float"]} | more))
 
 
+def barrier(number: int, line: int) -> Call:
+    return collective(number, "barrier", place=("/course/train.py", line, "save"))
+
+
 def message(name: str, other: int, tag: int = 0) -> Call:
     return Call(name, number=tag, ranks=[other])
 
@@ -139,6 +143,14 @@ CASES = {
     "a later difference is none yet": (
         [state(collective(3)), state(collective(3)), state(recent=[collective(4, "barrier")])],
         "rank 2 never called all_reduce (collective 3), in which ranks 0, 1 waited",
+    ),
+    "one that rank 0 called alone, before": (
+        [
+            state(barrier(3, 9), recent=[barrier(1, 4), barrier(2, 4)]),
+            state(called={WORLD: 2}, recent=[barrier(1, 4), barrier(2, 9)]),
+        ],
+        "rank 1 never called barrier (collective 3), in which rank 0 waited; "
+        "the last that they all called was at line 4 on rank 0 and at line 9 on rank 1",
     ),
     "another type": (
         [state(collective(1, dtypes=["Double"])), state(collective(1))],

@@ -15,6 +15,7 @@ from course_lib import Run
 from course_lib.rank.failure import write_failure
 from course_lib.report import words
 from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
+from course_lib.report.facts import Report
 from course_lib.report.failed import failure_of
 from course_lib.report.mismatch import mismatch_of
 from course_lib.report.waiting import WARN_SECONDS, doubts, report_on, stalled, state_of
@@ -343,6 +344,11 @@ def test_what_ended_a_thread_is_told_and_where_nothing_else_explains_it_first() 
     failures = {0: failure_of(run, 0, 1)}
     lines = words.error_text(run, report_on(run, {0: 1, 1: None}, failures)).splitlines()
     assert lines[:3] == ["rank 0 raised Empty", "", f"    its {raised} (cell.py, line 9: open(path))"]
+
+
+def test_a_program_whose_ranks_were_not_seen_is_told_how_they_show() -> None:
+    head = words.error_text(Run.create("made", 0), Report(timeout=3)).partition("\n")[0]
+    assert head == "not done after 3 s; no rank was seen: one shows once it calls place, track or log"
 
 
 # --- while it lasts ---------------------------------------------------------------------------------------
