@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from .hardware import machine
 from .launcher.launch import launch
@@ -19,57 +20,35 @@ from .launcher.launch import launch
 def main(arguments: list[str] | None = None) -> int:
     """Run the command with these arguments and return its exit status: 0 for success."""
     parser = argparse.ArgumentParser(prog="course", description="The course's own tools.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="what this machine offers, and whether the course runs on it")
-    helps = commands.add_parser("help", help="what you see, looked up in the symptoms of the lessons")
-    helps.add_argument("words", nargs="+", metavar="WORD", help="of an error or a question")
-    made = commands.add_parser("exercises", help="generate exercises/ from solutions/")
-    made.add_argument("--check", action="store_true", help="write nothing; fail where they differ")
-    grades = commands.add_parser("grade", help="grade a class's notebooks, each behind walls")
-    grades.add_argument(
-        "folders",
-        nargs="+",
-        type=Path,
-        metavar="FOLDER",
-        help="of exercise notebooks, one a learner, or of folders, one a learner",
-    )
-    grades.add_argument("--csv", type=Path, default=Path("grades.csv"), help="a row for each learner")
-    grades.add_argument(
-        "--html",
-        type=Path,
-        default=Path("report"),
-        metavar="FOLDER",
-        help="feedback for each learner, the class, and what a stopped grading resumes from",
-    )
-    grades.add_argument("--jobs", type=_count, default=1, help="submissions at the same time")
-    grades.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=120.0,
-        metavar="SECONDS",
-        help="for a notebook's cells, and again for each question",
-    )
-    grades.add_argument(
-        "--exercises",
-        nargs="+",
-        default=[],
-        metavar="NN",
-        help="those that count; by default each that anybody submitted",
-    )
-    grades.add_argument("--seed", default="", help="draw other inputs; the same one gives the same grades")
-    boards = commands.add_parser("board", help="a class at work on one page, by the progress it shares")
-    boards.add_argument("folder", type=Path, metavar="FOLDER", help="what learners give to `share_progress`")
-    boards.add_argument(
-        "--html", type=Path, default=Path("board.html"), metavar="FILE", help="the page; not in that folder"
-    )
+    commands = parser.add_subparsers(required=True)
+
+    def command(run: Callable[[argparse.Namespace], int], name: str, about: str) -> Callable[..., Any]:
+        added = commands.add_parser(name, help=about)
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    command(doctor, "doctor", "what this machine offers, and whether the course runs on it")
+    add = command(look_up, "help", "what you see, looked up in the symptoms of the lessons")
+    add("words", nargs="+", metavar="WORD", help="of an error or a question")
+    add = command(exercises, "exercises", "generate exercises/ from solutions/")
+    add("--check", action="store_true", help="write nothing; fail where they differ")
+    add = command(grade, "grade", "grade a class's notebooks, each behind walls")
+    about = "of exercise notebooks, one a learner, or of folders, one a learner"
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help=about)
+    add("--csv", type=Path, default=Path("grades.csv"), help="a row for each learner")
+    about = "feedback for each learner, the class, and what a stopped grading resumes from"
+    add("--html", type=Path, default=Path("report"), metavar="FOLDER", help=about)
+    add("--jobs", type=_count, default=1, help="submissions at the same time")
+    about = "for a notebook's cells, and again for each question"
+    add("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help=about)
+    about = "those that count; by default each that anybody submitted"
+    add("--exercises", nargs="+", default=[], metavar="NN", help=about)
+    add("--seed", default="", help="draw other inputs; the same one gives the same grades")
+    add = command(board, "board", "a class at work on one page, by the progress it shares")
+    add("folder", type=Path, metavar="FOLDER", help="what learners give to `share_progress`")
+    add("--html", type=Path, default=Path("board.html"), metavar="FILE", help="the page; not in that folder")
     asked = parser.parse_args(arguments)
-    if asked.command == "help":
-        return look_up(asked.words)
-    if asked.command == "board":
-        return board(asked)
-    if asked.command == "grade":
-        return grade(asked)
-    return doctor() if asked.command == "doctor" else exercises(asked.check)
+    return asked.run(asked)
 
 
 def _count(text: str) -> int:
@@ -86,15 +65,18 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def look_up(words: list[str]) -> int:
+def look_up(asked: argparse.Namespace) -> int:
     """Print the rows of the symptoms that have most of these words; the exit status is 1 without any."""
     from .report.symptoms import found
 
-    rows = list(islice(found(words), 5))
+    rows = list(islice(found(asked.words), 5))
     for row in rows:
         print(f"{row.seen}\n  {row.text()}\n")
     if not rows:
-        print(f"course help: no symptom has the word {' or '.join(words)}; try another one", file=sys.stderr)
+        print(
+            f"course help: no symptom has the word {' or '.join(asked.words)}; try another one",
+            file=sys.stderr,
+        )
     return 0 if rows else 1
 
 
@@ -121,8 +103,8 @@ def grade(asked: argparse.Namespace) -> int:
     from .exercises.grading.batch import grade_class
     from .exercises.grading.submissions import NoSubmissions
 
+    limits = asked.jobs, asked.timeout, asked.seed
     try:
-        limits = asked.jobs, asked.timeout, asked.seed
         graded = grade_class(asked.folders, asked.html, *limits, outputs=[asked.csv])
     except NoSubmissions as error:
         print(f"course grade: {error}", file=sys.stderr)
@@ -142,21 +124,23 @@ def grade(asked: argparse.Namespace) -> int:
     return int(bool(without))
 
 
-def exercises(check: bool) -> int:
+def exercises(asked: argparse.Namespace) -> int:
     """Generate the exercises from the solutions in the current folder."""
     from .exercises.generate import ExerciseError, generate
 
     try:
-        changed = generate(Path("solutions"), Path("exercises"), check)
+        changed = generate(Path("solutions"), Path("exercises"), asked.check)
     except ExerciseError as error:
         print(f"course exercises: {error}", file=sys.stderr)
         return 2
     for path in changed:
-        print(f"{path} {'is not as its solution has it: run `course exercises`' if check else 'written'}")
-    return 1 if check and changed else 0
+        print(
+            f"{path} {'is not as its solution has it: run `course exercises`' if asked.check else 'written'}"
+        )
+    return int(asked.check and bool(changed))
 
 
-def doctor() -> int:
+def doctor(_: argparse.Namespace) -> int:
     """Print what this machine offers and check the installation; one check runs two ranks."""
     print(machine())
     print()

@@ -1,8 +1,7 @@
 """Pickle a notebook's functions and classes, with the file names and line numbers that reports show.
 
-cloudpickle pickles by value what a cell defines. Since version 3.1.3 it names the file of all code
-``<dynamic-code>``; here Python's own `marshal` writes the code, which keeps its file and line numbers.
-Both sides run the same Python on the same machine.
+cloudpickle pickles by value what a cell defines, and names all code ``<dynamic-code>`` since version 3.1.3.
+Python's own `marshal` keeps the code's file and line numbers: both sides run the same Python.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out
 class Pickler(cloudpickle.Pickler):
     """cloudpickle's pickler, extended to more of what cells contain.
 
-    It pickles modules with a class of their own (such as ``torch.backends.cudnn``) by name, and by value what
-    `functools` caches, with an empty cache, and `functools.singledispatch` functions.
+    It pickles modules with a class of their own (such as ``torch.backends.cudnn``) by name. It pickles by
+    value `functools.singledispatch` functions, and what `functools` caches, with an empty cache.
     """
 
     shared: list[Any] | None = None  # takes what processes share, if it is to be sent beside the rest
@@ -83,10 +82,10 @@ def _has_a_name(obj: Any) -> bool:
 
 
 def serve_multiprocessing() -> None:
-    """Have `multiprocessing`, too, send by value what a cell defines: to and from a DataLoader's workers.
+    """Have `multiprocessing` send by value what a cell defines, to and from a DataLoader's workers.
 
     Python pickles functions and classes by name. A worker that was not forked (by spawn, or by forkserver,
-    Python 3.14's default) finds none of a cell there, nor does its rank in what even a forked worker returns.
+    Python 3.14's default) finds no cell there, nor does its rank in what even a forked worker returns.
     """
     pickler: Any = ForkingPickler
     pickler.reducer_override = _reduced
@@ -117,7 +116,7 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_and_shared(value: Any) -> tuple[bytes, list[Any]]:
-    """Return what `dump` writes, without what processes share, and that: multiprocessing has to send it."""
+    """Return what `dump` writes, and apart from it what processes share, for multiprocessing to send."""
     with io.BytesIO() as file:
         pickler = Pickler(file)
         pickler.shared = []
@@ -180,7 +179,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | set | frozenset | collections.deque):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     yield from ((f".{name}", getattr(value, name, None)) for name in attributes)
-    with contextlib.suppress(Exception):  # it refuses, which is the reason then
+    with contextlib.suppress(Exception):  # its own method refuses
         state = value.__getstate__()
         for names in state if isinstance(state, tuple) else (state,):  # the second one has what is in slots
             yield from ((f".{name}", part) for name, part in (names or {}).items())

@@ -1,7 +1,7 @@
-"""Submit, query and cancel Slurm jobs through Slurm's own commands, and read what it tells its tasks.
+"""Submit, query and cancel Slurm jobs by Slurm's own commands, and count the tasks that Slurm has started.
 
 ``sbatch --parsable`` and ``squeue --format`` print plain text, the same in all versions of Slurm, and need no
-library. A job that has left the queue, minutes after its end, is known by the exit status that it has left.
+library. Minutes after its end, Slurm forgets a job; then the exit status that its script left is all we know.
 """
 
 from __future__ import annotations
@@ -46,27 +46,13 @@ class SlurmError(RuntimeError):
 
 
 class JobStatus(NamedTuple):
-    """The state of a job, as Slurm reports it.
+    """The state of a job, as Slurm reports it; times are in whole seconds, by the controller's clock."""
 
-    Attributes
-    ----------
-    state : str
-        Slurm's word (``"PENDING"``, ``"RUNNING"``, ``"COMPLETED"``…); ``"UNKNOWN"`` if it knows no such job.
-    reason : str
-        Why the job waits (``"Resources"``, ``"Priority"``…) or why it ended as it did; may be empty.
-    nodes : str
-        The nodes allocated to the job, such as ``node[1-2]``; empty before that.
-    queued_seconds : float or None
-        From submission to start, in whole seconds, by the controller's clock; None if it has not started.
-    seconds : float or None
-        From start to end, likewise; None if it has not ended.
-    """
-
-    state: str
-    reason: str = ""
-    nodes: str = ""
-    queued_seconds: float | None = None
-    seconds: float | None = None
+    state: str  # Slurm's word: PENDING, RUNNING, COMPLETED…; UNKNOWN if it knows no such job
+    reason: str = ""  # why the job waits (Resources, Priority…), or why it ended as it did
+    nodes: str = ""  # allocated to the job, such as node[1-2]; empty before that
+    queued_seconds: float | None = None  # from submission to start; None if it has not started
+    seconds: float | None = None  # from start to end; None if it has not ended
 
     @property
     def waits(self) -> bool:
@@ -93,13 +79,7 @@ def environment() -> dict[str, str]:
 
 
 def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
-    """Submit a job and return its number.
-
-    Raises
-    ------
-    SlurmError
-        sbatch refused the job, for the reason in the message, or gave no job number.
-    """
+    """Submit a job and return its number; raise `SlurmError` with sbatch's reason if it refuses."""
     command = ["sbatch", "--parsable", *options, str(script)]
     done = _call(command, environment() | given)
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -112,13 +92,7 @@ def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
 
 
 def ask(job: int) -> JobStatus:
-    """Ask Slurm for the current state of a job.
-
-    Raises
-    ------
-    SlurmError
-        Slurm does not answer at the moment, or its answer cannot be read: the state is not known.
-    """
+    """Ask Slurm for the state of a job; raise `SlurmError` if it gives no answer that can be read."""
     done = _call(["squeue", f"--jobs={job}", "--noheader", "--states=all", f"--format={FIELDS}"])
     if done.returncode != 0 and "nvalid job id" not in done.stderr:
         raise SlurmError(f"squeue: {_words(done)}")
@@ -129,10 +103,7 @@ def ask(job: int) -> JobStatus:
 def cancel(job: int) -> None:
     """Remove a job from the queue or end it: SIGTERM to its processes, and SIGKILL some seconds later.
 
-    Raises
-    ------
-    SlurmError
-        scancel failed; the job may still run.
+    Raise `SlurmError` if scancel fails: the job may still run.
     """
     done = _call(["scancel", str(job)])
     if done.returncode != 0:
@@ -182,16 +153,16 @@ def _parsed(text: str) -> JobStatus:
     fields = text.strip().splitlines()[0].split("|", 5)
     if len(fields) != 6 or not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", fields[0]):
         raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
-    state, nodes = fields[:2]
-    submitted, start, end = (_seconds_of(field) for field in fields[2:5])
-    waits = state in WAITING or start is None  # until it starts, the start time is an estimate
-    began = None if waits else start
+    state, nodes, *times, reason = fields
+    submitted, start, end = map(_seconds_of, times)
+    if state in WAITING:  # until it starts, the start time is an estimate
+        start = None
     return JobStatus(
         state,
-        "" if fields[5] in ("None", "(null)") else fields[5],
+        "" if reason in ("None", "(null)") else reason,
         "" if nodes in ("None assigned", "(null)") else nodes,
-        None if began is None or submitted is None else max(0.0, began - submitted),
-        max(0.0, end - began) if state in ENDINGS and end is not None and began is not None else None,
+        None if start is None or submitted is None else max(0.0, start - submitted),
+        None if start is None or end is None or state not in ENDINGS else max(0.0, end - start),
     )
 
 

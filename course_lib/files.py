@@ -1,15 +1,16 @@
-"""Write a file atomically (lesson 10), and lock one. This module needs nothing else of the course."""
+"""Write a file atomically (lesson 10), read it, and lock it. This module needs nothing else of the course."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextlib.contextmanager
@@ -17,18 +18,9 @@ def whole_file(path: Path, durable: bool = False) -> Iterator[IO[bytes]]:
     """Open a file to write, beside ``path``; when the block ends, it is renamed to ``path`` atomically.
 
     Until then, and for good if the block raises or the process dies, ``path`` is unchanged. Writers do not
-    interfere: each has a file of its own, and the last to finish wins.
-
-    Parameters
-    ----------
-    durable
-        The bytes are on the disk before the name is, so a power cut does not leave a name without bytes. And
-        what killed writers have left beside ``path`` is deleted first.
-
-    Raises
-    ------
-    OSError
-        There is no such folder, no permission to write there, or the disk is full.
+    interfere: each has a file of its own, and the last to finish wins. With ``durable``, the bytes are on the
+    disk before the name is, so a power cut leaves no name without bytes; and what killed writers have left
+    beside ``path`` is deleted first.
     """
     with _part_of(path, durable) as (file, part):
         yield file
@@ -55,6 +47,7 @@ def _part_of(path: Path, durable: bool) -> Iterator[tuple[IO[bytes], Path]]:
     start, end = f".{path.name}.", ".part"
     for left in path.parent.iterdir() if durable else ():
         if left.name.startswith(start) and left.name.endswith(end):
+            # refused where its writer still holds the lock
             with contextlib.suppress(OSError), open(left, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
@@ -78,6 +71,23 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a text file atomically, in UTF-8, so that a reader never finds half of it; see `whole_file`."""
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the facts in a file; none if it is missing or damaged."""
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a text file, without a truncated last one; none if it is missing."""
+    try:
+        return path.read_text("utf-8", errors="replace").split("\n")[:-1]
+    except OSError:
+        return []
 
 
 def discard(path: Path) -> None:

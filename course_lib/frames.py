@@ -42,10 +42,10 @@ def is_learners(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _packages_elsewhere(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return packages that lie in another folder on ``path``: torch, and those that pip has installed there.
+    """Return packages that lie in other folders on ``path``: torch, and what pip has installed there.
 
     A folder may hold installed packages beside a project (``pip install --target``, PYTHONPATH): pip lists
-    their files. Of a project that is installed to be edited, it lists none of the project's folder.
+    the files of each package, and none of a project that is installed to be edited.
     """
     found = set[str]()
     with contextlib.suppress(Exception):  # there is no torch, or it is half imported
@@ -55,7 +55,7 @@ def _packages_elsewhere(path: tuple[str, ...]) -> tuple[str, ...]:
         with contextlib.suppress(Exception):  # it is not there, cannot be read, or the working folder is gone
             folder = os.path.abspath(entry)
             for files in () if PACKAGES.search(folder + os.sep) else Path(folder).glob("*.dist-info/RECORD"):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # uninstalled meanwhile
                     names = set(re.findall(r"^[^/,]+/?", files.read_text(), re.MULTILINE)) - {"../"}
                     found |= {os.path.join(folder, name.replace("/", os.sep)) for name in names}
     return tuple(found)
@@ -80,8 +80,8 @@ def error_of(thread: int | None) -> BaseException | None:
 def _read(of_threads: Callable[[], dict[int, Any]], thread: int | None) -> Any:
     """Return what Python tells of a thread.
 
-    Before Python 3.12 the garbage collector must not run in this call: what it frees may let another thread
-    run, and if that thread starts one, both deadlock (CPython issue 106883).
+    Before Python 3.12, no garbage may be collected in this call: that can let another thread run, and if it
+    starts a thread, both deadlock (CPython issue 106883).
     """
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
@@ -109,10 +109,10 @@ def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
 
 
 def as_in_a_file(code: CodeType) -> CodeType:
-    """Return the learner's code that `exec` or a cell's magic has compiled, as if it came from a file.
+    """Return code that `exec` or a cell's magic has compiled as if it came from a file; other code as it is.
 
-    ``<string>``, ``<timed exec>`` tell neither whose its lines are nor where to read them. The file is the
-    cell, if a magic such as ``%%time`` begins it; its lines are counted from the cell's first.
+    A name such as ``<string>`` or ``<timed exec>`` says neither whose the lines are nor where to read them.
+    The file is the cell, if a magic such as ``%%time`` begins it; lines are counted from the cell's first.
     """
     name, ipython = code.co_filename, shell()
     own = name.startswith("<") and not (TYPED_IN.match(name) or GENERATED.match(name))

@@ -9,21 +9,13 @@ class CourseHomeError(OSError):
 
 
 def home() -> Path:
-    """Return the course's own folder; if it does not exist, create it as private (mode 0700).
+    """Return the course's own folder, absolute; if it does not exist, create it as private (mode 0700).
 
-    Returns
-    -------
-    pathlib.Path
-        The folder that the environment variable ``COURSE_HOME`` names, made absolute; without it the
-        platform's cache folder for ``multi-gpu-course`` (``~/.cache/multi-gpu-course`` on Linux).
-
-    Raises
-    ------
-    CourseHomeError
-        The folder cannot be created, or exists and cannot be written to.
+    It is the one that ``COURSE_HOME`` names or, without it, the platform's cache folder for
+    ``multi-gpu-course`` (``~/.cache/multi-gpu-course`` on Linux). If it cannot be created or written to,
+    that raises `CourseHomeError`.
     """
-    chosen = os.environ.get("COURSE_HOME")
-    if chosen:
+    if chosen := os.environ.get("COURSE_HOME"):
         folder = Path(chosen)
     else:
         import platformdirs

@@ -27,7 +27,7 @@ def families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     family: list[psutil.Process] = []
     for process in processes:
         family.append(process)
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):  # it has ended
             family += process.children(recursive=True)
     return family
 
@@ -38,7 +38,7 @@ def kill_families(processes: Iterable[psutil.Process]) -> None:
         if process.is_running() or not psutil.pid_exists(process.pid):
             # a group may outlive its leader; spare another process that has the leader's pid by now
             kill_group(process.pid)
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
             process.kill()
 
 
@@ -50,13 +50,21 @@ def kill_group(pid: int) -> None:
 
 def kill_group_of(facts: Path) -> None:
     """Kill the process group of a rank by its facts, unless its pid has been given to a later process."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no facts, or damaged ones
         pid, seen = json.loads(facts.read_text())["pid"], facts.stat().st_mtime
         began = 0.0
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the rank; its group may live on
             began = psutil.Process(pid).create_time()
         if began <= seen:
             kill_group(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs: one that has ended is listed until its parent collects its exit code."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def end_with(pid: int) -> None:
@@ -97,12 +105,8 @@ def _wait_for_end_of(pid: int) -> None:
     try:
         with open(os.pidfd_open(pid), "rb") as end:
             select.select([end], [], [])
-        return
     except (AttributeError, OSError):  # not Linux, or already gone
-        pass
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        while is_alive(pid):
             time.sleep(0.2)
 
 
@@ -114,10 +118,7 @@ def guard(kernel_pid: int) -> None:
     processes: dict[int, psutil.Process] = {}
     rest = b""
     while ready := select.select(watched, [], [])[0]:
-        if watched[0] not in ready:
-            break
-        data = os.read(watched[0], 1 << 16)
-        if not data:
+        if watched[0] not in ready or not (data := os.read(watched[0], 1 << 16)):
             break
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:

@@ -1,7 +1,7 @@
 """Private names of Python and of the libraries that the course uses; the exercises use some more.
 
-The comment or docstring of each has the versions in which it was seen. `tests/test_private_names.py` tries
-each on the installed version, and says which library, in which version, has changed.
+Comments and docstrings say in which versions a name was seen. `tests/test_private_names.py` tries each on the
+installed version, and says which library, in which version, has changed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,26 @@ from typing import Any
 CachedFunction = functools._lru_cache_wrapper
 # torch 2.14: torch.save without its zip archive, which takes a tenth of a warm launch's own time
 WITHOUT_ZIP = {"_use_new_zipfile_serialization": False}
-
-
 HANDLERS: list[Any] = []  # C++ may call them until the process ends: see `on_cpp_terminate`
+KEPT_GROUPS: list[Any] = []  # see `keep_gloo_groups`
+
+
+def _replace(owner: Any, name: str, by: Callable[..., Any]) -> bool:
+    """Have ``owner.name(…)`` call ``by(original, …)``, where it is there and does not yet; return that."""
+    original = getattr(owner, name, None)
+    if original is None or original.__code__.co_filename == __file__:
+        return False
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return by(original, *args, **kwargs)
+
+    setattr(owner, name, replaced)
+    return True
+
+
+def _c10d() -> Any:
+    return getattr(importlib.import_module("torch.distributed"), "distributed_c10d", None)
 
 
 def fork_server_pid() -> int | None:
@@ -42,7 +59,7 @@ def leave_fork_server() -> bool:
     """
     server = _fork_server()
     fd = getattr(server, "_forkserver_alive_fd", None)
-    if server is None or fd is None:
+    if fd is None:
         return False
     os.close(fd)
     server._forkserver_alive_fd = server._forkserver_address = None
@@ -56,21 +73,18 @@ def _fork_server() -> Any:
 def tell_of_ended_children(tell: Callable[[int, int], object]) -> None:
     """Have multiprocessing call ``tell(pid, exit code)`` when it sees that a process has ended.
 
-    Its objects are gone by the time that a rank reports an error: a DataLoader's worker, with the exit code,
-    when the loop is left (Python 3.11 to 3.13).
+    A DataLoader forgets its workers when the loop is left, before the rank reports an error (Python 3.11 to
+    3.13).
     """
+
+    def poll_and_tell(popen: Any, poll: Callable[..., Any], *args: Any) -> Any:
+        code = poll(popen, *args)
+        if code is not None:
+            tell(popen.pid, code)
+        return code
+
     for module in (popen_fork, popen_forkserver):
-        popen: Any = module.Popen
-        popen.poll = functools.partialmethod(_poll_and_tell, popen.poll, tell)
-
-
-def _poll_and_tell(
-    self: Any, poll: Callable[..., Any], tell: Callable[[int, int], object], *args: Any
-) -> Any:
-    code = poll(self, *args)
-    if code is not None:
-        tell(self.pid, code)
-    return code
+        module.Popen.poll = functools.partialmethod(poll_and_tell, module.Popen.poll)
 
 
 def flight_recorder(of_nccl: bool = False, **options: Any) -> bytes:
@@ -114,17 +128,13 @@ def _nothing_lazy() -> Iterator[None]:
     C++ asks for it whenever it names the lines of a stack. Loading it takes a second, and a program that
     loads ``torch._dynamo`` meanwhile, as DDP and optimizers do, can find it half loaded: an ImportError.
     """
-    torch: Any = sys.modules["torch"]
-    load = torch.__getattr__
-    if not hasattr(load, "__wrapped__"):
 
-        @functools.wraps(load)
-        def load_elsewhere(name: str) -> Any:
-            if name == "_inductor" and threading.get_ident() in _not_lazy:
-                raise AttributeError(name)
-            return load(name)
+    def load_elsewhere(load: Callable[[str], Any], name: str) -> Any:
+        if name == "_inductor" and threading.get_ident() in _not_lazy:
+            raise AttributeError(name)
+        return load(name)
 
-        torch.__getattr__ = load_elsewhere
+    _replace(sys.modules["torch"], "__getattr__", load_elsewhere)
     _not_lazy.add(threading.get_ident())
     try:
         yield
@@ -133,17 +143,16 @@ def _nothing_lazy() -> Iterator[None]:
 
 
 def process_groups() -> tuple[dict[str, list[int]], int]:
-    """Return the ranks of each process group by name, and how many groups it made (torch 2.10 to 2.14).
+    """Return the ranks of each process group by name, and how many groups torch has counted (2.10 to 2.14).
 
-    `new_group` counts where this rank is no member, too, unless ``use_local_synchronization``; a group is
-    named by that count, from the group of all ranks, ``"0"``, on.
+    The count numbers the groups: ``"0"`` is the group of all ranks. It includes those that `new_group` made
+    without this rank, unless with ``use_local_synchronization``.
     """
     try:
         world = sys.modules["torch.distributed.distributed_c10d"]._world
         names, ranks = dict(world.pg_names), dict(world.pg_group_ranks)
-        return {str(name): list(ranks[group]) for group, name in names.items() if group in ranks}, int(
-            world.group_count
-        )
+        named = {str(name): list(ranks[group]) for group, name in names.items() if group in ranks}
+        return named, int(world.group_count)
     except Exception:  # without the groups, all ranks are compared
         return {}, 0
 
@@ -151,18 +160,14 @@ def process_groups() -> tuple[dict[str, list[int]], int]:
 def tell_world_sizes(tell: Callable[[int], object]) -> None:
     """Call ``tell(world size)`` of each group of all ranks, once torch can make one (torch 2.10 to 2.14)."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    update = getattr(c10d, "_update_default_pg", None)
-    if update is None or hasattr(update, "__wrapped__"):
-        return
 
-    @functools.wraps(update)
-    def update_and_tell(group: Any) -> None:
+    def update_and_tell(update: Callable[[Any], None], group: Any) -> None:
         update(group)
         tell(0 if group is None else group.size())
 
-    c10d._update_default_pg = update_and_tell
-    with contextlib.suppress(AttributeError, ValueError):  # half loaded; or there is no group yet
-        tell(c10d.get_world_size())
+    if _replace(c10d, "_update_default_pg", update_and_tell):
+        with contextlib.suppress(AttributeError, ValueError):  # half loaded; or there is no group yet
+            tell(c10d.get_world_size())
 
 
 def torch_before(*version: int) -> bool:
@@ -199,44 +204,29 @@ def connect_all() -> None:
 
     TORCH_DIST_INIT_BARRIER=1 would have all ranks meet in new_group, too, where torch does not.
     """
-    c10d: Any = getattr(importlib.import_module("torch.distributed"), "distributed_c10d", None)
-    asked = getattr(c10d, "_is_barrier_after_init", None)
-    if asked is None or hasattr(asked, "__wrapped__"):
-        return
 
-    @functools.wraps(asked)
-    def asked_or_in_init() -> bool:
-        return bool(asked()) or sys._getframe(1).f_code.co_name == "init_process_group"
+    def asked_or_in_init(asked: Callable[[], bool]) -> bool:
+        return bool(asked()) or sys._getframe(2).f_code.co_name == "init_process_group"
 
-    c10d._is_barrier_after_init = asked_or_in_init
+    _replace(_c10d(), "_is_barrier_after_init", asked_or_in_init)
 
 
 def put_gloo_behind() -> None:
     """Keep gloo's network threads from taking the core of a thread that they wait for (Linux; torch 2.14).
 
-    When bytes come, such a thread wakes and tries the lock of their connection. If another thread of the rank
-    has the lock, it asks for the bytes again, and so on without a pause (gloo's `Pair::handleEvents`). Where
-    the ranks have no core to spare, Linux may have given it the core of that very thread, for milliseconds.
+    Such a thread wakes when bytes come. If another thread holds the lock of that connection, it spins until
+    the lock is free (gloo's `Pair::handleEvents`), perhaps on the core of the very thread that holds it.
     Under SCHED_BATCH a thread that wakes takes no running thread's core; each one's share stays the same.
-    The name of the threads is torch's, and so is the function that makes them.
     """
-    dist: Any = importlib.import_module("torch.distributed")
-    if not (dist.is_available() and hasattr(os, "SCHED_BATCH")):
-        return
-    c10d: Any = dist.distributed_c10d
-    make = getattr(c10d, "_new_process_group_helper", None)
-    if make is None or hasattr(make, "__wrapped__"):
-        return
 
-    @functools.wraps(make)
-    def make_and_put_behind(*args: Any, **kwargs: Any) -> Any:
+    def make_and_put_behind(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         group = make(*args, **kwargs)
         for thread in gloo_threads():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended, or a sandbox refuses
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
         return group
 
-    c10d._new_process_group_helper = make_and_put_behind
+    _replace(_c10d(), "_new_process_group_helper", make_and_put_behind)
 
 
 def gloo_threads() -> list[int]:
@@ -252,25 +242,19 @@ def gloo_threads() -> list[int]:
 def take_forward_sync_buffers() -> None:
     """Before torch 2.13, have DDP take ``forward_sync_buffers``, as it has since.
 
-    Its older ``broadcast_buffers=False`` also leaves out the broadcast at the start; this only says what DDP
-    does in its forward passes, for which it reads the attribute (torch 2.10).
+    DDP reads ``broadcast_buffers`` in its forward passes. Given to its constructor, that name would leave out
+    the broadcast at the start, too (torch 2.10).
     """
-    if not torch_before(2, 13):
-        return
-    ddp_class: Any = importlib.import_module("torch.nn.parallel").DistributedDataParallel
-    init = ddp_class.__init__
-    if init.__code__.co_filename == __file__:
-        return
 
-    @functools.wraps(init)
     def with_the_new_name(
-        self: Any, *args: Any, forward_sync_buffers: bool | None = None, **others: Any
+        init: Any, ddp: Any, *args: Any, forward_sync_buffers: bool | None = None, **others: Any
     ) -> None:
-        init(self, *args, **others)
+        init(ddp, *args, **others)
         if forward_sync_buffers is not None:
-            self.broadcast_buffers = forward_sync_buffers
+            ddp.broadcast_buffers = forward_sync_buffers
 
-    ddp_class.__init__ = with_the_new_name
+    if torch_before(2, 13):
+        _replace(_ddp(), "__init__", with_the_new_name)
 
 
 def hide_buffer_broadcasts() -> None:
@@ -279,66 +263,58 @@ def hide_buffer_broadcasts() -> None:
     Two forward passes before a backward pass, over batch norm, otherwise raise "modified by an inplace
     operation" (PyTorch's issue 175024; torch 2.10 and 2.11).
     """
-    if not torch_before(2, 12):
-        return
-    ddp_class: Any = importlib.import_module("torch.nn.parallel").DistributedDataParallel
-    send = ddp_class._sync_module_buffers
-    if send.__code__.co_filename == __file__:
-        return
 
-    @functools.wraps(send)
-    def send_unseen(self: Any, *args: Any) -> None:
-        preserve: Any = sys.modules["torch"].autograd._unsafe_preserve_version_counter
-        with preserve(tuple(self.modules_buffers)):
-            send(self, *args)
+    def send_unseen(send: Any, ddp: Any, *args: Any) -> None:
+        with sys.modules["torch"].autograd._unsafe_preserve_version_counter(tuple(ddp.modules_buffers)):
+            send(ddp, *args)
 
-    ddp_class._sync_module_buffers = send_unseen
+    if torch_before(2, 12):
+        _replace(_ddp(), "_sync_module_buffers", send_unseen)
+
+
+def _ddp() -> Any:
+    return importlib.import_module("torch.nn.parallel").DistributedDataParallel
 
 
 def keep_gloo_groups() -> None:
-    """Before torch 2.14, have `destroy_process_group` leave gloo's groups in memory: they go with their rank.
+    """Before torch 2.14, keep gloo's groups after `destroy_process_group` until the rank ends: no deadlock.
 
-    A DDP that dies after its group has the last reference to it, and lets go of it with Python's lock held:
-    gloo's destructor then joins its threads, and the one that has just ended a collective waits for that
-    lock, to let go of a tensor. Neither ends. Where Python's own object of the group goes last, the lock is
-    free (PyTorch's issue 56297, pull request 154976). Seen with torch 2.10 to 2.13; not with 2.14.
+    A DDP that dies later would drop the last reference to its group while it holds Python's lock: gloo's
+    destructor joins its threads, and a thread that has just ended a collective waits for that lock to drop a
+    tensor. Python's own object of the group drops the lock first (PyTorch's issue 56297, pull request 154976;
+    seen with torch 2.10 to 2.13).
     """
-    if not torch_before(2, 14):
-        return
-    dist: Any = importlib.import_module("torch.distributed")
-    if not dist.is_available() or hasattr(dist.destroy_process_group, "__kept__"):
-        return
-    c10d, kept = dist.distributed_c10d, list[Any]()
-    init, destroy = dist.init_process_group, dist.destroy_process_group
 
-    @functools.wraps(destroy)
-    def destroy_and_keep(*args: Any, **kwargs: Any) -> Any:
+    def destroy_and_keep(destroy: Any, *args: Any, **kwargs: Any) -> Any:
         for group, backends in c10d._world.pg_backend_config.items():
-            if "gloo" in str(backends) and group not in kept:
+            if "gloo" in str(backends) and group not in KEPT_GROUPS:
                 # not in the list alone: Python would let go of it while it ends
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-                kept.append(group)
+                KEPT_GROUPS.append(group)
         return destroy(*args, **kwargs)
 
-    @functools.wraps(init)
-    def let_go_and_init(*args: Any, **kwargs: Any) -> Any:
-        while kept:  # or rank 0 would go on with the store that they hold, and the addresses in it
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept[-1]))
-            kept.pop()
+    def let_go_and_init(init: Any, *args: Any, **kwargs: Any) -> Any:
+        while KEPT_GROUPS:  # or rank 0 would go on with the store that they hold, and the addresses in it
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(KEPT_GROUPS[-1]))
+            KEPT_GROUPS.pop()
         return init(*args, **kwargs)
 
-    destroy_and_keep.__kept__ = kept  # type: ignore[attr-defined]
-    dist.destroy_process_group = c10d.destroy_process_group = destroy_and_keep
-    dist.init_process_group = c10d.init_process_group = let_go_and_init
+    c10d, dist = _c10d(), sys.modules["torch.distributed"]
+    if torch_before(2, 14):
+        for name, by in {
+            "destroy_process_group": destroy_and_keep,
+            "init_process_group": let_go_and_init,
+        }.items():
+            if _replace(c10d, name, by):
+                setattr(dist, name, getattr(c10d, name))
 
 
 def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called when C++ code gives up (std::terminate), before the process aborts.
+    """Have a function called when C++ code gives up (std::terminate, of GNU's libstdc++); return an undo.
 
-    Gloo does so in a thread of its own if tensors do not match. Return what undoes this (GNU's libstdc++).
-    The function needs the interpreter's lock: the process aborts once no other thread holds that in C code.
-    It keeps the lock while it aborts: `faulthandler` reads the stacks then, and a thread that runs changes
-    its own.
+    Gloo gives up in a thread of its own if tensors do not match. The function takes Python's lock as soon as
+    no other thread holds it in C code, and keeps it while the process aborts: `faulthandler` then reads the
+    stacks of threads that stand still.
     """
     try:
         set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
@@ -377,19 +353,17 @@ def tell_before_the_agent_ends(tell: Callable[[int], object]) -> None:
 
     Where the name is missing, nothing is told.
     """
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch.distributed.elastic.multiprocessing import subprocess_handler
 
-        handler_class: Any = subprocess_handler.SubprocessHandler
-        close = handler_class.close
+    def tell_and_close(close: Any, handler: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            if kwargs.get("death_sig") != signal.SIGINT:  # the learner's; no rank has failed
+                tell(handler.proc.pid)
+        return close(handler, *args, **kwargs)
 
-        def told(handler: Any, *args: Any, **kwargs: Any) -> Any:
-            with contextlib.suppress(Exception):
-                if kwargs.get("death_sig") != signal.SIGINT:  # the learner's; no rank has failed
-                    tell(handler.proc.pid)
-            return close(handler, *args, **kwargs)
+    with contextlib.suppress(ImportError):
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-        handler_class.close = told
+        _replace(SubprocessHandler, "close", tell_and_close)
 
 
 def dispatch_mode(call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
@@ -415,10 +389,8 @@ def local_part(tensor: Any) -> Any:
 
 def active_fake_mode() -> Any:
     """Return the FakeTensorMode that is on, or None (torch 2.14)."""
-    try:
-        from torch._guards import active_fake_mode as active
-    except ImportError:  # DTensor's own fake tensors then count, too, for a moment
-        return None
+    from torch._guards import active_fake_mode as active
+
     return active()
 
 
@@ -432,9 +404,9 @@ def array_constructors() -> list[Any]:
 def let_clicks_in(widget: Any) -> None:
     """Let a widget's messages arrive while a cell runs (ipykernel 7.4).
 
-    JupyterLab sends widget messages to a subshell, a thread of the kernel that is free while a cell runs;
-    ipykernel 7.4 forwards them to the shell that made the widget, which is busy. Where the name is missing,
-    nothing is changed, and the kernel's own interrupt still works.
+    JupyterLab sends them to a subshell, a thread of the kernel that is free while a cell runs; ipykernel 7.4
+    forwards them to the busy shell that made the widget. Where the name is missing, nothing is changed, and
+    the kernel's own interrupt still works.
     """
     if hasattr(widget.comm, "_reply_subshell_for"):
         widget.comm._reply_subshell_for = lambda data, default: default

@@ -82,7 +82,7 @@ class RankFiles:
     points = _File("points")  # rows of `POINT`
     names = _File("names")  # text: one line per logged name
     fingerprints = _File("fingerprints")  # rows of `FINGERPRINT`
-    tensors = _File("tensors")  # text: one line per tensor of which there are fingerprints
+    tensors = _File("tensors")  # text: one line per tensor that has fingerprints
     result = _File("result")  # what the function returned, by `torch.save`; there once the rank has succeeded
     failure = _File("failure.json")  # how the rank failed (`rank.failure`)
     standstill = _File("where")  # JSON: where it is, while no collective begins, once asked, and at its end
@@ -106,7 +106,7 @@ def end_request(folder: Path, process: str) -> Path:
 
 def was_asked_to_end(folder: Path, process: str, by: float) -> bool:
     """Return whether torchrun's agent had asked a process to end by a certain time."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+    with contextlib.suppress(OSError):  # it was never asked
         return float(end_request(folder, process).read_text()) <= by
     return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -16,18 +15,19 @@ from typing import Any
 import psutil
 
 from .cluster import JobStatus
-from .files import write_whole
+from .files import read_json, write_whole
 from .hardware import oom_kills
 from .home import home
 from .run_folder import JOB_ENDED, RUN, ranks_seen
 
 LASTING = ("queued", "running")  # states of a run that is not over
-# The types of the values in run.json; with more ranks than MOST_RANKS, the file is damaged
-KINDS = {"state": str, "error": str, "started": int | float, "seconds": int | float}
-KINDS |= {"job": int, "submitted": int | float, "queued_seconds": int | float, "nodes": str, "reason": str}
-MOST_RANKS = 1 << 16
-# What `RunRecord.read` raises for a file that is not there, or damaged
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+MOST_RANKS = 1 << 16  # with more, run.json is damaged
+NUMBER = int | float
+KINDS: dict[str, Any] = {  # of the values in run.json, if they are there
+    **{"name": str, "world_size": int, "kernel_pid": int, "state": str, "error": str},
+    **{"started": NUMBER, "seconds": NUMBER, "submitted": NUMBER, "queued_seconds": NUMBER},
+    **{"job": int, "nodes": str, "reason": str},
+}
 
 
 def folder_of_runs() -> Path:
@@ -36,22 +36,15 @@ def folder_of_runs() -> Path:
 
 def newest_first() -> list[Path]:
     """List the folders of runs, newest first, without those that have no run.json yet."""
-    try:
-        return sorted((path for path in folder_of_runs().iterdir() if (path / RUN).exists()), reverse=True)
-    except OSError:
-        return []
+    return sorted((path.parent for path in folder_of_runs().glob(f"*/{RUN}")), reverse=True)
 
 
 class RunRecord:
     """What the run.json in a run's folder says.
 
-    Attributes
-    ----------
-    facts : dict
-        Its content: name, world_size, state, when the run began, which kernel watches it, how it ended; of a
-        Slurm job also its number, when it was submitted, and what Slurm said last.
-    watched : bool
-        Whether this process watches the run, and writes the file.
+    Its ``facts`` are the run's name and world_size, its state, when it began, which kernel watches it, how it
+    ended; of a Slurm job also its number, when it was submitted, and what Slurm said last. ``watched`` is
+    whether this process watches the run, and writes the file.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], watched: bool = False) -> None:
@@ -81,20 +74,13 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """Read the record in a run's folder.
-
-        Raises
-        ------
-        OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError
-            The file is missing or damaged.
-        """
-        facts = json.loads((folder / RUN).read_text())
-        facts |= {"name": str(facts["name"]), "world_size": int(facts["world_size"])}
-        for name, kind in KINDS.items():
-            if name in facts and not isinstance(facts[name], kind):
-                raise TypeError(f"{name} is {facts[name]!r:.40}")
-        if not 0 <= facts["world_size"] <= MOST_RANKS:
-            raise ValueError(f"world_size is {facts['world_size']}")
+        """Read the record in a run's folder; raise ValueError if it is missing or damaged."""
+        facts: dict[str, Any] = {"name": None, "world_size": None} | read_json(folder / RUN)
+        wrong = [name for name, kind in KINDS.items() if name in facts and not isinstance(facts[name], kind)]
+        if wrong or not 0 <= facts["world_size"] <= MOST_RANKS:
+            name = (*wrong, "world_size")[0]
+            told = f"its run.json cannot be read ({name} is {facts[name]!r:.40})"
+            raise ValueError(f"{folder} holds no whole run: {told}")
         return cls(folder, facts)
 
     def save(self) -> None:
@@ -125,12 +111,7 @@ class RunRecord:
     @property
     def is_watched(self) -> bool:
         """Whether the kernel that watches the run is alive on this machine."""
-        if self.is_elsewhere:
-            return False
-        try:
-            return psutil.pid_exists(self.facts["kernel_pid"])
-        except (KeyError, TypeError, OverflowError):  # a broken file has something else than a pid
-            return False
+        return not self.is_elsewhere and psutil.pid_exists(self.facts.get("kernel_pid", -1))
 
     @property
     def is_elsewhere(self) -> bool:
@@ -193,8 +174,7 @@ class RunRecord:
     def take_over(self) -> None:
         """Make this process the one that watches the run."""
         self.watched = True
-        with contextlib.suppress(*UNREADABLE):
-            self.facts |= self.read(self.folder).facts
+        self.facts |= read_json(self.folder / RUN)
         for name in ("error", "seconds"):
             self.facts.pop(name, None)
         self.facts |= {"state": "running", "kernel_pid": os.getpid(), "host": socket.gethostname()}

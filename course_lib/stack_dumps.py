@@ -1,5 +1,4 @@
-"""Have a process write its Python stacks when another one asks, and ask it: by a signal that its program does
-not use.
+"""Have a process write its Python stacks: when it crashes in C, or when another one asks by a signal.
 
 `faulthandler` writes them in C: also while the process holds the interpreter lock in C code, and none of its
 threads can run. A process that can run a thread need not be asked in this way (`rank.standstill`).
@@ -9,19 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 REST_SECONDS = 0.05  # a dump takes milliseconds, but on a busy machine its process may be held up in it
 
 
-def answer_requests(path: Path) -> int | None:
-    """Have this process write its stacks to a file on a real-time signal, which is returned.
+def leave_at_a_crash(path: Path, note: Callable[..., None]) -> None:
+    """Have a crash in C write the stacks to a file, unless the program says where (`faulthandler.enable`).
 
-    The processes that it forks write theirs to the same file. Return None where the program uses such signals
-    already, or the system does not tell: only Linux does.
+    The rank then notes the program's file as ``crash_file``; it is False where that is the rank's output.
+    """
+    if not faulthandler.is_enabled():  # PYTHONFAULTHANDLER enables it
+        faulthandler.enable(open(path, "w"))
+    enable = faulthandler.enable
+
+    @functools.wraps(enable)
+    def enable_and_note(*args: Any, **kwargs: Any) -> None:
+        enable(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            file: Any = args[0] if args else kwargs.get("file")
+            fd = file if isinstance(file, int) or file is None else file.fileno()
+            note(crash_file=fd is not None and (_path(fd) or os.path.abspath(file.name)))
+
+    faulthandler.enable = enable_and_note
+
+
+def _path(fd: int) -> str:
+    """Return the path of an open file by its descriptor; "" on macOS, which does not tell."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def answer_requests(path: Path) -> int | None:
+    """Have this process, and those that it forks, write their stacks to a file on a real-time signal.
+
+    Return that signal; None if the program already uses such signals, or if the system is not Linux.
     """
     if hasattr(signal, "SIGRTMAX") and _answers_to(os.getpid()) == set():
         faulthandler.register(signal.SIGRTMAX, open(path, "w"))
@@ -30,12 +58,12 @@ def answer_requests(path: Path) -> int | None:
 
 
 def request(pid: int, number: int) -> bool:
-    """Ask a process by this signal; return False, and send none, if its program is seen to use such signals.
+    """Ask a process for its stacks by this signal; return False, unasked, if its program uses such signals.
 
-    It is if it catches others, too, or resets, ignores or blocks this one. A handler of its own for this one
-    alone is not seen from outside: a rank notes it (`Recorder.stack_signal`), but what it forks does not.
+    Seen from outside, it does if it catches another one, or resets, ignores or blocks this one. Whether it
+    handles this very one itself is known of a rank alone (`Recorder.stack_signal`), not of what it forks.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         if _answers_to(pid) == {number}:
             os.kill(pid, number)
             return True
@@ -43,10 +71,7 @@ def request(pid: int, number: int) -> bool:
 
 
 def answer(path: Path, start: int, until: float) -> str:
-    """Wait until a file has grown beyond ``start`` bytes and grows no more, or ``until``.
-
-    Return the new text; empty if there is none.
-    """
+    """Return the text that a file gains beyond ``start`` bytes, once it grows no more, or at ``until``."""
     seen, grew = start, time.monotonic()
     while (now := time.monotonic()) < until:
         size = size_of(path)
@@ -55,27 +80,28 @@ def answer(path: Path, start: int, until: float) -> str:
         elif size > start and now - grew >= REST_SECONDS:
             break
         time.sleep(0.005)
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(start)
-        return file.read().decode(errors="replace")
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()[start:].decode(errors="replace")
     return ""
 
 
 def size_of(path: Path) -> int:
     """Return the size of a file in bytes, 0 if it is not there."""
-    with contextlib.suppress(OSError):
+    try:
         return path.stat().st_size
-    return 0
+    except FileNotFoundError:
+        return 0
 
 
 def _answers_to(pid: int) -> set[int] | None:
     """Return the real-time signals that a process catches; None if it ignores or blocks one, or is gone."""
-    with contextlib.suppress(OSError, KeyError, ValueError):
+    try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        masks = dict(line.split(":") for line in lines if line.startswith("Sig"))
-        ignored, blocked, caught = (
-            {n for n in range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if int(masks[kind], 16) >> (n - 1) & 1}
-            for kind in ("SigIgn", "SigBlk", "SigCgt")
-        )
-        return None if ignored | blocked else caught
-    return None
+    except OSError:
+        return None
+    masks = dict(line.split(":") for line in lines if line.startswith("Sig"))
+    ignored, blocked, caught = (
+        {n for n in range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if int(masks[kind], 16) >> (n - 1) & 1}
+        for kind in ("SigIgn", "SigBlk", "SigCgt")
+    )
+    return None if ignored | blocked else caught

@@ -19,9 +19,9 @@ PAGE = "PyTorch's page “Get Started: Start Locally”"
 
 
 def unused_gpus() -> str:
-    """Return why an NVIDIA GPU of this machine is not used, and what to do; "" if each is, or none is found.
+    """Return why an NVIDIA GPU of this machine is not used, and what to do; "" where none lies idle.
 
-    Looks at files of Linux; elsewhere it knows of no GPU but those that torch can use.
+    Elsewhere than on Linux, only the GPUs that torch can use are found.
     """
     import torch
 
@@ -59,7 +59,7 @@ def unused_gpus() -> str:
 def _present() -> int:
     """Count the NVIDIA GPUs that the PCI bus knows of."""
     count = 0
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # not Linux
         for device in PCI.iterdir():
             kind = [(device / name).read_text().strip() for name in ("vendor", "class")]
             count += kind[0] == "0x10de" and kind[1].startswith("0x03")  # display and 3D controllers
@@ -68,7 +68,7 @@ def _present() -> int:
 
 def _driver() -> str:
     """Return the driver's version, as in ``580.82.07``; "" where none is loaded."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # none is loaded
         if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", VERSION.read_text()):
             return found[0]
     return ""

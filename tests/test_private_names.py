@@ -425,7 +425,7 @@ def test_a_gloo_group_is_kept_until_the_next_one_begins(in_torch: Callable[[str]
     private_names.keep_gloo_groups()
     assert dist.distributed_c10d.destroy_process_group is dist.destroy_process_group
     assert not is_ours(dist.destroy_process_group.__wrapped__), "once"
-    kept, in_a_list = dist.destroy_process_group.__kept__, [object()]
+    kept, in_a_list = private_names.KEPT_GROUPS, [object()]
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         assert kept == []

@@ -193,10 +193,9 @@ def _shape(value: Any) -> str:
     return "×".join(map(str, getattr(value, "shape", ["no tensor"]))) or "one number"
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _reason(error: BaseException) -> str:

@@ -12,20 +12,11 @@ LOCK_SECONDS = 60.0  # then make the files without the lock: a maker that hangs 
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder of a data set; the first call makes it, and all others wait until it is whole.
+    """Return a data set's folder in ``home()/data``; the first call makes it, and others wait for that.
 
-    Parameters
-    ----------
-    name
-        The folder's name, in ``home()/data``.
-    make
-        A function that fills the folder it is given. It may be killed, and another process may run it at
-        the same time: it must write each file with `whole_file`, the same bytes each time.
-
-    Raises
-    ------
-    CourseHomeError
-        The folder cannot be written to, or the disk is full. No half-made file is left.
+    ``make`` fills the folder that it is given. It may be killed, and another process may run it at the same
+    time: it must write each file with `whole_file`, the same bytes each time. If the folder cannot be written
+    to, or the disk is full, that raises `CourseHomeError`, and no half-made file is left.
     """
     folder = home() / "data" / name
     whole = folder / ".whole"  # the last file that is made

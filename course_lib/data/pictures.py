@@ -75,7 +75,7 @@ def _make(folder: Path) -> None:
         for kind in PATTERNS
         for number in range(count)
     )
-    with ThreadPoolExecutor(max(1, min(8, int(cores())))) as pool:
+    with ThreadPoolExecutor(min(8, cores())) as pool:
         list(pool.map(make, enumerate(names)))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..run_folder import RUN
-from ..run_record import UNREADABLE, RunRecord, newest_first
+from ..run_record import RunRecord, newest_first
 
 KEPT_RUNS = 50
 LONGEST = 30 * 86_400.0  # seconds that a Slurm job, or a run of another machine, may take
@@ -37,7 +37,7 @@ def clear_old_runs() -> None:
     for folder in sorted(newest_first(), key=_written, reverse=True):
         try:
             record = RunRecord.read(folder)
-        except UNREADABLE:
+        except ValueError:
             record = RunRecord(folder, {"state": "damaged"})
         kernel = record.facts["kernel_pid"] if record.is_watched else None
         kept[kernel] += 1

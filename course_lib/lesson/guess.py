@@ -8,14 +8,14 @@ from typing import Any
 from ..notebook import in_kernel, shell
 
 
-@dataclass
+@dataclass(repr=False)
 class Guess:
     """One question of this notebook: what could be chosen, and what was."""
 
     options: tuple[str, ...]
     chosen: str | None = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         marked = [f"[{option}]" if option == self.chosen else option for option in self.options]
         return "Your guess:  " + "  |  ".join(marked)
 
@@ -46,7 +46,7 @@ def guess(*options: str) -> None:
     from IPython.display import display
 
     if question.chosen:
-        display(_Text(question))
+        display(question)
     else:
         _show_buttons(question)
 
@@ -80,14 +80,6 @@ def _cell() -> object:
         return getattr(shell(), "execution_count", None)  # nbclient tells no id, and runs a cell once
 
 
-@dataclass
-class _Text:
-    question: Guess
-
-    def __repr__(self) -> str:
-        return str(self.question)
-
-
 def _show_buttons(question: Guess) -> None:
     import ipywidgets
     from IPython.display import display
@@ -105,7 +97,7 @@ def _show_buttons(question: Guess) -> None:
 
     def settle(_: Any) -> None:
         shell().events.unregister("pre_run_cell", settle)
-        handle.update(_Text(question))
+        handle.update(question)
         box.close()
 
     for button in buttons:

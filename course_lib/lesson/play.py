@@ -37,11 +37,9 @@ def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
     """
     whose = getattr(figure, "__name__", "the figure")  # a functools.partial has none
     defaults = {name: each.default for name, each in inspect.signature(figure).parameters.items()}
-    wrong = [
-        name for name in values if defaults.get(name, inspect.Parameter.empty) is inspect.Parameter.empty
-    ]
-    if wrong:
-        raise TypeError(f"{whose} has no parameter {wrong[0]!r} with a default to begin with")
+    for name in values:
+        if defaults.get(name, inspect.Parameter.empty) is inspect.Parameter.empty:
+            raise TypeError(f"{whose} has no parameter {name!r} with a default to begin with")
     if not in_kernel():
         return figure(**{name: defaults[name] for name in values})
     from IPython.display import display

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 
 # Offsets in Linux's struct tcp_info (linux/tcp.h): bytes sent, and how many of these were retransmitted
@@ -37,22 +38,16 @@ def bytes_sent() -> int | None:
 def _sent_over(fd: int) -> tuple[int, int] | None:
     """Return a TCP connection's inode number and the bytes sent over it; None for any other descriptor."""
     try:
-        copy = os.dup(fd)  # closed by the socket object that is made from it
-    except OSError:  # closed since it was listed
-        return None
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:  # not a socket
-        os.close(copy)
-        return None
-    with connection:
-        if connection.type != socket.SOCK_STREAM or connection.family not in FAMILIES:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
-        try:
+        with socket.socket(fileno=os.dup(fd)) as connection:
+            if connection.type != socket.SOCK_STREAM or connection.family not in FAMILIES:
+                return None
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ROOM)
-        except OSError:  # a stream, but not TCP
-            return None
-        if len(info) < AGAIN + 8:
-            return None
-        sent, again = (struct.unpack_from("=Q", info, at)[0] for at in (SENT, AGAIN))
-        return os.fstat(copy).st_ino, sent - again
+            inode = os.fstat(connection.fileno()).st_ino
+    except OSError:  # closed since it was listed; or a stream, but not TCP
+        return None
+    if len(info) < AGAIN + 8:
+        return None
+    sent, again = (struct.unpack_from("=Q", info, at)[0] for at in (SENT, AGAIN))
+    return inode, sent - again

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 from ..run_folder import EVERYONE
 from .standstill import ONE_WAY, collectives, status
@@ -18,22 +17,21 @@ class ArrivalReader:
 
     def read(self) -> list[float]:
         """Return rows of `run_folder.ARRIVAL`, one after the other: the collectives since the last call."""
-        flights, rows = status(), []
-        if flights != self._flights:
-            self._flights = flights
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                called = sorted(_arrival(entry) for entry in collectives() if _of_all(entry))
-                if called and called[-1][0] < self._last:  # a new group, which counts from 1
-                    self._last = 0
-                rows = [(n, at - self._launched, meets) for n, at, meets in called if n > self._last]
-                self._last = max([self._last, *(number for number, _, _ in rows)])
-        return [value for row in rows for value in row]
-
-
-def _of_all(entry: dict[str, Any]) -> bool:
-    return entry["process_group"][0] == EVERYONE
-
-
-def _arrival(entry: dict[str, Any]) -> tuple[int, float, bool]:
-    meets = entry["profiling_name"].rpartition(":")[2] not in ONE_WAY
-    return entry["collective_seq_id"], entry["time_created_ns"] / 1e9, meets
+        flights, calls, rows = status(), [], list[float]()
+        if flights == self._flights:
+            return rows
+        self._flights = flights
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # another torch's form
+            for entry in collectives():
+                if entry["process_group"][0] == EVERYONE:
+                    meets = entry["profiling_name"].rpartition(":")[2] not in ONE_WAY
+                    seconds = entry["time_created_ns"] / 1e9 - self._launched
+                    calls.append((entry["collective_seq_id"], seconds, meets))
+        calls.sort()
+        if calls and calls[-1][0] < self._last:  # a new group, which counts from 1
+            self._last = 0
+        for call in calls:
+            if call[0] > self._last:
+                rows.extend(call)
+        self._last = max([self._last, *(number for number, _, _ in calls)])
+        return rows

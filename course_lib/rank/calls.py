@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..cluster import tasks_here
 from ..private_names import adapt_torch
+from .counters import length_of
 from .fingerprints import check_same
 from .recorder import attach, note
 from .trial import batches_of
@@ -82,6 +83,7 @@ def track(iterable: Iterable[Batch], total: int | None = None, same: Any = None)
     recorder = attach()
     if recorder is None:
         return iter(iterable)
+    total = length_of(iterable) if total is None else total
     counted = recorder.counters.counted(batches_of(iterable), total)
     return counted if same is None else recorder.fingerprints.taken(counted, same)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import UserDict
@@ -16,10 +15,7 @@ CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` tak
 class Counters:
     """Counters of the loops' progress: the thread of the loop advances them, the recorder's reads them.
 
-    Parameters
-    ----------
-    tick
-        The last tick of an earlier attempt of this rank, if torchrun has restarted it, to go on from there.
+    They go on from the last ``tick`` of an earlier attempt of this rank, if torchrun has restarted it.
     """
 
     def __init__(self, tick: dict[str, float] | None = None) -> None:
@@ -37,10 +33,16 @@ class Counters:
     def counted(self, batches: Iterable[Any], total: int | None = None) -> Iterator[Any]:
         """Yield the batches; count steps, samples and the time that the loop waits for its loader."""
         clock = time.perf_counter
-        if total is None:
-            with contextlib.suppress(TypeError):  # an iterator without a length
-                total = len(batches)  # type: ignore[arg-type]
-        around = self._begin_pass(total)
+        total = length_of(batches) if total is None else total
+        nested, done, outer_total = (
+            self._pass_began is not None,
+            self.steps - self._pass_step,
+            self._pass_total,
+        )
+        self._passes += 1
+        self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
+        if not nested:
+            self._pass_began = clock()
         try:
             began = clock()
             for batch in batches:
@@ -50,24 +52,14 @@ class Counters:
                 self.steps += 1
                 self._step_ended = began = clock()
         finally:
-            self._end_pass(around)
+            if nested:  # go on with the pass around this one
+                self._pass_step, self._pass_total = self.steps - done, outer_total
+            else:
+                self._stepped = self._until_the_last_step()
+                self._tracked, self._pass_began = self._tracked_so_far(), None
 
-    def _begin_pass(self, total: int | None) -> tuple[int, float] | None:
-        """Begin a pass; return what `_end_pass` needs to resume the pass around it, if there is one."""
-        around = None if self._pass_began is None else (self.steps - self._pass_step, self._pass_total)
-        self._passes += 1
-        self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
-        if around is None:
-            self._pass_began = time.perf_counter()
-        return around
-
-    def _end_pass(self, around: tuple[int, float] | None) -> None:
-        if around is not None:
-            steps, total = around
-            self._pass_step, self._pass_total = self.steps - steps, total
-        elif self._pass_began is not None:
-            self._stepped = self._until_the_last_step()
-            self._tracked, self._pass_began = self._tracked + time.perf_counter() - self._pass_began, None
+    def _tracked_so_far(self) -> float:
+        return self._tracked + (0.0 if self._pass_began is None else time.perf_counter() - self._pass_began)
 
     def _until_the_last_step(self) -> float:
         began = self._pass_began
@@ -77,17 +69,23 @@ class Counters:
 
     def read(self) -> dict[str, float]:
         """Return the fields of `run_folder.TICK` that are counted here."""
-        began = self._pass_began
         return {
             "samples": self.samples,
             "steps": self.steps,
-            "tracked_seconds": self._tracked + (0.0 if began is None else time.perf_counter() - began),
+            "tracked_seconds": self._tracked_so_far(),
             "stepped_seconds": self._until_the_last_step(),
             "loader_seconds": self._loader_seconds,
             "passes": self._passes,
             "pass_steps": self.steps - self._pass_step,
             "pass_total": self._pass_total,
         }
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:  # an iterator
+        return None
 
 
 def _samples(batch: Any) -> int:

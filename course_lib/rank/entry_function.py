@@ -26,7 +26,7 @@ from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_en
 from ..run_folder import AT_WORK, ENDING, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import report_exception, watch_children
 from .last_words import LastWords
-from .recorder import attach, note, send_output_to, tell_collectives
+from .recorder import attach, note, note_failing, send_output_to
 from .trial import never_synchronize
 
 RETURN = "return numbers, strings, tensors, arrays, or lists and dicts of them, as a model's state_dict() is"
@@ -79,8 +79,7 @@ def main(rank: int, assignment: Assignment) -> None:
 
 
 def _report(folder: Path, rank: int, error: BaseException) -> int:
-    note(phase=ENDING)
-    tell_collectives()  # torchrun ends all ranks once one has failed
+    note_failing()
     report_exception(folder, rank, error)
     if recorder := attach():
         recorder.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import socket
@@ -23,14 +22,14 @@ from typing import Any
 
 import psutil
 
-from ..files import discard, write_whole
+from ..files import discard, read_json, write_whole
 from ..frames import is_learners, with_source
-from ..kill import end_with, kill_group_of
+from ..kill import end_with, is_alive, kill_group_of
 from ..private_names import choose_ports_by, tell_before_the_agent_ends
-from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
+from ..run_folder import AT_WORK, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
 from .failure import report_exception, watch_children, write_failure
 from .last_words import LastWords
-from .recorder import attach, note, tell_collectives
+from .recorder import attach, note, note_failing
 
 RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
@@ -81,8 +80,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             if not RankFiles(folder, rank).failure.exists():
-                code, pid = failure.exitcode, failure.pid
-                write_failure(folder, rank, "", "", [], str(error), exit_code=code, pid=pid)
+                write_failure(folder, rank, text=str(error), exit_code=failure.exitcode, pid=failure.pid)
         print(error, file=sys.stderr)
         sys.exit(1)
     except SystemExit:
@@ -102,29 +100,19 @@ def _before_it_is_ended(folder: Path, pid: int) -> None:
     """
     if pid not in UNTIL:
         until, now = time.monotonic() + RECORD_SECONDS, str(time.time())
-        for each in filter(_runs, {pid, *(child.pid for child in psutil.Process().children())}):
+        for each in filter(is_alive, {pid, *(child.pid for child in psutil.Process().children())}):
             UNTIL[each] = until
             with contextlib.suppress(OSError):  # a full disk
                 write_whole(end_request(folder, process_name(each)), now)
-    while _runs(pid) and not _has_recorded(folder, pid) and time.monotonic() < UNTIL[pid]:
+    while is_alive(pid) and not _has_recorded(folder, pid) and time.monotonic() < UNTIL[pid]:
         time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process runs: a rank that has ended is there until its agent looks at it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _has_recorded(folder: Path, pid: int) -> bool:
     """Return whether the rank of this process has recorded where it is, since it was asked."""
     for path in folder.glob("rank-*.where"):
-        rank = RankFiles(folder, path.stem.removeprefix("rank-"))
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if json.loads(rank.facts.read_text())["process"] == process_name(pid):
-                return bool(json.loads(path.read_text())["asked"])
+        if read_json(path.with_suffix(".json")).get("process") == process_name(pid):
+            return bool(read_json(path).get("asked"))
     return False
 
 
@@ -147,67 +135,51 @@ def run_rank(script: str, arguments: list[str]) -> None:
     folder, rank = Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"])
     end_with(int(os.environ["COURSE_KERNEL"]))
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    if _ended_unseen(files):
-        write_failure(folder, rank, "", "was killed, or ended itself without an exception", [], "")
+    before = read_json(files.facts)  # of the attempt before, if torchrun has restarted this rank
+    ended_unseen = before and "returned" not in before and not files.failure.exists()
+    if ended_unseen and not was_asked_to_end(folder, before["process"], time.time()):
+        write_failure(folder, rank, "", "was killed, or ended itself without an exception")
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(max(0, attempt - 1)))
     discard(files.standstill)  # of before a restart; its count stays 0 on a node whose own ranks did not fail
-    if _of_this_node(files.facts):  # what it had started lives on
+    if _of_this_node(before):  # what it had started lives on
         kill_group_of(files.facts)
     attach(rank)
     watch_children()
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
     note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)
     last_words = LastWords(functools.partial(_report, folder, rank))
-    failure: BaseException | None = None
     try:
-        _run(script, arguments)
+        try:
+            _run(script, arguments)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
         note(returned=time.time())
-    except SystemExit as error:
-        if error.code in (None, 0):
-            note(returned=time.time())
-            raise
-        failure = error
     except BaseException as error:
-        failure = error
-    if failure is not None:
-        last_words.error = failure
+        last_words.error = error
         try:
             last_words.say()
         finally:
             last_words.say_here()
 
 
-def _ended_unseen(files: RankFiles) -> bool:
-    """Return whether a rank's attempt before has ended, not asked by its agent, without leaving a record."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(files.facts.read_text())
-        if "returned" not in told and not files.failure.exists():
-            return not was_asked_to_end(files.folder, told["process"], time.time())
-    return False
-
-
-def _of_this_node(facts: Path) -> bool:
+def _of_this_node(facts: dict[str, Any]) -> bool:
     """Return whether a rank has written its facts here: on another node, its pid is any process's."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(facts.read_text())
-        return told["process"] == process_name(told["pid"])
-    return False
+    return bool(facts) and facts["process"] == process_name(facts["pid"])
 
 
 def _report(folder: Path, rank: int, error: BaseException) -> int:
-    note(phase=ENDING)
-    tell_collectives()  # torchrun ends all ranks once one has failed
+    note_failing()
     report_exception(folder, rank, error)
-    code = 1
-    if not isinstance(error, SystemExit):
-        trace = error.__traceback__  # from the script on, as without this module
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    else:
+        code, trace = 1, error.__traceback__  # from the script on, as without this module
         while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         with contextlib.suppress(OSError):  # a full disk
             traceback.print_exception(type(error), error, trace)
-    elif isinstance(error.code, int):
-        code = error.code
     if recorder := attach():
         recorder.close()
     return code
@@ -238,19 +210,15 @@ def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
     text = str(error)
     exit_code = getattr(error, "exit_code", None)
     if exit_code is not None:
-        write_failure(folder, rank, "", "", [], text, exit_code=exit_code)
-    else:
-        # each but the last is followed by a sentence: how it belongs to the next one
-        *told, (kind, message, frames) = map(_parsed, (blocks := CHAIN.split(text))[::2])
-        related = [
-            {
-                "how": "from" if "direct" in how else "during",
-                "text": f"{name}: {said}".removesuffix(": "),
-                "frames": at,
-            }
-            for (name, said, at), how in zip(told, blocks[1::2], strict=True)
-        ]
-        write_failure(folder, rank, kind, message, frames, text, related[::-1])
+        write_failure(folder, rank, text=text, exit_code=exit_code)
+        return
+    blocks = CHAIN.split(text)  # after each traceback but the last: how it belongs to the next one
+    *earlier, (kind, message, frames) = map(_parsed, blocks[::2])
+    related = []
+    for (name, said, at), how in zip(earlier, blocks[1::2], strict=True):
+        words = f"{name}: {said}".removesuffix(": ")
+        related.append({"how": "from" if "direct" in how else "during", "text": words, "frames": at})
+    write_failure(folder, rank, kind, message, frames, text, related[::-1])
 
 
 def _parsed(text: str) -> tuple[str, str, list[dict[str, Any]]]:
@@ -264,11 +232,12 @@ def _parsed(text: str) -> tuple[str, str, list[dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--torchrun":
-        run_agent(sys.argv[2:])
-    elif sys.argv[1] == "--node":
-        run_agent(sys.argv[2:], of_a_job=True)
-    elif sys.argv[1] == "--rank":
-        run_rank(sys.argv[2], sys.argv[3:])
-    else:
-        run_program(sys.argv[1], sys.argv[2:])
+    match sys.argv[1:]:
+        case "--torchrun", *arguments:
+            run_agent(arguments)
+        case "--node", *arguments:
+            run_agent(arguments, of_a_job=True)
+        case "--rank", script, *arguments:
+            run_rank(script, arguments)
+        case script, *arguments:
+            run_program(script, arguments)

@@ -32,7 +32,7 @@ _ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
-    """Record an exception, with those that Python's traceback shows beside it, as the failure of a rank."""
+    """Record an exception, and those that Python's traceback shows beside it, as the failure of a rank."""
     others = list(itertools.islice(_related(error, {id(error)}), MOST_RELATED))
     related = []
     for how, each in others:
@@ -41,7 +41,8 @@ def report_exception(folder: Path, rank: int | str, error: BaseException) -> Non
     lost = isinstance(error, LOST) or any(isinstance(each, LOST) for _, each in others)
     text = "".join(traceback.format_exception(error))
     workers = _killed_workers(text, expected=lost)
-    write_failure(folder, rank, *_name_and_message(error), _frames(error), text, related, workers=workers)
+    name, message = _name_and_message(error)
+    write_failure(folder, rank, name, message, _frames(error), text, related, workers=workers)
 
 
 def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
@@ -101,10 +102,10 @@ def _name_and_message(error: BaseException) -> tuple[str, str]:
 def write_failure(
     folder: Path,
     rank: int | str,
-    kind: str,
-    message: str,
-    frames: list[dict[str, Any]],
-    text: str,
+    kind: str = "",
+    message: str = "",
+    frames: Sequence[dict[str, Any]] = (),
+    text: str = "",
     related: Sequence[dict[str, Any]] = (),
     exit_code: int | None = None,
     workers: Sequence[tuple[int, int]] = (),
@@ -112,9 +113,9 @@ def write_failure(
 ) -> None:
     """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
-    record |= {"related": list(related), "exit_code": exit_code, "process": process_name(pid or os.getpid())}
+    record |= {"related": related, "exit_code": exit_code, "process": process_name(pid or os.getpid())}
     if workers:
-        record |= {"workers": list(workers), "memory": memory()}
+        record |= {"workers": workers, "memory": memory()}
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
         write_whole(RankFiles(folder, rank).failure, json.dumps(record))
 

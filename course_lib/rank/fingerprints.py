@@ -189,9 +189,8 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
         size = len(data) // 8 * 8
         total = _weighted(data[size:])
         for block in data[:size].view(torch.int64).split(BLOCK):
-            mixed = (block >> 32).bitwise_xor_(
-                block
-            )  # the highest bits, as the sign's, would vanish from a sum
+            # the highest bits, such as the sign's, would vanish from a sum
+            mixed = (block >> 32).bitwise_xor_(block)
             total = 2 * ODD * total + _weighted(mixed)
         sums.append(total)
     lowest_bits = (1 << BITS) - 1

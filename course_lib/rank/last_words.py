@@ -32,11 +32,7 @@ class LastWords:
     """The last act of a process: it reports its failure, and ends.
 
     Make it before. Then set ``error`` and call only `say`, and `say_here` if no thread could be started.
-
-    Parameters
-    ----------
-    report
-        Is called with the error, and returns the exit code.
+    ``report`` is called with the error, and returns the exit code.
     """
 
     error: BaseException

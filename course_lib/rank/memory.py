@@ -11,16 +11,16 @@ from typing import Any
 import psutil
 
 TICK_INTERVAL = 0.1  # seconds between two readings
-KINDS = "reserved_bytes", "allocated_bytes"
+BYTES = "memory_bytes", "reserved_bytes", "peak_bytes", "driver_bytes"  # of `run_folder.TICK`
 
 
 class Memory:
     """Measures how much memory this process holds, cheaply enough for ten readings a second.
 
-    On the CPU, the exact figure (psutil's USS: pages of this process alone, not those that it shares with the
-    process it was forked from) takes a walk over the page tables, 10 ms with torch loaded. At the start, when
-    the pages that the rank writes to are copied, walks may take up to 0.5 % of the time, and then less and
-    less, down to 0.1 %. In between, the change in resident size, which costs 10 µs to read, is added.
+    On the CPU, the exact figure (psutil's USS: pages that this process shares with no other, such as the one
+    that forked it) takes a walk over the page tables, 10 ms with torch loaded. Walks may take 0.5 % of the
+    time at the start, when the rank's pages are copied as it writes to them, and less and less, down to
+    0.1 %. In between, the change in resident size is added, which takes 10 µs to read.
     """
 
     OFTEN, SELDOM = 200, 1000  # a walk is due once this many times its cost has passed since the last
@@ -32,18 +32,20 @@ class Memory:
         self._walks = 0
         self._own, self._resident = 0, self._resident_bytes()
 
-    def read(self, exact: bool = True) -> tuple[float, float, float, float]:
-        """Return bytes: held (on a GPU, torch's allocated), torch's reserved, its peak, the driver's."""
+    def read(self, exact: bool = True) -> dict[str, float]:
+        """Return the bytes of `run_folder.TICK`; those of a GPU are NaN until the rank uses one."""
         torch: Any = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             # take the GPU on which the rank holds most: each thread has a current device of its own
             gpus = range(torch.cuda.device_count())
-            every = [torch.cuda.memory_stats_as_nested_dict(gpu) for gpu in gpus]
-            reserved, allocated = ([stats[kind]["all"] for stats in every] for kind in KINDS)
+            stats = [torch.cuda.memory_stats_as_nested_dict(gpu) for gpu in gpus]
+            reserved, allocated = (
+                [each[f"{kind}_bytes"]["all"] for each in stats] for kind in ("reserved", "allocated")
+            )
             gpu = max(gpus, key=lambda gpu: (reserved[gpu]["current"], allocated[gpu]["current"]))
             held = allocated[gpu]["current"], reserved[gpu]["current"], allocated[gpu]["peak"]
-            return *held, driver_bytes(gpu)
-        return self._on_the_cpu(exact), math.nan, math.nan, math.nan
+            return dict(zip(BYTES, (*held, driver_bytes(gpu)), strict=True))
+        return dict.fromkeys(BYTES, math.nan) | {"memory_bytes": self._on_the_cpu(exact)}
 
     def _on_the_cpu(self, exact: bool) -> float:
         resident, now = self._resident_bytes(), time.monotonic()
@@ -52,7 +54,7 @@ class Memory:
             self._walks += 1
             try:
                 self._own, self._resident = self._process.memory_full_info().uss, resident
-            except (psutil.AccessDenied, AttributeError):  # not told here: shared pages count, too
+            except (psutil.AccessDenied, AttributeError):  # the system does not say: shared pages count, too
                 self._own = self._resident = resident
             self._exact_at, self._cost = now, time.monotonic() - now
         return max(0, self._own + resident - self._resident)
@@ -63,8 +65,10 @@ class Memory:
 
 
 def driver_bytes(gpu: int) -> float:
-    """Return the bytes that NVML counts for this process on one of torch's GPUs, or for the whole GPU if it
-    cannot tell processes apart (as in most containers); NaN without NVML."""
+    """Return NVML's bytes of this process on one of torch's GPUs; NaN without NVML.
+
+    If NVML cannot tell processes apart, as in most containers, they are those of the whole GPU.
+    """
     import torch
 
     try:

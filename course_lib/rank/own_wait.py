@@ -1,7 +1,7 @@
-"""Record what a rank's main thread waits in, where PyTorch's flight recorder does not tell.
+"""Record what a rank's main thread waits in, where PyTorch's flight recorder does not say.
 
-That is which call of the learner's line has not ended, and in functions of ``torch.distributed`` with which
-ranks they meet, by the arguments that they were called with.
+That is the learner's call that has not ended and, in functions of ``torch.distributed``, the ranks that meet
+there, by the arguments of the call.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ ROOT = {"broadcast": "src", "scatter": "src", "recv": "src", "reduce": "dst", "g
 
 def own_wait(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return, as known, a thread's ``call``, ``meets``, ``joins``, ``lock_file``, and what it ``handles``."""
-    frame, told = frame_of(thread), dict[str, Any]()
+    frame, wait = frame_of(thread), dict[str, Any]()
     with contextlib.suppress(Exception):  # the stack still shows where the rank is
         error = error_of(thread)
         if error and any(is_learners(each.f_code.co_filename) for each, _ in walk_tb(error.__traceback__)):
-            told["handles"] = [{"thread": ""} | described(error)]
+            wait["handles"] = [{"thread": ""} | described(error)]
         while frame is not None and not is_learners(frame.f_code.co_filename):
-            if "meets" not in told and frame.f_code.co_filename.endswith(C10D):
-                told |= _meets(frame)
+            if "meets" not in wait and frame.f_code.co_filename.endswith(C10D):
+                wait |= _meets(frame)
                 if frame.f_code.co_name == "init_process_group":
-                    told["joins"] = _joins_by(frame.f_locals, launched)
+                    wait["joins"] = _joins_by(frame.f_locals, launched)
             if frame.f_code.co_name in ("acquire", "wait") and "self" in frame.f_code.co_varnames:
                 lock = frame.f_locals["self"]  # of filelock, or of torch.utils.cpp_extension
-                path = getattr(lock, "lock_file", getattr(lock, "lock_file_path", None))
-                told |= {"lock_file": os.path.abspath(path)} if path else {}
+                if path := getattr(lock, "lock_file", getattr(lock, "lock_file_path", None)):
+                    wait["lock_file"] = os.path.abspath(path)
             frame = frame.f_back
         if frame is not None:
-            told["call"] = _call(frame)
-    return told
+            wait["call"] = _call(frame)
+    return wait
 
 
 def _meets(frame: FrameType) -> dict[str, Any]:
@@ -53,28 +53,27 @@ def _meets(frame: FrameType) -> dict[str, Any]:
 
     Only frames of torch are asked for their variables: before Python 3.13 they keep those alive.
     """
-    name = frame.f_code.co_name
     import torch.distributed as dist
 
-    arguments = frame.f_locals
+    name, arguments = frame.f_code.co_name, frame.f_locals
     checks = dist.get_debug_level() == dist.DebugLevel.DETAIL and "group" in arguments  # all meet before
     if name not in (*ROOT, "new_group", "monitored_barrier") and not checks:
         return {}
     everyone = list(range(dist.get_world_size()))
     if name == "new_group":
-        ranks = arguments["ranks"]
-        ranks = everyone if ranks is None else sorted(ranks)
+        ranks = everyone if arguments["ranks"] is None else sorted(arguments["ranks"])
         return {"meets": {"name": name, "ranks": ranks, "number": process_groups()[1] - 1}}
     ranks = dist.get_process_group_ranks(arguments["group"]) if arguments["group"] else everyone
+    meets = {"name": name, "ranks": ranks}
     if name not in ROOT:
-        return {"meets": {"name": name, "ranks": ranks}}
+        return {"meets": meets}
     root, in_group = arguments[ROOT[name]], arguments[f"group_{ROOT[name]}"]
     if root is None and in_group is not None:
         root = ranks[in_group]
-    if name in ("recv", "send"):  # from any rank, if it names none
-        ranks = [rank for rank in ranks if rank != dist.get_rank()] if root is None else [root]
-        return {"meets": {"name": name, "ranks": ranks, "number": arguments["tag"]}}
-    return {"meets": {"name": name, "ranks": ranks, "root": root}}
+    if name not in ("recv", "send"):
+        return {"meets": meets | {"root": root}}
+    others = [rank for rank in ranks if rank != dist.get_rank()]  # recv takes from any, if it names none
+    return {"meets": meets | {"ranks": others if root is None else [root], "number": arguments["tag"]}}
 
 
 def _joins_by(arguments: Mapping[str, Any], launched: Mapping[str, str]) -> dict[str, list[str]]:

@@ -1,8 +1,7 @@
 """Record the progress of a watched rank in the run's folder.
 
 Ten times a second, a thread of the rank writes down how far the rank is and how much memory it holds:
-whatever ends the rank, what it had measured by its last tick is on disk. Numbers are rows of float64, so a
-truncated file loses its last row at most.
+whatever ends the rank, its last tick is on disk.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from typing import Any
 
 from ..files import write_whole
 from ..private_names import on_cpp_terminate, tell_world_sizes
-from ..run_folder import AT_WORK, STARTING, RankFiles, process_name
-from ..stack_dumps import answer_requests
+from ..run_folder import AT_WORK, ENDING, STARTING, RankFiles, process_name
+from ..stack_dumps import answer_requests, leave_at_a_crash
 from .arrivals import ArrivalReader
 from .counters import Counters
-from .crash import leave_stacks
 from .fingerprints import Fingerprints
 from .memory import TICK_INTERVAL, Memory
 from .series import Series
@@ -60,11 +58,7 @@ def attach(rank: int | None = None) -> Recorder | None:
             os.environ["COURSE_RANK"] = str(os.getpid())
         if rank is None:  # its own program started this rank: separate its output from the others' now
             send_output_to(files.log)
-        _recorder.answer_stack_requests()
-        leave_stacks(files.crash, note)
-        note_exceptions(note)
         _recorder.start()
-        atexit.register(_recorder.close)
     return _recorder if _recorder.pid == os.getpid() else None  # a forked DataLoader worker is no rank
 
 
@@ -74,23 +68,25 @@ def note(**facts: Any) -> None:
         recorder.note(**facts)
 
 
-def tell_collectives() -> None:
-    """Write down which collectives this rank has called: it has failed, and may be ended at any moment."""
+def note_failing() -> None:
+    """Write down that this rank ends, and its collectives: torchrun ends all ranks once one has failed."""
     if recorder := attach():
+        recorder.note(phase=ENDING)
         recorder.tell_collectives()
 
 
 def send_output_to(path: Path) -> None:
     """Append everything that this process prints, from Python or from C, to a file."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, a full disk, a closed one
+            stream.flush()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
 
 
 def _rank_number() -> int:
@@ -109,15 +105,18 @@ class Recorder:
 
     def __init__(self, files: RankFiles, phase: str = AT_WORK) -> None:
         self.files, self.pid = files, os.getpid()
-        launched = float(os.environ.get("COURSE_STARTED", time.time()))
-        told = {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)}
-        self._facts: dict[str, Any] = {"pid": self.pid, "phase": phase, "environment": told}
-        self._facts["process"] = process_name(self.pid)
-        self._facts["launched"] = self._launched = launched
-        self.series = Series(files, launched)
+        self._launched = float(os.environ.get("COURSE_STARTED", time.time()))
+        self._facts: dict[str, Any] = {
+            "pid": self.pid,
+            "process": process_name(self.pid),
+            "phase": phase,
+            "launched": self._launched,
+            "environment": {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)},
+        }
+        self.series = Series(files, self._launched)
         self.counters = Counters(self.series.last_tick)
         self.fingerprints = Fingerprints(self.series)
-        self._arrivals = ArrivalReader(launched)
+        self._arrivals = ArrivalReader(self._launched)
         self._memory = Memory()
         self._lookout = Lookout(files, self.stack_signal)
         self._stack_signal: int | None = None
@@ -128,15 +127,20 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="course-recorder", daemon=True)
 
     def start(self) -> None:
+        """Begin to tick, and watch how this process fails."""
+        self._stack_signal = answer_requests(self.files.stack)
+        self.note(stack_signal=self._stack_signal)
+        leave_at_a_crash(self.files.crash, note)
+        note_exceptions(note)
         tell_world_sizes(self.note_world)
         self._thread.start()
         self._forget_terminate = on_cpp_terminate(self._give_up)
+        atexit.register(self.close)
 
     def note(self, **facts: Any) -> None:
-        """Write down facts about this rank (its phase, its device, its backend)."""
         if facts and facts.items() <= self._facts.items():
             return
-        with self._noting, contextlib.suppress(OSError):
+        with self._noting, contextlib.suppress(OSError):  # a full disk
             self._facts |= facts
             write_whole(self.files.facts, json.dumps(self._facts))
 
@@ -144,29 +148,18 @@ class Recorder:
         if world_size > self._facts.get("world", 0) and self.pid == os.getpid():  # the largest one
             self.note(world=world_size)
 
-    def answer_stack_requests(self) -> None:
-        """Have this process write its stacks on a signal from now on."""
-        self._stack_signal = answer_requests(self.files.stack)
-        self.note(stack_signal=self._stack_signal)
-
     def stack_signal(self) -> int | None:
         """Return the signal on which this rank writes its stacks; None once its program has taken it over."""
         number = self._stack_signal
         return number if number and signal.getsignal(number) is signal.SIG_DFL else None
 
     def tick(self, exact: bool = True) -> None:
-        memory, reserved, peak, driver = self._memory.read(exact)
-        self.series.tick(
-            self.counters.read()
-            | {
-                "seconds": time.time() - self._launched,
-                "cpu_seconds": cpu_seconds(threading.main_thread().ident),
-                "memory_bytes": memory,
-                "reserved_bytes": reserved,
-                "peak_bytes": peak,
-                "driver_bytes": driver,
-            }
-        )
+        measured = {
+            "seconds": time.time() - self._launched,
+            "cpu_seconds": cpu_seconds(threading.main_thread().ident),
+            **self._memory.read(exact),
+        }
+        self.series.tick(self.counters.read() | measured)
         self.series.arrivals(self._arrivals.read())
 
     def close(self) -> None:
@@ -184,7 +177,7 @@ class Recorder:
         self.series.close()
 
     def _give_up(self) -> None:
-        """Write down the collectives: the process is about to abort, perhaps because they do not match."""
+        """Write down the collectives before C++ aborts this process, perhaps because they do not match."""
         if self.pid == os.getpid():
             self._stop.set()
             self.tell_collectives()
@@ -195,12 +188,13 @@ class Recorder:
 
     def _flush(self) -> bool:
         """Write what is computed; return whether a GPU is still to compute some."""
+        if not self._flushes:
+            return False
         try:
             return any([self.series.flush(wait=False), self.fingerprints.flush()])
         except Exception as error:  # of CUDA's, wherever it was caused, and met at each call from then on
-            if self._flushes:
-                print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)
             self._flushes = False
+            print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)
             return False
 
     def _run(self) -> None:

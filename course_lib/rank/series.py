@@ -13,27 +13,27 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from ..files import lines_of
 from ..run_folder import TICK, RankFiles
 
 MOST_PENDING = 50_000  # logged values that wait to be written
 
 
 class Series:
-    """The files of a rank's series; `RankFiles` tells their contents.
+    """The files of a rank's series; `RankFiles` describes them.
 
-    Attributes
-    ----------
-    last_tick : dict of str to float, or None
-        What an earlier attempt of this rank, which torchrun has restarted, wrote last.
+    ``last_tick`` is the last one of an earlier attempt of this rank, if torchrun has restarted it.
     """
 
     def __init__(self, files: RankFiles, launched: float) -> None:
         self._paths, self._rank, self._launched = files, files.rank, launched
         self.last_tick = _last_tick(files)
-        self._names, self._tensors = _lines(files.names), _lines(files.tensors)
+        self._names, self._tensors = (
+            {name: number for number, name in enumerate(lines_of(path))}  # of an earlier attempt
+            for path in (files.names, files.tensors)
+        )
         self._pending: deque[tuple[int, float, int, Any]] = deque()
         self._writing = threading.RLock()  # held while writing, never while waiting for the GPU
         self._reading = threading.RLock()  # one thread at a time reads the values, in order
@@ -50,10 +50,7 @@ class Series:
     def point(self, name: str, value: Any, samples: int) -> None:
         """Append a logged value; one on a GPU is read in `flush`.
 
-        Raises
-        ------
-        ValueError
-            It is not one number, or the run's own figures have this name.
+        Raise ValueError if it is not one number, or if the run's own figures have this name.
         """
         numel = getattr(value, "numel", None)
         if numel is not None and numel() != 1:
@@ -99,7 +96,7 @@ class Series:
         return known[name]
 
     def flush(self, wait: bool = True) -> bool:
-        """Write the pending logged values, ``wait``: also those that a GPU is still to compute.
+        """Write the pending logged values, with ``wait`` also those that a GPU has still to compute.
 
         Return whether some are left.
         """
@@ -141,7 +138,7 @@ class Series:
 
 
 def on_cpu(tensor: Any) -> Any:
-    """Copy a tensor that is computed, without waiting for what its GPU has been told to do since."""
+    """Copy a tensor that is computed, without waiting for later work on its GPU."""
     if not tensor.is_cuda:
         return tensor
     import torch
@@ -150,21 +147,13 @@ def on_cpu(tensor: Any) -> Any:
         return tensor.cpu()
 
 
-def _lines(path: Path) -> dict[str, int]:
-    """Return the lines of a file that an earlier attempt has left, with their numbers."""
-    with contextlib.suppress(OSError):
-        return {name: i for i, name in enumerate(path.read_text("utf-8", errors="replace").split("\n")[:-1])}
-    return {}
-
-
 def _last_tick(files: RankFiles) -> dict[str, float] | None:
     """Return the last whole tick in the file, and cut off what follows it."""
     size = 8 * len(TICK)
-    with contextlib.suppress(OSError):
-        whole = files.ticks.stat().st_size // size
+    with contextlib.suppress(OSError):  # there is no earlier attempt
+        ticks = files.ticks.read_bytes()
+        whole = len(ticks) // size * size
+        os.truncate(files.ticks, whole)
         if whole:
-            os.truncate(files.ticks, whole * size)
-            with open(files.ticks, "rb") as ticks:
-                ticks.seek((whole - 1) * size)
-                return dict(zip(TICK, array("d", ticks.read(size)), strict=True))
+            return dict(zip(TICK, array("d", ticks[whole - size : whole]), strict=True))
     return None

@@ -1,11 +1,10 @@
 """Record where a stuck rank is, since when, and in which collective.
 
-The recorder's thread looks at the main thread ten times a second, for some microseconds. While the rank's
-collectives stand still, once the launcher asks all ranks (`run_folder.ASKED`) or torchrun's agent asks this
-one (`run_folder.end_request`), and at the end, ``RankFiles.standstill`` holds a record, which
-`report.waiting` evaluates: of this thread, of others, and of the processes that the rank has forked (a
-DataLoader's workers). PyTorch's flight recorders number the collectives of a process group in the same way
-on every rank: NCCL has one recorder, all other backends have another.
+The recorder's thread looks at the main thread ten times a second, for some microseconds. It writes a record
+(``RankFiles.standstill``) while the rank's collectives stand still, once the launcher asks all ranks
+(`run_folder.ASKED`) or torchrun's agent asks this one (`run_folder.end_request`), and at the end: of this
+thread, of others, and of the processes that the rank has forked (a DataLoader's workers). `report.waiting`
+evaluates it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -157,48 +156,47 @@ class Lookout:
 def called_at(of_nccl: bool = False) -> dict[tuple[str, int], Place | None]:
     """Return the learner's innermost line in the calls of the latest collectives, by group and number."""
     found: dict[tuple[str, int], Place | None] = {}
-    for entry in traced_collectives(of_nccl):
-        if entry.get("is_p2p"):  # which has the number of the collective before it
-            continue
-        key = entry["process_group"][0] + (OVER_NCCL if of_nccl else ""), entry["collective_seq_id"]
+    for entry in filter(_is_collective, traced_collectives(of_nccl)):
         frames = ((each["filename"], each["line"], each["name"]) for each in entry.get("frames", []))
-        found[key] = next((place for place in frames if is_learners(place[0])), None)
+        found[_call_of(entry, of_nccl)] = next((place for place in frames if is_learners(place[0])), None)
     return found
 
 
 def flight() -> dict[str, Any]:
     """Return how many collectives each process group has called, those not over yet, and the latest."""
     called: dict[str, int] = {}
-    calls: list[dict[str, Any]] = []
-    pending = []
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-        entries = [(entry, "") for entry in collectives()]
-        entries += [(entry, OVER_NCCL) for entry in collectives(of_nccl=True)]
+    calls, pending = list[dict[str, Any]](), []
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # another torch's form
+        entries = [(entry, of_nccl) for of_nccl in (False, True) for entry in collectives(of_nccl)]
         entries.sort(key=lambda pair: pair[0].get("time_created_ns", 0))
         # a group that was destroyed and made again has the same name, counts anew, and a higher id
-        latest = {entry["process_group"][0] + over: entry.get("pg_id", 0) for entry, over in entries}
-        for entry, over in entries:
-            group, number = entry["process_group"][0] + over, entry["collective_seq_id"]
-            if entry.get("pg_id", 0) < max(latest[group], latest.get(EVERYONE + over, 0)):
+        latest = {_call_of(*pair)[0]: pair[0].get("pg_id", 0) for pair in entries}
+        for entry, of_nccl in entries:
+            group, number = _call_of(entry, of_nccl)
+            everyone = EVERYONE + (OVER_NCCL if of_nccl else "")
+            if entry.get("pg_id", 0) < max(latest[group], latest.get(everyone, 0)):
                 continue
             called[group] = max(number, called.get(group, 0))
             name = entry["profiling_name"].rpartition(":")[2]
-            calls.append({"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]})
-            calls[-1]["dtypes"] = entry.get("input_dtypes", [])
-            if not is_over(entry):
+            call = {"group": group, "number": number, "name": name, "sizes": entry["input_sizes"]}
+            calls.append(call | {"dtypes": entry.get("input_dtypes", [])})
+            if not (entry["retired"] or entry["state"] == "completed"):
                 pending.append(calls[-1])
     return {"called": called, "pending": pending, "recent": calls[-RECENT:]}
 
 
-def collectives(of_nccl: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a flight recorder's entries for the last collectives, in a format that is private to torch."""
-    for entry in json.loads(flight_recorder(of_nccl) or "{}").get("entries", []):
-        if not entry["is_p2p"]:
-            yield entry
+def collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
+    """Return a flight recorder's entries for the last collectives, in a format that is private to torch."""
+    return list(filter(_is_collective, json.loads(flight_recorder(of_nccl) or "{}").get("entries", [])))
 
 
-def is_over(entry: dict[str, Any]) -> bool:
-    return entry["retired"] or entry["state"] == "completed"
+def _is_collective(entry: dict[str, Any]) -> bool:
+    return not entry.get("is_p2p")  # which has the number of the collective before it
+
+
+def _call_of(entry: dict[str, Any], of_nccl: bool) -> tuple[str, int]:
+    """Return the group that called a collective, and the collective's number there."""
+    return entry["process_group"][0] + (OVER_NCCL if of_nccl else ""), entry["collective_seq_id"]
 
 
 def status(of_nccl: bool = False) -> bytes:

@@ -40,15 +40,14 @@ def cpu_seconds(thread: int | None) -> float:
 
 
 def other_threads() -> list[dict[str, Any]]:
-    """Describe the threads that are in the learner's code, and those that the process's end waits for."""
-    told = []
+    """Describe threads in the learner's code, and threads that the process waits for before it ends."""
+    found = []
     for thread in threading.enumerate():
-        if thread is threading.main_thread():
-            continue
         stack = stack_of(thread.ident)
-        if not thread.daemon or any(is_learners(file) for file, _, _ in stack):
-            told.append({"name": thread.name, "daemon": thread.daemon, "stack": stack})
-    return told
+        matters = not thread.daemon or any(is_learners(file) for file, _, _ in stack)
+        if matters and thread is not threading.main_thread():
+            found.append({"name": thread.name, "daemon": thread.daemon, "stack": stack})
+    return found
 
 
 def note_exceptions(note: Callable[..., None]) -> None:
@@ -56,10 +55,10 @@ def note_exceptions(note: Callable[..., None]) -> None:
     pid, noted, before = os.getpid(), list[dict[str, Any]](), threading.excepthook
 
     def hook(args: Any) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # Python's own hook still tells
             name = args.thread.name if args.thread else "?"
-            told = args.exc_type is not SystemExit and not name.startswith("course-")  # which are ours
-            if os.getpid() == pid and told and len(noted) < MOST_ERRORS:
+            failed = args.exc_type is not SystemExit and not name.startswith("course-")  # those are ours
+            if os.getpid() == pid and failed and len(noted) < MOST_ERRORS:
                 noted.append({"thread": name} | described(args.exc_value))
                 note(thread_errors=[*noted])
         before(args)

@@ -6,38 +6,28 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from ..run_folder import REPEATED_BATCHES, TRIAL
-from .counters import MAPPINGS
+from .counters import MAPPINGS, length_of
 
 MOST_KEPT = 4  # batches of a loader
 
 
-class RepeatedBatches:
-    """The first batches of a loader, again and again, as many in each pass as the loader has.
+_kept: dict[Hashable, list[Any]] = {}  # the first batches, by the place of the loop and the loader's length
 
-    A loader without a length never ends its pass. Loops at one place over loaders of one length share the
-    batches: many programs make a new loader for each epoch.
+
+def repeated(loader: Iterable[Any], place: Hashable) -> Iterator[Any]:
+    """Yield the first batches of a loader again and again: as many as it has, or without an end.
+
+    Loops at one place over loaders of one length share the batches: many programs make a new loader for each
+    epoch.
     """
-
-    _kept: ClassVar[dict[Hashable, list[Any]]] = {}
-
-    def __init__(self, loader: Iterable[Any], place: Hashable) -> None:
-        self._loader, self._place = loader, place
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            length: int | None = len(self)
-        except TypeError:
-            length = None
-        batches = self._kept.setdefault((self._place, length), [])
-        if not batches:
-            batches += itertools.islice(self._loader, MOST_KEPT)
-        yield from map(_copy, itertools.islice(itertools.cycle(batches), length))
+    length = length_of(loader)
+    batches = _kept.setdefault((place, length), [])
+    if not batches:
+        batches += itertools.islice(loader, MOST_KEPT)
+    yield from map(_copy, itertools.islice(itertools.cycle(batches), length))
 
 
 def _copy(batch: Any) -> Any:
@@ -56,7 +46,7 @@ def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
     if os.environ.get(TRIAL) != REPEATED_BATCHES or isinstance(loader, range):
         return loader
     frame = sys._getframe(2)
-    return RepeatedBatches(loader, (frame.f_code, frame.f_lasti))
+    return repeated(loader, (frame.f_code, frame.f_lasti))
 
 
 def never_synchronize(was_made: Callable[[], None]) -> None:

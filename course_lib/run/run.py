@@ -7,7 +7,6 @@ data, results are read as tensors, numbers, strings and containers of them: open
 
 from __future__ import annotations
 
-import contextlib
 import html
 import math
 import os
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from ..figures.tables import html_table
+from ..files import read_json
 from ..hardware import oom_kills
+from ..kill import is_alive
 from ..private_names import array_constructors
-from ..run_folder import PROGRAM, RankFiles
-from ..run_record import UNREADABLE, RunRecord, folder_of_runs, newest_first
+from ..run_folder import PROGRAM, RUN, RankFiles
+from ..run_record import RunRecord, folder_of_runs, newest_first
 from .trace import Trace, peak_bytes
 
 if TYPE_CHECKING:
@@ -75,17 +75,12 @@ class Run:
             runs = newest_first()
             if not runs:
                 raise FileNotFoundError(f"there is no run yet in {folder_of_runs()}")
-            path = next(filter(_is_of_this_kernel, runs), runs[0])
-        else:
-            path = Path(folder)
-            if not path.is_dir():
-                raise FileNotFoundError(
-                    f"there is no folder {path}; Run.open() without one opens the newest run"
-                )
-        try:
-            return cls(RunRecord.read(path))
-        except UNREADABLE as error:
-            raise ValueError(f"{path} holds no whole run: its run.json cannot be read ({error!r})") from None
+            of_this_kernel = (run for run in runs if read_json(run / RUN).get("kernel_pid") == os.getpid())
+            folder = next(of_this_kernel, runs[0])
+        path = Path(folder)
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no folder {path}; Run.open() without one opens the newest run")
+        return cls(RunRecord.read(path))
 
     # --- what it is ---------------------------------------------------------------------------------------
 
@@ -255,8 +250,8 @@ class Run:
 
     def node_of(self, rank: int | str) -> str:
         """Return Slurm's name for the node of a rank; empty without a job, or if the rank has not told it."""
-        told = self.facts(rank).get("environment") if self.is_job else None
-        return str(told.get("SLURMD_NODENAME", "")) if isinstance(told, dict) else ""
+        told = self.facts(rank).get("environment", {}) if self.is_job else {}
+        return told.get("SLURMD_NODENAME", "")
 
     def clock(self, rank: int) -> float:
         """Return ``time.time()`` on a rank's machine; in a job, the time of the rank's last tick."""
@@ -269,10 +264,8 @@ class Run:
         """Return whether the process that a rank has reported still runs; for a job, whether the job does."""
         if self.is_job:
             return not self.record.facts.get("job_over")
-        try:
-            return psutil.Process(self.facts(rank)["pid"]).status() != psutil.STATUS_ZOMBIE
-        except (KeyError, psutil.Error):
-            return False
+        pid = self.facts(rank).get("pid")
+        return pid is not None and is_alive(pid)
 
     # --- figures and words --------------------------------------------------------------------------------
 
@@ -305,17 +298,15 @@ class Run:
         rows = []
         for rank in range(self.world_size):
             trace = self.trace(rank)
-            rows.append(
-                {
-                    "rank": str(rank),
-                    **({"node": self.node_of(rank) or "–"} if self.is_job else {}),
-                    "device": str(trace.facts().get("device", "–")),
-                    "samples": f"{trace.ticks()['samples'].max(initial=0):,.0f}",
-                    "samples/s": f"{self.samples_per_second(rank):,.0f}",
-                    "peak memory": f"{self.peak_memory_bytes(rank) / 2**20:,.0f} MiB",
-                    "last logged": ", ".join(f"{k} {v:.4g}" for k, v in trace.latest().items()) or "–",
-                }
-            )
+            row = {"rank": str(rank)}
+            if self.is_job:
+                row["node"] = self.node_of(rank) or "–"
+            row["device"] = str(trace.facts().get("device", "–"))
+            row["samples"] = f"{trace.ticks()['samples'].max(initial=0):,.0f}"
+            row["samples/s"] = f"{self.samples_per_second(rank):,.0f}"
+            row["peak memory"] = f"{self.peak_memory_bytes(rank) / 2**20:,.0f} MiB"
+            logged = [f"{name} {value:.4g}" for name, value in trace.latest().items()]
+            rows.append(row | {"last logged": ", ".join(logged) or "–"})
         return rows
 
     def who(self, rank: int | str) -> str:
@@ -327,11 +318,10 @@ class Run:
 
     def duration(self) -> str:
         """Say how long the run took (so far): ``"5.1 s"``, ``"5.1 s (before that 12 s in the queue)"``."""
-        if not self.is_job:
-            return f"{self.seconds:.1f} s"
-        if not self.nodes:
+        if self.is_job and not self.nodes:
             return f"{self.queued_seconds:.0f} s in the queue"
-        return f"{self.seconds:.1f} s (before that {self.queued_seconds:.0f} s in the queue)"
+        queued = f" (before that {self.queued_seconds:.0f} s in the queue)" if self.is_job else ""
+        return f"{self.seconds:.1f} s{queued}"
 
     def waits(self) -> str:
         """Say for how long, and why, the job has waited in the queue; empty if it does not wait."""
@@ -342,11 +332,11 @@ class Run:
 
     def headline(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        again = f", restart {self.restarts} of {self.record.facts['max_restarts']}" if self.restarts else ""
         left = self.job is not None and not self.record.is_over and not self.record.is_watched
         known = "; known when its kernel ended: slurm(run) watches it again" if left else ""
         if self.waits():
             return f"{self.name}: {ranks}, {self.waits()}{known}"
+        again = f", restart {self.restarts} of {self.record.facts['max_restarts']}" if self.restarts else ""
         return f"{self.name}: {ranks}, {self.state}, {self.duration()}{again}{known}"
 
     def __repr__(self) -> str:
@@ -354,9 +344,3 @@ class Run:
 
     def _repr_html_(self) -> str:
         return f"<p><b>{html.escape(self.headline())}</b></p>" + html_table(self.table())
-
-
-def _is_of_this_kernel(folder: Path) -> bool:
-    with contextlib.suppress(*UNREADABLE):
-        return RunRecord.read(folder).facts.get("kernel_pid") == os.getpid()
-    return False

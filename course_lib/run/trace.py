@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..files import lines_of, read_json
 from ..run_folder import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, RankFiles, was_asked_to_end
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
@@ -46,11 +46,7 @@ class Trace:
 
     def facts(self) -> dict[str, Any]:
         """Return what the rank has reported about itself so far."""
-        try:
-            facts = json.loads(self.files.facts.read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return facts if isinstance(facts, dict) else {}
+        return read_json(self.files.facts)
 
     def has_returned(self) -> bool:
         """Return whether the rank has ended successfully, and not because torchrun's agent asked it to."""
@@ -134,12 +130,12 @@ class Trace:
         return checks
 
     def tensors(self) -> list[str]:
-        """Return the names of the tensors of which it took fingerprints."""
-        return _lines(self.files.tensors)
+        """Return the names of the tensors that have fingerprints."""
+        return lines_of(self.files.tensors)
 
     def names(self) -> list[str]:
         """Return the names that were logged."""
-        return _lines(self.files.names)
+        return lines_of(self.files.names)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return the metrics of this rank, as in `Run.metrics`."""
@@ -149,12 +145,10 @@ class Trace:
         series = {name: ticks[name] for name in shown}
         points = rows_of(self.files.points, POINT)
         for i, name in enumerate(self.names()):
-            mine = {field: column[points["name"] == i] for field, column in points.items()}
-            series |= {
-                name: mine["value"],
-                f"{name}.seconds": mine["seconds"],
-                f"{name}.samples": mine["samples"],
-            }
+            own = points["name"] == i
+            series[name] = points["value"][own]
+            for field in ("seconds", "samples"):
+                series[f"{name}.{field}"] = points[field][own]
         return series
 
     def latest(self) -> dict[str, float]:
@@ -186,13 +180,6 @@ def as_shown(text: str) -> str:
     """
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(line for line in shown if not GLOO_SAYS.fullmatch(line))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8", errors="replace").split("\n")[:-1]  # without a truncated last one
-    except OSError:
-        return []
 
 
 def end_of(path: Path, count: int) -> tuple[int, str]:

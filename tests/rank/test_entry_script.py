@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from course_lib.files import read_json
 from course_lib.rank import entry_script
 from course_lib.rank.recorder import Recorder
 from course_lib.run_folder import PROGRAM, RankFiles, end_request, process_name
@@ -27,12 +28,12 @@ def test_a_restarted_rank_knows_what_was_written_on_another_node(
 ) -> None:
     """There, the pid was that of its rank; here, it may be that of anything."""
     files = RankFiles(tmp_path, 0)
-    assert not entry_script._of_this_node(files.facts)
+    assert not entry_script._of_this_node(read_json(files.facts))
     monkeypatch.setenv("SLURM_NODEID", "1")
     Recorder(files).note()
-    assert entry_script._of_this_node(files.facts)
+    assert entry_script._of_this_node(read_json(files.facts))
     monkeypatch.setenv("SLURM_NODEID", "0")
-    assert not entry_script._of_this_node(files.facts)
+    assert not entry_script._of_this_node(read_json(files.facts))
 
 
 def run_script(folder: Path, source: str, *options: str, **variables: str) -> Any:

@@ -27,17 +27,17 @@ def test_on_a_gpu_the_figures_are_of_the_one_that_the_rank_uses(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
     monkeypatch.setattr(memory, "driver_bytes", lambda gpu: 100 + gpu)
-    assert memory.Memory().read() == (3, 5, 6, 101)
+    assert list(memory.Memory().read().values()) == [3, 5, 6, 101]
 
 
 def test_memory_is_followed_between_its_exact_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = memory.Memory()
-    first = mine.read()[0]
+    first = mine.read()["memory_bytes"]
     monkeypatch.setattr(mine, "_cost", math.inf)  # the exact one is too dear from now on
     block = np.ones(100 * MIB, dtype=np.uint8)
-    assert mine.read()[0] - first == pytest.approx(100 * MIB, rel=0.1)
+    assert mine.read()["memory_bytes"] - first == pytest.approx(100 * MIB, rel=0.1)
     del block
-    assert mine.read()[0] - first < 10 * MIB
+    assert mine.read()["memory_bytes"] - first < 10 * MIB
 
 
 def test_the_walk_over_the_pages_is_taken_often_at_the_start_and_seldom_in_a_long_run(

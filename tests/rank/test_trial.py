@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 from course_lib import track
 from course_lib.launcher.launch import Launch, start
 from course_lib.rank import recorder as recorder_module
+from course_lib.rank import trial
 from course_lib.rank.recorder import Recorder
-from course_lib.rank.trial import MOST_KEPT, RepeatedBatches, batches_of
+from course_lib.rank.trial import MOST_KEPT, batches_of, repeated
 from course_lib.run_folder import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL, RankFiles
 
 
@@ -34,31 +35,30 @@ class Read(list[int]):
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RepeatedBatches, "_kept", {})
+    monkeypatch.setattr(trial, "_kept", {})
 
 
 def test_the_first_batches_come_again_and_nothing_else_is_read() -> None:
     """The loader is a new one in each epoch, as in many programs."""
     data = Read(24)
     for _ in range(3):
-        batches = RepeatedBatches(DataLoader(data, batch_size=4), "here")
-        assert len(batches) == 6
+        batches = repeated(DataLoader(data, batch_size=4), "here")
         assert [batch.tolist()[0] for batch in batches] == [0, 4, 8, 12, 0, 4]
     assert data.seen == list(range(4 * MOST_KEPT))
 
 
 def test_other_loops_and_loaders_of_another_length_have_their_own() -> None:
-    assert list(RepeatedBatches([7, 8], "here")) == [7, 8], "fewer than are kept"
-    assert list(RepeatedBatches([5, 6], "there")) == [5, 6]
-    assert list(RepeatedBatches([1, 2, 3], "here")) == [1, 2, 3]
-    assert list(RepeatedBatches([], "here")) == []
+    assert list(repeated([7, 8], "here")) == [7, 8], "fewer than are kept"
+    assert list(repeated([5, 6], "there")) == [5, 6]
+    assert list(repeated([1, 2, 3], "here")) == [1, 2, 3]
+    assert list(repeated([], "here")) == []
 
 
 def test_without_a_length_it_goes_on() -> None:
     def loader() -> Iterator[int]:
         yield from range(6)
 
-    assert list(itertools.islice(RepeatedBatches(loader(), "here"), 10)) == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert list(itertools.islice(repeated(loader(), "here"), 10)) == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
 
 
 def test_only_in_such_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_only_in_such_a_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def test_programs_that_take_a_batch_apart_get_a_whole_one_again() -> None:
     loader = [{"x": [torch.zeros(2)], "y": 1} for _ in range(6)]
-    for batch in RepeatedBatches(loader, "here"):
+    for batch in repeated(loader, "here"):
         batch.pop("y")
         batch["x"].clear()
 

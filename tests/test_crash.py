@@ -12,10 +12,10 @@ import pytest
 CRASHES = """
 import ctypes, faulthandler, json, sys
 from pathlib import Path
-from course_lib.rank.crash import leave_stacks
+from course_lib.stack_dumps import leave_at_a_crash
 
 ours, own = map(Path, sys.argv[1:])
-leave_stacks(ours, lambda **facts: print(json.dumps(facts), flush=True))
+leave_at_a_crash(ours, lambda **facts: print(json.dumps(facts), flush=True))
 SETUP
 ctypes.string_at(0)
 """
