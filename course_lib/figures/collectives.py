@@ -1,9 +1,8 @@
 """Draw a collective, before and after, from the values that the ranks really held (lesson 05).
 
-A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it. The
-picture infers these ranks from the values alone, so the values at the start must be whole numbers whose sums
-can be told apart, such as 1, 10, 100. Where each rank sends one of several pieces, as in a step round a ring,
-that piece and the one it receives have a frame.
+A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it: the
+values alone tell. Where each rank sends one of several pieces, as in a step round a ring, that piece and the
+one it receives have a frame.
 """
 
 from __future__ import annotations

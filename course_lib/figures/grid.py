@@ -30,17 +30,10 @@ def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
     title
         What there is to see.
 
-    Returns
-    -------
-    Picture
-        Its text alternative lists, for each column, the rows in each state.
-
     Raises
     ------
-    ValueError
-        There is no column or no row.
-    KeyError
-        A column lacks a row of the first one, or a cell is none of the five.
+    ValueError, KeyError
+        There is no column or no row; a column lacks a row of the first one, or a cell is none of the five.
     """
     rows = list(next(iter(columns.values()), {}))
     if not rows:

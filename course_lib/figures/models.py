@@ -48,19 +48,9 @@ def sampler_map(
 ) -> Picture:
     """Draw which rank sees which sample, from the indices of torch's own `DistributedSampler` (lesson 07).
 
-    Parameters
-    ----------
-    samples, ranks, epochs
-        At most 40, 8 and 24.
-    shuffle, drop_last
-        The sampler's options.
-    set_epoch
-        Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``.
-
-    Raises
-    ------
-    ValueError
-        `set_epoch` is none of the three, or there is more than the picture has room for.
+    There is room for 40 samples, 8 ranks and 24 epochs. `shuffle` and `drop_last` are the sampler's options.
+    Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``. Other
+    values are a ValueError.
     """
     seen = sampler_indices(samples, ranks, epochs, shuffle, drop_last, set_epoch)
     counts = [Counter(index for mine in seen for index in mine[epoch]) for epoch in range(epochs)]
@@ -110,17 +100,12 @@ def message_cost(
     Parameters
     ----------
     link
-        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``.
+        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``; another one is a ValueError.
     kib
         The size of the message, KiB.
     alpha_us, gb_per_s
         "This machine": its latency in µs and its bandwidth in GB/s, 10⁹ bytes (by default two CPU ranks with
         gloo, from lesson 09).
-
-    Raises
-    ------
-    ValueError
-        `link` is none of the four.
     """
     links = {"this machine": (1e-6 * alpha_us, 1e9 * gb_per_s), **LINKS}
     _one_of("link", link, links)
@@ -178,18 +163,13 @@ def step_timeline(
     Parameters
     ----------
     bucket_mib, gradients_mib
-        The size of a bucket, and of all gradients, MiB.
+        The size of a bucket, and of all gradients, MiB; more than 200 buckets are a ValueError.
     gbit_per_s
         The bandwidth of the link between neighbours in the ring, 10⁹ bits/s.
     ranks
         How many; 1 sends nothing.
     forward_ms, backward_ms
         What the device computes, ms.
-
-    Raises
-    ------
-    ValueError
-        A bucket is so small that more than 200 were to be drawn.
     """
     if not 0 < gradients_mib / bucket_mib <= 200:
         asked = f"{gradients_mib:g} MiB in buckets of {bucket_mib:g} MiB"
@@ -259,14 +239,9 @@ def memory_use(
         The model's parameters in millions, the ranks, the samples of one rank.
     optimizer, precision, sharding
         ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``; ``"float32"`` or ``"bf16 mixed"``; ``"DDP"``,
-        ``"ZeRO-1"`` or ``"FSDP"``.
+        ``"ZeRO-1"`` or ``"FSDP"``. Another word is a ValueError.
     activations_mib_per_sample, gpu_gib
         In float32, MiB; the memory of a GPU, GiB.
-
-    Raises
-    ------
-    ValueError
-        One of the three words is none of these.
     """
     activations = activations_mib_per_sample * MIB * batch
     parts = memory_bytes(1e6 * parameters_millions, ranks, optimizer, precision, sharding, activations)
@@ -302,12 +277,8 @@ def memory_bytes(
 def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
     """Draw the ranks of a job: a row for each node, a column for each local rank (lessons 04 and 08).
 
-    Below stands what to type on each node; the last rank's variables are those that torchrun sets.
-
-    Raises
-    ------
-    ValueError
-        There are not 1 to 8 nodes of 1 to 8 GPUs.
+    Below stands what to type on each node; the last rank's variables are those that torchrun sets. More than
+    8 nodes, or 8 GPUs of one, are a ValueError.
     """
     if not (1 <= nodes <= 8 and 1 <= gpus <= 8):
         raise ValueError(f"the picture is for 1 to 8 nodes of 1 to 8 GPUs; got {nodes} of {gpus}")
@@ -337,11 +308,7 @@ def global_batch(
     """Draw one step of the optimizer: a row for each rank, a box for each piece, one all_reduce (lesson 11).
 
     `samples` are one epoch; `lr` was found for batches of 48: of k times as many samples, it is k times `lr`.
-
-    Raises
-    ------
-    ValueError
-        There are not 1 to 16 ranks with 1 to 8 pieces.
+    More than 16 ranks, or 8 pieces on each, are a ValueError.
     """
     from matplotlib.patches import Rectangle
 
@@ -372,14 +339,9 @@ def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60)
     ----------
     workers
         Processes that load whole batches in turns, each at most two ahead, as a `DataLoader`'s do; with 0
-        the rank loads between two steps.
+        the rank loads between two steps. More than 16 are a ValueError.
     load_ms, rest_ms
-        What one process needs to load a batch, and what the rest of a step takes, ms.
-
-    Raises
-    ------
-    ValueError
-        There are not 0 to 16 workers, or a time is not positive.
+        What one process needs to load a batch, and what the rest of a step takes, ms, above 0.
     """
     if not (0 <= workers <= 16 and load_ms > 0 and rest_ms > 0):
         got = f"{workers}, {load_ms:g} and {rest_ms:g} ms"

@@ -36,11 +36,9 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
 
     Raises
     ------
-    TypeError
-        ``seen`` is not made of lists of whole numbers by rank and epoch.
-    ValueError
-        An index is not in the data set, there are more than 8 ranks, 40 samples or 24 epochs, or a rank or an
-        epoch has nothing to draw. The message says where, with the value.
+    TypeError, ValueError
+        ``seen`` is not made of lists of whole numbers by rank and epoch; an index is not in the data set, or
+        there are more than 8 ranks, 40 samples or 24 epochs. The message says where.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
     tables = {name: _table(panel, samples, name) for name, panel in panels.items()}

@@ -39,8 +39,9 @@ def timeline(
     first
         Phases that take the first colours, even if they do not occur: related pictures then use the same.
     """
-    named = ((f"rank {row}" if isinstance(row, int) else row, *bar) for row, *bar in bars)
-    drawn = [(row, phase, start - since, end - since) for row, phase, start, end in named]
+    drawn: list[Bar] = []
+    for row, phase, start, end in bars:
+        drawn.append((f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since))
     rows = list(dict.fromkeys(row for row, *_ in drawn))
     phases = list(dict.fromkeys([*first, *(phase for _, phase, *_ in drawn)]))
     begin, end = min(start for *_, start, _ in drawn), max(end for *_, end in drawn)
