@@ -20,11 +20,10 @@ def curves(
 ) -> Picture:
     """Draw lines by name, each ``(x, y)``; the title says what there is to see, the labels carry the units.
 
-    Lines in ``dashed`` are drawn on top, without dots: a formula, or a line that coincides with another. One
-    of a single point is a star.
-    The y axis begins at ``ymin``, or by default just below the lowest point.
+    A line in ``dashed`` lies on top, without dots: a formula, or one that coincides with another line. A
+    single point is a star. The y axis begins at ``ymin``, or by default just below the lowest point.
     """
-    figure, (axes,) = new_figure(1, width=7.2, height=3.8)
+    figure, (axes,) = new_figure(width=7.2, height=3.8)
     with styled():
         for name, (x, y) in series.items():
             over = {"linestyle": (0, (4, 3)), "zorder": 3} if name in dashed else {}
@@ -59,7 +58,7 @@ def bars(
     below, above = ([abs(of(s) - m) for s, m in zip(samples, medians, strict=True)] for of in (min, max))
     lines = {"xerr": [below, above], "capsize": 3} if any(len(numbers) > 1 for numbers in samples) else {}
     kinds = [name.rpartition(": ")[2] for name in values]
-    figure, (axes,) = new_figure(1, width=7.2, height=1.3 + 0.42 * len(values))
+    figure, (axes,) = new_figure(width=7.2, height=1.3 + 0.42 * len(values))
     with styled():
         drawn = axes.barh(list(values), medians, height=0.6, ecolor="0.25", **lines)
         for kind, bar in zip(kinds, drawn, strict=True):
@@ -104,9 +103,8 @@ def stacked_bars(
     with styled():
         for color, part in zip(COLORS, parts, strict=False):
             widths = [values[name].get(part, 0) for name in values]
-            drawn = axes.barh(
-                list(values), widths, left=list(ends.values()), height=0.6, color=color, label=part
-            )
+            left = list(ends.values())
+            drawn = axes.barh(list(values), widths, left=left, height=0.6, color=color, label=part)
             ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
         axes.bar_label(drawn, labels=[form.format(end) for end in ends.values()], padding=4)
         axes.set_xlim(0, (max(ends.values()) or 1) * (1.2 if form else 1))

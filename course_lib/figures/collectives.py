@@ -1,9 +1,8 @@
 """Draw a collective, before and after, from the values that the ranks really held (lesson 05).
 
-A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it. The
-picture infers these ranks from the values alone, so the values at the start must be whole numbers whose sums
-can be told apart, such as 1, 10, 100. Where each rank sends one of several pieces, as in a step round a ring,
-that piece and the one it receives have a frame.
+A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it: the
+values alone tell. Where each rank sends one of several pieces, as in a step round a ring, that piece and the
+one it receives have a frame.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ ABOVE = 1.3  # boxes: "before" and "after" stand there
 INCHES = 0.43  # of a box, at most
 TITLE, NAME = 0.36, 0.3  # inches
 ROUND = "round,pad=0,rounding_size=0.12"
-MARGINS = {"left": 0.0, "right": 1.0, "bottom": 0.0, "top": 1.0}
 ONE, SEVERAL = 7.6, 9.2  # inches, the width of a picture of one collective and of several
 OTHER_COLUMNS = 4.6  # boxes' width, for the ranks' names and the arrows
 
@@ -78,7 +76,7 @@ def collectives(
     drawn = inches * (ROW * (ranks - 1) + 0.75 + ABOVE)
     panel = drawn + NAME * (width == SEVERAL)
     height = TITLE + math.ceil(len(steps) / across) * panel
-    figure, (empty,) = new_figure(width=width, height=height, margins=MARGINS)
+    figure, (empty,) = new_figure(width=width, height=height, margins={"left": 0})
     empty.remove()
     alt = f"{title}."
     with styled():
@@ -100,15 +98,12 @@ def _held(name: str, when: str, values: Sequence[Any]) -> list[Held]:
         try:
             held.append([numbers for each in tensors if each is not None and (numbers := _numbers(each))])
         except (TypeError, ValueError):
-            raise ValueError(
-                f"{where}, rank {rank}: a number, a tensor, a list of tensors or None can be drawn; "
-                f"this is {value!r:.60}"
-            ) from None
+            drawable = "a number, a tensor, a list of tensors or None can be drawn"
+            raise ValueError(f"{where}, rank {rank}: {drawable}; this is {value!r:.60}") from None
     counts = [sum(map(len, groups)) for groups in held]
     if not 0 < len(held) <= MOST_RANKS or max(counts) > MOST_VALUES:
-        raise ValueError(
-            f"{where}: a picture is for 1 to {MOST_RANKS} ranks with up to {MOST_VALUES} values; got {counts}"
-        )
+        room = f"a picture is for 1 to {MOST_RANKS} ranks with up to {MOST_VALUES} values"
+        raise ValueError(f"{where}: {room}; got {counts}")
     return held
 
 
@@ -120,10 +115,8 @@ def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
     """Find, for each value after, the ranks whose values before are in it: one if copied, more if summed."""
     flat = (itertools.chain(*held) for held in before)
     table = list(itertools.zip_longest(*flat, fillvalue=math.nan))  # by place, then by rank
-    return [
-        [[_origin(table, rank, value) for value in group] for group in held]
-        for rank, held in enumerate(after)
-    ]
+    ranks = enumerate(after)
+    return [[[_origin(table, rank, value) for value in group] for group in held] for rank, held in ranks]
 
 
 def _origin(table: list[tuple[float, ...]], rank: int, value: float) -> Origin:
@@ -143,10 +136,7 @@ def _columns(held: list[Held]) -> float:
 
 
 def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -> None:
-    """Draw a row per rank, before at the left, after at the right, and arrows from the sources of values.
-
-    The width is in boxes, and a box has a width of so many points.
-    """
+    """Draw a row per rank, with arrows; ``width`` is in boxes, and a box is so many ``points`` wide."""
     before, after, start = step
     ranks = len(before)
     axes.axis("off")
@@ -166,7 +156,7 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -
         end = _boxes(axes, left, y, before[rank], colors_before[rank], sent.get(rank), points)
         _boxes(axes, right, y, after[rank], colors[rank], received.get(rank), points)
         for other in range(ranks):
-            if before[rank] and rank in _sources(came[other]):
+            if before[rank] and any(rank in origin for group in came[other] for origin in group):
                 moved = rank != other
                 to = (right - 0.14, -ROW * other + (0.5 * ((rank + 0.5) / ranks - 0.5) if moved else 0))
                 look: dict[str, Any] = {"color": rank_ink(rank), "shrinkA": 0, "shrinkB": 0}
@@ -175,26 +165,19 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -
                 axes.annotate("", to, (end + 0.14, y), arrowprops=look)
 
 
-def _sources(came: list[list[Origin]]) -> Origin:
-    return frozenset().union(*itertools.chain(*came))
-
-
 def _travelled(
     before: list[Held], after: list[Held], came: list[list[list[Origin]]]
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return, by rank, the piece it sent and the one it received, if each rank sent one of several."""
     if len(before[0]) < 2 or len({len(held) for held in (*before, *after)}) > 1:
         return {}, {}
-    changed = [
-        [piece for piece in range(len(old)) if old[piece] != new[piece]]
-        for old, new in zip(before, after, strict=True)
-    ]
-    if any(len(pieces) != 1 for pieces in changed):
-        return {}, {}
-    received = {rank: piece for rank, (piece,) in enumerate(changed)}
-    sent = {
-        source: piece for rank, piece in received.items() for source in _sources([came[rank][piece]]) - {rank}
-    }
+    sent, received = dict[int, int](), dict[int, int]()
+    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+        changed = [piece for piece in range(len(old)) if old[piece] != new[piece]]
+        if len(changed) != 1:
+            return {}, {}
+        (received[rank],) = changed
+        sent |= dict.fromkeys(frozenset().union(*came[rank][changed[0]]) - {rank}, changed[0])
     return sent, received
 
 
@@ -205,8 +188,8 @@ def _boxes(
     from matplotlib.patches import Rectangle
 
     if not held:
-        empty = Rectangle((x, y - 0.5), BOX, 1, fill=False, edgecolor="#aaaaaa", ls=(0, (2, 2)), lw=1)
-        axes.add_patch(empty)
+        look = {"edgecolor": "#aaaaaa", "ls": (0, (2, 2)), "lw": 1}
+        axes.add_patch(Rectangle((x, y - 0.5), BOX, 1, fill=False, **look))
         return x + BOX
     for number, (values, ranks) in enumerate(zip(held, came, strict=True)):
         begin = x
@@ -214,8 +197,7 @@ def _boxes(
             _box(axes, x, y, value, sorted(origin), points)
             x += BOX + SPACE
         if number == framed:
-            frame = Rectangle((begin, y - 0.5), x - SPACE - begin, 1, fill=False, edgecolor="black", lw=2)
-            axes.add_patch(frame)
+            axes.add_patch(Rectangle((begin, y - 0.5), x - SPACE - begin, 1, fill=False, lw=2))
         x += GROUP_GAP - SPACE
     return x - GROUP_GAP
 

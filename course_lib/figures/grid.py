@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .style import Picture, new_figure, styled
+from .style import Picture, new_figure, styled, without_lines
 
 # The states of a cell: mark, colour of the field, colour of the mark. Colour is never the only sign.
 STATES = {
@@ -30,25 +30,18 @@ def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
     title
         What there is to see.
 
-    Returns
-    -------
-    Picture
-        Its text alternative lists, for each column, the rows in each state.
-
     Raises
     ------
-    ValueError
-        There is no column or no row.
-    KeyError
-        A column lacks a row of the first one, or a cell is none of the five.
+    ValueError, KeyError
+        There is no column or no row; a column lacks a row of the first one, or a cell is none of the five.
     """
     rows = list(next(iter(columns.values()), {}))
     if not rows:
         raise ValueError("grid needs a column with a row: grid({'gloo': {'broadcast': 'works'}}, 'Title')")
     width = min(11.0, max(7.2, LEFT + 0.95 * len(columns)))
     height = HEAD + ROW * (len(rows) + max(name.count("\n") for name in columns))
-    figure, (axes,) = new_figure(1, width=width, height=height)
-    used = [state for state in STATES if any(state in cells.values() for cells in columns.values())]
+    figure, (axes,) = new_figure(width=width, height=height)
+    used = {state for cells in columns.values() for state in cells.values()}
     with styled():
         for x, cells in enumerate(columns.values()):
             for y, row in enumerate(rows):
@@ -59,21 +52,17 @@ def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
         axes.set_xticks(range(len(columns)), list(columns))
         axes.set_yticks(range(len(rows)), rows)
-        axes.tick_params(length=0, labelbottom=False, labeltop=True)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        legend = "     ".join(f"{STATES[state][0]} {state}" for state in used)
+        axes.tick_params(labelbottom=False, labeltop=True)
+        without_lines(axes)
+        legend = "     ".join(f"{mark} {state}" for state, (mark, _, _) in STATES.items() if state in used)
         axes.set_xlabel(legend, labelpad=8)
     return Picture(figure, f"{title}. " + " ".join(map(_words, columns, columns.values())))
 
 
 def _words(name: str, cells: Mapping[str, str]) -> str:
     """Describe a column: ``"gloo, CPU: works: broadcast, reduce; refuses: scatter."``"""
-    rows: dict[str, list[str]] = {}
-    for row, state in cells.items():
-        rows.setdefault(state, []).append(row)
-    if len(rows) == 1 and len(cells) > 1:
-        parts = [f"{state}: all {len(cells)}" for state in rows]
-    else:
-        parts = [f"{state}: {', '.join(rows[state])}" for state in STATES if state in rows]
+    rows = {state: [row for row, cell in cells.items() if cell == state] for state in STATES}
+    parts = [f"{state}: {', '.join(found)}" for state, found in rows.items() if found]
+    if len(parts) == 1 and len(cells) > 1:
+        parts = [f"{next(iter(cells.values()))}: all {len(cells)}"]
     return f"{name.replace(chr(10), ', ')}: {'; '.join(parts)}."

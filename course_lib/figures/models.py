@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .charts import stacked_bars
 from .shards import shard_map
-from .style import COLORS, Picture, ink_on, new_figure, rank_color, styled
+from .style import Picture, ink_on, new_figure, rank_color, styled, without_lines
 from .timeline import Bar, timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -17,6 +20,22 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 def _one_of(name: str, value: str, options: Collection[str]) -> None:
     if value not in options:
         raise ValueError(f"{name} is one of {', '.join(map(repr, options))}; got {value!r}")
+
+
+def _boxes(axes: Axes, texts: list[list[str]], rows: list[str], columns: list[str]) -> None:
+    """Draw a row of boxes, each with a text, in a rank's colour, below each other; a box has the size 1."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    boxes = []
+    for y, row in enumerate(texts):
+        for x, text in enumerate(row):
+            boxes.append(Rectangle((x + 0.03, y + 0.08), 0.94, 0.84, color=rank_color(y)))
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink_on(y))
+    axes.add_collection(PatchCollection(boxes, match_original=True))
+    axes.set_xticks([x + 0.5 for x in range(len(columns))], columns)
+    axes.set_yticks([y + 0.5 for y in range(len(rows))], rows)
+    without_lines(axes)
 
 
 def sampler_map(
@@ -29,19 +48,9 @@ def sampler_map(
 ) -> Picture:
     """Draw which rank sees which sample, from the indices of torch's own `DistributedSampler` (lesson 07).
 
-    Parameters
-    ----------
-    samples, ranks, epochs
-        At most 40, 8 and 24.
-    shuffle, drop_last
-        The sampler's options.
-    set_epoch
-        Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``.
-
-    Raises
-    ------
-    ValueError
-        `set_epoch` is none of the three, or there is more than the picture has room for.
+    There is room for 40 samples, 8 ranks and 24 epochs. `shuffle` and `drop_last` are the sampler's options.
+    Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``. Other
+    values are a ValueError.
     """
     seen = sampler_indices(samples, ranks, epochs, shuffle, drop_last, set_epoch)
     counts = [Counter(index for mine in seen for index in mine[epoch]) for epoch in range(epochs)]
@@ -91,17 +100,12 @@ def message_cost(
     Parameters
     ----------
     link
-        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``.
+        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``; another one is a ValueError.
     kib
         The size of the message, KiB.
     alpha_us, gb_per_s
         "This machine": its latency in µs and its bandwidth in GB/s, 10⁹ bytes (by default two CPU ranks with
         gloo, from lesson 09).
-
-    Raises
-    ------
-    ValueError
-        `link` is none of the four.
     """
     links = {"this machine": (1e-6 * alpha_us, 1e9 * gb_per_s), **LINKS}
     _one_of("link", link, links)
@@ -134,7 +138,7 @@ def message_seconds(size: float, alpha: float, bandwidth: float) -> float:
 
 def _size(size: float) -> str:
     units = (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B")
-    scale, unit = next((each for each in units if size >= each[0]), units[-1])
+    scale, unit = next(each for each in units if size >= each[0])
     return f"{size / scale:g} {unit}"
 
 
@@ -159,27 +163,20 @@ def step_timeline(
     Parameters
     ----------
     bucket_mib, gradients_mib
-        The size of a bucket, and of all gradients, MiB.
+        The size of a bucket, and of all gradients, MiB; more than 200 buckets are a ValueError.
     gbit_per_s
         The bandwidth of the link between neighbours in the ring, 10⁹ bits/s.
     ranks
         How many; 1 sends nothing.
     forward_ms, backward_ms
         What the device computes, ms.
-
-    Raises
-    ------
-    ValueError
-        A bucket is so small that more than 200 were to be drawn.
     """
     if not 0 < gradients_mib / bucket_mib <= 200:
-        raise ValueError(
-            f"{gradients_mib:g} MiB in buckets of {bucket_mib:g} MiB: the picture has room for 200"
-        )
+        asked = f"{gradients_mib:g} MiB in buckets of {bucket_mib:g} MiB"
+        raise ValueError(f"{asked}: the picture has room for 200")
     begin, done = forward_ms / 1e3, (forward_ms + backward_ms) / 1e3
-    computing = [("forward", 0.0, begin), ("backward", begin, done)]
+    bars: list[Bar] = [("computes", "forward", 0.0, begin), ("computes", "backward", begin, done)]
     sent = bucket_spans(bucket_mib * MIB, 1e9 / 8 * gbit_per_s, ranks, gradients_mib * MIB, begin, done)
-    bars: list[Bar] = [("computes", *span) for span in computing]
     hidden = [("sends", "hidden", start, min(end, done)) for start, end in sent if start < done]
     exposed = [("sends", "exposed", max(start, done), end) for start, end in sent if end > done]
     left, behind = (sum(end - start for *_, start, end in part) for part in (exposed, hidden))
@@ -242,24 +239,17 @@ def memory_use(
         The model's parameters in millions, the ranks, the samples of one rank.
     optimizer, precision, sharding
         ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``; ``"float32"`` or ``"bf16 mixed"``; ``"DDP"``,
-        ``"ZeRO-1"`` or ``"FSDP"``.
+        ``"ZeRO-1"`` or ``"FSDP"``. Another word is a ValueError.
     activations_mib_per_sample, gpu_gib
         In float32, MiB; the memory of a GPU, GiB.
-
-    Raises
-    ------
-    ValueError
-        One of the three words is none of these.
     """
     activations = activations_mib_per_sample * MIB * batch
     parts = memory_bytes(1e6 * parameters_millions, ranks, optimizer, precision, sharding, activations)
     needs = sum(parts.values()) / GIB
     free = gpu_gib - needs
     verdict = f"Fits, with {free:,.1f} GiB to spare" if free >= 0 else f"Does not fit, by {-free:,.1f} GiB"
-    bars = {
-        "a rank needs": {part: size / GIB for part, size in parts.items()},
-        "its GPU has": {"the GPU": gpu_gib},
-    }
+    bars = {"a rank needs": {part: size / GIB for part, size in parts.items()}}
+    bars["its GPU has"] = {"the GPU": gpu_gib}
     title = f"{verdict}: {parameters_millions:,g} million parameters, {sharding if ranks > 1 else 'one GPU'}"
     return stacked_bars(bars, title, "memory, GiB")
 
@@ -279,69 +269,37 @@ def memory_bytes(
     _one_of("sharding", sharding, SHARDED)
     weight, gradient, copy = BYTES[precision]
     each = {"weights": weight, "gradients": gradient, "optimizer": copy + STATES[optimizer]}
-    sizes = {
-        name: parameters * size / (ranks if name in SHARDED[sharding] else 1) for name, size in each.items()
-    }
+    of = {name: ranks if name in SHARDED[sharding] else 1 for name in each}
+    sizes = {name: parameters * size / of[name] for name, size in each.items()}
     return sizes | {"activations": activations * weight / 4}
 
 
 def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
     """Draw the ranks of a job: a row for each node, a column for each local rank (lessons 04 and 08).
 
-    Below stands what to type on each node; the last rank's variables are those that torchrun sets.
-
-    Raises
-    ------
-    ValueError
-        There are not 1 to 8 nodes of 1 to 8 GPUs.
+    Below stands what to type on each node; the last rank's variables are those that torchrun sets. More than
+    8 nodes, or 8 GPUs of one, are a ValueError.
     """
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
-
     if not (1 <= nodes <= 8 and 1 <= gpus <= 8):
         raise ValueError(f"the picture is for 1 to 8 nodes of 1 to 8 GPUs; got {nodes} of {gpus}")
-    rows = ranks_of(nodes, gpus)
+    world = nodes * gpus
+    ranks = [[str(node * gpus + local) for local in range(gpus)] for node in range(nodes)]
+    title = f"World size {world}: rank = node · {gpus} + local rank"
+    last = f"the last rank: RANK={world - 1}  LOCAL_RANK={gpus - 1}  WORLD_SIZE={world}"
+    command = [f"torchrun --standalone --nproc-per-node={gpus} train.py"]
+    if nodes > 1:
+        command = [f"torchrun --nnodes={nodes} --nproc-per-node={gpus}"]
+        command += ["--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py"]
     height = 1.6 + 0.4 * nodes
     margins = {"left": 0.12, "right": 0.99, "top": 1 - 0.32 / height, "bottom": 1.2 / height}
     figure, (axes,) = new_figure(width=6.4, height=height, margins=margins)
-    title = f"World size {nodes * gpus}: rank = node · {gpus} + local rank"
     with styled():
-        boxes = []
-        for node, row in enumerate(rows):
-            color = COLORS[node % len(COLORS)]
-            boxes += [
-                Rectangle((local + 0.04, node + 0.06), 0.92, 0.88, color=color) for local in range(gpus)
-            ]
-            for local, rank in enumerate(row):
-                look = {"ha": "center", "va": "center", "color": ink_on(node % len(COLORS))}
-                axes.text(local + 0.5, node + 0.5, str(rank), **look)
-        axes.add_collection(PatchCollection(boxes, match_original=True))
-        axes.set_xticks([local + 0.5 for local in range(gpus)], list(map(str, range(gpus))))
-        axes.set_yticks([node + 0.5 for node in range(nodes)], [f"node {node}" for node in range(nodes)])
-        axes.set(xlim=(0, gpus), ylim=(nodes, 0), title=title)
-        axes.set_xlabel("local rank (the GPU on its node)")
-        axes.grid(visible=False)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        last = f"the last rank: RANK={nodes * gpus - 1}  LOCAL_RANK={gpus - 1}  WORLD_SIZE={nodes * gpus}"
+        _boxes(axes, ranks, [f"node {node}" for node in range(nodes)], list(map(str, range(gpus))))
+        axes.set(xlim=(0, gpus), ylim=(nodes, 0), title=title, xlabel="local rank (the GPU on its node)")
         below = {"family": "monospace", "size": 8, "va": "bottom", "linespacing": 1.5}
-        figure.text(0.01, 0.08 / height, f"{torchrun_words(nodes, gpus)}\n{last}", **below)
-    words = "; ".join(f"node {node}: ranks {', '.join(map(str, row))}" for node, row in enumerate(rows))
-    command = torchrun_words(nodes, gpus).replace(" \\\n    ", " ")
-    return Picture(figure, f"{title}. {words}. {command}. In {last}.")
-
-
-def torchrun_words(nodes: int, gpus: int) -> str:
-    """Return what to type on each node, in two lines if there are several."""
-    if nodes == 1:
-        return f"torchrun --standalone --nproc-per-node={gpus} train.py"
-    meet = "--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={gpus} \\\n    {meet}"
-
-
-def ranks_of(nodes: int, gpus: int) -> list[list[int]]:
-    """Return each process's rank by node and local rank, as torchrun counts: node · gpus + local rank."""
-    return [[node * gpus + local for local in range(gpus)] for node in range(nodes)]
+        figure.text(0.01, 0.08 / height, " \\\n    ".join(command) + f"\n{last}", **below)
+    words = "; ".join(f"node {node}: ranks {', '.join(row)}" for node, row in enumerate(ranks))
+    return Picture(figure, f"{title}. {words}. {' '.join(command)}. In {last}.")
 
 
 def global_batch(
@@ -349,47 +307,29 @@ def global_batch(
 ) -> Picture:
     """Draw one step of the optimizer: a row for each rank, a box for each piece, one all_reduce (lesson 11).
 
-    `samples` are one epoch; `lr` was found for batches of 48. `batch_plan` has the arithmetic.
-
-    Raises
-    ------
-    ValueError
-        There are not 1 to 16 ranks with 1 to 8 pieces.
+    `samples` are one epoch; `lr` was found for batches of 48: of k times as many samples, it is k times `lr`.
+    More than 16 ranks, or 8 pieces on each, are a ValueError.
     """
     from matplotlib.patches import Rectangle
 
     if not (1 <= ranks <= 16 and 1 <= pieces <= 8):
         raise ValueError(f"the picture is for 1 to 16 ranks with 1 to 8 pieces; got {ranks} with {pieces}")
-    plan = batch_plan(batch_size, ranks, pieces, samples, lr)
-    size, steps, sent, rate = plan.values()
-    title = f"Global batch {size:,}: {steps:,} steps, {sent:,} all_reduces, learning rate {rate:.3g}"
+    size = batch_size * ranks * pieces
+    steps = samples // size
+    title = f"Global batch {size:,}: {steps:,} steps, {steps * (ranks > 1):,} all_reduces, "
+    title += f"learning rate {lr * size / 48:.3g}"
     height = 0.8 + 0.28 * ranks
     margins = {"left": 0.1, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.3 / height}
     figure, (axes,) = new_figure(width=7.2, height=height, margins=margins)
     with styled():
-        for rank in range(ranks):
-            for piece in range(pieces):
-                axes.add_patch(Rectangle((piece + 0.03, rank + 0.1), 0.94, 0.8, color=rank_color(rank)))
-                look = {"ha": "center", "va": "center", "color": ink_on(rank)}
-                axes.text(piece + 0.5, rank + 0.5, str(batch_size), **look)
+        rows, columns = [f"rank {i}" for i in range(ranks)], [f"piece {i + 1}" for i in range(pieces)]
+        _boxes(axes, [[str(batch_size)] * pieces] * ranks, rows, columns)
         edge = 0.06 * pieces
         if ranks > 1:
             axes.add_patch(Rectangle((pieces + edge / 4, 0.1), edge, ranks - 0.2, color="#888888"))
             axes.text(pieces + 1.5 * edge, ranks / 2, "all_reduce", va="center")
-        axes.set_xticks([at + 0.5 for at in range(pieces)], [f"piece {at + 1}" for at in range(pieces)])
-        axes.set_yticks([at + 0.5 for at in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
         axes.set(xlim=(0, pieces + 4.5 * edge), ylim=(ranks, 0), title=title)
-        axes.grid(visible=False)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
     return Picture(figure, f"{title}. Ranks: {ranks}; pieces on each: {pieces}, of {batch_size} samples.")
-
-
-def batch_plan(batch_size: int, ranks: int, pieces: int, samples: int, lr: float) -> dict[str, float]:
-    """Return the global batch, an epoch's steps and all_reduces of a bucket; k times 48, k times `lr`."""
-    size = batch_size * ranks * pieces
-    steps = samples // size
-    return {"global batch": size, "steps": steps, "all_reduces": steps * (ranks > 1), "lr": lr * size / 48}
 
 
 def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60) -> Picture:
@@ -399,19 +339,13 @@ def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60)
     ----------
     workers
         Processes that load whole batches in turns, each at most two ahead, as a `DataLoader`'s do; with 0
-        the rank loads between two steps.
+        the rank loads between two steps. More than 16 are a ValueError.
     load_ms, rest_ms
-        What one process needs to load a batch, and what the rest of a step takes, ms.
-
-    Raises
-    ------
-    ValueError
-        There are not 0 to 16 workers, or a time is not positive.
+        What one process needs to load a batch, and what the rest of a step takes, ms, above 0.
     """
     if not (0 <= workers <= 16 and load_ms > 0 and rest_ms > 0):
-        raise ValueError(
-            f"0 to 16 workers, and times above 0 ms; got {workers}, {load_ms:g} and {rest_ms:g} ms"
-        )
+        got = f"{workers}, {load_ms:g} and {rest_ms:g} ms"
+        raise ValueError(f"0 to 16 workers, and times above 0 ms; got {got}")
     load, rest = load_ms / 1e3, rest_ms / 1e3
     loaded, used = loader_spans(workers, load, rest, max(8, 2 * workers))
     row = "worker {}" if workers else "the rank"
@@ -438,8 +372,8 @@ def loader_spans(
     """
     loaded: list[tuple[float, float]] = []
     used: list[tuple[float, float]] = []
+    done = 0.0
     for batch in range(steps):
-        done = used[-1][1] if used else 0.0
         begin = 0.0 if workers else done
         if workers and batch >= workers:
             begin = loaded[batch - workers][1]
@@ -447,5 +381,6 @@ def loader_spans(
             begin = max(begin, used[batch - 2 * workers][0])
         loaded.append((begin, begin + load))
         start = max(begin + load, done)
-        used.append((start, start + rest))
+        done = start + rest
+        used.append((start, done))
     return loaded, used

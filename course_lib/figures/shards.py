@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .style import RANK_COLORS, Picture, ink_on, new_figure, rank_color, styled
+from .style import RANK_COLORS, Picture, ink_on, new_figure, rank_color, styled, without_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,11 +36,9 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
 
     Raises
     ------
-    TypeError
-        ``seen`` is not made of lists of whole numbers by rank and epoch.
-    ValueError
-        An index is not in the data set, there are more than 8 ranks, 40 samples or 24 epochs, or a rank or an
-        epoch has nothing to draw. The message says where, with the value.
+    TypeError, ValueError
+        ``seen`` is not made of lists of whole numbers by rank and epoch; an index is not in the data set, or
+        there are more than 8 ranks, 40 samples or 24 epochs. The message says where.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
     tables = {name: _table(panel, samples, name) for name, panel in panels.items()}
@@ -53,17 +51,12 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     top = 0.4 + 0.2 * any(tables)
     height = top + sum(heights) + between * (len(heights) - 1) + bottom
     margins = {"left": 0.07, "right": 0.99, "top": 1 - top / height, "bottom": bottom / height}
-    figure, (empty,) = new_figure(
-        width=8.6, height=height, margins=margins
-    )  # no layout to fit: a slider waits
+    figure, axes = new_figure(height=height, margins=margins)  # no layout to fit: a slider waits
     with styled():
-        axes = [empty]
         if len(heights) > 1:
-            empty.remove()
-            apart = margins | {"hspace": between * len(heights) / sum(heights)}
-            axes = list(
-                figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=apart)
-            )
+            axes[0].remove()
+            look = {"gridspec_kw": margins | {"hspace": between * len(heights) / sum(heights)}}
+            axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, **look))
         for at, (name, table) in zip(axes, tables.items(), strict=True):
             _draw(at, table, deep)
             at.set_title(name, fontsize=10, fontweight="normal")
@@ -95,10 +88,8 @@ def _table(seen: Seen, samples: int, name: str) -> list[list[list[int]]]:
     for rank, by_epoch in enumerate(indices):
         for epoch, index in ((epoch, index) for epoch, drawn in enumerate(by_epoch) for index in drawn):
             if not 0 <= index < samples:
-                raise ValueError(
-                    f"rank {rank} drew in epoch {epoch}{where} the index {index}; "
-                    f"the {samples} samples are 0 … {samples - 1}"
-                )
+                what = f"rank {rank} drew in epoch {epoch}{where} the index {index}"
+                raise ValueError(f"{what}; the {samples} samples are 0 … {samples - 1}")
             table[epoch][index].append(rank)
     return table
 
@@ -136,9 +127,7 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
     axes.set_xticks([x + 0.5 for x in range(0, samples, every)], list(map(str, range(0, samples, every))))
     axes.set_yticks([y + 0.5 for y in range(len(table))], list(map(str, range(len(table)))))
     axes.set(xlim=(-0.08, samples + 0.08), ylim=(len(table) + 0.06, -0.06), ylabel="epoch")
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    without_lines(axes)
 
 
 def _legend(ranks: int, twice: bool, missing: bool) -> list[Any]:
@@ -147,16 +136,14 @@ def _legend(ranks: int, twice: bool, missing: bool) -> list[Any]:
 
     handles: list[Any] = [Patch(facecolor=rank_color(rank), label=f"rank {rank}") for rank in range(ranks)]
     if twice:
-        label = "seen more than once"
-        handles.append(Patch(facecolor="white", edgecolor="black", linewidth=1.8, label=label))
+        handles.append(Patch(fill=False, linewidth=1.8, label="seen more than once"))
     if missing:
-        cross = {"marker": "x", "color": "black", "linestyle": "none", "label": "seen by nobody"}
-        handles.append(Line2D([], [], **cross))
+        handles.append(Line2D([], [], marker="x", color="black", linestyle="none", label="seen by nobody"))
     return handles
 
 
 def _words(name: str, table: list[list[list[int]]], ranks: int) -> str:
-    """Describe each epoch, with the counts; identical epochs share a sentence."""
+    """Describe each epoch, with the counts; epochs that are alike share a sentence."""
     sentences: dict[str, list[str]] = {}
     for epoch, row in enumerate(table):
         share = [str(sum(cell.count(rank) for cell in row)) for rank in range(ranks)]

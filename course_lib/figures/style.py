@@ -112,6 +112,13 @@ def new_figure(
     return figure, list(axes)
 
 
+def without_lines(axes: Axes) -> None:
+    """Take the lines away that are not needed around boxes: grid, ticks, frame."""
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
 def margins_of(
     width: float, height: float, rows: Iterable[str], top: float, bottom: float
 ) -> dict[str, float]:

@@ -10,9 +10,8 @@ def html_table(rows: list[dict[str, str]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in row.values()) + "</tr>" for row in rows
-    )
+    cells = ("".join(f"<td>{html.escape(text)}</td>" for text in row.values()) for row in rows)
+    body = "".join(f"<tr>{each}</tr>" for each in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .style import COLORS, Picture, ink_on, margins_of, new_figure, styled
 
 if TYPE_CHECKING:
@@ -28,42 +30,32 @@ def timeline(
     Parameters
     ----------
     bars
-        ``(row, phase, start, end)`` for each stretch of time, in seconds on one clock that all rows share
-        (``time.time()`` is one, between the processes of a machine; ``time.perf_counter()`` need not be).
-        A row is a name, or the number of a rank.
+        ``(row, phase, start, end)`` for each stretch of time, in seconds on one clock that all rows share,
+        such as ``time.time()`` of one machine. A row is a name, or the number of a rank.
     title
         What there is to see.
     since
-        The time on that clock that is 0 on the axis: ``time.time()`` before the start, or 0 if the seconds
-        are counted from there already.
+        The time on that clock that is 0 on the axis.
     first
-        Phases that take the first colours, even if they do not occur, so that related pictures use the same
-        ones.
+        Phases that take the first colours, even if they do not occur: related pictures then use the same.
     """
-    drawn = [
-        (f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since)
-        for row, phase, start, end in bars
-    ]
+    drawn: list[Bar] = []
+    for row, phase, start, end in bars:
+        drawn.append((f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since))
     rows = list(dict.fromkeys(row for row, *_ in drawn))
     phases = list(dict.fromkeys([*first, *(phase for _, phase, *_ in drawn)]))
     begin, end = min(start for *_, start, _ in drawn), max(end for *_, end in drawn)
     short = end - begin < SHORT
-    width, height = 8.2, 1.3 + 0.34 * len(rows) + 0.2 * ((len(phases) - 1) // 5)
-    margins = margins_of(width, height, rows, 0.35, 0.95 + 0.2 * ((len(phases) - 1) // 5))
+    more = 0.2 * ((len(phases) - 1) // 5)
+    width, height = 8.2, 1.3 + 0.34 * len(rows) + more
+    margins = margins_of(width, height, rows, 0.35, 0.95 + more)
     figure, (axes,) = new_figure(width=width, height=height, margins=margins)
     with styled():
         for number, phase in enumerate(phases):
             if mine := [(rows.index(row), start, end) for row, its, start, end in drawn if its == phase]:
-                axes.barh(
-                    [y for y, *_ in mine],
-                    [end - start for _, start, end in mine],
-                    left=[start for _, start, _ in mine],
-                    height=0.68,
-                    color=COLORS[number % len(COLORS)],
-                    edgecolor="white",
-                    linewidth=0.6,
-                    label=phase,
-                )
+                y, starts, ends = map(np.array, zip(*mine, strict=True))
+                look = {"color": COLORS[number % len(COLORS)], "edgecolor": "white", "linewidth": 0.6}
+                axes.barh(y, ends - starts, left=starts, height=0.68, label=phase, **look)
         axes.set_yticks(range(len(rows)), rows)
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(min(0.0, begin), end + 0.02 * (end - begin) or 1.0)

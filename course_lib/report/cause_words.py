@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..frames import Place
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
@@ -15,12 +14,11 @@ from .mismatch import NEW_GROUP, PARTNER
 MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
 SAME_GROUPS = "every rank has to call new_group for every group, in the same order"
+JOINS = "ranks that never joined under the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+UNFINISHED = "an operation that has not finished, such as a message whose other rank never came"
 # What a rank waits for outside of collectives, by the functions that its line has called, and the call itself
 WAITS_FOR = [
-    (
-        r"distributed_c10d\.py:init_process_group",
-        "ranks that never joined under the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
-    ),
+    (r"distributed_c10d\.py:init_process_group", JOINS),
     (r"subprocess\.py:|popen_\w+\.py:wait", "a process that has not ended"),
     (r"threading\.py:join", "a thread that has not ended"),
     (r"dataloader\.py:", "a batch of its DataLoader's workers"),
@@ -32,31 +30,25 @@ WAITS_FOR = [
     (r"\.acquire\(|^(?!.*:__exit__).*\| with [^(]+$|\b(flock|lockf)\(", "a lock that has not been released"),
     (r"\.wait\(\[|\.get\(|store\.py:", "a key that no rank has set in the store"),
     (r"base_events\.py:", "a task of its asyncio loop"),
-    (
-        r"\.(wait|synchronize)\(",
-        "an operation that has not finished, such as a message whose other rank never came",
-    ),
+    (r"\.(wait|synchronize)\(", UNFINISHED),
     (r"\b(input|breakpoint)\(", "a keyboard, which a rank does not have"),
     (r"\.(accept|recv\w*|connect|read\w*|select|poll)\(|\bopen\(|socket\.py:", "another process or a file"),
 ]
-
-
-class Tense(NamedTuple):
-    is_: str
-    are: str
-    waits: str
-    wait: str
-    holds: str
-    hold: str
-    has: str
-    have: str
-    never: str  # "rank 1 never called"
-    they_never: str
-
-
-PAST = Tense("was", "were", "waited", "waited", "held", "held", "had", "had", "never", "never")
-# They may just be slow
-PRESENT = Tense("is", "are", "waits", "wait", "holds", "hold", "has", "have", "has not", "have not")
+Tense = Mapping[str, tuple[str, str]]  # by word, the form for one rank and that for several
+PAST: Tense = {
+    "is": ("was", "were"),
+    "wait": ("waited", "waited"),
+    "hold": ("held", "held"),
+    "have": ("had", "had"),
+    "never": ("never", "never"),
+}
+PRESENT: Tense = {
+    "is": ("is", "are"),
+    "wait": ("waits", "wait"),
+    "hold": ("holds", "hold"),
+    "have": ("has", "have"),
+    "never": ("has not", "have not"),  # they may just be slow
+}
 
 
 def cause_text(cause: Cause | None, states: Sequence[RankState], tense: Tense = PAST) -> str:
@@ -73,25 +65,21 @@ def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
         groups = _by_text({rank: _list(ranks) for rank, ranks in cause.ranks.items()})
         return f"the ranks made different groups: new_group {cause.name} is {groups}; {SAME_GROUPS}"
     if isinstance(cause, Apart):
-        told = [
-            _by_text({r: f"{name} is {' instead of '.join(filter(None, two))}" for r, two in its.items()})
-            for name, its in cause.joins.items()
-        ]
-        return f"the ranks do not meet in init_process_group: {'; '.join(told)}"
+        differences = []
+        for name, by_rank in cause.joins.items():
+            values = {rank: " instead of ".join(filter(None, two)) for rank, two in by_rank.items()}
+            differences.append(_by_text({rank: f"{name} is {value}" for rank, value in values.items()}))
+        return f"the ranks do not meet in init_process_group: {'; '.join(differences)}"
     if isinstance(cause, Mismatch):
         return f"the ranks do not match: collective {cause.number}{_of(cause.group)} is {_differences(cause)}"
     if isinstance(cause, Circle):
         return _around(cause, tense)
-    one = len(cause.absent) == 1
-    returned = ("; it has returned" if one else "; they have returned") if cause.returned else ""
-    further = [
-        f"; {ranks_text(each.waiting)} {_wait(each.waiting, tense)} for {ranks_text(each.absent)} "
-        f"in {_place(each)}"
-        for each in cause.further
-    ]
-    never = tense.never if one else tense.they_never
-    further.append(_lines(cause.apart))
-    return f"{ranks_text(cause.absent)} {never} {_did(cause, tense)}{returned}{''.join(further)}"
+    text = f"{_with_verb(cause.absent, 'never', tense)} {_did(cause, tense)}"
+    if cause.returned:
+        text += "; it has returned" if len(cause.absent) == 1 else "; they have returned"
+    for each in cause.further:
+        text += f"; {_with_verb(each.waiting, 'wait', tense)} for {ranks_text(each.absent)} in {_place(each)}"
+    return text + _lines(cause.apart)
 
 
 def _lines(places: Mapping[int, Place]) -> str:
@@ -111,17 +99,17 @@ def _around(cause: Circle, tense: Tense) -> str:
         for rank, call in calls.items()
     ]
     order = f"; {SAME_GROUPS}" if any(call.name == NEW_GROUP for call in calls.values()) else ""
-    return f"{ranks_text(calls)} {tense.wait} for each other: {', '.join(waits)}{order}"
+    return f"{_with_verb(calls, 'wait', tense)} for each other: {', '.join(waits)}{order}"
 
 
 def _did(cause: Absence, tense: Tense) -> str:
     """Say what absent ranks have not done, and who waits for it."""
-    waiting, wait = ranks_text(cause.waiting), _wait(cause.waiting, tense)
+    wait = _with_verb(cause.waiting, "wait", tense)
     if cause.function == "recv":
-        return f"sent what {waiting} {wait} for in recv"
+        return f"sent what {wait} for in recv"
     if cause.function == "send":
-        return f"received what {waiting} sent, and {waiting} {wait} in send"
-    return f"called {_place(cause)}, in which {waiting} {wait}"
+        return f"received what {ranks_text(cause.waiting)} sent, and {wait} in send"
+    return f"called {_place(cause)}, in which {wait}"
 
 
 def _place(cause: Absence) -> str:
@@ -153,7 +141,7 @@ def _differences(cause: Mismatch) -> str:
     names = {rank: call.name for rank, call in calls.items()}
     roots = {rank: _with_root(call) for rank, call in calls.items() if call.root is not None}
     shapes = {rank: _with_shapes(call) for rank, call in calls.items()}
-    typed = {rank: f"{shapes[rank]} of {', '.join(_dtypes(call))}" for rank, call in calls.items()}
+    typed = {rank: f"{shapes[rank]} of {_dtypes(call)}" for rank, call in calls.items()}
     different = (texts for texts in (names, shapes, roots) if len({*texts.values()}) > 1)
     return _by_text(next(different, typed))
 
@@ -168,47 +156,43 @@ def _with_shapes(call: Call) -> str:
     return f"{call.name} of shape{'s' * (len(call.sizes) > 1)} {', '.join(map(str, call.sizes))}"
 
 
-def _dtypes(call: Call) -> list[str]:
-    return [DTYPES.get(dtype, dtype.lower()) for dtype in call.dtypes]
+def _dtypes(call: Call) -> str:
+    return ", ".join(DTYPES.get(dtype, dtype.lower()) for dtype in call.dtypes)
 
 
 # --- waits for no rank ------------------------------------------------------------------------------------
 
 
 def _own_waits(states: Iterable[RankState], tense: Tense, slept: bool = False) -> str:
-    """Say what ranks wait for that is no other rank; ``slept``: also that they only stand there."""
+    """Say what ranks wait for, if for no other rank; ``slept``: also where they just stand."""
     ranks = defaultdict(list)
     for state in states:
         ranks[_own_wait(state, slept)].append(state.rank)
-    return "; ".join(
-        f"{ranks_text(alike)} {getattr(tense, verbs[len(alike) > 1])} {what}"
-        for (verbs, what), alike in ranks.items()
-        if what
-    )
+    return "; ".join(f"{_with_verb(who, verb, tense)} {what}" for (verb, what), who in ranks.items() if what)
 
 
-def _own_wait(state: RankState, slept: bool) -> tuple[tuple[str, str], str]:
-    """Return the verb, for one rank and for several, and what follows it; nothing if it waits for ranks."""
+def _own_wait(state: RankState, slept: bool) -> tuple[str, str]:
+    """Return the verb and what follows it; nothing if it waits for ranks."""
     if state.silent is not None and state.position:
         held = f"Python's interpreter lock for {state.silent:.0f} s, so that no other thread could run"
-        return ("holds", "hold"), held
+        return "hold", held
     if state.silent is not None:  # a stopped process does not write its stack
         why = "it is stopped, or C code holds Python's interpreter lock"
-        return ("has", "have"), f"not run for {state.silent:.0f} s: {why}"
+        return "have", f"not run for {state.silent:.0f} s: {why}"
     if not state.own_call or state.waits_in:
-        return ("", ""), ""
+        return "", ""
     if state.lock_file:
         holder = state.lock_holder
         who = f"which {ranks_text([holder]) if isinstance(holder, int) else holder} holds"
         if holder is None:
             who = "which no process here has locked: if it was left behind, delete it"
-        return ("waits", "wait"), f"for the lock {state.lock_file}, {who}: {state.own_call}"
+        return "wait", f"for the lock {state.lock_file}, {who}: {state.own_call}"
     inner = " ".join(f"{os.path.basename(file)}:{function}" for file, _, function in state.stack[:8])
     searched = f"{inner} | {state.own_call}"
     what = next((what for pattern, what in WAITS_FOR if re.search(pattern, searched)), "")
     if what:
-        return ("waits", "wait"), f"for {what}: {state.own_call}"
-    return ("is_", "are"), f"in {state.own_call}" if slept else ""
+        return "wait", f"for {what}: {state.own_call}"
+    return "is", f"in {state.own_call}" if slept else ""
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
@@ -221,14 +205,13 @@ def _by_text(texts: Mapping[int, str]) -> str:
     return " and ".join(f"{text} on {ranks_text(numbers)}" for text, numbers in ranks.items())
 
 
-def _wait(waiting: Sequence[int], tense: Tense) -> str:
-    return tense.waits if len(waiting) == 1 else tense.wait
+def _with_verb(ranks: Collection[int], verb: str, tense: Tense) -> str:
+    return f"{ranks_text(ranks)} {tense[verb][len(ranks) > 1]}"
 
 
 def ranks_text(numbers: Iterable[int]) -> str:
-    """Name ranks, of many the first: ``"rank 2"``, ``"ranks 0, 1"``."""
+    """Name ranks, or the first of many: ``"rank 2"``, ``"ranks 0, 1"``."""
     numbers = list(numbers)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
-    shown = ", ".join(map(str, numbers[:MOST_RANKS]))
-    return f"ranks {shown}" + (f" and {len(numbers) - MOST_RANKS} more" if len(numbers) > MOST_RANKS else "")
+    return f"ranks {_list(numbers)[1:-1]}"

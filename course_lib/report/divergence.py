@@ -69,11 +69,8 @@ def _place(check: Check) -> str:
 def divergence(run: Run) -> Divergence | None:
     """Return the first difference between ranks in what ``track(loader, same=…)`` compares (lesson 06).
 
-    Returns
-    -------
-    Divergence or None
-        Printed, it says since which step, in which tensor, and which rank is the odd one out; None if all
-        ranks were equal whenever they were compared.
+    Printed, it says since which step, in which tensor, and which rank is the odd one out. Return None if all
+    ranks were equal whenever they were compared.
     """
     return _first_difference(run, None) if run.record.is_over or _first_difference(run, LATEST) else None
 
@@ -91,9 +88,8 @@ def _first_difference(run: Run, last: int | None) -> Divergence | None:
             for names, checks in by_rank
         ]
         equal = equal if equal and equal.attempt == check.attempt else None
-        tensors = [
-            name for name, value in values[0].items() if any(e.get(name, value) != value for e in values)
-        ]
+        first = values[0].items()
+        tensors = [name for name, value in first if any(each.get(name, value) != value for each in values)]
         if not tensors:
             equal = check
             continue

@@ -11,8 +11,6 @@ from ..frames import Place
 if TYPE_CHECKING:
     from .divergence import Divergence
 
-Unrecorded = Literal["", "folder removed", "disk full"]
-
 
 class Related(NamedTuple):
     """An exception that belongs to another one."""
@@ -37,7 +35,7 @@ class Failure:
     exit_code: int | None = None  # that of a signal is negative; None if it raised or was noted
     frames: list[dict[str, Any]] = field(default_factory=list)  # the learner's own, outermost first
     last_lines: list[str] = field(default_factory=list)  # of its output, where they say why
-    unrecorded: Unrecorded = ""  # why it may have recorded no exception
+    unrecorded: Literal["", "folder removed", "disk full"] = ""  # why it may have recorded no exception
     workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
     memory: list[int] | None = None  # total and available bytes then, if workers were killed
     asked_to_end: bool = False  # by torchrun, once another rank had failed, perhaps as it raised the same
@@ -156,7 +154,7 @@ class OtherGroups(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """In what ranks that join each other differ from what was launched, or among themselves."""
+    """Ranks that join each other, but differ among themselves, or from what was launched."""
 
     joins: dict[str, dict[int, tuple[str, str]]]  # by name and rank: its value, and that at the launch
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
 import signal
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..frames import is_learners
 from ..run_folder import PROGRAM, RankFiles, was_asked_to_end
 from .cause_words import ranks_text
-from .facts import ExitCodes, Failure, Failures, Related, Report, Unrecorded
+from .facts import ExitCodes, Failure, Failures, Related, Report
 from .stacks import crash_position
 from .words import MESSAGE_LINES, error_text
 
@@ -104,8 +104,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
     if files.result.exists():
         return None
     asked_to_end = False
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(files.failure.read_text())
+    if record := record_in(files.failure):
         if record["type"] or record["message"]:
             return _recorded(run, rank, record)
         exit_code, seen = record["exit_code"], record["time"]
@@ -113,7 +112,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
     if exit_code is None:
         return None
     name = _signal_of(exit_code)
-    unrecorded: Unrecorded = "" if name else _unrecorded(run)
+    unrecorded = "" if name else _unrecorded(run)
     position, crashed_in = crash_position(run, rank) if name in CRASHES else (None, "")
     # a library that gives up prints why, and so do argparse and sys.exit("…") in a program
     prints = name == "SIGABRT" or (rank == PROGRAM and not name and not unrecorded)
@@ -135,11 +134,19 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
 def failure_before(run: Run) -> Failure | None:
     """Return what ended the attempt after which torchrun has last restarted the ranks, if it has."""
     failures = dict[int | str, Failure]()
-    for rank in range(run.world_size):
-        with contextlib.suppress(OSError, ValueError):
-            path = RankFiles(run.folder, rank).failure_of_attempt(run.restarts - 1)
-            failures[rank] = _recorded(run, rank, json.loads(path.read_text()))
+    for rank in range(run.world_size) if run.restarts else ():
+        if record := record_in(RankFiles(run.folder, rank).failure_of_attempt(run.restarts - 1)):
+            failures[rank] = _recorded(run, rank, record)
     return first_failure(failures) if failures else None
+
+
+def record_in(path: Path) -> dict[str, Any]:
+    """Return what a rank has recorded in a file; empty without a whole record."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _recorded(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
@@ -148,8 +155,8 @@ def _recorded(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     kind, frames = record["type"], record["frames"]
     related = [Related(**each) for each in record.get("related", [])]
     texts = [f"{kind}: {record['message']}", *(each.text for each in related)]
-    lost = [(frames, texts[0]), *((each.frames, each.text) for each in related)]
-    lost = [at for at, text in lost if LOST_PEER.search(text)]
+    places = [frames, *(each.frames for each in related)]
+    lost = [at for at, text in zip(places, texts, strict=True) if LOST_PEER.search(text)]
     where = [at[-1] for at in (frames, *lost) if at]
     workers = [(pid, _signal_of(code)) for pid, code in record.get("workers", [])]
     named = {int(rank) for text in texts for ranks in NAMED.findall(text) for rank in ranks.split(",")}
@@ -185,7 +192,7 @@ def _signal_of(exit_code: int) -> str:
     return {-number: number.name for number in signal.Signals}.get(exit_code, "")
 
 
-def _unrecorded(run: Run) -> Unrecorded:
+def _unrecorded(run: Run) -> Literal["", "folder removed", "disk full"]:
     """Return why a rank may have recorded nothing; empty if there is no sign that it could not."""
     try:
         return "disk full" if shutil.disk_usage(run.folder).free < RECORD_BYTES else ""

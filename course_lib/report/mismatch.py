@@ -40,33 +40,34 @@ def mismatch_of(states: Sequence[RankState]) -> Cause | None:
 
 def apart(run: Run) -> Apart | None:
     """Return which ranks are, or were, in a smaller group of all ranks than what was launched."""
-    launched, told = run.world_size, {rank: run.facts(rank).get("world") for rank in range(run.world_size)}
-    small = {rank: (str(size), str(launched)) for rank, size in told.items() if size and size < launched}
+    launched = run.world_size
+    sizes = [run.facts(rank).get("world") or launched for rank in range(launched)]
+    small = {rank: (str(size), str(launched)) for rank, size in enumerate(sizes) if size < launched}
     return Apart({"the world size": small}) if small else None
 
 
 def _apart(joins: Mapping[int, Mapping[str, Sequence[str]]]) -> Apart | None:
     found = dict[str, dict[int, tuple[str, str]]]()
-    for name in dict.fromkeys(name for its in joins.values() for name in its):
-        told = {rank: (its[name][0], its[name][1]) for rank, its in joins.items() if name in its}
-        values = {now for now, _ in told.values()}
-        changed = {rank: (now, before) for rank, (now, before) in told.items() if before not in ("", now)}
-        if not changed and (len(values) < len(told) if name == "RANK" else len(values) > 1):
-            changed = {rank: (now, "") for rank, (now, _) in told.items()}
-        found |= {name: changed} if changed else {}
+    for name in dict.fromkeys(name for join in joins.values() for name in join):
+        by_rank = {rank: (join[name][0], join[name][1]) for rank, join in joins.items() if name in join}
+        values = {now for now, _ in by_rank.values()}
+        differ = {rank: (now, old) for rank, (now, old) in by_rank.items() if old not in ("", now)}
+        if not differ and (len(values) < len(by_rank) if name == "RANK" else len(values) > 1):
+            differ = {rank: (now, "") for rank, (now, _) in by_rank.items()}
+        found |= {name: differ} if differ else {}
     return Apart(found) if found else None
 
 
 def _with_ranks(call: Call, states: Sequence[RankState]) -> Call:
-    """Add the ranks of its group, as any rank has told them; all that have called one of it, otherwise."""
+    """Add the ranks of the call's group: as a rank has recorded them, or else all that have used it."""
     if call.ranks:
         return call
     if of_everyone(call.group):
         return call._replace(ranks=[state.rank for state in states])
     name = call.group.partition(" ")[0]
-    told = [state.groups[name] for state in states if name in state.groups]
     called = [state.rank for state in states if call.group in (state.called or {})]
-    return call._replace(ranks=told[0] if told else called)
+    recorded = (state.groups[name] for state in states if name in state.groups)
+    return call._replace(ranks=next(recorded, called))
 
 
 # --- calls that differ ------------------------------------------------------------------------------------
@@ -75,33 +76,34 @@ def _with_ranks(call: Call, states: Sequence[RankState]) -> Call:
 def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups | None:
     """Return the first group that is not the same on all ranks that made one of its name; given by rank."""
     made: dict[str, dict[int, Sequence[int]]] = {}
-    for rank, its in enumerate(groups):
-        for name, ranks in its.items():
+    for rank, by_name in enumerate(groups):
+        for name, ranks in by_name.items():
             if not of_everyone(name):  # a program may have several worlds
                 made.setdefault(name, {})[rank] = ranks
-    differ = [name for name, its in made.items() if len({*map(tuple, its.values())}) > 1]
-    differ = [name for name in differ if max(map(len, made[name].values())) > 1]  # alone, none meets another
-    return OtherGroups(differ[0], made[differ[0]]) if differ else None
+    for name, by_rank in made.items():
+        meets = max(map(len, by_rank.values())) > 1  # alone, none meets another
+        if meets and len({*map(tuple, by_rank.values())}) > 1:
+            return OtherGroups(name, by_rank)
+    return None
 
 
 def _other_calls(states: Sequence[RankState], waits: Mapping[int, Call]) -> Mismatch | None:
-    """Return the first collective, of a group in which a rank waits, on which ranks disagree."""
+    """Return the first collective on which ranks disagree, in a group in which a rank waits."""
     calls = [(state.rank, call) for state in states for call in state.recent]  # over on some, perhaps
     calls += waits.items()
     for group in dict.fromkeys(call.group for call in waits.values() if call.group):
         numbers = {call.number or 0 for call in waits.values() if call.group == group}
         for number in sorted({call.number or 0 for _, call in calls if call.group == group}):
-            alike = {rank: call for rank, call in calls if (call.group, call.number) == (group, number)}
-            if number <= max(numbers) and _differ(alike.values()):
-                its = next(iter(alike.values()))
-                return Mismatch(number, alike, _shown(_with_ranks(its, states)).ranks)
+            of_ranks = {rank: call for rank, call in calls if (call.group, call.number) == (group, number)}
+            if number <= max(numbers) and _differ(of_ranks.values()):
+                call = next(iter(of_ranks.values()))
+                return Mismatch(number, of_ranks, _shown(_with_ranks(call, states)).ranks)
     return None
 
 
 def _differ(calls: Collection[Call]) -> bool:
-    names = {call.name for call in calls}
+    names, roots = {call.name for call in calls}, {call.root for call in calls} - {None}
     tensors = {(str(call.sizes), str(call.dtypes)) for call in calls}
-    roots = {call.root for call in calls} - {None}
     return len(names) > 1 or len(roots) > 1 or (len(tensors) > 1 and not UNEVEN & names)
 
 
@@ -113,27 +115,25 @@ def _missing(rank: int, call: Call, states: Sequence[RankState], waits: Mapping[
     others = [state for state in states if state.rank in call.ranks and state.rank != rank]
     if call.group:
         return [state.rank for state in others if _is_before(state, call)]
-    there = {other: waits[other] for other in call.ranks if other in waits}
-    if call.name in PARTNER:  # they meet, if the message is on its way
-        meets = Call(PARTNER[call.name], number=call.number)
-        answered = {
-            other for other, its in there.items() if rank in its.ranks and its._replace(ranks=()) == meets
-        }
-    else:
-        answered = {other for other, its in there.items() if its == call}
-        if call.name == NEW_GROUP:
-            answered |= {state.rank for state in others if _has_made(state, call)}
-    return [state.rank for state in others if state.rank not in answered]
+
+    def answered(state: RankState) -> bool:
+        other = waits.get(state.rank)
+        if call.name in PARTNER:  # they meet, if the message is on its way
+            meets = Call(PARTNER[call.name], number=call.number)
+            return other is not None and rank in other.ranks and other._replace(ranks=()) == meets
+        return other == call or (call.name == NEW_GROUP and _has_made(state, call))
+
+    return [state.rank for state in others if not answered(state)]
 
 
 def _has_made(state: RankState, call: Call) -> bool:
     """Return whether a rank has made a new group; a locally synchronized one is not named by a number."""
-    alike = [name for name, ranks in state.groups.items() if ranks == list(call.ranks)]
-    return any(name == str(call.number) or not name.isdigit() for name in alike)
+    same = [name for name, ranks in state.groups.items() if ranks == list(call.ranks)]
+    return any(name == str(call.number) or not name.isdigit() for name in same)
 
 
 def _is_before(state: RankState, call: Call) -> bool:
-    """Return whether a rank has not called a collective; if it could not tell, its stack or silence does."""
+    """Return whether a rank has not called a collective; if unknown, judge by its silence and its stack."""
     if state.called is None:
         return state.silent is not None and state.function != call.name
     return state.called.get(call.group, 0) < (call.number or 0)
@@ -142,7 +142,7 @@ def _is_before(state: RankState, call: Call) -> bool:
 def _circle(
     states: Sequence[RankState], waits: Mapping[int, Call], missing: Mapping[int, list[int]]
 ) -> Circle | None:
-    """Return ranks that stand still, each of which waits for the next, and the last for the first."""
+    """Return ranks that stand still: each waits for the next one, and the last for the first."""
     stands = {state.rank for state in states if state.seconds is not None}
     path, seen = list[int](), set[int]()
     follows = {rank: [other for other in others if other in stands] for rank, others in missing.items()}
@@ -179,16 +179,16 @@ def _first_absence(
         call = waits[waiting[0]]
         absent = [state for state in states if state.rank in missing[waiting[0]]]
         # a rank that could not answer, but is in that function according to its stack, waits as well
-        alike = [state.rank for state in states if group and state.called is None and state.function == name]
+        stuck = [state.rank for state in states if group and state.called is None and state.function == name]
         apart = _last_places([*absent, *(state for state in states if state.rank in waiting)], group)
-        found.append(_absence(absent, sorted({*waiting, *alike}), _shown(call))._replace(apart=apart))
+        found.append(_absence(absent, sorted({*waiting, *stuck}), _shown(call))._replace(apart=apart))
     found.sort(key=lambda absence: sum(rank in waits and bool(missing[rank]) for rank in absence.absent))
     if not found:
         return None
     first, *others = found
     further = [other for other in others if other.group != first.group or other.number is None]
-    stuck = {*first.waiting, *first.absent}
-    return first._replace(further=[other for other in further if stuck & {*other.absent}])
+    explained = {*first.waiting, *first.absent}
+    return first._replace(further=[other for other in further if explained & {*other.absent}])
 
 
 def _last_places(states: Sequence[RankState], group: str) -> dict[int, Place]:

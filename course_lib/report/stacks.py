@@ -32,7 +32,7 @@ MULTIPROCESSING = os.path.join("multiprocessing", "process.py")
 
 
 def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
-    """Ask ranks on this machine, none of whose threads runs, for their stacks, and wait for that."""
+    """Ask ranks on this machine for their stacks by a signal, and wait until they have written them."""
     if run.is_job:  # another machine's pid is somebody else's here
         return
     asked: dict[Path, int] = {}
@@ -48,13 +48,12 @@ def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
 
 def dumped(text: str) -> list[list[Place]]:
     """Return the stacks in a dump of `faulthandler`, innermost frame first, the current thread's first."""
-    found = sorted(THREAD.findall(text), key=lambda thread: thread[0] == "Thread")
-    stacks = [
-        [(file, int(line), function) for file, line, function in STACK_LINE.findall(lines)]
-        for _, lines in found
-    ]
-    started_by = ("<string>", 1, "<module>")  # multiprocessing's python -c
-    return [stack[:-1] if stack[-1:] == [started_by] else stack for stack in stacks]
+    stacks = []
+    for _, lines in sorted(THREAD.findall(text), key=lambda thread: thread[0] == "Thread"):
+        stack = [(file, int(line), function) for file, line, function in STACK_LINE.findall(lines)]
+        by_multiprocessing = stack[-1:] == [("<string>", 1, "<module>")]  # its python -c
+        stacks.append(stack[:-1] if by_multiprocessing else stack)
+    return stacks
 
 
 def asked_stack(run: Run, rank: int) -> list[Place]:
@@ -62,18 +61,18 @@ def asked_stack(run: Run, rank: int) -> list[Place]:
 
     The system lets the main thread handle a signal, unless another one is pending there.
     """
-    stacks = dumped(_end_of(RankFiles(run.folder, rank).stack))
+    stacks = dumped(end_of(RankFiles(run.folder, rank).stack, DUMP_BYTES)[1])
     return next(filter(position_of, stacks), stacks[0] if stacks else [])
 
 
 def crash_position(run: Run, rank: int | str) -> tuple[Position | None, str]:
-    """Return where the learner's code was when a rank crashed in C, if that was written down anywhere.
+    """Return where the learner's code was when a rank crashed in C, if it was written down anywhere.
 
-    And, if another thread has crashed, which: where that one was, or that it runs no Python code.
+    If another thread has crashed, also say where that one was, or that it runs no Python code.
     """
     trace, named = run.trace(rank), run.facts(rank).get("crash_file")
     for path in [trace.files.crash, *([Path(named)] if named else []), *reversed(trace.log_files())]:
-        _, crashed, text = _end_of(path).rpartition(CRASH)
+        _, crashed, text = end_of(path, DUMP_BYTES)[1].rpartition(CRASH)
         if crashed:
             stacks = dumped(text)
             position = next(filter(None, map(position_of, stacks)), None)
@@ -88,19 +87,10 @@ def crash_position(run: Run, rank: int | str) -> tuple[Position | None, str]:
     return None, ""
 
 
-def _end_of(path: Path) -> str:
-    return end_of(path, DUMP_BYTES)[1]
-
-
 def position_of(stack: Sequence[Place], pending: bool = False) -> Position | None:
-    """Return where a stack is in the learner's code; None if it is not.
+    """Return where a stack, innermost frame first, is in the learner's code; None if it is not.
 
-    Parameters
-    ----------
-    stack
-        Innermost frame first.
-    pending
-        Whether the rank has called a collective that is not over: then it waits.
+    ``pending``: the rank has called a collective that is not over, so it waits.
     """
     depth = next((i for i, (file, _, _) in enumerate(stack) if is_learners(file)), None)
     if depth is None:

@@ -38,12 +38,8 @@ class Stall(NamedTuple):
 def stalls(run: Run) -> list[Stall]:
     """Return where each rank was when the run ended: who waited where, and since when (lesson 13).
 
+    It is for a run that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
     A thread in each rank looks at it ten times a second, so the times may be 0.1 s late.
-
-    Parameters
-    ----------
-    run
-        A run that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
     """
     return [_stall(run, rank) for rank in range(run.world_size)]
 
@@ -53,13 +49,14 @@ def _stall(run: Run, rank: int) -> Stall:
     until = run.started + run.seconds - launched
     ticks = run.ticks(rank)["seconds"]
     last_seen = min(float(ticks[-1]), until) if len(ticks) else 0.0
-    if run.trace(rank).has_returned():
-        return Stall(rank, "has returned", last_seen, until, "")
-    if RankFiles(run.folder, rank).failure.exists():
-        return Stall(rank, "has failed", last_seen, until, "")
     record = record_of(run, rank)
     position = position_of(record.get("stack", []), has_pending(record))
-    if position is None or "since" not in record:
-        return Stall(rank, "is gone", last_seen, until, "")
+    ended = "" if position and "since" in record else "is gone"
+    if run.trace(rank).has_returned():
+        ended = "has returned"
+    elif RankFiles(run.folder, rank).failure.exists():
+        ended = "has failed"
+    if ended or position is None:
+        return Stall(rank, ended, last_seen, until, "")
     since = min(max(record["since"] - launched, 0.0), until)
     return Stall(rank, position_text(position), since, until, line_of(position.frame))

@@ -1,19 +1,20 @@
 """Find the rank that is late again and again.
 
 All ranks leave a collective such as `backward`'s all_reduce together, so a step takes equally long on all of
-them, and its time shows nothing. But they do not enter it together (`collective_arrivals`). By chance each
-rank would be last equally often. A straggler makes the others wait in most steps, for longer than they make
-it wait, by more than chance explains, and in nearly every part of the run.
+them. But they do not enter it together, as PyTorch's flight recorder notes, though not over NCCL; on one
+machine all ranks share one clock. By chance each rank would be last equally often. A straggler makes the
+others wait in most steps, for longer than they make it wait, by more than chance explains, and in nearly
+every part of the run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ..run.run import Run
-from .collective_arrivals import CollectiveArrivals, collective_arrivals
 
 FEWEST = 20  # collectives that all ranks were seen to call
 SHORTEST = 1.0  # seconds from the first to the last of these
@@ -40,28 +41,22 @@ class Straggler:
 
     def __str__(self) -> str:
         late, step = 1e3 * self.seconds, 1e3 * self.step_seconds
-        return (
-            f"rank {self.rank} is late again and again: the others wait {late:.3g} ms for it in a step of"
-            f" {step:.3g} ms"
-        )
+        wait = f"the others wait {late:.3g} ms for it in a step of {step:.3g} ms"
+        return f"rank {self.rank} is late again and again: {wait}"
 
 
 def straggler(run: Run) -> Straggler | None:
     """Return the rank that the others wait for in nearly every step, if there is one (lesson 14).
 
-    Returns
-    -------
-    Straggler or None
-        None also if too little is known: one rank, few collectives, a very short run.
+    Return None also if too little is known: one rank, few collectives, a very short run.
     """
     arrivals = collective_arrivals(run)
     if run.world_size < 2 or len(arrivals.numbers) < FEWEST or np.ptp(arrivals.begun) < SHORTEST:
         return None
     step = step_seconds(run) or float(np.ptp(arrivals.begun) / np.ptp(arrivals.numbers))
     rank, late = _latest(arrivals, step)
-    if late < max(LATE_SECONDS, LATE_SHARE * step):
-        return None
-    late = min(late, step * _others_wait(run, rank))
+    if late:
+        late = min(late, step * _others_wait(run, rank))
     return Straggler(rank, late, step) if late >= max(LATE_SECONDS, LATE_SHARE * step) else None
 
 
@@ -108,3 +103,50 @@ def step_seconds(run: Run) -> float:
     ticks = [run.ticks(rank) for rank in range(run.world_size)]
     rates = [each["tracked_seconds"][-1] / each["steps"][-1] for each in ticks if each["steps"][-1:].any()]
     return float(np.mean(rates)) if rates else 0.0
+
+
+# --- when the ranks called their collectives --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CollectiveArrivals:
+    """The collectives that all ranks were seen to call, and in which all wait for all."""
+
+    numbers: np.ndarray  # of shape (collectives,), the same on every rank
+    seconds: np.ndarray  # of shape (collectives, ranks): since the launch, when each rank called it
+
+    @cached_property
+    def begun(self) -> np.ndarray:
+        """When each began, as the last rank called it, of shape (collectives,)."""
+        return np.maximum.accumulate(self.seconds.max(axis=1, initial=0))
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """Which rank called each last, of shape (collectives,)."""
+        return self.seconds.argmax(axis=1)
+
+    @cached_property
+    def waited(self) -> np.ndarray:
+        """Seconds that each rank can have waited for the last one, of shape (collectives, ranks).
+
+        No longer than since its own latest call: before that it was at work.
+        """
+        waited = []
+        for column in np.sort(self.seconds, axis=0).T:
+            called = column[np.maximum(0, np.searchsorted(column, self.begun, side="right") - 1)]
+            waited.append(self.begun - np.maximum(called, np.append(0.0, self.begun[:-1])))
+        return np.maximum(0.0, np.stack(waited, axis=1))
+
+
+def collective_arrivals(run: Run) -> CollectiveArrivals:
+    """Collect the arrivals from what the ranks have written so far."""
+    by_rank = [run.trace(rank).arrivals() for rank in range(run.world_size)]
+    common = by_rank[0]["number"] if by_rank else np.empty(0)
+    for arrivals in by_rank[1:]:
+        common = np.intersect1d(common, arrivals["number"], assume_unique=True)
+    if not len(common):
+        return CollectiveArrivals(common, np.empty((0, len(by_rank))))
+    rows = [np.searchsorted(arrivals["number"], common) for arrivals in by_rank]
+    meets = by_rank[0]["meets"][rows[0]] > 0
+    columns = [arrivals["seconds"][row][meets] for arrivals, row in zip(by_rank, rows, strict=True)]
+    return CollectiveArrivals(common[meets], np.stack(columns, axis=1))

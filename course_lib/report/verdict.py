@@ -83,79 +83,57 @@ def verdict_on_run(run: Run) -> Verdict:
     """Say what a run's own records show: how long each rank waited for its loader, and a straggler."""
     known = [_loader_share(run, rank) for rank in range(run.world_size)]
     shares = [share for share in known if share is not None]
-    if len(shares) < len(known) or not known:
+    if not known or len(shares) < len(known):
         words = f"less than {SHORTEST:g} s inside track(loader) is known of a rank: let it run for longer."
         return Verdict("unknown", words)
     waits = _range([100 * share for share in shares], "{:.0f}")
     loader = f"the ranks wait for their loaders for {waits} % of their time"
-    sentences = {}  # by cause
+    found = []  # cost, cause, sentence
     if min(shares) >= LARGE:
         cure = "make a sample cheaper, or let workers make the batches, if there are cores"
-        sentences["loader"] = f"{loader}: {cure}."
+        found.append((min(shares), "loader", f"{loader}: {cure}."))
     if late := straggler(run):
-        sentences["straggler"] = f"{late}."
-    costs = {"loader": min(shares), "straggler": late.share if late else 0.0}
-    costs = {cause: share for cause, share in costs.items() if cause in sentences}
+        found.append((late.share, "straggler", f"{late}."))
     rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
-    if not costs:
+    if not found:
         words = f"{loader}, and no rank is late again and again. why(function, …) tries what else it may be."
         return Verdict("unknown", words, rows=rows)
-    cause, *others = sorted(costs, key=lambda cause: -costs[cause])
-    return Verdict(cause, " ".join(sentences[each] for each in (cause, *others)), costs, rows=rows)
+    found.sort(key=lambda each: -each[0])
+    costs = {cause: share for share, cause, _ in found}
+    return Verdict(found[0][1], " ".join(sentence for *_, sentence in found), costs, rows=rows)
 
 
 def _loader_share(run: Run, rank: int) -> float | None:
     """Return the share of a rank's time in its loops that it waited for its loader, after the first step."""
     ticks = run.ticks(rank)
-    begun = np.flatnonzero(ticks["steps"] > 0)
-    if not len(begun) or np.ptp(ticks["tracked_seconds"][begun[0] :]) < SHORTEST:
-        return None
-    return float(np.ptp(ticks["loader_seconds"][begun[0] :]) / np.ptp(ticks["tracked_seconds"][begun[0] :]))
+    begun = ticks["steps"] > 0
+    waited, tracked = ticks["loader_seconds"][begun], ticks["tracked_seconds"][begun]
+    return float(np.ptp(waited) / np.ptp(tracked)) if len(tracked) and np.ptp(tracked) >= SHORTEST else None
 
 
-@dataclass(frozen=True)
 class Effect:
     """How much faster one way is than another: the medians of their rounds, in samples per second."""
 
-    faster: float
-    slower: float
-    spread: float  # the larger range of the two
-
-    @classmethod
-    def of(cls, faster: Sequence[float], slower: Sequence[float]) -> Effect:
+    def __init__(self, faster: Sequence[float] = (1.0,), slower: Sequence[float] = (1.0,)) -> None:
+        self.faster, self.slower = float(np.median(faster)), float(np.median(slower))
         spread = max(np.ptp(faster), np.ptp(slower))
-        return cls(float(np.median(faster)), float(np.median(slower)), float(spread))
+        self._is_seen = abs(self.faster - self.slower) > spread
+        self.rates = f"{self.faster:,.0f} samples/s instead of {self.slower:,.0f}"
 
     @property
     def share(self) -> float:
         """The share of its time that the slower way loses; 0 if the spread may explain the difference."""
-        return 1 - self.slower / self.faster if self.faster - self.slower > self.spread else 0.0
-
-    @property
-    def rates(self) -> str:
-        return f"{self.faster:,.0f} samples/s instead of {self.slower:,.0f}"
+        return max(0.0, 1 - self.slower / self.faster) if self._is_seen else 0.0
 
     def __str__(self) -> str:
-        seen = abs(self.faster - self.slower) > self.spread
-        return f"× {self.faster / self.slower:.2f}" + ("" if seen else ", within the spread")
-
-
-NONE = Effect(1.0, 1.0, 0.0)
+        return f"× {self.faster / self.slower:.2f}" + ("" if self._is_seen else ", within the spread")
 
 
 def verdict_on_trials(trials: Mapping[str, Rates], skipped: Mapping[str, str]) -> Verdict:
-    """Judge the trials of a training function.
-
-    Parameters
-    ----------
-    trials
-        By way, the samples per second by round and rank.
-    skipped
-        By way that has no trials, why not.
-    """
+    """Judge the trials of a training function; ``skipped`` says, by way that has no trials, why not."""
     effects = _effects(trials)
     rank, late = _slowest_rank(trials.get(NO_GRADIENT_SYNC, ()))
-    loader, sync, alone, larger = (effects.get(way, NONE) for way in THAN)
+    loader, sync, alone, larger = (effects.get(way, Effect()) for way in THAN)
     by_cause = {
         "loader": (loader, loader.share),
         "communication": (sync, sync.share),
@@ -171,17 +149,20 @@ def verdict_on_trials(trials: Mapping[str, Rates], skipped: Mapping[str, str]) -
         sentence = SENTENCES[cause].format(effect=effect, rates=effect.rates, share=costs[cause], rank=rank)
     elif spread >= LARGE or skipped:
         cause = "unknown"
-        sentence = (
-            "no trial saves a tenth of the time, and more than"
-            f" the spread of its rounds (up to {spread:.0%}). Longer trials (trial_seconds=…) or a quieter"
-            " machine may show more."
+        words = (
+            f"no trial saves a tenth of the time, and more than the spread of its rounds (up to {spread:.0%})"
         )
+        sentence = f"{words}. Longer trials (trial_seconds=…) or a quieter machine may show more."
     else:
         cause = "computing"
         sentence = "no trial saves a tenth of the time inside track(…): it goes into computing."
-    rows = [_row(way, rates, str(effects.get(way, ""))) for way, rates in trials.items()]
-    rows += [_cells(way, "–", "–", reason) for way, reason in skipped.items()]
-    return Verdict(cause, sentence, costs, trials, rows)
+    rows = [
+        (way, _by_rank(rates), _range(_slowest(rates)), str(effects.get(way, "")))
+        for way, rates in trials.items()
+    ]
+    rows += [(way, "–", "–", reason) for way, reason in skipped.items()]
+    table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return Verdict(cause, sentence, costs, trials, table)
 
 
 def _effects(trials: Mapping[str, Rates]) -> dict[str, Effect]:
@@ -191,37 +172,28 @@ def _effects(trials: Mapping[str, Rates]) -> dict[str, Effect]:
         if way == ONE_RANK and than not in trials:
             than = AS_IT_IS
         if way in trials and than in trials:
-            rates = _of_rank_0 if way == ONE_RANK else _slowest
-            effects[way] = Effect.of(rates(trials[way]), rates(trials[than]))
+            ranks = 1 if way == ONE_RANK else None  # of all, the slowest counts
+            effects[way] = Effect(_slowest(trials[way], ranks), _slowest(trials[than], ranks))
     return effects
 
 
-def _slowest(rounds: Rates) -> list[float]:
-    """Return the rate of the slowest rank in each round: where all wait for all, the others have it too."""
-    return [min(by_rank) for by_rank in rounds]
-
-
-def _of_rank_0(rounds: Rates) -> list[float]:
-    return [by_rank[0] for by_rank in rounds]
+def _slowest(rounds: Rates, ranks: int | None = None) -> list[float]:
+    """Return the rate of the slowest of the first ``ranks`` in each round: where all wait, all have it."""
+    return [min(by_rank[:ranks]) for by_rank in rounds]
 
 
 def _slowest_rank(rounds: Rates) -> tuple[int, Effect]:
     """Return the rank that is slowest in the median, and how much faster the others are."""
     if not rounds:
-        return 0, NONE
+        return 0, Effect()
     rates = np.array(rounds)
     rank = int(np.median(rates, axis=0).argmin())
     others = np.median(np.delete(rates, rank, axis=1), axis=1)
-    return rank, Effect.of(others.tolist(), rates[:, rank].tolist())
+    return rank, Effect(others.tolist(), rates[:, rank].tolist())
 
 
-def _row(way: str, rates: Rates, effect: str) -> dict[str, str]:
-    by_rank = " · ".join(f"{rate:,.0f}" for rate in np.median(rates, axis=0))
-    return _cells(way, by_rank, _range(_slowest(rates)), effect)
-
-
-def _cells(*cells: str) -> dict[str, str]:
-    return dict(zip(COLUMNS, cells, strict=True))
+def _by_rank(rates: Rates) -> str:
+    return " · ".join(f"{rate:,.0f}" for rate in np.median(rates, axis=0))
 
 
 def _range(values: Sequence[float], form: str = "{:,.0f}") -> str:

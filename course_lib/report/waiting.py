@@ -1,13 +1,12 @@
 """Find out what the ranks are doing, during a run and at its end: who waits where, and for whom.
 
-The source is each rank's record of where it is and which collectives it has called (`rank.standstill`). Of a
-rank that none of its threads can write it for, there is the Python stack that a signal asks for (`stacks`).
+Each rank records where it is and which collectives it has called (`rank.standstill`). If no thread of a rank
+can run, a signal asks it for its Python stack (`stacks`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -22,7 +21,7 @@ from ..run_folder import ASKED, AT_WORK, ENDING, STARTING, RankFiles
 from .cause_words import PRESENT, cause_text, mismatch_text
 from .divergence import divergence
 from .facts import Absence, Beside, Call, Circle, ExitCodes, Failure, Failures, RankState, Report, ThreadError
-from .failed import failure_before, failure_of, first_failure
+from .failed import failure_before, failure_of, first_failure, record_in
 from .mismatch import apart, mismatch_of, other_groups
 from .stacks import ask_stacks, asked_stack, beside, has_pending, position_of
 from .words import lingering_text, restart_text, warning_text
@@ -104,12 +103,12 @@ def stalled(run: Run) -> str:
 
 def doubts(run: Run) -> str:
     """Say why torchrun restarted a run that is done, and why its results may be wrong, as far as known."""
-    told = [restart_text(run, before)] if (before := failure_before(run)) else []
+    sentences = [restart_text(run, before)] if (before := failure_before(run)) else []
     with contextlib.suppress(Exception):  # a rank's program may have written anything into its files
         groups = [record_of(run, rank).get("groups", {}) for rank in range(run.world_size)]
         if cause := other_groups(groups) or apart(run):
-            told.append(f"the run is done, but {mismatch_text(cause)}")
-    return "\n".join(told)
+            sentences.append(f"the run is done, but {mismatch_text(cause)}")
+    return "\n".join(sentences)
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -156,10 +155,10 @@ def state_of(
     idle = phase == AT_WORK and seconds and not run.trace(rank).cpu_share(seconds) > BUSY
     own_call, joins = record.get("call", "") if idle else "", record.get("joins", {})
     called, groups = record.get("called"), record.get("groups", {})
-    told = replace(state, function=function, called=called, groups=groups, own_call=own_call, joins=joins)
     if own_call and (lock := record.get("lock_file", "")):
-        told = replace(told, lock_file=lock, lock_holder=_holder_of(run, lock))
-    return replace(told, waits_in=waits_in, recent=recent)
+        state = replace(state, lock_file=lock, lock_holder=_holder_of(run, lock))
+    state = replace(state, function=function, called=called, groups=groups, own_call=own_call, joins=joins)
+    return replace(state, waits_in=waits_in, recent=recent)
 
 
 def _holder_of(run: Run, path: str) -> int | str | None:
@@ -174,7 +173,7 @@ def _holder_of(run: Run, path: str) -> int | str | None:
 
 
 def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
-    """Return the call in which a rank waits: the main thread's, if it tells, rather than one of before."""
+    """Return the call in which a rank waits: prefer the main thread's to an older one that is pending."""
     if meets is None:
         return pending[0] if pending else None
     same = [call for call in pending if call.name == meets["name"]]
@@ -253,8 +252,8 @@ def _lingers(run: Run, rank: int) -> float | None:
     """
     files = RankFiles(run.folder, rank)
     with contextlib.suppress(OSError):
-        told = files.result if files.result.exists() else files.facts
-        seconds = time.time() - told.stat().st_mtime
+        returned = files.result if files.result.exists() else files.facts
+        seconds = time.time() - returned.stat().st_mtime
         if seconds >= WARN_SECONDS and not run.is_job and run.lives(rank):
             return seconds
     return None
@@ -262,7 +261,4 @@ def _lingers(run: Run, rank: int) -> float | None:
 
 def record_of(run: Run, rank: int) -> dict[str, Any]:
     """Return what a rank has recorded about where it is (`RankFiles.standstill`); empty without a record."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = json.loads(RankFiles(run.folder, rank).standstill.read_text())
-        return record if isinstance(record, dict) else {}
-    return {}
+    return record_in(RankFiles(run.folder, rank).standstill)

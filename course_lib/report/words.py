@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from ..notebook import shell
 from ..run.trace import shortened
 from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
 from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
-from .facts import Beside, Cause, Failure, Mismatch, Position, RankState, Related, Report, ThreadError
+from .facts import Cause, Failure, Mismatch, Position, RankState, Related, Report, ThreadError
 from .symptoms import about
 
 if TYPE_CHECKING:
@@ -44,38 +43,33 @@ UNRECORDED = {
 }
 # Advice on exceptions that give none themselves, by what torch, CUDA, NCCL (which changed its wording in
 # version 2.30) or the system says in them.
-ADVICE = [
-    (
-        re.compile(r"Duplicate GPU detected|Multiple Ranks are using the same GPU"),
-        "NCCL takes one rank for each GPU, and two of these ranks use the same one. Where there is a GPU for "
-        "each rank, call torch.cuda.set_device(local_rank) before init_process_group; where ranks share a "
-        "GPU, use gloo. place() does the one and names the other.",
+ADVICE = {
+    r"Duplicate GPU detected|Multiple Ranks are using the same GPU": (
+        "NCCL takes one rank for each GPU, and two of these ranks use the same one. Where there is a GPU "
+        "for each rank, call torch.cuda.set_device(local_rank) before init_process_group; where ranks "
+        "share a GPU, use gloo. place() does the one and names the other."
     ),
-    (
-        re.compile(r"Cannot re-initialize CUDA in forked subprocess"),
-        "A process that was forked from one that uses CUDA cannot use it. Let a DataLoader's workers return "
-        "CPU tensors and move them to the GPU in the training loop, or start processes by the spawn method: "
-        'DataLoader(…, multiprocessing_context="spawn"), torch.multiprocessing.spawn.',
+    r"Cannot re-initialize CUDA in forked subprocess": (
+        "A process that was forked from one that uses CUDA cannot use it. Let a DataLoader's workers "
+        "return CPU tensors and move them to the GPU in the training loop, or start processes by the "
+        'spawn method: DataLoader(…, multiprocessing_context="spawn"), torch.multiprocessing.spawn.'
     ),
-    (
-        re.compile(r"CUDA (error: )?out of memory"),
+    r"CUDA (error: )?out of memory": (
         "The GPU has no memory left for this. Every rank has a model, gradients, optimizer state and "
         "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
-        "(nprocs). Run.open().metrics has what each rank held.",
+        "(nprocs). Run.open().metrics has what each rank held."
     ),
-    (
-        re.compile(r"^bdb\.BdbQuit$|^EOF when reading a line$"),
-        "A rank has no keyboard: breakpoint() and input() have nothing to read. Let the rank print what you "
-        "want to see (run.logs has it), and pass what you would type as an argument. To step through the "
-        "function in a debugger, call it in the notebook, without what needs other ranks.",
+    r"^bdb\.BdbQuit$|^EOF when reading a line$": (
+        "A rank has no keyboard: breakpoint() and input() have nothing to read. Let the rank print what "
+        "you want to see (run.logs has it), and pass what you would type as an argument. To step through "
+        "the function in a debugger, call it in the notebook, without what needs other ranks."
     ),
-    (
-        re.compile(r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread"),
-        "Where a process or a thread was to start: a limit on their number has been reached (a container's, "
-        "`ulimit -u`). Take fewer ranks (nprocs) or DataLoader workers, or shut down the kernels of other "
-        "notebooks. Where a lock was asked for: somebody else holds it.",
+    r"^(\[Errno \d+\] )?Resource temporarily unavailable$|can't start new thread": (
+        "Where a process or a thread was to start: a limit on their number has been reached (a "
+        "container's, `ulimit -u`). Take fewer ranks (nprocs) or DataLoader workers, or shut down the "
+        "kernels of other notebooks. Where a lock was asked for: somebody else holds it."
     ),
-]
+}
 NO_MEMORY = (
     "There is no memory left for this, on the machine or under a limit (a container's, ulimit's). Every "
     "rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer ranks "
@@ -117,19 +111,18 @@ def error_text(run: Run, report: Report) -> str:
 def restart_text(run: Run, before: Failure) -> str:
     """Say that torchrun has restarted the ranks, and what had ended the attempt before."""
     what = _failure_headline(before, RankFiles(run.folder, before.rank)).partition("\n")[0]
-    where = f" ({line_of(before.frames[-1])})" if before.frames else ""
     counted = f"restart {run.restarts} of {run.record.facts['max_restarts']}"
-    return f"torchrun had restarted the ranks ({counted}): before, {run.who(before.rank)} {what}{where}"
+    who = f"{run.who(before.rank)} {what}{_where(before)}"
+    return f"torchrun had restarted the ranks ({counted}): before, {who}"
 
 
 def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
     """Say in the present tense which ranks make no progress, and why."""
-    lines = [
-        "\n".join([f"{run.who(state.rank)} {_warning_line(state)}", *beside_lines(state, PRESENT)])
-        for state in states
-    ]
-    more = [f"and {len(lines) - MOST_RANKS} more"] if len(lines) > MOST_RANKS else []
-    return "\n".join(filter(None, [why, *lines[:MOST_RANKS], *more]))
+    lines = [why] if why else []
+    for state in states[:MOST_RANKS]:
+        lines += [f"{run.who(state.rank)} {_warning_line(state)}", *beside_lines(state, PRESENT)]
+    lines += [f"and {len(states) - MOST_RANKS} more"] if len(states) > MOST_RANKS else []
+    return "\n".join(lines)
 
 
 def _warning_line(state: RankState) -> str:
@@ -141,12 +134,13 @@ def _warning_line(state: RankState) -> str:
 
 
 def _lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
-    """Say what a rank was doing and, of a call that does not match, where it was: it may be further since."""
+    """Say what a rank was doing and where its call was that does not match: the rank may have gone on."""
     text = f"{run.who(state.rank)} {state_text(run, state)}"
     call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
     line = line_of(with_source(*call.place)) if call and call.place else ""
-    told = text if not call or line in text else f"{text.rstrip(':')}; its {call.name} was at {line}"
-    return [told, *beside_lines(state)]
+    if call and line not in text:
+        text = f"{text.rstrip(':')}; its {call.name} was at {line}"
+    return [text, *beside_lines(state)]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------
@@ -179,7 +173,7 @@ def state_text(run: Run, state: RankState) -> str:
 def _at(position: Position, seconds: float | None, tense: Tense = PAST) -> str:
     line = line_of(position.frame)
     if position.function is None:
-        return f"{tense.is_} at {line}"
+        return f"{tense['is'][0]} at {line}"
     still = "" if seconds is None else f" for {seconds:.1f} s"
     return f"{position_text(position, tense)}{still} ({line})"
 
@@ -187,8 +181,8 @@ def _at(position: Position, seconds: float | None, tense: Tense = PAST) -> str:
 def position_text(position: Position, tense: Tense = PRESENT) -> str:
     """Say in which function a rank waits, or is."""
     if position.function is None:
-        return f"{tense.is_} at a line of its own"
-    return f"{tense.waits if position.waits else tense.is_} in {position.function}"
+        return f"{tense['is'][0]} at a line of its own"
+    return f"{tense['wait' if position.waits else 'is'][0]} in {position.function}"
 
 
 def _failure_text(failure: Failure, files: RankFiles) -> str:
@@ -206,8 +200,7 @@ def _failure_text(failure: Failure, files: RankFiles) -> str:
 def _related_lines(each: Related) -> Iterator[str]:
     yield f"\n{RELATIONS[each.how]} " + "\n".join(_lines_of(each.text, CAUSE_LINES))
     for frame in each.frames:
-        yield f"\n    {line_of(frame)}"
-        yield f"\n    {left}" if (left := _left_out(frame)) else ""
+        yield from (f"\n    {text}" for text in (line_of(frame), _left_out(frame)) if text)
 
 
 def _lines_of(message: str, most: int = MESSAGE_LINES) -> list[str]:
@@ -222,7 +215,7 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
     if failure.kind == "noted by the launcher":
         return failure.message
     if failure.kind == "signal":
-        how = OUT_OF_MEMORY if failure.short_of_memory else ended_by(failure.signal)
+        how = _ended_by(failure.signal, failure)
         if sizes := TOO_LARGE.search("\n".join(failure.last_lines)):
             how = f"aborted (SIGABRT): another rank sent it {sizes[1]} bytes, and it had room for {sizes[2]}"
         where = f" {failure.crashed_in}" if failure.crashed_in else ""
@@ -237,8 +230,10 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
     return f"raised {failure.exception}: {message}".rstrip(": ")
 
 
-def ended_by(signal: str) -> str:
-    """Say how a signal has ended a process."""
+def _ended_by(signal: str, failure: Failure) -> str:
+    """Say how a signal has ended a rank that failed, or its worker."""
+    if signal == "SIGKILL" and failure.short_of_memory:
+        return OUT_OF_MEMORY
     return SIGNALS.get(signal, f"was ended by {signal}")
 
 
@@ -247,7 +242,7 @@ def advice(run: Run, failure: Failure) -> str:
     if failure.kind != "raised":
         return ""
     texts = [failure.exception, failure.message, *(each.text for each in failure.related)]
-    known = (hint for pattern, hint in ADVICE if any(map(pattern.search, texts)))
+    known = (hint for said, hint in ADVICE.items() if any(re.search(said, text) for text in texts))
     hint = next(known, NO_MEMORY if failure.short_of_memory and not failure.workers else "")
     symptom = about("\n".join(texts))
     shown = symptom and (symptom.lesson() if hint else symptom.text())
@@ -255,16 +250,13 @@ def advice(run: Run, failure: Failure) -> str:
 
 
 def _of_workers(run: Run, failure: Failure) -> str:
-    """Say which of a rank's workers a signal has ended, and what memory there was; empty without any."""
-    told = []
-    for pid, name in failure.workers:
-        out_of_memory = failure.short_of_memory and name == "SIGKILL"
-        how = OUT_OF_MEMORY if out_of_memory else ended_by(name)
-        told.append(f"A worker of {run.who(failure.rank)}, process {pid}, {how}.")
+    """Say how signals have ended a rank's workers, and what memory there was; empty without any."""
+    who = f"A worker of {run.who(failure.rank)}, process"
+    sentences = [f"{who} {pid}, {_ended_by(name, failure)}." for pid, name in failure.workers]
     if failure.memory:
         total, available = (size / (1 << 30) for size in failure.memory)
-        told.append(f"Of {total:.1f} GiB of memory, {available:.1f} GiB were available afterwards.")
-    return " ".join(told)
+        sentences.append(f"Of {total:.1f} GiB of memory, {available:.1f} GiB were available afterwards.")
+    return " ".join(sentences)
 
 
 # --- beside its main thread -------------------------------------------------------------------------------
@@ -272,11 +264,9 @@ def _of_workers(run: Run, failure: Failure) -> str:
 
 def lingering_text(run: Run, states: Sequence[RankState], seconds: float) -> str:
     """Say which ranks `launch` has killed, though their functions had returned, and what kept them."""
-    head = (
-        f"These ranks were killed {seconds:g} s after their function had returned "
-        "(torchrun would have kept waiting):"
-    )
-    return "\n".join([head, *(line for state in states for line in _lines(run, state))])
+    head = f"These ranks were killed {seconds:g} s after their function had returned"
+    lines = [line for state in states for line in _lines(run, state)]
+    return "\n".join([f"{head} (torchrun would have kept waiting):", *lines])
 
 
 def beside_lines(state: RankState, tense: Tense = PAST) -> list[str]:
@@ -284,19 +274,16 @@ def beside_lines(state: RankState, tense: Tense = PAST) -> list[str]:
     lines = [f"its {thread_error_text(error)}{_where(error)}" for error in state.thread_errors]
     waited_for = state.phase == "returned" and not any(each.daemon for each in state.beside)
     keeps = " (not a daemon: the process waits for it)" if waited_for else ""
-    told = defaultdict(list)
+    names_by = defaultdict(list)
     for each in state.beside:
         kind = "thread" if each.thread else "DataLoader worker" if each.loads else "forked process"
-        told[kind, _doing(each, tense)].append(f' "{each.thread}"' if each.thread else "")
-    for (kind, doing), names in told.items():
+        doing = _at(each.position, None, tense) if each.position else f"{tense['is'][0]} running"
+        names_by[kind, doing].append(f' "{each.thread}"' if each.thread else "")
+    for (kind, doing), names in names_by.items():
         plural = f"{kind}{'es' if kind.endswith('s') else 's'}{','.join(filter(None, names))}"
         who = f"its {kind}{names[0]}" if len(names) == 1 else f"each of its {len(names)} {plural}"
         lines.append(f"{who}{keeps} {doing}")
     return [f"    {line}" for line in lines]
-
-
-def _doing(each: Beside, tense: Tense) -> str:
-    return _at(each.position, None, tense) if each.position else f"{tense.is_} running"
 
 
 def thread_error_text(error: ThreadError) -> str:
@@ -306,7 +293,7 @@ def thread_error_text(error: ThreadError) -> str:
     return f"{thread} raised {error.exception}: {message}".rstrip(": ")
 
 
-def _where(error: ThreadError) -> str:
+def _where(error: Failure | ThreadError) -> str:
     return f" ({line_of(error.frames[-1])})" if error.frames else ""
 
 
@@ -315,11 +302,13 @@ def _where(error: ThreadError) -> str:
 
 def label(filename: str) -> str:
     """Return a name to show: ``Cell In[7]`` for a cell of this kernel, a short path for a file."""
-    with contextlib.suppress(AttributeError, TypeError):  # no cell, or no IPython
-        return " ".join(shell().compile.format_code_name(filename))
-    with contextlib.suppress(ValueError, OSError):  # elsewhere, or the working folder is gone
-        return str(Path(filename).relative_to(Path.cwd()))
-    return Path(filename).name
+    ipython, path = shell(), Path(filename)
+    if ipython and (name := ipython.compile.format_code_name(filename)):
+        return " ".join(name)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the working folder is gone
+        return path.name
 
 
 def line_of(frame: Mapping[str, Any]) -> str:

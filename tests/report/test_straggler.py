@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run, track
-from course_lib.report.collective_arrivals import collective_arrivals
-from course_lib.report.straggler import straggler
+from course_lib.report.straggler import collective_arrivals, straggler
 from course_lib.run_folder import ARRIVAL, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.runs import made_run
