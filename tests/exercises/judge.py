@@ -1,5 +1,10 @@
 """All answers whose feedback is known, and a process that judges them on forked ranks.
 
+Those that people give are in `answers/answers_NN.txt`: shared code, then each question after "===",
+with short names for its properties. An answer's first line says what it does, which properties hold all the
+same, and words of a hint, or of the trouble. Below are the lines in place of the solution's, or a whole
+function, or an edit of the solution: lines with a -, which it has once, become those with a +.
+
 `python -m tests.exercises.judge` takes one per line (see `line_process`): its key in `answer_of`, and a seed.
 """
 
@@ -7,53 +12,100 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
-
-import cloudpickle
 
 from course_lib.exercises import questions
 from course_lib.exercises.check import judged
 from course_lib.exercises.question import QUESTIONS
-from tests.exercises.answers import RIGHT, WRONG
 from tests.support import forked
 from tests.support.line_process import serve
 
 MOST_SECONDS = 300.0  # for an answer; a limit that is met on no machine by one that comes to an end
 SOLUTIONS = sorted((Path(__file__).parents[2] / "solutions").glob("*.ipynb"))
 CHECK = re.compile(r'check\("(.+)", (\w+)\)')
+ANSWER = re.compile(r"(right|wrong): (.+?)(?:; holds: (.+?))?(?:; hint: (.+))?")
+EDIT = re.compile(r"((?:^-.*\n)+)((?:^\+.*\n)*)", re.MULTILINE)
 
+
+class Answer(NamedTuple):
+    number: str  # of the question
+    kind: str  # "right", in another style than the solution's, or "wrong"
+    name: str
+    hold: set[str]
+    hint: str
+    lines: str
+
+
+def _listed(path: Path) -> Iterator[Answer]:
+    for part in re.split("^=== ", path.read_text(), flags=re.MULTILINE)[1:]:
+        about, *answers = re.split(r"\n(?=(?:right|wrong): )", part)
+        properties = dict(re.findall("^([A-Z0-9_]+): (.+)", about, re.MULTILINE))
+        for each in answers:
+            first, lines = each.split("\n", 1)
+            kind, name, hold, hint = ANSWER.fullmatch(first).groups("")
+            holds = {properties[short] for short in hold.split(", ") if short}
+            yield Answer(about.split("\n")[0], kind, name, holds, hint, lines.strip("\n") + "\n")
+
+
+ANSWERS = Path(__file__).with_name("answers")
+LISTED = [each for path in sorted(ANSWERS.iterdir()) for each in _listed(path)]
+WRONG = [each for each in LISTED if each.kind == "wrong"]
+RIGHT = [each for each in LISTED if each.kind == "right"]
 questions.load()
-for path in sorted(Path(__file__).with_name("answers").glob("answers_*.py")):
-    module = importlib.import_module(f"tests.exercises.answers.{path.stem}")
-    cloudpickle.register_pickle_by_value(module)  # as a notebook's; no rank imports this file
 
 
 def answer_of(number: str, kind: str, index: int = 0) -> Any:
     """An answer of the list WRONG or RIGHT, or of a notebook: the "solution", or the "blank" made of it."""
-    listed = {"wrong": WRONG, "right": RIGHT}
-    return listed[kind][index][1] if kind in listed else _of_lesson(number.split(".")[0], kind)[number]
+    lesson, listed = number.split(".")[0], {"wrong": WRONG, "right": RIGHT}
+    names, found, cells = _of_lesson(lesson, "solution" if kind in listed else kind)
+    if kind not in listed:
+        return found[number]
+    own = dict(names)
+    exec((ANSWERS / f"answers_{lesson}.txt").read_text().split("=== ")[0], own)
+    exec(_code_of(listed[kind][index], cells[number]), own)
+    return own[found[number].__name__]
+
+
+def _code_of(answer: Answer, solution: str) -> str:
+    if answer.lines.startswith(("def ", "class ")):
+        return answer.lines
+    if not answer.lines.startswith("-"):
+        begin, end = solution.index("### BEGIN SOLUTION"), solution.rindex("### END SOLUTION\n")
+        return solution[:begin].rstrip(" ") + answer.lines + solution[end:].split("\n", 1)[1]
+    assert not EDIT.sub("", answer.lines), answer
+    code = "\n" + re.sub(" *### (BEGIN|END) SOLUTION\n", "", solution)
+    for edit in EDIT.finditer(answer.lines):
+        old, new = ("\n" + re.sub("^.", "", each, flags=re.MULTILINE) for each in edit.groups())
+        if code.count(old) != 1:
+            raise ValueError(f"{answer.number}, {answer.name}: not once in the solution:{old}")
+        code = code.replace(old, new)
+    return code
 
 
 @functools.cache
-def _of_lesson(lesson: str, kind: str) -> dict[str, Any]:
-    """What a notebook answers to each of its questions: its cells are run, all but those that launch."""
+def _of_lesson(lesson: str, kind: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Run a notebook's cells, all but those that launch: its names, its answers, and their cells."""
     from course_lib.exercises.generate import blank  # which loads nbformat, in seconds
 
     (source,) = [path for path in SOLUTIONS if path.name.startswith(lesson)]
     names: dict[str, Any] = {"__name__": "__main__"}
     found: dict[str, Any] = {}
+    cells: dict[str, str] = {}
     for cell in code_cells(source.read_text() if kind == "solution" else blank(source)):
         if asked := CHECK.fullmatch(cell["source"]):
             found[asked[1]] = names[asked[2]]
         elif "launch(" not in cell["source"]:
             exec(cell["source"], names)
-    return found
+        grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id", "")
+        if named := re.fullmatch(r"e(\d\d)-(\d)-answer", grade_id):
+            cells[f"{named[1]}.{named[2]}"] = cell["source"] + "\n"
+    return names, found, cells
 
 
 def code_cells(notebook: str) -> list[dict[str, Any]]:

@@ -27,8 +27,16 @@ from course_lib.exercises.in_rank.work import run_work
 from course_lib.exercises.judging import read
 from course_lib.exercises.question import QUESTIONS, Finding, Work
 from course_lib.report import waiting
-from tests.exercises.answers import RIGHT, WRONG
-from tests.exercises.judge import CHECK, MOST_SECONDS, SOLUTIONS, answer_of, code_cells
+from tests.exercises.judge import (
+    CHECK,
+    MOST_SECONDS,
+    RIGHT,
+    SOLUTIONS,
+    WRONG,
+    Answer,
+    answer_of,
+    code_cells,
+)
 from tests.support.line_process import LineProcess
 from tests.support.programs import Jump, running
 
@@ -95,7 +103,7 @@ def test_every_question_is_asked_in_a_notebook_for_its_points() -> None:
 
 
 def test_every_question_has_its_wrong_and_its_other_right_answers() -> None:
-    assert {number for number, *_ in WRONG} == {number for number, _ in RIGHT} == set(QUESTIONS)
+    assert {each.number for each in WRONG} == {each.number for each in RIGHT} == set(QUESTIONS)
 
 
 @pytest.mark.parametrize("number", [number for number, each in QUESTIONS.items() if each.hints])
@@ -104,7 +112,7 @@ def test_each_hint_is_reached_by_a_wrong_answer_and_there_are_few(number: str) -
     asked = QUESTIONS[number]
     assert asked.hints.keys() <= asked.properties.keys()
     assert all(len(table) <= 4 for table in asked.hints.values())
-    told = {hint for each, _, _, hint in WRONG if each == number}
+    told = {each.hint for each in WRONG if each.number == number}
     assert {fault for table in asked.hints.values() for fault in table} <= told
 
 
@@ -126,31 +134,25 @@ def test_the_blank_has_none(number: str) -> None:
 
 
 def the_first_to_end(number: str) -> int:
-    return next(i for i, each in enumerate(WRONG) if each[0] == number and not HANGS.match(each[3]))
+    return next(i for i, each in enumerate(WRONG) if each.number == number and not HANGS.match(each.hint))
 
 
 @pytest.mark.short
 @pytest.mark.parametrize("number", QUESTIONS)
 def test_a_wrong_answer_to_each_question_misses_what_it_should(number: str) -> None:
-    _, answer, hold, hint = WRONG[the_first_to_end(number)]
-    misses_what_it_should(check(number, answer), hold, hint)
+    index = the_first_to_end(number)
+    misses_what_it_should(check(number, answer_of(number, "wrong", index)), WRONG[index])
 
 
-def named(listed: list[Any], chosen: Callable[..., bool]) -> list[Any]:
-    return [
-        pytest.param(i, id=f"{each[0]} {name_of(each[1])}") for i, each in enumerate(listed) if chosen(*each)
-    ]
+def those(listed: list[Answer], chosen: Callable[[Answer], Any]) -> list[Any]:
+    return [pytest.param(i, id=f"{each.number} {each.name}") for i, each in enumerate(listed) if chosen(each)]
 
 
-def name_of(answer: Any) -> str:
-    return getattr(answer, "__name__", type(answer).__name__)  # a partial has none
-
-
-@pytest.mark.parametrize("index", named(WRONG, lambda number, answer, hold, hint: HANGS.match(hint)))
+@pytest.mark.parametrize("index", those(WRONG, lambda each: HANGS.match(each.hint)))
 def test_an_answer_that_hangs_misses_what_it_should(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    number, answer, hold, hint = WRONG[index]
     Jump(monkeypatch, all_wait)
-    misses_what_it_should(check(number, answer), hold, hint)
+    number = WRONG[index].number
+    misses_what_it_should(check(number, answer_of(number, "wrong", index)), WRONG[index])
 
 
 def all_wait() -> bool:
@@ -185,23 +187,21 @@ def test_forked_ranks_say_what_those_of_a_launch_do(
     index = the_first_to_end(number)
     told = process.ask({"number": number, "kind": "wrong", "index": index, "seed": seed})
     assert (told or {"failed": True})["failed"] is False, "otherwise by_forks asks a launch"
-    assert str(by_forks(number, "wrong", index)) == str(check(number, WRONG[index][1]))
+    assert str(by_forks(number, "wrong", index)) == str(check(number, answer_of(number, "wrong", index)))
 
 
 @pytest.mark.parametrize(
-    "index",
-    named(WRONG, lambda number, answer, hold, hint: number.startswith(ON_RANKS) and not HANGS.match(hint)),
+    "index", those(WRONG, lambda each: each.number.startswith(ON_RANKS) and not HANGS.match(each.hint))
 )
 def test_a_wrong_answer_misses_what_it_should(index: int, by_forks: Callable[..., Feedback]) -> None:
-    number, _, hold, hint = WRONG[index]
-    misses_what_it_should(by_forks(number, "wrong", index), hold, hint)
+    misses_what_it_should(by_forks(WRONG[index].number, "wrong", index), WRONG[index])
 
 
-@pytest.mark.parametrize("index", named(RIGHT, lambda number, answer: number.startswith(ON_RANKS)))
+@pytest.mark.parametrize("index", those(RIGHT, lambda each: each.number.startswith(ON_RANKS)))
 def test_a_right_answer_of_another_style_has_full_points(
     index: int, by_forks: Callable[..., Feedback]
 ) -> None:
-    has_full_points(by_forks(RIGHT[index][0], "right", index))
+    has_full_points(by_forks(RIGHT[index].number, "right", index))
 
 
 # --- many times in one rank -------------------------------------------------------------------------------
@@ -215,9 +215,10 @@ def test_no_draw_hides_what_is_wrong_or_blames_what_is_right(number: str) -> Non
 
     One that raises says so without a launch's report, for which it is judged by `check` as well.
     """
-    wrong = [each[1:] for each in WRONG if each[0] == number]
-    right = [answer for asked, answer in RIGHT if asked == number] + [answer_of(number, "solution")]
-    answers = [answer for answer, *_ in wrong] + right
+    wrong = [each for each in WRONG if each.number == number]
+    answers = [answer_of(number, "wrong", i) for i, each in enumerate(WRONG) if each.number == number]
+    answers += [answer_of(number, "right", i) for i, each in enumerate(RIGHT) if each.number == number]
+    answers.append(answer_of(number, "solution"))
     first = DRAWS * int(os.environ.get("COURSE_DRAWS", "0"))
 
     def draw() -> list[Feedback]:
@@ -238,12 +239,12 @@ def test_no_draw_hides_what_is_wrong_or_blames_what_is_right(number: str) -> Non
     drawn = launch(draw, nprocs=len(answers), device="cpu", dashboard=False).results
     for feedback in [each for found in drawn[len(wrong) :] for each in found]:
         has_full_points(feedback)
-    for (answer, hold, hint), found in zip(wrong, drawn, strict=False):
+    for answer, expected, found in zip(answers, wrong, drawn, strict=False):
         raised = any(feedback.trouble.startswith("your code failed") for feedback in found)
         for feedback in found:
-            misses_what_it_should(feedback, hold, "" if raised else hint)
+            misses_what_it_should(feedback, expected._replace(hint="") if raised else expected)
         if raised:
-            misses_what_it_should(check(number, answer), hold, hint)
+            misses_what_it_should(check(number, answer), expected)
 
 
 # --- what is expected -------------------------------------------------------------------------------------
@@ -253,10 +254,11 @@ def has_full_points(feedback: Feedback) -> None:
     assert feedback.points == feedback.most > 0, str(feedback)
 
 
-def misses_what_it_should(feedback: Feedback, hold: set[str], hint: str) -> None:
-    assert {each.what for each in feedback.findings if each.ok} == hold, str(feedback)
+def misses_what_it_should(feedback: Feedback, expected: Answer) -> None:
+    assert {each.what for each in feedback.findings if each.ok} == expected.hold, str(feedback)
     tables = QUESTIONS[feedback.question].hints.values()
     told = "\n".join([feedback.trouble, *(f"{each.seen}\n{each.hint}" for each in feedback.findings)])
+    hint = expected.hint
     assert next((each[hint] for each in tables if hint in each), hint) in told, told
     assert feedback.trouble or all(each.seen and each.hint for each in feedback.findings if not each.ok)
     hints = " ".join(each.hint for each in feedback.findings)
