@@ -162,9 +162,9 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_777,
+    "course_lib": 11_379,
     "course_lib/exercises": 8_540,
-    "tests": 31_750,
+    "tests": 29_091,
     ".ci": 580,
     "lessons/scripts": 4_094,
 }

@@ -191,13 +191,7 @@ def _things(seed: int) -> list[Case]:
     mixed = {name: torch.ones(2, device=FAR if name in gone else CPU) for name in names}
     next_gpu = {name: torch.ones(2).as_subclass(_OnTheNext) for name in here}
     whole = nn.Sequential(OrderedDict(head=nn.Linear(3, 2), norm=nn.BatchNorm1d(3, affine=False)))
-    of_whole = [
-        "head.bias",
-        "head.weight",
-        "norm.num_batches_tracked",
-        "norm.running_mean",
-        "norm.running_var",
-    ]
+    of_whole = "head.bias head.weight norm.num_batches_tracked norm.running_mean norm.running_var".split()
     frozen, table, plain = (nn.Sequential(nn.ReLU(), _layer()) for _ in range(3))
     frozen.get_submodule("1.linear").bias = nn.Parameter(torch.ones(3), requires_grad=False)
     table[1].table_ = torch.ones(2)
