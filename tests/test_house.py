@@ -162,7 +162,7 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_379,
+    "course_lib": 11_382,
     "course_lib/exercises": 8_540,
     "tests": 29_091,
     ".ci": 580,

@@ -131,7 +131,7 @@ def _interrupts_held(stop: threading.Event) -> Iterator[None]:
 
 _threads = threading.Lock()
 _stops: list[threading.Event] = []  # of launches in other threads than the main one
-_seers: list[threading.Thread] = []  # the one that sees interrupts for them
+_seen: list[IO[bytes]] = []  # the file that grows with each interrupt, while such launches run
 
 
 @contextlib.contextmanager
@@ -139,11 +139,14 @@ def _interrupts_seen(stop: threading.Event) -> Iterator[None]:
     """Set ``stop`` when the process gets an interrupt, which Python handles in the main thread alone."""
     with _threads:
         _stops.append(stop)
-        if not _seers and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            if _seen:  # asyncio, say, may have put its handler over ours since
+                faulthandler.unregister(signal.SIGINT)
+            else:
+                _seen.append(tempfile.TemporaryFile())
+                threading.Thread(target=_see, args=_seen, name="course-interrupts", daemon=True).start()
             # `faulthandler` can be asked from any thread, and lets Python handle the signal as well
-            faulthandler.register(signal.SIGINT, seen := tempfile.TemporaryFile(), False, chain=True)
-            _seers.append(threading.Thread(target=_see, args=(seen,), name="course-interrupts", daemon=True))
-            _seers[0].start()
+            faulthandler.register(signal.SIGINT, _seen[0], False, chain=True)
     try:
         yield
     finally:
@@ -159,7 +162,7 @@ def _see(seen: IO[bytes]) -> None:
         with _threads, seen if not _stops else contextlib.nullcontext():
             if not _stops:
                 faulthandler.unregister(signal.SIGINT)
-                _seers.clear()
+                _seen.clear()
                 return
             if size != (size := os.fstat(seen.fileno()).st_size):
                 for stop in _stops:

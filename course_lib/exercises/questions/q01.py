@@ -191,7 +191,13 @@ def _things(seed: int) -> list[Case]:
     mixed = {name: torch.ones(2, device=FAR if name in gone else CPU) for name in names}
     next_gpu = {name: torch.ones(2).as_subclass(_OnTheNext) for name in here}
     whole = nn.Sequential(OrderedDict(head=nn.Linear(3, 2), norm=nn.BatchNorm1d(3, affine=False)))
-    of_whole = "head.bias head.weight norm.num_batches_tracked norm.running_mean norm.running_var".split()
+    of_whole = [
+        "head.bias",
+        "head.weight",
+        "norm.num_batches_tracked",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
     frozen, table, plain = (nn.Sequential(nn.ReLU(), _layer()) for _ in range(3))
     frozen.get_submodule("1.linear").bias = nn.Parameter(torch.ones(3), requires_grad=False)
     table[1].table_ = torch.ones(2)
@@ -205,13 +211,7 @@ def _things(seed: int) -> list[Case]:
         (AMONG, f"tensors {', '.join(here)} on cuda:1", torch.device("cuda:0"), next_gpu, here),
         (INSIDE, "a model that was never moved", FAR, {net: whole}, [f"{net}.{name}" for name in of_whole]),
         (INSIDE, "a model that has moved, and a tensor", CPU, {net: whole, **mixed}, gone),
-        (
-            INSIDE,
-            "one frozen parameter left behind",
-            FAR,
-            {net: frozen},
-            [f"{net}.1.linear.bias"],
-        ),
+        (INSIDE, "one frozen parameter left behind", FAR, {net: frozen}, [f"{net}.1.linear.bias"]),
         (INSIDE, "one unsaved buffer left behind", FAR, {net: table}, [f"{net}.1.table_"]),
         (PLAIN, "plain attributes", FAR, {net: plain}, sorted([f"{net}.{own}", f"{net}.1._norm.{hidden}"])),
         (PLAIN, "a plain attribute that is there", FAR, {net: moved}, []),
