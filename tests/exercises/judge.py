@@ -54,7 +54,7 @@ def _listed(path: Path) -> Iterator[Answer]:
 
 
 ANSWERS = Path(__file__).with_name("answers")
-LISTED = [each for path in sorted(ANSWERS.iterdir()) for each in _listed(path)]
+LISTED = [each for path in sorted(ANSWERS.glob("*.txt")) for each in _listed(path)]
 WRONG = [each for each in LISTED if each.kind == "wrong"]
 RIGHT = [each for each in LISTED if each.kind == "right"]
 questions.load()
