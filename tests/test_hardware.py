@@ -51,7 +51,7 @@ def test_an_apple_gpu_is_shown_and_ranks_are_cpu_processes(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(command, "CHECKS", {})
-    assert command.doctor() == 0
+    assert command.main(["doctor"]) == 0
     card = capsys.readouterr().out
     assert "mps:0 Apple GPU (shares main memory)\n" in card
     assert "2 CPU ranks, gloo: gloo carries no MPS tensors" in card
