@@ -36,7 +36,7 @@ _NAMES_OF = {
     "measure.bytes_sent": "bytes_sent",
     "measure.live_memory": "LiveMemory LivePeak",
     "measure.profiled": "overlap profiled",
-    "rank.calls": "log place track",
+    "rank.api": "log place track",
     "report.divergence": "divergence",
     "report.failed": "RankError RankTimeout",
     "report.stalls": "stalls",

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from .frames import as_in_a_file
+from .learner_code import as_in_a_file
 from .private_names import CachedFunction
 
 loads = pickle.loads

@@ -20,8 +20,18 @@ from tests.support.tiers import TIERS, scope
 HOUSE = Path(course_lib.__file__).parent
 ROOT = Path(__file__).parents[1]
 GROUND = {
-    *("by_value", "cluster", "files", "frames", "hardware", "home", "kill", "notebook", "private_names"),
-    *("run_folder", "run_record", "stack_dumps", "unused_gpus"),
+    *(
+        "by_value",
+        "cluster",
+        "files",
+        "hardware",
+        "home",
+        "kill",
+        "learner_code",
+        "notebook",
+        "private_names",
+    ),
+    *("stack_dumps", "unused_gpus"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
@@ -30,18 +40,19 @@ MAY_IMPORT = {
     "measure": GROUND,
     "lesson": GROUND | {"figures"},
     "checkpoint": GROUND,
-    "rank": GROUND,  # writes; all below it is loaded in every rank
-    "run": GROUND | {"figures"},  # reads what the ranks wrote
-    "report": GROUND | {"figures", "run"},
-    "launcher": GROUND | {"figures", "run", "report", "rank"},
-    "exercises": GROUND | {"figures", "run", "report", "launcher"},
+    "record": GROUND,  # the files of a run: their layout, who writes them, who reads them
+    "rank": GROUND | {"record"},  # all below it is loaded in every rank
+    "run": GROUND | {"record", "figures"},
+    "report": GROUND | {"record", "figures", "run"},
+    "launcher": GROUND | {"record", "figures", "run", "report", "rank"},
+    "exercises": GROUND | {"record", "figures", "run", "report", "launcher"},
 }
 ALL = set(MAY_IMPORT)
 MAY_IMPORT |= {"__init__": ALL, "__main__": ALL | {"__init__"}}  # the face, and the command
 
 
 def room_of(module: str) -> str:
-    """Of ``course_lib.rank.calls``: ``rank``."""
+    """Of ``course_lib.rank.api``: ``rank``."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -79,7 +90,7 @@ def test_imports_go_one_way() -> None:
     ],
 )
 def test_an_import_that_goes_the_wrong_way_is_seen(line: str) -> None:
-    assert wrong_ways("course_lib.rank.calls", line) == ["course_lib.rank.calls imports launcher"]
+    assert wrong_ways("course_lib.rank.api", line) == ["course_lib.rank.api imports launcher"]
     assert wrong_ways("course_lib.exercises.check", line) == []
 
 
@@ -125,7 +136,7 @@ def test_a_rank_loads_what_it_uses_alone() -> None:
         assert heavy not in of_torchrun
     assert "torch.distributed" in in_the_fork_server
     for loaded in (of_torchrun, around_a_program, in_the_fork_server):
-        assert rooms_in(loaded) == {"rank"}
+        assert rooms_in(loaded) == {"rank", "record"}
         assert "matplotlib" not in loaded
 
 

@@ -26,10 +26,10 @@ from ..launcher.launch import Launch, start
 from ..report.facts import RankState, Report
 from ..report.failed import RankError, RankTimeout
 from . import questions
-from .escapees import EscapeesEnd
 from .in_rank.work import answer_file, answer_in_a_rank
 from .inputs import folder
 from .judging import read
+from .leftover_processes import LeftoversEnd
 from .progress import note
 from .question import QUESTIONS, Ask, Finding, Question, Refused, Work
 from .sharing import note_try
@@ -122,7 +122,7 @@ def check(number: str, answer: Any) -> Feedback:
         known = ", ".join(sorted(QUESTIONS))
         name = number if isinstance(number, str) else told(number)
         return Feedback(name, trouble=f"there is no question {name!r}; the questions are {known}")
-    feedback = judged(number, Door(QUESTIONS[number], answer), random.Random())
+    feedback = judged(number, RankRunner(QUESTIONS[number], answer), random.Random())
     note(number, feedback.points, feedback.most)
     note_try(number, feedback.points)
     return feedback
@@ -203,7 +203,7 @@ def pickled(answer: Any) -> bytes:
     return sent[0]
 
 
-class Door:
+class RankRunner:
     """The notebook's `question.Ask`: it sends the answer to fresh ranks and gets JSON back.
 
     Nothing that the ranks leave behind is unpickled here.
@@ -258,7 +258,7 @@ def told_by_ranks(work: Work, given: tuple[Any, ...], nprocs: int, limit: float)
         A rank ended without leaving an answer.
     """
     asked = Launch(work, given, nprocs=nprocs, device="cpu", timeout=limit, unpickle=False)
-    run = start(asked, view=EscapeesEnd)
+    run = start(asked, view=LeftoversEnd)
     texts = []
     for rank in range(nprocs):
         try:

@@ -93,7 +93,7 @@ class Question:
     properties: dict[str, float]
     judge: Judge
     takes: Callable[[Any, str], None]
-    rests: Mapping[str, str] = field(default_factory=dict)  # as in `question`
+    depends_on: Mapping[str, str] = field(default_factory=dict)  # as in `question`
     hints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as in `question`
 
     @property
@@ -122,7 +122,7 @@ class Question:
         holds: dict[str, bool] = {}
         for what, points in self.properties.items():
             finding = judged.get(what, Finding(what))
-            if what in judged and what in self.rests and not holds[self.rests[what]]:
+            if what in judged and what in self.depends_on and not holds[self.depends_on[what]]:
                 finding.seen = "it is not counted yet" if finding.ok else finding.seen
                 finding.ok, finding.hint = False, REST
             finding.hint = self.hints.get(what, {}).get(finding.hint, finding.hint)
@@ -153,7 +153,7 @@ def question(
     form: str,
     properties: dict[str, float],
     takes: Callable[[Any, str], None] = a_function,
-    rests: Mapping[str, str] | None = None,
+    depends_on: Mapping[str, str] | None = None,
     hints: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Callable[[Judge], Judge]:
     """Register the decorated function as the judge of a question.
@@ -168,7 +168,7 @@ def question(
         What a right answer does, in words, and the points for each.
     takes
         Refuses an answer of another kind, in the rank: `a_function` or `a_module`.
-    rests
+    depends_on
         For a property, an earlier one that must hold for it to count.
     hints
         For a property, each fault that its judge can name as a finding's ``hint``, and the sentence that a
@@ -176,7 +176,7 @@ def question(
     """
 
     def register(judge: Judge) -> Judge:
-        QUESTIONS[number] = Question(form, properties, judge, takes, rests or {}, hints or {})
+        QUESTIONS[number] = Question(form, properties, judge, takes, depends_on or {}, hints or {})
         return judge
 
     return register

@@ -23,14 +23,15 @@ from ..figures.tables import text_table
 from ..hardware import cores
 from ..notebook import in_kernel
 from ..private_names import let_clicks_in
+from ..record.layout import PROGRAM
+from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text
 from ..report.divergence import divergence
-from ..report.mismatch import apart
 from ..report.straggler import straggler
+from ..report.wait_cause import apart
 from ..report.waiting import WARN_SECONDS, stalled
 from ..run.run import Run
-from ..run.trace import as_shown
-from ..run_folder import PROGRAM
+from .ask import silent_ranks
 
 if TYPE_CHECKING:
     from ..run.picture import RunFigure
@@ -113,17 +114,18 @@ class TerminalView(View):
         self._look_again = time.monotonic() + WARN_SECONDS
 
     def update(self) -> None:
-        if self.run.is_job and (now := (self.run.state, self.run.reason)) != self._job:
-            self._job = now
+        if self.run.is_job and (job := (self.run.state, self.run.reason)) != self._job:
+            self._job = job
             print(self.run.headline(), flush=True)
         self._print_new(whole_lines=True)
         if time.monotonic() > self._look_again:
             self._look_again += 1
-            warning = stalled(self.run)
+            now = self.run.snapshot()
+            warning = stalled(now, silent_ranks(now))
             if warning and not self._warned:
                 print(f"no progress:\n{warning}", flush=True)
             self._warned = bool(warning)
-            self._tell_divergence(mismatch_text(worlds) if (worlds := apart(self.run)) else "")
+            self._tell_divergence(mismatch_text(worlds) if (worlds := apart(now)) else "")
 
     def tell(self, remark: str) -> None:
         print(remark, flush=True)
@@ -229,10 +231,11 @@ class NotebookView(View):
         button.description, button.disabled = "Stopping…", True
 
     def _refresh(self) -> None:
-        self._title.value = f"<b>{html.escape(self.run.headline())}</b>"
-        self._warning.value = warning_html(self.run)
-        self._bars.value = bars_html(self.run)
-        self._figure.update(self.run)
+        now = self.run.snapshot()
+        self._title.value = f"<b>{html.escape(now.headline())}</b>"
+        self._warning.value = warning_html(now)
+        self._bars.value = bars_html(now)
+        self._figure.update(now)
         self._image.value = self._figure.live_png()
 
     def tell(self, remark: str) -> None:
@@ -309,7 +312,7 @@ def _clicks_arrive() -> bool:
 
 def warning_html(run: Run) -> str:
     """Say as HTML who waits where, and for whom, once ranks are stuck; or which rank is a straggler."""
-    if text := stalled(run):
+    if text := stalled(run, silent_ranks(run)):
         return _note("No progress", text.splitlines(), "#d55e00")
     if found := divergence(run):
         return _note("The ranks have diverged", [str(found)], "#d55e00")
@@ -330,11 +333,11 @@ def bars_html(run: Run) -> str:
         bars = "".join(_bar(run, rank, "4em")[0] for rank in range(run.world_size))
         return f'<div style="line-height:1.2">{bars}</div>'
     rows = []
-    for rank in range(run.world_size):
+    for rank, trace in enumerate(run.traces()):
         bar, progress = _bar(run, rank, "12em")
-        logged = [f"{html.escape(name)} {value:.4g}" for name, value in run.trace(rank).latest().items()]
+        logged = [f"{html.escape(name)} {value:.4g}" for name, value in trace.latest().items()]
         values = " · ".join([progress, *logged])
-        line = html.escape(" ".join(run.trace(rank).last_lines(1)))
+        line = html.escape(" ".join(trace.last_lines(1)))
         rows.append(
             f'<tr><td style="padding-right:.8em">rank {rank}</td><td style="padding-right:.8em">{bar}</td>'
             f'<td style="padding-right:.8em; white-space:nowrap">{values}</td>'

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..run_folder import AGENT_LOGS, JOB_ENDED
+from ..record.layout import AGENT_LOGS, JOB_ENDED
 
 SCRIPT = """\
 #!/bin/bash

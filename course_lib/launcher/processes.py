@@ -20,9 +20,9 @@ import psutil
 
 from ..kill import families, kill_families, kill_group, kill_group_of
 from ..rank import entry_function
+from ..record.layout import PROGRAM, RankFiles
 from ..report.failed import failure_of
 from ..run.run import Run
-from ..run_folder import PROGRAM, RankFiles
 from . import forkserver
 from .forkserver import uninterrupted, wait_until_loaded, without_main
 from .guard import protect, release
@@ -136,7 +136,7 @@ class Ranks(Execution):
         release(process.pid for process in self._processes)
 
 
-class SelfLaunching(Execution):
+class ExternalLauncher(Execution):
     """What starts its own ranks; a rank that fails says so in a file."""
 
     report_seconds = REPORT_SECONDS
@@ -171,7 +171,7 @@ class SelfLaunching(Execution):
         return time.monotonic() >= self._end_by
 
 
-class Program(SelfLaunching):
+class Program(ExternalLauncher):
     """A program on this machine: one process, or one torchrun for each simulated node."""
 
     def __init__(

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ..run_folder import RUN
-from ..run_record import RunRecord, newest_first
+from ..record.layout import RUN
+from ..record.run_record import RunRecord, newest_first
 
 KEPT_RUNS = 50
 LONGEST = 30 * 86_400.0  # seconds that a Slurm job, or a run of another machine, may take

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import cluster
+from ..record.layout import JOB_SCRIPT, PROGRAM, RankFiles
 from ..run.run import Run
-from ..run_folder import JOB_SCRIPT, PROGRAM, RankFiles
 from .arguments import check_count, check_timeout, script_at
 from .dashboard import view_of
 from .job_script import directives, gpus_of_a_node, job_script

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from .. import cluster
 from ..rank.failure import write_failure
+from ..record.layout import PROGRAM, RankFiles
 from ..run.run import Run
-from ..run_folder import PROGRAM, RankFiles
-from .processes import SelfLaunching
+from .processes import ExternalLauncher
 
 LOOK_SECONDS = 0.2  # between two looks at its files: on a shared disk, each costs other users something
 ASK_AT_LEAST, ASK_AT_MOST = 0.5, 10.0  # seconds between two queries to Slurm
@@ -23,7 +23,7 @@ CANCEL_SECONDS = 90.0  # Slurm's KillWait is 30 s, for a job's processes to save
 NODE_LOST = re.compile(r"Node failure on (\S+)")  # srun's words
 
 
-class SlurmJob(SelfLaunching):
+class SlurmJob(ExternalLauncher):
     """A Slurm job, submitted now or, without ``submit``, earlier by another kernel."""
 
     report_seconds = SETTLE_SECONDS

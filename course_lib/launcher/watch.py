@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from ..rank.entry_function import RETURN
+from ..record.layout import RankFiles
 from ..report import failed, waiting
 from ..report.cause_words import ranks_text
 from ..report.facts import Failure, Report
 from ..run.run import Run
-from ..run_folder import RankFiles
+from .ask import report_on
 from .dashboard import SafeView, View
 from .forkserver import WAKE_SECONDS
 from .processes import Execution
@@ -53,7 +54,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         run.record.end(state, text)
         if error is None and run.unpickles:
             error = _load_results(run)
-        if error is None and (doubts := waiting.doubts(run)):
+        if error is None and (doubts := waiting.doubts(run.snapshot())):
             view.tell(doubts)
         view.finish()
         clear_now_and_then()
@@ -90,7 +91,7 @@ def _follow(
             if (first := failed.first_failure(failures)).consequence or first.blames:  # a cause may be late
                 time.sleep(CONSEQUENCE_SECONDS)
                 failures = failed.failures_of(run, ranks.exit_codes(), failures) or failures
-            return failed.RankError(run, waiting.report_on(run, ranks.exit_codes(), failures))
+            return failed.RankError(run, report_on(run, ranks.exit_codes(), failures))
         if all(code is not None for code in codes.values()):
             return None
         now = time.monotonic()  # before the look: what is there then came in time
@@ -103,7 +104,7 @@ def _follow(
             if now > deadline:
                 return None  # its processes may take long to end, on a busy machine
         elif now > deadline:
-            return failed.RankTimeout(run, waiting.report_on(run, ranks.exit_codes(), {}, timeout))
+            return failed.RankTimeout(run, report_on(run, ranks.exit_codes(), {}, timeout))
         view.update()
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL
 from ..report.failed import RankError, Stopped
 from ..report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Verdict, verdict_on_run, verdict_on_trials
 from ..run.run import Run
-from ..run_folder import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL
 from .arguments import check_timeout, world_size_of
 from .dashboard import View
 from .launch import Launch, start

@@ -1,1 +1,1 @@
-"""Code that runs in the ranks, and writes what they do to files in the run's folder (see `run_folder`)."""
+"""Code that runs in the ranks, and writes what they do to files in the run's folder (see `record.layout`)."""

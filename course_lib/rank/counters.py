@@ -68,7 +68,7 @@ class Counters:
         return self._tracked + self._step_ended - began
 
     def read(self) -> dict[str, float]:
-        """Return the fields of `run_folder.TICK` that are counted here."""
+        """Return the fields of `layout.TICK` that are counted here."""
         return {
             "samples": self.samples,
             "steps": self.steps,

@@ -23,9 +23,9 @@ from .. import by_value
 from ..files import whole_file
 from ..kill import end_with, end_with_parent
 from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
-from ..run_folder import AT_WORK, ENDING, NO_GRADIENT_SYNC, TRIAL, RankFiles
+from ..record.layout import AT_WORK, ENDING, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import report_exception, watch_children
-from .last_words import LastWords
+from .failure_reporter import FailureReporter
 from .recorder import attach, note, note_failing, send_output_to
 from .trial import never_synchronize
 
@@ -55,7 +55,7 @@ def main(rank: int, assignment: Assignment) -> None:
     multiprocessing.set_start_method(None, force=True)
     files = RankFiles(assignment.folder, rank)
     send_output_to(files.log)
-    last_words = LastWords(functools.partial(_report, assignment.folder, rank))
+    failure_reporter = FailureReporter(functools.partial(_report, assignment.folder, rank))
     itself = os.getpid()
     atexit._clear()  # what the fork server's libraries left there
     try:
@@ -69,11 +69,11 @@ def main(rank: int, assignment: Assignment) -> None:
         _save_result(result, files.result)
         atexit._run_exitfuncs()
     except BaseException as error:
-        last_words.error = error
+        failure_reporter.error = error
         try:
-            last_words.say()
+            failure_reporter.report()
         finally:
-            last_words.say_here()
+            failure_reporter.report_here()
     if recorder := attach():
         recorder.close()
 

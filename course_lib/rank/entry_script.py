@@ -23,12 +23,12 @@ from typing import Any
 import psutil
 
 from ..files import discard, read_json, write_whole
-from ..frames import is_learners, with_source
 from ..kill import end_with, is_alive, kill_group_of
+from ..learner_code import is_learners, with_source
 from ..private_names import choose_ports_by, tell_before_the_agent_ends
-from ..run_folder import AT_WORK, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
+from ..record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
 from .failure import report_exception, watch_children, write_failure
-from .last_words import LastWords
+from .failure_reporter import FailureReporter
 from .recorder import attach, note, note_failing
 
 RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
@@ -148,7 +148,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
     watch_children()
     output = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", folder)).parent
     note(restart=attempt, output=os.path.relpath(output, folder), phase=AT_WORK)
-    last_words = LastWords(functools.partial(_report, folder, rank))
+    failure_reporter = FailureReporter(functools.partial(_report, folder, rank))
     try:
         try:
             _run(script, arguments)
@@ -157,11 +157,11 @@ def run_rank(script: str, arguments: list[str]) -> None:
                 raise
         note(returned=time.time())
     except BaseException as error:
-        last_words.error = error
+        failure_reporter.error = error
         try:
-            last_words.say()
+            failure_reporter.report()
         finally:
-            last_words.say_here()
+            failure_reporter.report_here()
 
 
 def _of_this_node(facts: dict[str, Any]) -> bool:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
-from ..frames import is_learners, is_ours, with_source
 from ..hardware import memory
+from ..learner_code import is_learners, is_ours, with_source
 from ..private_names import tell_of_ended_children
-from ..run_folder import RankFiles, process_name
+from ..record.layout import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # of more, the outermost and the innermost ones

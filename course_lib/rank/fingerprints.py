@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from .series import Series, on_cpu
+from ..record.series import Series, on_cpu
 
 SHARE = 0.005  # of the time in the loop that fingerprints may take
 FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at

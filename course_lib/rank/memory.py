@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 TICK_INTERVAL = 0.1  # seconds between two readings
-BYTES = "memory_bytes", "reserved_bytes", "peak_bytes", "driver_bytes"  # of `run_folder.TICK`
+BYTES = "memory_bytes", "reserved_bytes", "peak_bytes", "driver_bytes"  # of `layout.TICK`
 
 
 class Memory:
@@ -33,7 +33,7 @@ class Memory:
         self._own, self._resident = 0, self._resident_bytes()
 
     def read(self, exact: bool = True) -> dict[str, float]:
-        """Return the bytes of `run_folder.TICK`; those of a GPU are NaN until the rank uses one."""
+        """Return the bytes of `layout.TICK`; those of a GPU are NaN until the rank uses one."""
         torch: Any = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             # take the GPU on which the rank holds most: each thread has a current device of its own

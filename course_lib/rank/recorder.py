@@ -21,14 +21,14 @@ from typing import Any
 
 from ..files import write_whole
 from ..private_names import on_cpp_terminate, tell_world_sizes
-from ..run_folder import AT_WORK, ENDING, STARTING, RankFiles, process_name
+from ..record.layout import AT_WORK, ENDING, STARTING, RankFiles, process_name
+from ..record.series import Series
 from ..stack_dumps import answer_requests, leave_at_a_crash
-from .arrivals import ArrivalReader
+from .collective_log import CollectiveLog
 from .counters import Counters
 from .fingerprints import Fingerprints
 from .memory import TICK_INTERVAL, Memory
-from .series import Series
-from .standstill import Lookout
+from .standstill import StallRecorder
 from .threads import cpu_seconds, note_exceptions
 
 # The environment variables that a launcher sets for a rank
@@ -101,7 +101,7 @@ def _rank_number() -> int:
 
 
 class Recorder:
-    """Writes down ten times a second how far this rank is and what it holds (see `run_folder`)."""
+    """Writes down ten times a second how far this rank is and what it holds (see `record.layout`)."""
 
     def __init__(self, files: RankFiles, phase: str = AT_WORK) -> None:
         self.files, self.pid = files, os.getpid()
@@ -116,9 +116,9 @@ class Recorder:
         self.series = Series(files, self._launched)
         self.counters = Counters(self.series.last_tick)
         self.fingerprints = Fingerprints(self.series)
-        self._arrivals = ArrivalReader(self._launched)
+        self._arrivals = CollectiveLog(self._launched)
         self._memory = Memory()
-        self._lookout = Lookout(files, self.stack_signal)
+        self._stall_recorder = StallRecorder(files, self.stack_signal)
         self._stack_signal: int | None = None
         self._noting = threading.Lock()
         self._stop = threading.Event()
@@ -184,7 +184,7 @@ class Recorder:
 
     def tell_collectives(self) -> None:
         with contextlib.suppress(Exception):  # the failure itself is still to be told
-            self._lookout.close()
+            self._stall_recorder.close()
 
     def _flush(self) -> bool:
         """Write what is computed; return whether a GPU is still to compute some."""
@@ -203,7 +203,7 @@ class Recorder:
             self.tick()
             self.note(stack_signal=self.stack_signal())
             tell_world_sizes(self.note_world)
-            self._lookout.look(self.counters.steps)
+            self._stall_recorder.look(self.counters.steps)
             self._flush()
             self._stop.wait(until_the_next_tick(time.time()))
 

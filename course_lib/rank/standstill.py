@@ -2,7 +2,7 @@
 
 The recorder's thread looks at the main thread ten times a second, for some microseconds. It writes a record
 (``RankFiles.standstill``) while the rank's collectives stand still, once the launcher asks all ranks
-(`run_folder.ASKED`) or torchrun's agent asks this one (`run_folder.end_request`), and at the end: of this
+(`layout.ASKED`) or torchrun's agent asks this one (`layout.end_request`), and at the end: of this
 thread, of others, and of the processes that the rank has forked (a DataLoader's workers). `report.waiting`
 evaluates it.
 """
@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 
 from ..files import discard, write_whole
-from ..frames import Place, frame_of, is_learners
+from ..learner_code import Place, frame_of, is_learners
 from ..private_names import flight_recorder, process_groups, traced_collectives
-from ..run_folder import ASKED, EVERYONE, OVER_NCCL, RankFiles, end_request, process_name
+from ..record.layout import ASKED, EVERYONE, OVER_NCCL, RankFiles, end_request, process_name
 from ..stack_dumps import answer, request, size_of
-from .own_wait import own_wait
+from .blocking_call import blocking_call
 from .threads import cpu_seconds, other_threads, stack_of
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
@@ -39,7 +39,7 @@ RECENT = 16  # collectives to record: a rank may have got through some that othe
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
-class Lookout:
+class StallRecorder:
     """Watches this process's main thread and writes the record of a standstill."""
 
     def __init__(self, files: RankFiles, stack_signal: Callable[[], int | None] = lambda: None) -> None:
@@ -88,7 +88,7 @@ class Lookout:
                 record |= {"since": self._stands_since, "stack": stack_of(self._main)}
                 if asked or now - self._threads_at >= THREADS_SECONDS:
                     self._threads, self._threads_at = other_threads(), now
-                record |= {"threads": self._threads, **own_wait(self._main, self._launched)}
+                record |= {"threads": self._threads, **blocking_call(self._main, self._launched)}
             if asked and self._forked is None:
                 self._write(record)  # the rest may take longer
                 self._forked = self._ask_forked()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..frames import Place, frame_of, is_learners
+from ..learner_code import Place, frame_of, is_learners
 from .failure import described
 
 MOST_FRAMES = 100  # of a deeper stack, the innermost ones and those around the learner's

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
-from ..run_folder import REPEATED_BATCHES, TRIAL
+from ..record.layout import REPEATED_BATCHES, TRIAL
 from .counters import MAPPINGS, length_of
 
 MOST_KEPT = 4  # batches of a loader

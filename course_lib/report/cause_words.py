@@ -7,9 +7,9 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ..frames import Place
+from ..learner_code import Place
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
-from .mismatch import NEW_GROUP, PARTNER
+from .wait_cause import NEW_GROUP, PARTNER
 
 MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..run.trace import Check
+from ..record.trace import Check
 from .cause_words import ranks_text
 
 if TYPE_CHECKING:
@@ -72,17 +72,18 @@ def divergence(run: Run) -> Divergence | None:
     Printed, it says since which step, in which tensor, and which rank is the odd one out. Return None if all
     ranks were equal whenever they were compared.
     """
+    run = run.snapshot()
     return _first_difference(run, None) if run.record.is_over or _first_difference(run, LATEST) else None
 
 
 def _first_difference(run: Run, last: int | None) -> Divergence | None:
     by_rank, equal = [], None
-    for rank in range(run.world_size):
-        trace = run.trace(rank)
-        names = trace.tensors()
+    for trace in run.traces():
+        if not (names := trace.tensors):
+            return None
         checks = trace.fingerprints(None if last is None else last + 4 * len(names))
         by_rank.append((names, checks))
-    for check in sorted(set.intersection(*(set(checks) for _, checks in by_rank))) if by_rank else []:
+    for check in sorted(set.intersection(*(set(checks) for _, checks in by_rank))) if by_rank else ():
         values = [
             {names[int(tensor)]: value for tensor, value in checks[check] if tensor < len(names)}
             for names, checks in by_rank

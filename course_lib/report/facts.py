@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..frames import Place
+from ..learner_code import Place
 
 if TYPE_CHECKING:
     from .divergence import Divergence
@@ -76,7 +76,7 @@ class Position(NamedTuple):
     waits: bool  # for other ranks, in torch.distributed
 
 
-class Beside(NamedTuple):
+class OtherActivity(NamedTuple):
     """What runs beside the main thread of a rank: another thread, or a process that the rank has forked."""
 
     position: Position | None  # None outside of the learner's code
@@ -99,7 +99,7 @@ class RankState:
     """What one rank was doing when it was last asked, or how it ended."""
 
     rank: int
-    phase: str  # a phase of `run_folder`, "returned", "failed", or "ended": it is gone, no more is known
+    phase: str  # a phase of `record.layout`, "returned", "failed", or "ended": it is gone, no more is known
     stack: list[Place] = field(default_factory=list)  # of its main thread, innermost first; empty if unknown
     position: Position | None = None  # None outside of the learner's code
     seconds: float | None = None  # in this place or, if it matters, since it has returned; None if unknown
@@ -114,7 +114,7 @@ class RankState:
     lock_file: str = ""  # that it waits for in this call
     lock_holder: int | str | None = None  # the rank that has locked it, or which process
     silent: float | None = None  # seconds for which none of its threads ran, though its process lives
-    beside: list[Beside] = field(default_factory=list)
+    beside: list[OtherActivity] = field(default_factory=list)
     thread_errors: list[ThreadError] = field(default_factory=list)
 
 

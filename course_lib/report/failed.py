@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ..frames import is_learners
-from ..run_folder import PROGRAM, RankFiles, was_asked_to_end
+from ..learner_code import is_learners
+from ..record.layout import PROGRAM
 from .cause_words import ranks_text
 from .facts import ExitCodes, Failure, Failures, Related, Report
 from .stacks import crash_position
 from .words import MESSAGE_LINES, error_text
 
 if TYPE_CHECKING:
+    from ..record.trace import Trace
     from ..run.run import Run
 
-RECORD_BYTES = 1 << 16  # of free space; the record of a failure may take as many
 # What gloo, NCCL and the store say in errors that a rank meets when another one is gone; a connection of the
 # program's own, as to a worker, may be reset, too
 GONE = r"(connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed))"
@@ -100,20 +97,20 @@ def failures_of(run: Run, exit_codes: ExitCodes, known: Failures) -> Failures:
 
 def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | None:
     """Return how a rank failed; None if it is running or has finished well."""
-    files, seen = RankFiles(run.folder, rank), time.time()
-    if files.result.exists():
+    trace, seen = run.trace(rank), time.time()
+    if trace.has_result:
         return None
     asked_to_end = False
-    if record := record_in(files.failure):
+    if record := trace.failure:
         if record["type"] or record["message"]:
-            return _recorded(run, rank, record)
+            return _recorded(run, trace, record)
         exit_code, seen = record["exit_code"], record["time"]
-        asked_to_end = _asked_to_end(run, record)
+        asked_to_end = trace.was_asked_to_end(record.get("process", ""), seen)
     if exit_code is None:
         return None
     name = _signal_of(exit_code)
-    unrecorded = "" if name else _unrecorded(run)
-    position, crashed_in = crash_position(run, rank) if name in CRASHES else (None, "")
+    unrecorded = "" if name else run.unrecorded
+    position, crashed_in = crash_position(trace) if name in CRASHES else (None, "")
     # a library that gives up prints why, and so do argparse and sys.exit("…") in a program
     prints = name == "SIGABRT" or (rank == PROGRAM and not name and not unrecorded)
     return Failure(
@@ -124,7 +121,7 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
         crashed_in=crashed_in,
         exit_code=exit_code,
         frames=[position.frame] if position else [],
-        last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
+        last_lines=trace.last_lines(MESSAGE_LINES) if prints else [],
         unrecorded=unrecorded,
         asked_to_end=asked_to_end,
         short_of_memory=name == "SIGKILL" and run.short_of_memory,
@@ -134,22 +131,14 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
 def failure_before(run: Run) -> Failure | None:
     """Return what ended the attempt after which torchrun has last restarted the ranks, if it has."""
     failures = dict[int | str, Failure]()
-    for rank in range(run.world_size) if run.restarts else ():
-        if record := record_in(RankFiles(run.folder, rank).failure_of_attempt(run.restarts - 1)):
-            failures[rank] = _recorded(run, rank, record)
+    for rank, trace in enumerate(run.traces() if run.restarts else ()):
+        if record := trace.failure_of_attempt(run.restarts - 1):
+            failures[rank] = _recorded(run, trace, record)
     return first_failure(failures) if failures else None
 
 
-def record_in(path: Path) -> dict[str, Any]:
-    """Return what a rank has recorded in a file; empty without a whole record."""
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _recorded(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
+def _recorded(run: Run, trace: Trace, record: dict[str, Any]) -> Failure:
+    rank = trace.files.rank
     if not record["type"]:
         return Failure(rank, "noted by the launcher", record["time"], message=record["message"])
     kind, frames = record["type"], record["frames"]
@@ -171,10 +160,10 @@ def _recorded(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
         message=record["message"],
         related=related,
         frames=frames,
-        last_lines=run.trace(rank).last_lines(MESSAGE_LINES) if prints else [],
+        last_lines=trace.last_lines(MESSAGE_LINES) if prints else [],
         workers=workers,
         memory=record.get("memory"),
-        asked_to_end=_asked_to_end(run, record),
+        asked_to_end=trace.was_asked_to_end(record.get("process", ""), record["time"]),
         blames=[] if rank in named else sorted(named),
         lost_peer=bool(lost),
         lost_at=next((at for at in reversed(where) if is_learners(at["file"])), (where or [None])[-1]),
@@ -183,18 +172,6 @@ def _recorded(run: Run, rank: int | str, record: dict[str, Any]) -> Failure:
     )
 
 
-def _asked_to_end(run: Run, record: dict[str, Any]) -> bool:
-    return was_asked_to_end(run.folder, record.get("process", ""), record["time"])
-
-
 def _signal_of(exit_code: int) -> str:
     """Return the name of the signal that an exit code tells of; empty if it tells of none."""
     return {-number: number.name for number in signal.Signals}.get(exit_code, "")
-
-
-def _unrecorded(run: Run) -> Literal["", "folder removed", "disk full"]:
-    """Return why a rank may have recorded nothing; empty if there is no sign that it could not."""
-    try:
-        return "disk full" if shutil.disk_usage(run.folder).free < RECORD_BYTES else ""
-    except OSError:
-        return "folder removed"

@@ -1,27 +1,20 @@
-"""Ask silent ranks for their Python stacks, read what `faulthandler` wrote, and find the learner's line."""
+"""Read the Python stacks that `faulthandler` wrote, and find the learner's line in a stack."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import private_names
-from ..frames import Place, is_learners, is_ours, with_source
-from ..run.trace import end_of
-from ..run_folder import RankFiles
-from ..stack_dumps import answer, request, size_of
-from .facts import Beside, Position
+from ..learner_code import Place, is_learners, is_ours, with_source
+from .facts import OtherActivity, Position
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..record.trace import Trace
 
-STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
-DUMP_BYTES = 1 << 18  # read at most: a dump has a hundred frames for each of a hundred threads
 CRASH = "Fatal Python error: "
 THREAD = re.compile(r"^(Current|Thread|Stack)\b.*\(most recent call first\):\n((?:  .*\n)*)", re.MULTILINE)
 CURRENT = re.compile(r"^(Current|Stack)\b", re.MULTILINE)  # the heading of the thread that has crashed
@@ -29,21 +22,6 @@ STACK_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 WRAPPERS = {"wrapper", "decorate_context", "_fn", "__call__", "_wrapped_call_impl", "_call_impl"}
 DISTRIBUTED = os.path.join("torch", "distributed") + os.sep
 MULTIPROCESSING = os.path.join("multiprocessing", "process.py")
-
-
-def ask_stacks(run: Run, ranks: Iterable[int]) -> None:
-    """Ask ranks on this machine for their stacks by a signal, and wait until they have written them."""
-    if run.is_job:  # another machine's pid is somebody else's here
-        return
-    asked: dict[Path, int] = {}
-    for rank in ranks:
-        path, facts = RankFiles(run.folder, rank).stack, run.facts(rank)
-        number, size = facts.get("stack_signal"), size_of(path)
-        if number and request(facts["pid"], number):
-            asked[path] = size
-    until = time.monotonic() + STACK_SECONDS
-    for path, size in asked.items():
-        answer(path, size, until)
 
 
 def dumped(text: str) -> list[list[Place]]:
@@ -56,23 +34,22 @@ def dumped(text: str) -> list[list[Place]]:
     return stacks
 
 
-def asked_stack(run: Run, rank: int) -> list[Place]:
+def asked_stack(trace: Trace) -> list[Place]:
     """Return the stack of the thread that a signal met, if it is in the learner's code, or another; or none.
 
     The system lets the main thread handle a signal, unless another one is pending there.
     """
-    stacks = dumped(end_of(RankFiles(run.folder, rank).stack, DUMP_BYTES)[1])
+    stacks = dumped(trace.stacks)
     return next(filter(position_of, stacks), stacks[0] if stacks else [])
 
 
-def crash_position(run: Run, rank: int | str) -> tuple[Position | None, str]:
+def crash_position(trace: Trace) -> tuple[Position | None, str]:
     """Return where the learner's code was when a rank crashed in C, if it was written down anywhere.
 
     If another thread has crashed, also say where that one was, or that it runs no Python code.
     """
-    trace, named = run.trace(rank), run.facts(rank).get("crash_file")
-    for path in [trace.files.crash, *([Path(named)] if named else []), *reversed(trace.log_files())]:
-        _, crashed, text = end_of(path, DUMP_BYTES)[1].rpartition(CRASH)
+    for end in trace.crash_texts():
+        _, crashed, text = end.rpartition(CRASH)
         if crashed:
             stacks = dumped(text)
             position = next(filter(None, map(position_of, stacks)), None)
@@ -111,19 +88,20 @@ def has_pending(record: Mapping[str, Any]) -> bool:
     return bool(record.get("pending")) and not elsewhere
 
 
-def beside(record: Mapping[str, Any]) -> list[Beside]:
+def beside(record: Mapping[str, Any]) -> list[OtherActivity]:
     """Return the threads and the forked processes in a rank's record of where it is."""
     threads = [
-        Beside(position_of(each["stack"]), each["name"], each["daemon"]) for each in record.get("threads", [])
+        OtherActivity(position_of(each["stack"]), each["name"], each["daemon"])
+        for each in record.get("threads", [])
     ]
     return threads + [each for text in record.get("forked", []) if (each := _forked(text))]
 
 
-def _forked(text: str) -> Beside | None:
+def _forked(text: str) -> OtherActivity | None:
     for stack in dumped(text):
         # what lies below multiprocessing's first frame is where the parent forked it
         own = list(itertools.takewhile(lambda place: not place[0].endswith(MULTIPROCESSING), stack))
         if position := position_of(own):
             loads = any(name == "_worker_loop" for _, _, name in own)
-            return Beside(position, loads=loads)
+            return OtherActivity(position, loads=loads)
     return None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..run_folder import RankFiles
 from .stacks import has_pending, position_of
-from .waiting import record_of
 from .words import line_of, position_text
 
 if TYPE_CHECKING:
@@ -41,20 +39,22 @@ def stalls(run: Run) -> list[Stall]:
     It is for a run that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
     A thread in each rank looks at it ten times a second, so the times may be 0.1 s late.
     """
-    return [_stall(run, rank) for rank in range(run.world_size)]
+    now = run.snapshot()
+    return [_stall(now, rank) for rank in range(now.world_size)]
 
 
 def _stall(run: Run, rank: int) -> Stall:
-    launched = run.facts(rank).get("launched", run.started)
+    trace = run.trace(rank)
+    launched = trace.facts.get("launched", run.started)
     until = run.started + run.seconds - launched
-    ticks = run.ticks(rank)["seconds"]
+    ticks = trace.ticks["seconds"]
     last_seen = min(float(ticks[-1]), until) if len(ticks) else 0.0
-    record = record_of(run, rank)
+    record = trace.standstill
     position = position_of(record.get("stack", []), has_pending(record))
     ended = "" if position and "since" in record else "is gone"
-    if run.trace(rank).has_returned():
+    if trace.has_returned:
         ended = "has returned"
-    elif RankFiles(run.folder, rank).failure.exists():
+    elif trace.has_failed:
         ended = "has failed"
     if ended or position is None:
         return Stall(rank, ended, last_seen, until, "")

@@ -50,6 +50,7 @@ def straggler(run: Run) -> Straggler | None:
 
     Return None also if too little is known: one rank, few collectives, a very short run.
     """
+    run = run.snapshot()
     arrivals = collective_arrivals(run)
     if run.world_size < 2 or len(arrivals.numbers) < FEWEST or np.ptp(arrivals.begun) < SHORTEST:
         return None
@@ -91,7 +92,8 @@ def _others_wait(run: Run, rank: int) -> float:
     """
     shares = [1.0]
     for other in set(range(run.world_size)) - {rank}:
-        ticks = {name: column[run.ticks(other)["passes"] > 0] for name, column in run.ticks(other).items()}
+        ticks = run.ticks(other)
+        ticks = {name: ticks[name][ticks["passes"] > 0] for name in ("seconds", "cpu_seconds")}
         on_gpu = str(run.facts(other).get("device", "")).startswith("cuda")
         if len(ticks["seconds"]) > 1 and not on_gpu and not np.isnan(ticks["cpu_seconds"]).any():
             shares.append(max(0.0, 1 - float(np.ptp(ticks["cpu_seconds"]) / np.ptp(ticks["seconds"]))))
@@ -140,7 +142,7 @@ class CollectiveArrivals:
 
 def collective_arrivals(run: Run) -> CollectiveArrivals:
     """Collect the arrivals from what the ranks have written so far."""
-    by_rank = [run.trace(rank).arrivals() for rank in range(run.world_size)]
+    by_rank = [trace.arrivals for trace in run.traces()]
     common = by_rank[0]["number"] if by_rank else np.empty(0)
     for arrivals in by_rank[1:]:
         common = np.intersect1d(common, arrivals["number"], assume_unique=True)

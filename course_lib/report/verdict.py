@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..figures.tables import html_table, text_table
+from ..record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES
 from ..run.run import Run
-from ..run_folder import NO_GRADIENT_SYNC, REPEATED_BATCHES
 from .straggler import straggler
 
 AS_IT_IS, ONE_RANK, LARGER_BATCH = "as it is", "one rank", "first batches repeated, × 4"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..frames import is_ours, with_source
+from ..learner_code import is_ours, with_source
 from ..notebook import shell
-from ..run.trace import shortened
-from ..run_folder import AT_WORK, ENDING, PROGRAM, RankFiles
+from ..record.layout import AT_WORK, ENDING, PROGRAM, RankFiles
+from ..record.trace import shortened
 from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
 from .facts import Cause, Failure, Mismatch, Position, RankState, Related, Report, ThreadError
 from .symptoms import about

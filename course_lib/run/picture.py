@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.lines import Line2D
 
 from ..figures.style import COLORS, RANK_COLORS, Picture, new_figure, rank_ink, styled
-from .trace import peak_bytes
+from ..record.trace import peak_bytes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -51,7 +52,7 @@ class RunFigure:
     def __init__(self, live: bool = False) -> None:
         self.live = live
         self.figure, (self.memory, self.rate) = new_figure(2, margins=LIVE_MARGINS if live else None)
-        self._run: Run | None = None
+        self._folder: Path | None = None
         self._moving: dict[Any, Artist] = {}
         self._limits: dict[Axes, tuple[float, float]] = {}
         self._background: Any = None
@@ -64,12 +65,12 @@ class RunFigure:
     @styled()
     def update(self, run: Run) -> None:
         """Draw what the ranks of a run have written by now; a different run replaces the one before."""
-        if run is not self._run:
-            self._run = run
+        if run.folder != self._folder:
+            self._folder = run.folder
             for artist in self._moving.values():
                 if isinstance(artist, Line2D):
                     artist.set_data([], [])
-        ticks = [run.ticks(rank) for rank in range(run.world_size)]
+        ticks = [trace.ticks for trace in run.traces()]
         memory = [(columns["seconds"], columns["memory_bytes"] / 2**20) for columns in ticks]
         reserved = [(columns["seconds"], columns["reserved_bytes"] / 2**20) for columns in ticks]
         on_gpus = any(np.isfinite(values).any() for _, values in reserved)

@@ -10,23 +10,26 @@ from __future__ import annotations
 import html
 import math
 import os
+import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..figures.tables import html_table
 from ..files import read_json
 from ..hardware import oom_kills
-from ..kill import is_alive
 from ..private_names import array_constructors
-from ..run_folder import PROGRAM, RUN, RankFiles
-from ..run_record import RunRecord, folder_of_runs, newest_first
-from .trace import Trace, peak_bytes
+from ..record.layout import PROGRAM, RUN, RankFiles
+from ..record.run_record import RunRecord, folder_of_runs, newest_first
+from ..record.trace import Trace, peak_bytes
 
 if TYPE_CHECKING:
     from ..figures.style import Picture
+
+
+RECORD_BYTES = 1 << 16  # of free space; the record of a failure may take as many
 
 
 class Run:
@@ -50,6 +53,7 @@ class Run:
         self.record = record
         self.unpickles = unpickles  # results are loaded whatever they hold, which may run code
         self._results: list[Any] | None = None
+        self._traces: dict[int | str, Trace] | None = None  # of a snapshot
 
     # --- made, opened, ended ------------------------------------------------------------------------------
 
@@ -120,6 +124,14 @@ class Run:
         return oom_kills() > self.record.facts.get("oom_kills", math.inf)
 
     @property
+    def unrecorded(self) -> Literal["", "folder removed", "disk full"]:
+        """Why a rank may have recorded nothing; empty if there is no sign that it could not."""
+        try:
+            return "disk full" if shutil.disk_usage(self.folder).free < RECORD_BYTES else ""
+        except OSError:
+            return "folder removed"
+
+    @property
     def command(self) -> str:
         """The command that does the same in a terminal, if a program ran; empty for a `launch`."""
         return self.record.facts.get("command", "")
@@ -127,12 +139,12 @@ class Run:
     @property
     def restarts(self) -> int:
         """How often torchrun has restarted the ranks."""
-        return max((self.facts(rank).get("restart", 0) for rank in range(self.world_size)), default=0)
+        return max((trace.facts.get("restart", 0) for trace in self.traces()), default=0)
 
     @property
     def environments(self) -> list[dict[str, str]]:
         """The variables that the launcher set, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
-        return [self.facts(rank).get("environment", {}) for rank in range(self.world_size)]
+        return [trace.facts.get("environment", {}) for trace in self.traces()]
 
     # --- its Slurm job ------------------------------------------------------------------------------------
 
@@ -216,7 +228,7 @@ class Run:
     @property
     def logs(self) -> list[str]:
         """What each rank printed, by rank (of more than 1 MiB, the end; all of it is in the folder)."""
-        return [self.trace(rank).log() for rank in range(self.world_size)]
+        return [trace.log() for trace in self.traces()]
 
     @property
     def output(self) -> str:
@@ -233,20 +245,37 @@ class Run:
         ``driver_bytes`` (NVML). For each name given to `log`, an array with one entry per call, and for
         ``loss`` also ``loss.seconds`` and ``loss.samples``, which say when each call was.
         """
-        return [self.trace(rank).metrics() for rank in range(self.world_size)]
+        return [trace.metrics() for trace in self.traces()]
 
     # --- what one rank has written so far -----------------------------------------------------------------
 
+    def snapshot(self) -> Run:
+        """Return this run as it is now: what a rank has written is read once, when it is first asked for."""
+        if self._traces is not None:
+            return self
+        now = Run(self.record, unpickles=self.unpickles)
+        now._results, now._traces = self._results, {}
+        return now
+
     def trace(self, rank: int | str) -> Trace:
-        return Trace(self.folder, rank)
+        """Return what a rank has written by now or, of a snapshot, by then."""
+        if self._traces is None:
+            return Trace(self.folder, rank)
+        if rank not in self._traces:
+            self._traces[rank] = Trace(self.folder, rank)
+        return self._traces[rank]
+
+    def traces(self) -> list[Trace]:
+        """Return the traces of all ranks."""
+        return [self.trace(rank) for rank in range(self.world_size)]
 
     def facts(self, rank: int | str) -> dict[str, Any]:
         """Return what a rank has reported about itself: its pid and, after `place`, device and backend."""
-        return self.trace(rank).facts()
+        return self.trace(rank).facts
 
     def ticks(self, rank: int) -> dict[str, np.ndarray]:
-        """Return every column of `run_folder.TICK` for one rank, with one entry per tick so far."""
-        return self.trace(rank).ticks()
+        """Return every column of `layout.TICK` for one rank, with one entry per tick so far."""
+        return self.trace(rank).ticks
 
     def node_of(self, rank: int | str) -> str:
         """Return Slurm's name for the node of a rank; empty without a job, or if the rank has not told it."""
@@ -255,24 +284,22 @@ class Run:
 
     def clock(self, rank: int) -> float:
         """Return ``time.time()`` on a rank's machine; in a job, the time of the rank's last tick."""
-        latest, launched = self.trace(rank).latest_second(), self.facts(rank).get("launched")
-        if not self.is_job or latest is None or not isinstance(launched, int | float):
+        trace = self.trace(rank)
+        launched = trace.facts.get("launched")
+        if not self.is_job or not len(trace.ticks["seconds"]) or not isinstance(launched, int | float):
             return time.time()
-        return launched + latest
+        return launched + float(trace.ticks["seconds"][-1])
 
     def lives(self, rank: int) -> bool:
         """Return whether the process that a rank has reported still runs; for a job, whether the job does."""
-        if self.is_job:
-            return not self.record.facts.get("job_over")
-        pid = self.facts(rank).get("pid")
-        return pid is not None and is_alive(pid)
+        return not self.record.facts.get("job_over") if self.is_job else self.trace(rank).lives
 
     # --- figures and words --------------------------------------------------------------------------------
 
     def samples_per_second(self, rank: int | None = None) -> float:
         """Return the samples per second spent in `track` loops, of one rank or of all together."""
         if rank is None:
-            return float(sum(map(self.samples_per_second, range(self.world_size))))
+            return float(sum(map(self.snapshot().samples_per_second, range(self.world_size))))
         ticks = self.ticks(rank)
         seconds = ticks["tracked_seconds"][-1:]
         return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
@@ -284,27 +311,25 @@ class Run:
     @property
     def tracked(self) -> bool:
         """Whether any rank called `track` or `log`; otherwise there is nothing to draw."""
-        traces = map(self.trace, range(self.world_size))
-        return any(trace.ticks()["passes"].any() or trace.names() for trace in traces)
+        return any(trace.ticks["passes"].any() or trace.names for trace in self.traces())
 
     def plot(self) -> Picture:
         """Draw memory and throughput of each rank over the run."""
         from .picture import plot_run
 
-        return plot_run(self)
+        return plot_run(self.snapshot())
 
     def table(self) -> list[dict[str, str]]:
         """Return one row per rank, as text: device, samples, throughput, peak memory, last logged values."""
-        rows = []
-        for rank in range(self.world_size):
-            trace = self.trace(rank)
+        rows, now = [], self.snapshot()
+        for rank, trace in enumerate(now.traces()):
             row = {"rank": str(rank)}
             if self.is_job:
-                row["node"] = self.node_of(rank) or "–"
-            row["device"] = str(trace.facts().get("device", "–"))
-            row["samples"] = f"{trace.ticks()['samples'].max(initial=0):,.0f}"
-            row["samples/s"] = f"{self.samples_per_second(rank):,.0f}"
-            row["peak memory"] = f"{self.peak_memory_bytes(rank) / 2**20:,.0f} MiB"
+                row["node"] = now.node_of(rank) or "–"
+            row["device"] = str(trace.facts.get("device", "–"))
+            row["samples"] = f"{trace.ticks['samples'].max(initial=0):,.0f}"
+            row["samples/s"] = f"{now.samples_per_second(rank):,.0f}"
+            row["peak memory"] = f"{now.peak_memory_bytes(rank) / 2**20:,.0f} MiB"
             logged = [f"{name} {value:.4g}" for name, value in trace.latest().items()]
             rows.append(row | {"last logged": ", ".join(logged) or "–"})
         return rows

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from scripts.helpers import show
 
 from course_lib import place
-from course_lib.report.waiting import record_of
 
 MATCHES, DIFFERS, LATER = ("#e8f1f8", "#0072b2"), ("#fbe3e0", "#c0392b"), ("#f2f2f2", "#888888")
 
@@ -29,7 +28,7 @@ def join(seconds=None):
 
 def called(run, rank):
     """The last collectives of a rank in the group of all: by number, the name and the tensor's shape."""
-    recent = [call for call in record_of(run, rank).get("recent", []) if call["group"] == "0"]
+    recent = [call for call in run.trace(rank).standstill.get("recent", []) if call["group"] == "0"]
     return {call["number"]: (call["name"], *map(str, call["sizes"])) for call in recent}
 
 

@@ -42,7 +42,7 @@ def main():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same on every rank: FSDP sends no weights at the start, as DDP does
     blocks = [Block(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
-    model = nn.Sequential(*blocks, nn.Linear(64, 10)).to(device)
+    model = nn.Sequential(*blocks, nn.Linear(64, 10))  # on the CPU: fully_shard moves it, part by part
     for part in (*blocks, model):  # from the inside out: what one call has is gathered together
         fully_shard(part)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # after fully_shard, which makes new parameters

@@ -113,8 +113,8 @@ def code_cells(notebook: str) -> list[dict[str, Any]]:
     return [each | {"source": "".join(each["source"])} for each in cells if each["cell_type"] == "code"]
 
 
-class _Door(forked.Door):
-    """Like `forked.Door`; it keeps what came back each time."""
+class _RankRunner(forked.RankRunner):
+    """Like `forked.RankRunner`; it keeps what came back each time."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -129,7 +129,7 @@ class _Door(forked.Door):
 def judge(asked: dict[str, Any]) -> dict[str, Any]:
     """The feedback, or what the ranks reported, and whether one failed: `check` alone can say how."""
     number = asked["number"]
-    door = _Door(QUESTIONS[number], answer_of(number, asked["kind"], asked["index"]))
+    door = _RankRunner(QUESTIONS[number], answer_of(number, asked["kind"], asked["index"]))
     seconds = MOST_SECONDS if asked.get("report") else forked.LIMIT_SECONDS  # a report has no second try
     with mock.patch.object(forked, "LIMIT_SECONDS", seconds):
         feedback = judged(number, door, random.Random(asked["seed"]))

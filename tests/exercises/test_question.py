@@ -195,13 +195,15 @@ def test_two_world_sizes_are_judged_before_any_counts() -> None:
 # --- findings ----------------------------------------------------------------------------------------------
 
 
-def question_of(*yielded: Finding, rests: dict[str, str] | None = None, trouble: bool = False) -> Question:
+def question_of(
+    *yielded: Finding, depends_on: dict[str, str] | None = None, trouble: bool = False
+) -> Question:
     def judge(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         yield from yielded
         if trouble:
             raise Refused("no more")
 
-    return Question("f(x)", {"a": 1, "b": 2, "c": 4}, judge, a_function, rests or {})
+    return Question("f(x)", {"a": 1, "b": 2, "c": 4}, judge, a_function, depends_on or {})
 
 
 def judged(asked: Question) -> dict[str, tuple[bool, str, str]]:
@@ -235,7 +237,7 @@ def test_what_rests_on_another_counts_with_it_alone() -> None:
             Finding("a", False, "wrong", "look"),
             Finding("b", True, "fine"),
             Finding("c", False, "not fine", "look there"),
-            rests={"b": "a", "c": "b"},
+            depends_on={"b": "a", "c": "b"},
         )
     )
     assert properties["a"] == (False, "wrong", "look")
@@ -278,11 +280,11 @@ def test_a_judge_works_as_in_a_fresh_process_and_leaves_the_notebook_as_it_is() 
 
 def test_a_refusal_on_one_rank_of_a_group_is_heard_at_once() -> None:
     """The others do not wait for it until the check's limit."""
-    from course_lib.exercises.check import Door
+    from course_lib.exercises.check import RankRunner
 
     asked = question_of()
     with pytest.raises(Refused, match="rank 1 will not"):
-        Door(asked, len)(refuses_on_one, nprocs=3)
+        RankRunner(asked, len)(refuses_on_one, nprocs=3)
 
 
 @in_group
@@ -295,11 +297,11 @@ def refuses_on_one(answer: Any) -> int:
 
 
 def test_arguments_cross_as_json() -> None:
-    from course_lib.exercises.check import Door
+    from course_lib.exercises.check import RankRunner
 
-    assert Door(question_of(), len)(given, (1, 2), {"a": (3,)}) == [[[1, 2], {"a": [3]}]]
+    assert RankRunner(question_of(), len)(given, (1, 2), {"a": (3,)}) == [[[1, 2], {"a": [3]}]]
     with pytest.raises(TypeError, match="not JSON serializable"):
-        Door(question_of(), len)(given, torch.ones(1))
+        RankRunner(question_of(), len)(given, torch.ones(1))
 
 
 def given(answer: Any, *args: Any) -> Any:

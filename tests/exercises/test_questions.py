@@ -26,7 +26,6 @@ from course_lib.exercises.check import Feedback, check, judged
 from course_lib.exercises.in_rank.work import run_work
 from course_lib.exercises.judging import read
 from course_lib.exercises.question import QUESTIONS, Finding, Work
-from course_lib.report import waiting
 from tests.exercises.judge import (
     CHECK,
     MOST_SECONDS,
@@ -158,12 +157,12 @@ def test_an_answer_that_hangs_misses_what_it_should(index: int, monkeypatch: pyt
 def all_wait() -> bool:
     """Whether all ranks that have not returned wait: one that is in the answer itself may lack a core."""
     run = running()
-    there = [rank for rank in range(run.world_size) if not run.trace(rank).has_returned()] if run else []
+    there = [rank for rank in range(run.world_size) if not run.trace(rank).has_returned] if run else []
     return bool(there) and all(waits(run, rank) for rank in there)
 
 
 def waits(run: Run, rank: int) -> bool:
-    stack = waiting.record_of(run, rank).get("stack")
+    stack = run.trace(rank).standstill.get("stack")
     return bool(stack) and ("/torch/" in stack[0][0] or "/course_lib/" in stack[0][0]) and sleeps(run, rank)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from course_lib import Run, log, place
-from course_lib.rank.series import Series
-from course_lib.run_folder import RankFiles
-from course_lib.run_record import RunRecord
+from course_lib.record.layout import RankFiles
+from course_lib.record.run_record import RunRecord
+from course_lib.record.series import Series
 from tests.gpu.gpus import gpu_launch, on_a_gpu
 
 pytestmark = on_a_gpu

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from course_lib import Run, log, track
 from course_lib.cluster import JobStatus
+from course_lib.figures.tables import text_table
 from course_lib.launcher import dashboard
 from course_lib.launcher.dashboard import (
     LINES_KEPT,
@@ -24,6 +27,7 @@ from course_lib.launcher.dashboard import (
     warning_html,
 )
 from course_lib.report.straggler import Straggler
+from course_lib.run.picture import RunFigure
 from tests.support.cells import quiet_launch
 from tests.support.front_end import FrontEnd
 from tests.support.runs import made_run
@@ -136,7 +140,7 @@ def test_a_standstill_is_told_once(
 ) -> None:
     now, words = [100.0], [""]
     monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(dashboard, "stalled", lambda run: words[0])
+    monkeypatch.setattr(dashboard, "stalled", lambda *_: words[0])
     view = TerminalView(Run.create("train", 2))
 
     def printed(seconds: int, what: str) -> str:
@@ -162,8 +166,22 @@ def test_the_warning_is_text_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> N
 
     shown = warning_html(run)
     assert "<b>No progress</b><br>rank 1 is at &lt;b&gt;.py, line 3</div>" in shown
-    monkeypatch.setattr(dashboard, "stalled", lambda run: "one & all\ntwo")
+    monkeypatch.setattr(dashboard, "stalled", lambda *_: "one & all\ntwo")
     assert "<br>one &amp; all<br>two</div>" in warning_html(run)
+
+
+def test_a_look_opens_each_file_at_most_once() -> None:
+    run = made_run(3)
+    for rank in range(3):
+        say(run, rank, "short\n")
+    now, opened = run.snapshot(), list[str]()
+    sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+    shown = [now.headline(), warning_html(now), text_table(now.table()), bars_html(now)]
+    RunFigure(live=True).update(now)
+    assert "short" in shown[-1]
+    times = Counter(path for path in opened if path.startswith(str(run.folder)))
+    assert times[str(run.trace(1).files.ticks)] == 1
+    assert {path for path in times if times[path] > 1} == set()
 
 
 def test_a_straggler_is_named_while_it_lasts_and_at_the_end(
@@ -179,7 +197,7 @@ def test_a_straggler_is_named_while_it_lasts_and_at_the_end(
     assert f"<b>A straggler</b><br>{words}</div>" in warning_html(run)
     TerminalView(run).finish()
     assert capsys.readouterr().out.endswith(f"a straggler: {words}\n")
-    monkeypatch.setattr(dashboard, "stalled", lambda run: "rank 0 waits")
+    monkeypatch.setattr(dashboard, "stalled", lambda *_: "rank 0 waits")
     assert "No progress" in warning_html(run)
     assert "straggler" not in warning_html(run), "one thing at a time"
 

@@ -223,7 +223,7 @@ def test_a_display_that_fails_ends_no_run(
 def test_where_watching_fails_the_ranks_end_and_the_run_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch.waiting, "report_on", a_broken_pipe)  # asked for the report of a failure
+    monkeypatch.setattr(watch, "report_on", a_broken_pipe)  # asked for the report of a failure
     with pytest.raises(BrokenPipeError):
         launch(lambda: print("a last line") or 1 / 0, nprocs=2, device="cpu")
     run = Run.open()

@@ -18,7 +18,7 @@ import pytest
 
 from course_lib import Run
 from course_lib.launcher import retention
-from course_lib.run_record import newest_first
+from course_lib.record.run_record import newest_first
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 

@@ -13,7 +13,7 @@ import pytest
 from course_lib import RankError, Run, cluster, slurm
 from course_lib.cluster import JobStatus, SlurmError
 from course_lib.launcher import slurm_job
-from course_lib.run_folder import JOB_ENDED, PROGRAM, TICK, RankFiles
+from course_lib.record.layout import JOB_ENDED, PROGRAM, TICK, RankFiles
 
 QUEUED = JobStatus("PENDING", "Resources")
 AT_WORK = JobStatus("RUNNING", "", "node[1-2]", 40.0)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from course_lib import RankError, RankTimeout, Run, track, why
 from course_lib.hardware import cores
 from course_lib.launcher import why as why_module
-from course_lib.run_record import newest_first
+from course_lib.record.run_record import newest_first
 
 UNIT = 0.02  # seconds; what a step of DDP takes besides is a tenth of it at most
 

@@ -19,7 +19,7 @@ import pytest
 from course_lib.files import read_json
 from course_lib.rank import entry_script
 from course_lib.rank.recorder import Recorder
-from course_lib.run_folder import PROGRAM, RankFiles, end_request, process_name
+from course_lib.record.layout import PROGRAM, RankFiles, end_request, process_name
 from tests.support.processes import alive, wait_for
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.rank import failure
-from course_lib.run_folder import RankFiles
+from course_lib.record.layout import RankFiles
 
 
 def blamed(folder: Path, error: BaseException) -> list[int]:

@@ -14,10 +14,10 @@ from torch import nn
 from course_lib import Run, track
 from course_lib.rank import fingerprints as module
 from course_lib.rank.fingerprints import FREE, SHARE, Fingerprints, fingerprints
-from course_lib.rank.series import Series
-from course_lib.run.trace import Check
-from course_lib.run_folder import RankFiles
-from course_lib.run_record import RunRecord
+from course_lib.record.layout import RankFiles
+from course_lib.record.run_record import RunRecord
+from course_lib.record.series import Series
+from course_lib.record.trace import Check
 
 
 def of(tensor: Any) -> int:

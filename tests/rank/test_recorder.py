@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from course_lib import RankError, Run, launch, log, place, track
 from course_lib.rank import recorder
-from course_lib.run_folder import RankFiles
+from course_lib.record.layout import RankFiles
 from tests.support.cells import cell, quiet_launch
 from tests.support.processes import wait_for
 

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from course_lib import Run
 from course_lib.private_names import flight_recorder
 from course_lib.rank import standstill, threads
-from course_lib.rank.standstill import Lookout
+from course_lib.rank.standstill import StallRecorder
+from course_lib.record.layout import ASKED, RankFiles
 from course_lib.report.stacks import position_of
-from course_lib.run_folder import ASKED, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 
@@ -41,7 +41,7 @@ def no_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_collectives")
 def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> None:
     files, gates, seen = RankFiles(tmp_path, 0), [threading.Lock(), threading.Lock()], []
-    own, path = Lookout(files), files.standstill
+    own, path = StallRecorder(files), files.standstill
 
     def looked() -> dict[str, Any]:
         own.look(0)
@@ -74,9 +74,9 @@ def test_a_standstill_is_on_record_until_the_thread_gets_on(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def standing(tmp_path: Path, no_collectives: None) -> Iterator[Lookout]:
-    """A `Lookout` at a thread that does not move until the test is over."""
-    own, end = Lookout(RankFiles(tmp_path, 0)), threading.Event()
+def standing(tmp_path: Path, no_collectives: None) -> Iterator[StallRecorder]:
+    """A `StallRecorder` at a thread that does not move until the test is over."""
+    own, end = StallRecorder(RankFiles(tmp_path, 0)), threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     own._main = thread.ident
@@ -85,7 +85,7 @@ def standing(tmp_path: Path, no_collectives: None) -> Iterator[Lookout]:
     thread.join()
 
 
-def test_who_is_asked_says_at_once_where_it_stands(standing: Lookout, tmp_path: Path) -> None:
+def test_who_is_asked_says_at_once_where_it_stands(standing: StallRecorder, tmp_path: Path) -> None:
     standing.look(0)
     assert not standing._path.exists(), "it may be at work"
     (tmp_path / ASKED).touch()
@@ -109,7 +109,7 @@ def test_the_learners_line_is_on_record_however_deep_a_library_waits(
 
     thread = threading.Thread(target=train)
     thread.start()
-    own = Lookout(RankFiles(tmp_path, 0))
+    own = StallRecorder(RankFiles(tmp_path, 0))
     own._main = thread.ident
     try:
         wait_for(lambda: stands(own))
@@ -125,12 +125,12 @@ def test_the_learners_line_is_on_record_however_deep_a_library_waits(
     assert (position.frame["function"], position.function) == ("train", "forward")
 
 
-def stands(own: Lookout) -> bool:
+def stands(own: StallRecorder) -> bool:
     own.look(0)
     return "since" in record(own._path)
 
 
-def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_collectives_are_moves(standing: StallRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(lambda: stands(standing))
     standing.look(1)
     assert record(standing._path) == NOTHING | {"asked": False, "groups": {}}, "its loop goes on"
@@ -141,7 +141,9 @@ def test_steps_and_collectives_are_moves(standing: Lookout, monkeypatch: pytest.
     assert not standing._path.exists(), "it calls collectives: nothing needs to be known"
 
 
-def test_a_call_that_only_polls_has_not_moved(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_only_polls_has_not_moved(
+    standing: StallRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A DataLoader looks every 5 s whether its workers are alive: that is no progress."""
     clock = {"now": 1000.0, "worked": 7.0}
     monkeypatch.setattr(standstill.time, "time", lambda: clock["now"])
@@ -172,7 +174,7 @@ def test_a_call_that_only_polls_has_not_moved(standing: Lookout, monkeypatch: py
 
 @pytest.mark.parametrize("word", [b"", b"no json", b"[]", b'{"entries": [{}]}', b'{"entries": null}'])
 def test_without_a_flight_recorder_there_is_the_place(
-    word: bytes, standing: Lookout, monkeypatch: pytest.MonkeyPatch
+    word: bytes, standing: StallRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standstill, "flight_recorder", lambda *_, **__: word)
     wait_for(lambda: stands(standing))
@@ -234,7 +236,7 @@ def test_a_torch_without_distributed_or_recorder(monkeypatch: pytest.MonkeyPatch
     assert flight_recorder() == b""
 
 
-def test_a_folder_that_is_gone_ends_nothing(standing: Lookout) -> None:
+def test_a_folder_that_is_gone_ends_nothing(standing: StallRecorder) -> None:
     standing._path = standing._path.parent / "gone" / "rank-0.where"
     for _ in range(3):
         standing.look(0)
@@ -308,7 +310,7 @@ def entry(group_id: int, group: str, number: int, **more: Any) -> dict[str, Any]
 
 
 def test_what_the_recorder_has_forgotten_still_counts(
-    standing: Lookout, monkeypatch: pytest.MonkeyPatch
+    standing: StallRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps 16 entries, of all groups and of messages."""
     for entries in ([entry(1, "7", 2)], [entry(0, "0", number) for number in (1, 2)]):
@@ -318,7 +320,9 @@ def test_what_the_recorder_has_forgotten_still_counts(
     assert record(standing._path)["called"] == {"7": 2, "0": 2}
 
 
-def test_another_default_group_has_other_groups(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_default_group_has_other_groups(
+    standing: StallRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch gives them the same names once more; what has only been destroyed is still told."""
     world: Any = SimpleNamespace(group=SimpleNamespace(WORLD=Group()))
     monkeypatch.setitem(sys.modules, "torch.distributed", world)
@@ -348,7 +352,7 @@ def test_the_line_of_a_collective_is_not_that_of_a_message(monkeypatch: pytest.M
     assert standstill.called_at() == {("0", 1): ("/home/me/train.py", 3, "train")}
 
 
-def test_the_last_record_stays(standing: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_record_stays(standing: StallRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that began before it, in another thread, ends after it, and writes nothing."""
     wait_for(lambda: stands(standing))
     last, writes = threading.Thread(target=standing.close), standstill.write_whole

@@ -18,7 +18,7 @@ from course_lib.rank import recorder as recorder_module
 from course_lib.rank import trial
 from course_lib.rank.recorder import Recorder
 from course_lib.rank.trial import MOST_KEPT, batches_of, repeated
-from course_lib.run_folder import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL, RankFiles
+from course_lib.record.layout import NO_GRADIENT_SYNC, REPEATED_BATCHES, TRIAL, RankFiles
 
 
 class Read(list[int]):

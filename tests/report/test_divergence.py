@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from course_lib import Run, divergence, track
+from course_lib.launcher.ask import report_on
 from course_lib.launcher.dashboard import TerminalView, warning_html
 from course_lib.rank import fingerprints
-from course_lib.rank.series import Series
+from course_lib.record.layout import RankFiles
+from course_lib.record.series import Series
+from course_lib.record.trace import Check
 from course_lib.report import divergence as module
-from course_lib.report.waiting import report_on
 from course_lib.report.words import error_text
-from course_lib.run.trace import Check
-from course_lib.run_folder import RankFiles
 from tests.support.cells import quiet_launch
 
 Checks = Mapping[tuple[int, ...], Mapping[str, int]]  # by (attempt,) pass and step: the fingerprints

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from course_lib import RankError, RankTimeout, Run
-from course_lib.frames import with_source
+from course_lib.launcher import ask
+from course_lib.learner_code import with_source
 from course_lib.rank.failure import report_exception, write_failure
-from course_lib.report import failed, waiting
+from course_lib.record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name
+from course_lib.report import failed
 from course_lib.report.facts import Failure, RankState, Report
-from course_lib.report.waiting import record_of, state_of
+from course_lib.report.waiting import state_of
 from course_lib.report.words import advice, error_text, state_text
-from course_lib.run_folder import AT_WORK, PROGRAM, RankFiles, end_request, process_name
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, running, timeless
 
@@ -595,7 +596,7 @@ def failed_with(kind: str, message: str) -> Failure:
 
 
 def test_a_rank_in_a_function_that_is_not_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    Jump(monkeypatch, lambda: "stack" in record_of(Run.open(), 0))
+    Jump(monkeypatch, lambda: "stack" in Run.open().trace(0).standstill)
     with pytest.raises(RankTimeout, match="rank 0 was at work"):
         quiet_launch(time.sleep, 600, nprocs=1, timeout=120)
 
@@ -652,7 +653,7 @@ def test_no_signal_reaches_a_program_that_handles_it() -> None:
 
 
 def test_workers_of_a_loader_are_told_where_the_rank_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "ASK_SECONDS", 60)
+    monkeypatch.setattr(ask, "ASK_SECONDS", 60)
     beside = cell("""
     import os, threading, torch
     from pathlib import Path

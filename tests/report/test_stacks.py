@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from course_lib import Run, private_names
-from course_lib.frames import OURS
+from course_lib.launcher import ask
+from course_lib.learner_code import OURS
+from course_lib.record.layout import RankFiles
 from course_lib.report import stacks
-from course_lib.run_folder import RankFiles
 
 FILE = """Thread 0x00000000000000bb (most recent call first):
   File "/lib/threading.py", line 5 in wait
@@ -42,13 +43,13 @@ def test_the_stack_of_the_current_thread_comes_first() -> None:
     library = [(os.path.join(sysconfig.get_path("stdlib"), "threading.py"), 5, "wait")]
     here = FILE.replace("/lib/threading.py", library[0][0])
     assert stacks.dumped(here) == [TRAIN, library]
-    assert stacks.asked_stack(with_stack(here), 0) == TRAIN
+    assert stacks.asked_stack(with_stack(here).trace(0)) == TRAIN
     position = stacks.position_of(TRAIN)
     assert position is not None
     assert (position.frame["function"], position.function, position.waits) == ("train", None, False)
     met_another = here.replace("Current t", "X").replace("Thread", "Current thread").replace("X", "T")
     assert stacks.dumped(met_another) == [library, TRAIN]
-    assert stacks.asked_stack(with_stack(met_another), 0) == TRAIN, "the learner's, of two"
+    assert stacks.asked_stack(with_stack(met_another).trace(0)) == TRAIN, "the learner's, of two"
 
 
 def test_what_we_put_around_a_function_of_torch_is_not_named() -> None:
@@ -61,19 +62,19 @@ def test_what_we_put_around_a_function_of_torch_is_not_named() -> None:
 
 @pytest.mark.parametrize("kept", [0, 5, 40])
 def test_a_file_cut_short_is_no_stack(kept: int) -> None:
-    assert stacks.asked_stack(with_stack(FILE[:kept]), 0) == []
-    assert stacks.asked_stack(Run.create("train", 1), 0) == []
+    assert stacks.asked_stack(with_stack(FILE[:kept]).trace(0)) == []
+    assert stacks.asked_stack(Run.create("train", 1).trace(0)) == []
 
 
 def test_a_crash_is_found_wherever_it_was_written(tmp_path: Path) -> None:
     """The program may say where: to its output, or to a file of its own."""
     run = with_stack(FILE)  # it was asked once, and that was no crash
     files = RankFiles(run.folder, 0)
-    assert stacks.crash_position(run, 0) == (None, "")
+    assert stacks.crash_position(run.trace(0)) == (None, "")
 
     def line_after(path: Path, text: str) -> int | None:
         path.write_text(text)
-        position, _ = stacks.crash_position(run, 0)
+        position, _ = stacks.crash_position(run.trace(0))
         return position and position.frame["line"]
 
     assert line_after(files.log, f"step 1\n{CRASH}{FILE}") == 12
@@ -92,9 +93,9 @@ def test_only_who_listens_is_asked() -> None:
     try:
         began = time.monotonic()
         for facts in ({"pid": deaf.pid, "stack_signal": 64}, {"pid": gone.pid, "stack_signal": 64}, {}):
-            stacks.ask_stacks(with_stack("", **facts), [0])
-        stacks.ask_stacks(with_stack("", pid=deaf.pid, stack_signal=None), [0])
-        assert time.monotonic() - began < stacks.STACK_SECONDS
+            ask._ask_stacks(with_stack("", **facts), [0])
+        ask._ask_stacks(with_stack("", pid=deaf.pid, stack_signal=None), [0])
+        assert time.monotonic() - began < ask.STACK_SECONDS
         assert deaf.poll() is None
     finally:
         deaf.kill()

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run, track
+from course_lib.record.layout import ARRIVAL, RankFiles
 from course_lib.report.straggler import collective_arrivals, straggler
-from course_lib.run_folder import ARRIVAL, RankFiles
 from tests.support.cells import quiet_launch
 from tests.support.runs import made_run
 
@@ -88,7 +88,7 @@ def test_only_the_collectives_that_all_were_seen_at_count() -> None:
     np.testing.assert_allclose(arrivals.seconds[:, 1] - arrivals.seconds[:, 0], 0.03, atol=1e-9)
 
 
-def test_arrivals_cut_short() -> None:
+def test_collective_log_cut_short() -> None:
     run = arrived(made_run(2), EVERY, EVERY + 0.03)
     path = RankFiles(run.folder, 1).arrivals
     path.write_bytes(path.read_bytes()[:-5])

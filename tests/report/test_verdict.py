@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from course_lib import Run, why
+from course_lib.record.layout import ARRIVAL, NO_GRADIENT_SYNC, REPEATED_BATCHES, TICK, RankFiles
 from course_lib.report.verdict import AS_IT_IS, LARGER_BATCH, ONE_RANK, Verdict, verdict_on_trials
-from course_lib.run_folder import ARRIVAL, NO_GRADIENT_SYNC, REPEATED_BATCHES, TICK, RankFiles
 from tests.support.runs import made_run
 
 

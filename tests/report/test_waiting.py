@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from course_lib import Run
+from course_lib.launcher.ask import report_on
 from course_lib.rank.failure import write_failure
+from course_lib.record.layout import ASKED, RankFiles
 from course_lib.report import words
 from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
 from course_lib.report.facts import Report
 from course_lib.report.failed import failure_of
-from course_lib.report.mismatch import mismatch_of
-from course_lib.report.waiting import WARN_SECONDS, doubts, report_on, stalled, state_of
-from course_lib.run_folder import ASKED, RankFiles
+from course_lib.report.wait_cause import wait_cause_of
+from course_lib.report.waiting import WARN_SECONDS, doubts, stalled, state_of
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 LONG = WARN_SECONDS + 2.5
@@ -65,12 +66,12 @@ def joins() -> dict[str, Any]:
 
 
 def explanation(run: Run, tense: Tense = PAST) -> str:
-    states = [state_of(run, rank, at_end=True) for rank in range(run.world_size)]
-    return cause_text(mismatch_of(states), states, tense)
+    states = [state_of(run, rank, asked=True) for rank in range(run.world_size)]
+    return cause_text(wait_cause_of(states), states, tense)
 
 
 def doing(run: Run, rank: int, exit_code: int | None) -> str:
-    return words.state_text(run, state_of(run, rank, exit_code, at_end=True))
+    return words.state_text(run, state_of(run, rank, exit_code, asked=True))
 
 
 def run_of(*records: dict[str, Any] | None, returned: tuple[int, ...] = ()) -> Run:
@@ -174,7 +175,7 @@ def test_the_call_in_which_a_rank_failed_counts_too() -> None:
 
 def warning(run: Run) -> str:
     """As if the machine had taken no time since the records were made."""
-    return re.sub(r"for 1[2-9]\.\d s", "for 12.5 s", stalled(run))
+    return re.sub(r"for 1[2-9]\.\d s", "for 12.5 s", stalled(run, {}))
 
 
 def test_a_record_that_is_half_written_is_none() -> None:
@@ -245,18 +246,18 @@ def test_a_rank_that_is_ending_gets_a_moment_to_say_how(monkeypatch: pytest.Monk
     """On a busy machine the report came first, and said that it "was ending"."""
     run = run_of(None)
     RankFiles(run.folder, 0).facts.write_text(json.dumps({"pid": os.getpid(), "phase": "ending"}))
-    monkeypatch.setattr("course_lib.report.waiting.ASK_SECONDS", 0.1)
+    monkeypatch.setattr("course_lib.launcher.ask.ASK_SECONDS", 0.1)
 
     def at_the_end(run: Run) -> str:
         return words.state_text(run, report_on(run, {0: None}, {}).states[0])
 
     with monkeypatch.context() as short:
-        short.setattr("course_lib.report.waiting.TELL_SECONDS", 0.1)
+        short.setattr("course_lib.launcher.ask.TELL_SECONDS", 0.1)
         assert at_the_end(run) == "was ending"
 
     frames = [{"file": "/course/cell.py", "line": 12, "function": "train", "source": [[12, "step()"]]}]
     told = (run.folder, 0, "RuntimeError", "[gloo/pair.cc:1] Connection closed by peer", frames, "")
-    monkeypatch.setattr("course_lib.report.waiting.TELL_SECONDS", 60)
+    monkeypatch.setattr("course_lib.launcher.ask.TELL_SECONDS", 60)
     timer = threading.Timer(0.3, write_failure, told)
     timer.start()
     assert "cell.py, line 12" in at_the_end(run)
@@ -270,7 +271,7 @@ def test_the_record_of_a_rank_that_is_gone_is_its_last_word() -> None:
 
 
 def test_ranks_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_lib.report.waiting.ASK_SECONDS", 0.1)
+    monkeypatch.setattr("course_lib.launcher.ask.ASK_SECONDS", 0.1)
     run = run_of(waits(5), elsewhere({"0": 4}))
     for rank in (0, 1):
         RankFiles(run.folder, rank).facts.write_text(json.dumps({"pid": os.getpid()}))
@@ -289,7 +290,7 @@ def thread(name: str, *functions: str, daemon: bool = True) -> dict[str, Any]:
 
 def reported(run: Run, tense: Tense = PAST) -> list[str]:
     """What is told of rank 0, and below it."""
-    state = state_of(run, 0, at_end=True)
+    state = state_of(run, 0, asked=True)
     text = re.sub(r" for \d+\.\d s", "", words.state_text(run, state))
     return [text, *(line.strip() for line in words.beside_lines(state, tense))]
 
@@ -382,10 +383,10 @@ def test_a_rank_that_was_asked_to_end_stood_where_its_record_says() -> None:
 
 
 def test_only_a_long_standstill_is_told_and_only_of_who_is_still_there() -> None:
-    assert stalled(run_of(waits(5, stood=WARN_SECONDS - 5), elsewhere({"0": 4}, stood=0))) == ""
-    assert stalled(run_of(elsewhere({"0": 4}), returned=(0,))) == ""
-    assert stalled(run_of({"called": {"0": 3}, "pending": [], "recent": []}, None)) == ""
-    assert len(stalled(run_of(waits(5), elsewhere({"0": 4}, stood=0))).splitlines()) == 2
+    assert stalled(run_of(waits(5, stood=WARN_SECONDS - 5), elsewhere({"0": 4}, stood=0)), {}) == ""
+    assert stalled(run_of(elsewhere({"0": 4}), returned=(0,)), {}) == ""
+    assert stalled(run_of({"called": {"0": 3}, "pending": [], "recent": []}, None), {}) == ""
+    assert len(stalled(run_of(waits(5), elsewhere({"0": 4}, stood=0)), {}).splitlines()) == 2
 
 
 def test_a_rank_that_has_returned_and_does_not_end_is_told() -> None:
@@ -395,7 +396,7 @@ def test_a_rank_that_has_returned_and_does_not_end_is_told() -> None:
     for rank in (0, 2):  # rank 1 has only just returned, and rank 2 has ended
         os.utime(RankFiles(run.folder, rank).result, times=(time.time() - LONG,) * 2)
     ended = r"rank 0 returned 1[2-9]\.\d s ago, and its process has not ended"
-    assert re.fullmatch(ended, stalled(run))
+    assert re.fullmatch(ended, stalled(run, {}))
     assert re.fullmatch(
         r"had returned 1[2-9]\.\d s before, and its process had not ended", doing(run, 0, None)
     )
@@ -409,10 +410,10 @@ def test_a_rank_that_has_returned_and_does_not_end_is_told() -> None:
     ]
     RankFiles(run.folder, 2).result.unlink()
     (run.folder / "rank-2.where").write_text(json.dumps(elsewhere(stood=0)))
-    assert stalled(run) == "", "rank 2 works on: that is progress"
+    assert stalled(run, {}) == "", "rank 2 works on: that is progress"
 
 
 def test_of_many_some_are_shown() -> None:
-    lines = stalled(run_of(*[waits(5)] * (MOST_RANKS + 12))).splitlines()
+    lines = stalled(run_of(*[waits(5)] * (MOST_RANKS + 12)), {}).splitlines()
     assert len(lines) == MOST_RANKS + 1
     assert lines[-1] == "and 12 more"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from course_lib.record.layout import RankFiles
+from course_lib.record.trace import LINE_LENGTH, shortened
 from course_lib.report import words
 from course_lib.report.facts import Failure, Related
-from course_lib.run.trace import LINE_LENGTH, shortened
-from course_lib.run_folder import RankFiles
 
 
 def test_a_frame_is_shown_with_its_line_marked() -> None:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from course_lib import RankError, Run, log, track
-from course_lib.run.trace import shortened
-from course_lib.run_folder import TICK, RankFiles
+from course_lib.record.layout import TICK, RankFiles
+from course_lib.record.trace import shortened
 from tests.support.cells import cell, quiet_launch
 from tests.support.runs import made_run
 

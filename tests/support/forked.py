@@ -1,8 +1,8 @@
 """Fork the ranks for an answer from the judging process, which takes less time than `launch`.
 
-`check` asks ranks through its `Door`, which this one replaces. In a rank, an answer finds the same: a fresh
-process, torchrun's variables, a store, no GPU. A failure has no report, only a kind; `Door.failed` says that
-there was one.
+`check` asks ranks through its `RankRunner`, which this one replaces. In a rank, an answer finds the same: a
+fresh process, torchrun's variables, a store, no GPU. A failure has no report, only a kind;
+`RankRunner.failed` says that there was one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Failed(Refused):
     """A rank raised, ended its process, or was not done in time."""
 
 
-class Door(check.Door):
-    """Like `check.Door`, but with forked ranks; if one raises or ends, or time is up, all are killed."""
+class RankRunner(check.RankRunner):
+    """Like `check.RankRunner`, but with forked ranks; if one raises or ends, or time is up, all end."""
 
     failed = False  # whether a rank has failed
 

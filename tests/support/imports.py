@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 def imports(nodes: Iterable[ast.AST], module: str, is_package: bool = False) -> Iterator[str]:
     """Yield the absolute names that a source imports, also in functions and for type checkers.
 
-    ``from .. import x`` in ``course_lib.rank.calls`` gives ``course_lib.x``, which may be a module or a name.
+    ``from .. import x`` in ``course_lib.rank.api`` gives ``course_lib.x``, which may be a module or a name.
     """
     package = module.split(".") if is_package else module.split(".")[:-1]
     for node in nodes:

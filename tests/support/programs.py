@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from course_lib import RankTimeout, Run
-from course_lib.frames import is_learners
 from course_lib.launcher import watch
-from course_lib.report import waiting
+from course_lib.launcher.ask import silent_ranks
+from course_lib.learner_code import is_learners
 from tests.support.processes import alive, processes_marked, wait_for
 
 ENOUGH = 20.0  # seconds; the design promises 1 to 3 (tests print them), but machines are noisy
@@ -333,10 +333,10 @@ def all_at(*lines: int | None) -> bool:
 
 def is_at(run: Run, rank: int, line: int | None) -> bool:
     if (run.folder / f"holds-{rank}").exists():  # it can report nothing more
-        return waiting.silence_of(run, rank) is not None
+        return rank in silent_ranks(run)
     if line is None:
-        return run.trace(rank).has_returned()
-    stack = waiting.record_of(run, rank).get("stack", [])
+        return run.trace(rank).has_returned
+    stack = run.trace(rank).standstill.get("stack", [])
     return next((number for file, number, _ in stack if is_learners(file)), None) == line
 
 

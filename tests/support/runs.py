@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from course_lib import Run
-from course_lib.run_folder import TICK, RankFiles
+from course_lib.record.layout import TICK, RankFiles
 
 
 def made_run(world_size: int, seconds: float = 5.0, rate: float = 1000.0, name: str = "train") -> Run:

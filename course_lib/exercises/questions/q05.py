@@ -67,7 +67,7 @@ TO_RIGHT = "each rank sends to its right neighbour only"
     "05.1",
     "pass_right(tensor)",
     {FROM_LEFT: 2, TO_RIGHT: 1, KEPT: 1},
-    rests={KEPT: FROM_LEFT},
+    depends_on={KEPT: FROM_LEFT},
     hints={
         FROM_LEFT: {
             "another form": "A message fills a tensor of yours. Of which shape and dtype should that be?",
@@ -132,7 +132,7 @@ HALF = "no rank sends more than (n−1)/n of its numbers, and all goes round the
     "05.2",
     "reduce_scatter(pieces)",
     {COMPLETE: 4, HALF: 2},
-    rests={HALF: COMPLETE},
+    depends_on={HALF: COMPLETE},
     hints={
         COMPLETE: {
             "nothing changed": "No piece has changed. Is what arrives added to a piece, in place?",

@@ -97,7 +97,7 @@ SHARE = 4  # samples of a rank in each step
     "HandDDP(model)",
     {BEGINS: 1, DURING: 3, LATER: 1},
     takes=a_module,
-    rests={DURING: BEGINS, LATER: DURING},
+    depends_on={DURING: BEGINS, LATER: DURING},
     hints={
         BEGINS: {"apart": "What has to be sent before the first step, and by whom? Frozen parameters, too."},
         DURING: {
@@ -171,7 +171,7 @@ KEPT = "a gradient that was None is still None"
     "06.3",
     "average_gradients(model, samples)",
     {MEAN: 1, KEPT: 1},
-    rests={KEPT: MEAN},
+    depends_on={KEPT: MEAN},
     hints={
         MEAN: {
             "alike": "Each rank has the same weight there; but they have different numbers of samples.",

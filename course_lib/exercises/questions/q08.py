@@ -139,7 +139,7 @@ Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at t
     "08.2",
     "train(model, optimizer, run_epoch, epochs, path)",
     {GOES_ON: 2, SAME: 2, ONE: 1, WHOLE: 1},
-    rests={SAME: GOES_ON, WHOLE: GOES_ON},
+    depends_on={SAME: GOES_ON, WHOLE: GOES_ON},
     hints={
         GOES_ON: {
             "starts over": "It started over. What should a start look for before its first epoch?",

@@ -85,7 +85,7 @@ HEARD = "if the disk is full, every rank raises an error, and none waits for a t
     "10.2",
     "write(path, state)",
     {ONE: 2, FULL: 2, HEARD: 1},
-    rests={FULL: ONE, HEARD: ONE},
+    depends_on={FULL: ONE, HEARD: ONE},
     hints={
         ONE: {
             "writers": "There is one file, for one rank's state. Which rank writes it?",

@@ -58,7 +58,7 @@ RATE, BATCH, WARM_UP = 0.004, 48, 3840  # as the exercise says
     "11.1",
     "learning_rate(step, batch_size, ranks, pieces)",
     {SCALED: 2, WARM: 1},
-    rests={WARM: SCALED},
+    depends_on={WARM: SCALED},
     hints={
         SCALED: {
             "not all samples": "Some samples are not counted. What goes into one step of the optimizer?",
@@ -120,7 +120,7 @@ NEAR = 3e-7  # tolerance: a share of the samples may be computed in float32
     "11.2",
     "accumulate(ddp, pieces)",
     {GRADIENT: 3, ONCE: 1, PIECES: 1},
-    rests={ONCE: GRADIENT, PIECES: GRADIENT},
+    depends_on={ONCE: GRADIENT, PIECES: GRADIENT},
     hints={
         GRADIENT: {
             "not averaged": "The ranks hold different gradients, or none. Which backward pass averages them?",
@@ -222,7 +222,7 @@ SCALE = 40.0  # of the gradients: a large norm alone is no error
     "11.3",
     "step_together(model, optimizer, max_norm)",
     {STEP: 1, ALL: 1},
-    rests={ALL: STEP},
+    depends_on={ALL: STEP},
     hints={
         STEP: {
             "ranks differ": "The ranks have different weights now. Which gradient must all of them use?",

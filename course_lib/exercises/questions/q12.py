@@ -29,7 +29,7 @@ UNCHANGED = "the gradient that backward is given keeps its numbers"
     "12.1",
     "SumOverRanks",
     {SUMMED: 3, UNCHANGED: 1},
-    rests={UNCHANGED: SUMMED},
+    depends_on={UNCHANGED: SUMMED},
     hints={
         SUMMED: {
             "none": "What your backward pass returns becomes the gradient. What does it return?",
@@ -78,7 +78,7 @@ ONCE = "the number of collectives does not grow with the norms"
     "12.2",
     "pool_statistics(model)",
     {MEAN: 2, VARIANCE: 3, ONCE: 1},
-    rests={VARIANCE: MEAN, ONCE: MEAN},
+    depends_on={VARIANCE: MEAN, ONCE: MEAN},
     hints={
         MEAN: {
             "unchanged": "Nothing has changed. The new values must get into the model's own buffers.",

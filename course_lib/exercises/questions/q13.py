@@ -34,7 +34,7 @@ NOTHING = "also where a rank has no batch at all"
     "13.1",
     "mean_loss(losses)",
     {UNEVEN: 3, NOTHING: 1},
-    rests={NOTHING: UNEVEN},
+    depends_on={NOTHING: UNEVEN},
     hints={
         UNEVEN: {
             "own mean": "That is one rank's own mean. What about the others' batches?",
@@ -83,7 +83,7 @@ Counts = list[list[tuple[int, int]]]  # by epoch and rank: samples that are righ
     "13.2",
     "train_until(train_epoch, validate, epochs)",
     {STOP: 3, BEST: 2, NO_SHARD: 1},
-    rests={BEST: STOP, NO_SHARD: STOP},
+    depends_on={BEST: STOP, NO_SHARD: STOP},
     hints={
         STOP: {
             "one rank's": "One rank's own accuracy would end it. Is that, or its vote, the accuracy of all?",

@@ -24,7 +24,7 @@ QUEUE = "a bucket waits until the one before it has arrived"
     "14.1",
     "step_seconds(forward, backward, buckets, speed)",
     {BEHIND: 2, QUEUE: 2},
-    rests={QUEUE: BEHIND},
+    depends_on={QUEUE: BEHIND},
     hints={
         BEHIND: {
             "nothing hidden": "Nothing is hidden there. When may the first bucket leave?",
@@ -104,7 +104,7 @@ OVERLAPS = "time in which intervals of one list overlap counts once"
     "14.2",
     "hidden(computes, sends)",
     {SHARE: 3, OVERLAPS: 3},
-    rests={OVERLAPS: SHARE},
+    depends_on={OVERLAPS: SHARE},
     hints={
         SHARE: {
             "exposed": "That is what is not hidden.",

@@ -27,7 +27,7 @@ EVEN = "no reader has two files more than another"
     "15.1",
     "mine(files, rank, world_size, worker, workers)",
     {ONCE: 3, EVEN: 1},
-    rests={EVEN: ONCE},
+    depends_on={EVEN: ONCE},
     hints={
         ONCE: {
             "for every worker": "Each file is opened by every worker of a rank. What tells them apart?",
@@ -89,7 +89,7 @@ Case = dict[str, Any]
     "15.2",
     "top_k(batches, ks, size)",
     {EXACT: 3, PADDING: 3},
-    rests={PADDING: EXACT},
+    depends_on={PADDING: EXACT},
     hints={
         EXACT: {
             "own share": "That is this rank's own share. What about the others?",

@@ -44,7 +44,7 @@ SIZES = (*(10**i for i in range(1, 7)), 16, 32, 64, 256, 1024, 2**16, 2**20)
     "16.1",
     "mask(ids, seed, epoch, step, rank)",
     {OTHERS: 3, AGAIN: 1},
-    rests={AGAIN: OTHERS},
+    depends_on={AGAIN: OTHERS},
     hints=HINTS_1,
 )
 def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ Piece = tuple[int, int, int]  # sentences, their length, number of tokens asked 
     "16.2",
     "backward_by_tokens(ddp, pieces)",
     {GRADIENT: 3, LOSS: 2, SILENT: 1},
-    rests={LOSS: GRADIENT, SILENT: GRADIENT},
+    depends_on={LOSS: GRADIENT, SILENT: GRADIENT},
     hints=HINTS_2,
 )
 def backward_by_tokens(ask: Ask, rng: random.Random) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ HINTS_1 = {
 }
 
 
-@question("17.1", "cable(places, size)", {BLOCKS: 2, ORDER: 2}, rests={ORDER: BLOCKS}, hints=HINTS_1)
+@question("17.1", "cable(places, size)", {BLOCKS: 2, ORDER: 2}, depends_on={ORDER: BLOCKS}, hints=HINTS_1)
 def cable(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     names = rng.sample(("a", "b", "n1", "n2", "n11"), 3)
     block = [name for name in names for _ in range(rng.randint(3, 5))]
@@ -120,7 +120,7 @@ scontrol() { printf '%s\\n' $NAMES; }
     "17.2",
     "job_file(script, nodes, gpus, minutes)",
     {ASKS: 2, STARTS: 2, MEETS: 1, PORTS: 1},
-    rests={MEETS: STARTS, PORTS: MEETS},
+    depends_on={MEETS: STARTS, PORTS: MEETS},
     hints=HINTS_2,
 )
 def job_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:

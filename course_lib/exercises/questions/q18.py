@@ -64,7 +64,9 @@ HINTS_1 = {
 }
 
 
-@question("18.1", "with_fsdp(model, device)", {BLOCKS: 3, STEPS: 1}, rests={STEPS: BLOCKS}, hints=HINTS_1)
+@question(
+    "18.1", "with_fsdp(model, device)", {BLOCKS: 3, STEPS: 1}, depends_on={STEPS: BLOCKS}, hints=HINTS_1
+)
 def with_fsdp(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     net, seed, ranks = _drawn(rng), rng.randrange(2**31), rng.choice((2, 3, 4))
     results = ask(_trained, net, seed, nprocs=ranks)
@@ -143,7 +145,7 @@ HINTS_2 = {
 }
 
 
-@question("18.2", "WholeFile(path)", {FILE: 3, DEALT: 2, ALONE: 1}, rests={ALONE: FILE}, hints=HINTS_2)
+@question("18.2", "WholeFile(path)", {FILE: 3, DEALT: 2, ALONE: 1}, depends_on={ALONE: FILE}, hints=HINTS_2)
 def whole_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     saving, loading = rng.sample((2, 3, 4), 2)
     net, other = _drawn(rng), rng.randrange(2**31)

@@ -42,7 +42,7 @@ CLOSE = 1e-9  # the tensors are float64
     "19.1",
     "local_sgd(model, optimizer, batches, every)",
     {MEAN: 2, WHEN: 2},
-    rests={WHEN: MEAN},
+    depends_on={WHEN: MEAN},
     hints=HINTS_1,
 )
 def local_sgd(ask: Ask, rng: random.Random) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ class _Given(nn.Module):
     "19.2",
     "send_signs(ddp)",
     {FIRST: 2, FEEDBACK: 2, BITS: 1, PROMISE: 1},
-    rests={FEEDBACK: FIRST, BITS: FIRST, PROMISE: FIRST},
+    depends_on={FEEDBACK: FIRST, BITS: FIRST, PROMISE: FIRST},
     hints=HINTS_2,
 )
 def send_signs(ask: Ask, rng: random.Random) -> Iterator[Finding]:

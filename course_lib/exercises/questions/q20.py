@@ -30,7 +30,7 @@ HINTS_1 = {
 }
 
 
-@question("20.1", "whole(drawn, rank, ranks)", {ONCE: 3, EVEN: 1}, rests={EVEN: ONCE}, hints=HINTS_1)
+@question("20.1", "whole(drawn, rank, ranks)", {ONCE: 3, EVEN: 1}, depends_on={EVEN: ONCE}, hints=HINTS_1)
 def whole(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     sizes = [(48, 3), (48, 5), (48, 7), *((rng.randint(9, 60), rng.randint(2, 8)) for _ in range(6))]
     cases = [(rng.sample(range(1000), samples), ranks) for samples, ranks in sizes]
@@ -105,7 +105,7 @@ def _batch(call: dict[str, Any]) -> tuple[Tensor, Tensor]:
     "20.2",
     "step_of_those_left(ddp, optimizer, x, y, most)",
     {SAME: 3, LESS: 2, SHARE: 1},
-    rests={LESS: SAME, SHARE: SAME},
+    depends_on={LESS: SAME, SHARE: SAME},
     hints=HINTS_2,
 )
 def step_of_those_left(ask: Ask, rng: random.Random) -> Iterator[Finding]:

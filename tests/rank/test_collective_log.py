@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.rank import standstill
-from course_lib.rank.arrivals import ArrivalReader
+from course_lib.rank.collective_log import CollectiveLog
 from course_lib.rank.memory import TICK_INTERVAL
 from course_lib.rank.recorder import until_the_next_tick
 from tests.support.cells import quiet_launch
@@ -33,7 +33,7 @@ def test_each_collective_has_its_moment() -> None:
     run = quiet_launch(work, nprocs=2)
 
     for rank, moments in enumerate(run.results):
-        seen = run.trace(rank).arrivals()
+        seen = run.trace(rank).arrivals
         assert seen["number"].tolist() == list(range(1, 11))
         for number, seconds in zip(seen["number"], seen["seconds"], strict=True):
             assert moments[int(number) - 1] <= seconds + 1e-3
@@ -58,7 +58,7 @@ def test_a_collective_is_noted_once_and_a_new_group_counts_anew(monkeypatch: pyt
         "flight_recorder",
         lambda *_, **__: json.dumps({"entries": entries}).encode(),
     )
-    own = ArrivalReader(launched=0.5)
+    own = CollectiveLog(launched=0.5)
     assert own.read() == []
     entries += [entry(2), entry(1), entry(7, is_p2p=True), entry(7, process_group=["3", "mine"])]
     assert own.read() == [1, 0.5, 1, 2, 1.5, 1]

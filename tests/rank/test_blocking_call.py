@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run
-from course_lib.rank.own_wait import own_wait
+from course_lib.rank.blocking_call import blocking_call
 from tests.support.cells import quiet_launch
 from tests.support.processes import wait_for
 
@@ -21,7 +21,9 @@ def call_of(stand: Any) -> str:
     thread = threading.Thread(target=stand, args=(end,))
     thread.start()
     try:
-        return wait_for(lambda: (call := own_wait(thread.ident).get("call", "")) and "wait" in call and call)
+        return wait_for(
+            lambda: (call := blocking_call(thread.ident).get("call", "")) and "wait" in call and call
+        )
     finally:
         end.set()
         thread.join()
@@ -42,7 +44,7 @@ def test_the_call_that_has_not_ended_is_told_as_it_is_written() -> None:
 
 
 def test_no_thread_and_no_line_of_the_learners() -> None:
-    assert own_wait(None) == {}
+    assert blocking_call(None) == {}
 
 
 def test_functions_of_torch_distributed_tell_with_whom_they_meet() -> None:

@@ -14,7 +14,7 @@ from ..launcher.dashboard import View
 CLOCK_SECONDS = 2.0  # how much two clocks may disagree about when a process began
 
 
-class EscapeesEnd(View):
+class LeftoversEnd(View):
     """A view that shows nothing, and kills escaped processes once the ranks are gone.
 
     Such a process has the run's folder in its environment, or has a file in it open. One that clears both,

@@ -8,6 +8,7 @@ float64, so a truncated file loses its last row at most; text is appended to, al
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,19 @@ class _File:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
     def __get__(self, files: RankFiles, _: object = None) -> Path:
-        return files.folder / f"rank-{files.rank}.{self._kind}"
+        path = files.folder / f"rank-{files.rank}.{self._kind}"
+        files.__dict__[self._name] = path  # which is found there from now on
+        return path
+
+
+@functools.lru_cache(maxsize=1024)
+def files_of(folder: Path, rank: int | str) -> RankFiles:
+    """Return `RankFiles`, the same for each look at a rank."""
+    return RankFiles(folder, rank)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import linecache
 import os
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from ..frames import error_of, frame_of, is_learners
+from ..learner_code import error_of, frame_of, is_learners
 from ..private_names import process_groups
 from .failure import described
 
@@ -26,7 +27,7 @@ LONGEST_CALL = 200  # characters
 ROOT = {"broadcast": "src", "scatter": "src", "recv": "src", "reduce": "dst", "gather": "dst", "send": "dst"}
 
 
-def own_wait(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def blocking_call(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return, as known, a thread's ``call``, ``meets``, ``joins``, ``lock_file``, and what it ``handles``."""
     frame, wait = frame_of(thread), dict[str, Any]()
     with contextlib.suppress(Exception):  # the stack still shows where the rank is
@@ -41,7 +42,7 @@ def own_wait(thread: int | None, launched: Mapping[str, str] = os.environ) -> di
             if frame.f_code.co_name in ("acquire", "wait") and "self" in frame.f_code.co_varnames:
                 lock = frame.f_locals["self"]  # of filelock, or of torch.utils.cpp_extension
                 if path := getattr(lock, "lock_file", getattr(lock, "lock_file_path", None)):
-                    wait["lock_file"] = os.path.abspath(path)
+                    wait |= {"lock_file": os.path.abspath(path), "lock_holder": _holder_of(path)}
             frame = frame.f_back
         if frame is not None:
             wait["call"] = _call(frame)
@@ -82,6 +83,15 @@ def _joins_by(arguments: Mapping[str, Any], launched: Mapping[str, str]) -> dict
     if (method := arguments["init_method"] or "env://") != "env://":
         now |= {"init_method": method, "MASTER_ADDR": "", "MASTER_PORT": ""}
     return {name: [now[name], launched.get(name, "")] for name in JOINS_BY if now.get(name)}
+
+
+def _holder_of(path: str) -> int | None:
+    """Return the pid of the process that has locked a file; None without one here (Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        inode = f":{os.stat(path).st_ino}"
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
+        return next(int(lock[4]) for lock in locks if lock[5].endswith(inode))
+    return None
 
 
 def _call(frame: FrameType) -> str:

@@ -1,23 +1,29 @@
-"""Read what one rank has written to the run's folder so far, anew at each call."""
+"""Read what one rank has written to the run's folder by now."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
+import time
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..files import lines_of, read_json
-from ..run_folder import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, RankFiles, was_asked_to_end
+from ..kill import is_alive
+from .layout import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, files_of, was_asked_to_end
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
+DUMP_BYTES = 1 << 18  # of stacks: a dump has a hundred frames for each of a hundred threads
 TICKS_OF_A_MINUTE = 600
 LINE_LENGTH = 400  # of a longer line, its beginning and its end are shown
-MOST_ARRIVALS = 4096  # read for each rank, the latest ones
+MOST_ARRIVALS = 1024  # read for each rank, the latest ones
 LATEST_POINTS = 512
 # Gloo prints this for each group in torch 2.10, and no longer in 2.11
 GLOO_SAYS = re.compile(
@@ -39,22 +45,76 @@ class Check(NamedTuple):
 
 
 class Trace:
-    """The trace of one rank, or of a program outside of its ranks (rank ``"program"``)."""
+    """What one rank, or a program outside of its ranks (rank ``"program"``), has written by now.
+
+    A file is read when it is first asked for, and only once, but for the output: make another trace later.
+    """
 
     def __init__(self, folder: Path, rank: int | str) -> None:
-        self.files = RankFiles(folder, rank)
+        self.files = files_of(folder, rank)
 
+    @cached_property
     def facts(self) -> dict[str, Any]:
-        """Return what the rank has reported about itself so far."""
+        """What the rank has reported about itself: its pid, phase, device, backend, environment."""
         return read_json(self.files.facts)
 
+    @cached_property
+    def lives(self) -> bool:
+        """Whether the process that the rank has reported runs on this machine."""
+        return "pid" in self.facts and is_alive(self.facts["pid"])
+
+    @cached_property
+    def standstill(self) -> dict[str, Any]:
+        """Where the rank is, if it makes no progress or was asked (`rank.standstill`); empty otherwise."""
+        return read_json(self.files.standstill)
+
+    @cached_property
+    def has_result(self) -> bool:
+        """Whether the rank has left what its function returned."""
+        return self.files.result.exists()
+
+    @cached_property
     def has_returned(self) -> bool:
-        """Return whether the rank has ended successfully, and not because torchrun's agent asked it to."""
-        if self.files.result.exists():
-            return True
-        facts = self.facts()
-        at = facts.get("returned", 0)
-        return bool(at) and not was_asked_to_end(self.files.folder, facts.get("process", ""), at)
+        """Whether the rank has ended successfully, and not because torchrun's agent asked it to."""
+        at = self.facts.get("returned", 0)
+        return self.has_result or (bool(at) and not self.was_asked_to_end(self.facts.get("process", ""), at))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the rank has said that it failed, perhaps in a file that is damaged."""
+        return self.files.failure.exists()
+
+    @cached_property
+    def failure(self) -> dict[str, Any]:
+        """How the rank failed (`rank.failure`); empty if it has not said so."""
+        return read_json(self.files.failure)
+
+    @property
+    def seconds_since_return(self) -> float:
+        """For how long the rank has returned; 0 if it has not."""
+        with contextlib.suppress(OSError):
+            path = self.files.result if self.has_result else self.files.facts
+            return time.time() - path.stat().st_mtime if self.has_returned else 0.0
+        return 0.0
+
+    def failure_of_attempt(self, attempt: int) -> dict[str, Any]:
+        """Return how an earlier attempt of the rank failed, after which torchrun restarted it."""
+        return read_json(self.files.failure_of_attempt(attempt))
+
+    def was_asked_to_end(self, process: str, by: float) -> bool:
+        """Return whether torchrun's agent had asked a process to end by a certain time."""
+        return was_asked_to_end(self.files.folder, process, by)
+
+    @property
+    def stacks(self) -> str:
+        """The Python stacks that a signal asked for."""
+        return end_of(self.files.stack, DUMP_BYTES)[1]
+
+    def crash_texts(self) -> Iterator[str]:
+        """Yield the ends of the files in which a crash may have left the Python stacks."""
+        named = self.facts.get("crash_file")
+        for path in [self.files.crash, *([Path(named)] if named else []), *reversed(self.log_files())]:
+            yield end_of(path, DUMP_BYTES)[1]
 
     # --- what it printed ----------------------------------------------------------------------------------
 
@@ -62,7 +122,7 @@ class Trace:
         """Return the files with the rank's output; torchrun writes two for each attempt."""
         if self.files.rank == PROGRAM:  # for a job, also the output of torchrun on each node
             return [self.files.log, *sorted(self.files.folder.glob(AGENT_LOGS))]
-        output = self.facts().get("output")
+        output = self.facts.get("output")
         if not isinstance(output, str):
             return [self.files.log]
         last = self.files.folder / output  # torchrun/node-0/<id>/attempt_0/<local rank>
@@ -85,36 +145,41 @@ class Trace:
         files = self.log_files()
         for path in files if self.files.rank == PROGRAM else files[-2:]:  # of the last attempt
             for size in (TAIL_BYTES, LOG_BYTES):  # a progress bar may fill the first
-                found = as_shown(end_of(path, size)[1]).rstrip().splitlines()[-count:]
-                if len(found) == count:
+                whole, text = end_of(path, size)
+                found = as_shown(text).rstrip().splitlines()[-count:]
+                if len(found) == count or whole <= size:
                     break
             lines += found
         return [shortened(line) for line in lines[-count:]]
 
     # --- what it measured ---------------------------------------------------------------------------------
 
+    @cached_property
     def ticks(self) -> dict[str, np.ndarray]:
-        """Return every column of `run_folder.TICK`, with one entry per tick so far."""
+        """Every column of `layout.TICK`, with one entry per tick so far."""
         ticks = rows_of(self.files.ticks, TICK)
         on_a_gpu = np.isfinite(ticks["reserved_bytes"])
         if on_a_gpu.any():  # until then it held nothing there, and its main memory does not count
             ticks["memory_bytes"] = np.where(on_a_gpu, ticks["memory_bytes"], 0.0)
         return ticks
 
-    def latest_second(self) -> float | None:
-        """Return the time of the last tick, in seconds since the launch, without reading the others."""
-        seconds = rows_of(self.files.ticks, TICK, last=1)["seconds"]
-        return float(seconds[-1]) if len(seconds) else None
+    @cached_property
+    def unheard_seconds(self) -> float:
+        """For how long the rank's recorder has written nothing."""
+        # before a rank's first tick there are only its facts
+        wrote = [path.stat().st_mtime for path in (self.files.ticks, self.files.facts) if path.exists()]
+        return time.time() - max(wrote) if wrote else 0.0
 
     def cpu_share(self, seconds: float) -> float:
         """Return the main thread's CPU time per second of the last ones, a minute at most; NaN if unknown."""
-        rows = rows_of(self.files.ticks, TICK, last=TICKS_OF_A_MINUTE)
-        late = rows["seconds"] >= rows["seconds"].max(initial=0) - seconds
-        since, used = (np.ptp(rows[name][late]) if late.any() else 0.0 for name in ("seconds", "cpu_seconds"))
-        return float(used / since) if since else math.nan
+        now, used = (self.ticks[name][-TICKS_OF_A_MINUTE:] for name in ("seconds", "cpu_seconds"))
+        late = now >= now.max(initial=0) - seconds
+        since = np.ptp(now[late]) if late.any() else 0.0
+        return float(np.ptp(used[late]) / since) if since else math.nan
 
+    @cached_property
     def arrivals(self) -> dict[str, np.ndarray]:
-        """Return the columns of `run_folder.ARRIVAL`: when it called its latest collectives, by number."""
+        """The columns of `layout.ARRIVAL`: when it called its latest collectives, by number."""
         rows = rows_of(self.files.arrivals, ARRIVAL, last=MOST_ARRIVALS)
         anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # a new group
         return {name: column[anew:] for name, column in rows.items()}
@@ -129,22 +194,24 @@ class Trace:
             checks[check] = np.concatenate([checks.get(check, part[:0, 3:]), part[:, 3:]])
         return checks
 
+    @cached_property
     def tensors(self) -> list[str]:
-        """Return the names of the tensors that have fingerprints."""
+        """The names of the tensors that have fingerprints."""
         return lines_of(self.files.tensors)
 
+    @cached_property
     def names(self) -> list[str]:
-        """Return the names that were logged."""
+        """The names that were logged."""
         return lines_of(self.files.names)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return the metrics of this rank, as in `Run.metrics`."""
-        ticks = self.ticks()
+        ticks = self.ticks
         shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
         shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
         series = {name: ticks[name] for name in shown}
         points = rows_of(self.files.points, POINT)
-        for i, name in enumerate(self.names()):
+        for i, name in enumerate(self.names):
             own = points["name"] == i
             series[name] = points["value"][own]
             for field in ("seconds", "samples"):
@@ -155,7 +222,7 @@ class Trace:
         """Return the last value of each name among the latest points, without reading the rest."""
         points = rows_of(self.files.points, POINT, last=LATEST_POINTS)
         values = dict(zip(points["name"], points["value"], strict=True))
-        return {name: values[i] for i, name in enumerate(self.names()) if i in values}
+        return {name: values[i] for i, name in enumerate(self.names) if i in values}
 
 
 # --- how files are read -----------------------------------------------------------------------------------

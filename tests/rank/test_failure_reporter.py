@@ -85,9 +85,9 @@ def test_a_rank_that_cannot_start_a_thread_reports_all_the_same() -> None:
 def test_a_program_may_exit_with_any_number() -> None:
     """With sys.exit(2**31 + 7), as elsewhere, the lowest byte is left of it."""
     code = """
-from course_lib.rank.last_words import LastWords
-last_words = LastWords(lambda error: 2**31 + 7)
-last_words.error = SystemExit()
-last_words.say()
+from course_lib.rank.failure_reporter import FailureReporter
+failure_reporter = FailureReporter(lambda error: 2**31 + 7)
+failure_reporter.error = SystemExit()
+failure_reporter.report()
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode == 7

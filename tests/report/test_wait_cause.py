@@ -9,7 +9,7 @@ import pytest
 
 from course_lib.report.cause_words import MOST_RANKS, cause_text
 from course_lib.report.facts import Call, RankState
-from course_lib.report.mismatch import mismatch_of, other_groups
+from course_lib.report.wait_cause import other_groups, wait_cause_of
 
 ORDER = "; every rank has to call new_group for every group, in the same order"
 WORLD = "0"
@@ -48,7 +48,7 @@ def state(
 
 def why(*states: RankState) -> str:
     ranks = [replace(each, rank=rank) for rank, each in enumerate(states)]
-    return cause_text(mismatch_of(ranks), ranks)
+    return cause_text(wait_cause_of(ranks), ranks)
 
 
 PAIRS = [{"1": [0, 1]}, {"1": [0, 1]}, {"2": [2, 3]}, {"2": [2, 3]}]

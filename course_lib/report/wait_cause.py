@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..frames import Place
+from ..learner_code import Place
+from ..record.layout import of_everyone
 from ..run.run import Run
-from ..run_folder import of_everyone
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 
 UNEVEN = {"scatter", "all_to_all"}  # collectives that ranks may call with tensors of different sizes
@@ -18,7 +18,7 @@ JOIN, NEW_GROUP = "init_process_group", "new_group"
 PARTNER = {"recv": "send", "send": "recv"}
 
 
-def mismatch_of(states: Sequence[RankState]) -> Cause | None:
+def wait_cause_of(states: Sequence[RankState]) -> Cause | None:
     """Return why the waiting ranks wait; None if that cannot be told.
 
     Ranks in ``init_process_group`` wait for those that are not. Otherwise the groups that they made may
@@ -41,7 +41,7 @@ def mismatch_of(states: Sequence[RankState]) -> Cause | None:
 def apart(run: Run) -> Apart | None:
     """Return which ranks are, or were, in a smaller group of all ranks than what was launched."""
     launched = run.world_size
-    sizes = [run.facts(rank).get("world") or launched for rank in range(launched)]
+    sizes = [trace.facts.get("world") or launched for trace in run.traces()]
     small = {rank: (str(size), str(launched)) for rank, size in enumerate(sizes) if size < launched}
     return Apart({"the world size": small}) if small else None
 

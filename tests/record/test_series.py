@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from course_lib import Run
-from course_lib.rank import series as series_module
 from course_lib.rank.fingerprints import Fingerprints
-from course_lib.rank.series import Series
-from course_lib.run_folder import TICK, RankFiles
-from course_lib.run_record import RunRecord
+from course_lib.record import series as series_module
+from course_lib.record.layout import TICK, RankFiles
+from course_lib.record.run_record import RunRecord
+from course_lib.record.series import Series
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from .cluster import JobStatus
-from .files import read_json, write_whole
-from .hardware import oom_kills
-from .home import home
-from .run_folder import JOB_ENDED, RUN, ranks_seen
+from ..cluster import JobStatus
+from ..files import read_json, write_whole
+from ..hardware import oom_kills
+from ..home import home
+from .layout import JOB_ENDED, RUN, ranks_seen
 
 LASTING = ("queued", "running")  # states of a run that is not over
 MOST_RANKS = 1 << 16  # with more, run.json is damaged

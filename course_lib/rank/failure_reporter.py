@@ -28,10 +28,10 @@ LEFT_ALONE = {
 }
 
 
-class LastWords:
+class FailureReporter:
     """The last act of a process: it reports its failure, and ends.
 
-    Make it before. Then set ``error`` and call only `say`, and `say_here` if no thread could be started.
+    Make it before. Then set ``error`` and call only `report`; `report_here` if no thread could be started.
     ``report`` is called with the error, and returns the exit code.
     """
 
@@ -41,12 +41,12 @@ class LastWords:
         self._report, self._pid = report, os.getpid()
         libc, every = ctypes.CDLL(None), ctypes.create_string_buffer(128)
         libc.sigfillset(every)
-        start = functools.partial(_thread.start_new_thread, self.say_here, ())
+        start = functools.partial(_thread.start_new_thread, self.report_here, ())
         steps = start, functools.partial(libc.sigsuspend, every)
         # one call, all of it in C: no handler runs before it returns, and sigsuspend does not
-        self.say: Callable[[], object] = functools.partial(collections.deque, map(operator.call, steps), 0)
+        self.report: Callable[[], object] = functools.partial(collections.deque, map(operator.call, steps), 0)
 
-    def say_here(self) -> NoReturn:
+    def report_here(self) -> NoReturn:
         """Report, and end this process at once: an orderly exit may hang or abort without its peers."""
         code = 1
         try:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..files import lines_of
-from ..run_folder import TICK, RankFiles
+from .layout import TICK, RankFiles
 
 MOST_PENDING = 50_000  # logged values that wait to be written
 
@@ -40,11 +40,11 @@ class Series:
         self._files: dict[str, Any] | None = {}  # opened when something is written
 
     def tick(self, values: dict[str, float]) -> None:
-        """Append a row of `run_folder.TICK`."""
+        """Append a row of `layout.TICK`."""
         self._write("ticks", array("d", [values[name] for name in TICK]).tobytes())
 
     def arrivals(self, values: Iterable[float]) -> None:
-        """Append rows of `run_folder.ARRIVAL`, one after the other."""
+        """Append rows of `layout.ARRIVAL`, one after the other."""
         self._write("arrivals", array("d", values).tobytes())
 
     def point(self, name: str, value: Any, samples: int) -> None:

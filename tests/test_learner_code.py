@@ -14,17 +14,17 @@ import pytest
 import torch
 
 import course_lib
-from course_lib import frames
+from course_lib import learner_code
 from course_lib.report import words
 
 
 def test_whose_a_line_is() -> None:
-    assert frames.is_learners("/home/me/train.py")
-    assert frames.is_learners("/tmp/ipykernel_7/123.py")
-    for module in (json, torch, course_lib, frames):
-        assert not frames.is_learners(module.__file__)
-    assert not any(map(frames.is_learners, ("<string>", "<frozen os>")))
-    assert [frames.is_ours(file) for file in (frames.__file__, json.__file__)] == [True, False]
+    assert learner_code.is_learners("/home/me/train.py")
+    assert learner_code.is_learners("/tmp/ipykernel_7/123.py")
+    for module in (json, torch, course_lib, learner_code):
+        assert not learner_code.is_learners(module.__file__)
+    assert not any(map(learner_code.is_learners, ("<string>", "<frozen os>")))
+    assert [learner_code.is_ours(file) for file in (learner_code.__file__, json.__file__)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_whose_a_line_is() -> None:
     ],
 )
 def test_installed_code_is_not_the_learners(file: str) -> None:
-    assert not frames.is_learners(file)
+    assert not learner_code.is_learners(file)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_installed_code_is_not_the_learners(file: str) -> None:
     ],
 )
 def test_what_a_learner_has_written_is_the_learners(file: str) -> None:
-    assert frames.is_learners(file)
+    assert learner_code.is_learners(file)
 
 
 def test_an_excerpt_ends_with_a_line_that_says_something(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("def step():\n\n    fails()\n\n\n")
-    shown = frames.with_source(str(path), 3, "step")["source"]
+    shown = learner_code.with_source(str(path), 3, "step")["source"]
     assert shown == [[1, "def step():"], [2, ""], [3, "    fails()"]]
 
 
@@ -80,7 +80,7 @@ def beside_torch(tmp_path: Path) -> Path:
 def test_torch_and_others_on_pythonpath(beside_torch: Path) -> None:
     """The learner's project lies in the same folder, and a report of a failure shows its lines alone."""
     code = (
-        "import torch; from course_lib.frames import is_learners; from course_lib.rank import failure\n"
+        "import torch; from course_lib.learner_code import is_learners; from course_lib.rank import failure\n"
         f"names = [name for name in {FILES} if is_learners({str(beside_torch)!r} + '/' + name)]\n"
         "try: import project.model; project.model.call(lambda: torch.nn.Linear(3, 3)(torch.zeros(2, 4)))\n"
         "except RuntimeError as error: shown = failure._frames(error)\n"
@@ -104,8 +104,8 @@ def test_a_working_folder_that_is_gone_and_odd_entries_of_the_path(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     monkeypatch.setattr(sys, "path", ["", "lib", b"bytes", [], None, tmp_path, *sys.path])
-    assert frames.is_learners("/home/me/train.py")
-    assert not frames.is_learners(torch.__file__)
+    assert learner_code.is_learners("/home/me/train.py")
+    assert not learner_code.is_learners(torch.__file__)
     assert words.label("/home/me/train.py") == "train.py"
 
 
@@ -113,14 +113,14 @@ def test_no_garbage_is_collected_while_threads_are_looked_at(monkeypatch: pytest
     """Python 3.11 may wait for ever there (issue 106883), which could not be forced here."""
     seen, look = [], sys._current_frames
     monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or look())
-    frame = frames.frame_of(threading.get_ident())
+    frame = learner_code.frame_of(threading.get_ident())
     assert frame is not None
-    assert frames.frame_of(None) is None
+    assert learner_code.frame_of(None) is None
     assert gc.isenabled()
     assert seen == [sys.version_info >= (3, 12)] * 2
     gc.disable()
     try:
-        frames.frame_of(None)
+        learner_code.frame_of(None)
         assert not gc.isenabled(), "nor is it switched on where the learner has switched it off"
     finally:
         gc.enable()

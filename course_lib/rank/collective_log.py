@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from ..run_folder import EVERYONE
+from ..record.layout import EVERYONE
 from .standstill import ONE_WAY, collectives, status
 
 
-class ArrivalReader:
+class CollectiveLog:
     """Reads the flight recorder; ``launched`` is when the run began, by time.time()."""
 
     def __init__(self, launched: float) -> None:
@@ -16,7 +16,7 @@ class ArrivalReader:
         self._flights, self._last = b"", 0
 
     def read(self) -> list[float]:
-        """Return rows of `run_folder.ARRIVAL`, one after the other: the collectives since the last call."""
+        """Return rows of `layout.ARRIVAL`, one after the other: the collectives since the last call."""
         flights, calls, rows = status(), [], list[float]()
         if flights == self._flights:
             return rows

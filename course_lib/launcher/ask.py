@@ -1,0 +1,118 @@
+"""Ask the ranks of a run what they are doing, and find those in which no thread runs.
+
+A rank that is asked records where it is (`rank.standstill`). If no thread of a rank can run, a signal asks it
+for its Python stack (`stack_dumps`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from ..record.layout import ASKED, AT_WORK, ENDING
+from ..report.facts import ExitCodes, Failures, Report
+from ..report.failed import first_failure
+from ..report.waiting import explains, report_of
+from ..run.run import Run
+from ..stack_dumps import answer, request, size_of
+
+ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
+ASK_SECONDS_FAR = 3.0  # on other machines a new file on a shared disk shows up later; busy ones are late, too
+LATE_SECONDS = 2.0  # a rank that was heard of since then is late, not silent
+STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
+TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
+SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless something keeps all threads
+IDLE_PERCENT = 90.0  # of the machine's CPU time; where it works less, who has a thread to run can run it
+
+
+def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: float | None = None) -> Report:
+    """Ask live ranks what they are doing, and report on the end of a run: after failures, or at a timeout."""
+    explained = explains(first_failure(failures) if failures else None)
+    living = [rank for rank in range(run.world_size) if exit_codes.get(rank) is None]
+    unanswered = [] if explained and run.is_job else _ask_for_records(run, living, patient=not explained)
+    silent = {} if explained else silent_ranks(run, unanswered)
+    _ask_stacks(run, unanswered)
+    until = time.monotonic() + TELL_SECONDS
+    while any(_is_about_to_tell(run.snapshot(), rank) for rank in living) and time.monotonic() < until:
+        time.sleep(0.02)
+    return report_of(run.snapshot(), exit_codes, failures, silent, timeout)
+
+
+def silent_ranks(run: Run, ranks: Iterable[int] | None = None) -> dict[int, float]:
+    """Return the ranks at work of which no thread runs, as far as known, and for how many seconds.
+
+    Their main thread is in C code that does not release Python's interpreter lock, or they are stopped.
+    """
+    silent, now = dict[int, float](), run.snapshot()
+    for rank in () if run.is_job else range(run.world_size) if ranks is None else ranks:
+        trace = now.trace(rank)
+        if trace.facts.get("phase") == AT_WORK and trace.unheard_seconds >= SILENT_SECONDS:
+            with contextlib.suppress(OSError):  # it has ended
+                if not trace.has_returned and _waits_for_no_cpu(trace.facts["pid"]):
+                    silent[rank] = trace.unheard_seconds
+    return silent
+
+
+def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
+    """Ask ranks to record where they are, and return those that do not: none of their threads runs.
+
+    If ``patient``, those that are only late, on a busy machine, get more time.
+    """
+    asked, began = [rank for rank in ranks if run.lives(rank)], time.monotonic()
+    silent = asked
+    with contextlib.suppress(OSError):  # the folder may have been removed
+        (run.folder / ASKED).touch()
+        while silent:
+            waited, now = time.monotonic() - began, run.snapshot()
+            late = patient and any(now.trace(rank).unheard_seconds < LATE_SECONDS for rank in silent)
+            if waited > (ASK_SECONDS_FAR if run.is_job or late else ASK_SECONDS):
+                break
+            time.sleep(0.01)
+            silent = [rank for rank in silent if run.lives(rank) and not _has_answered(run, rank)]
+    return [rank for rank in asked if not run.trace(rank).standstill.get("asked")]
+
+
+def _has_answered(run: Run, rank: int) -> bool:
+    """Return whether a rank has recorded where it is, and where the processes are that it has forked."""
+    return "forked" in run.trace(rank).standstill
+
+
+def _ask_stacks(run: Run, ranks: Iterable[int]) -> None:
+    """Ask ranks on this machine for their stacks by a signal, and wait until they have written them."""
+    asked: dict[Path, int] = {}
+    for trace in () if run.is_job else map(run.trace, ranks):  # another machine's pid is somebody else's here
+        number, size = trace.facts.get("stack_signal"), size_of(trace.files.stack)
+        if number and request(trace.facts["pid"], number):
+            asked[trace.files.stack] = size
+    until = time.monotonic() + STACK_SECONDS
+    for path, size in asked.items():
+        answer(path, size, until)
+
+
+def _is_about_to_tell(now: Run, rank: int) -> bool:
+    """Return whether a rank is ending and has not yet recorded how."""
+    trace = now.trace(rank)
+    told = trace.has_returned or trace.has_failed
+    return trace.facts.get("phase") == ENDING and now.lives(rank) and not told
+
+
+def _waits_for_no_cpu(pid: int) -> bool:
+    """Return whether no thread of a process waits for a CPU: the machine is not just busy.
+
+    Only Linux tells of threads; elsewhere some of the machine's cores must be idle.
+    """
+    for _ in range(10):
+        try:
+            # of each thread but the main one, which may compute: R for running or runnable, D for a disk
+            stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        except OSError:
+            return psutil.pid_exists(pid) and psutil.cpu_percent(0.1) < IDLE_PERCENT
+        states = {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
+        if states and not states & set("RDZX"):
+            return True
+        time.sleep(0.01)
+    return False
