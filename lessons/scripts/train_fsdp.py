@@ -1,7 +1,7 @@
 """Train with FSDP: a rank keeps a shard of the weights, the gradients and Adam's state (lesson 18).
 
     python train_fsdp.py                                         alone
-    torchrun --standalone --nproc-per-node=2 train_fsdp.py       two ranks, with a GPU each if there are any
+    torchrun --standalone --nproc-per-node=2 train_fsdp.py       two ranks, with a GPU each if there are enough
 
 Started again, it goes on from its last checkpoint, on another number of ranks, too. To train something of
 your own, change `Block`, `model` and `batch`.
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
@@ -34,7 +35,9 @@ def batch(step, rank, ranks):
 
 def main():
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    gpu = torch.cuda.is_available()
+    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(
+        os.environ.get("LOCAL_WORLD_SIZE", 1)
+    )
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if gpu else "cpu")  # a GPU for each rank
     if gpu:
         torch.cuda.set_device(device)
@@ -43,8 +46,9 @@ def main():
     torch.manual_seed(0)  # the same on every rank: FSDP sends no weights at the start, as DDP does
     blocks = [Block(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
     model = nn.Sequential(*blocks, nn.Linear(64, 10))  # on the CPU: fully_shard moves it, part by part
+    mesh = init_device_mesh(device.type, (ranks,))
     for part in (*blocks, model):  # from the inside out: what one call has is gathered together
-        fully_shard(part)
+        fully_shard(part, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # after fully_shard, which makes new parameters
     start = max((int(each.parent.name) for each in CHECKPOINTS.glob("*/.metadata")), default=0)
     if start:  # .metadata is what a save writes last
