@@ -1,7 +1,7 @@
 """Train with FSDP: a rank keeps a shard of the weights, the gradients and Adam's state (lesson 18).
 
     python train_fsdp.py                                         alone
-    torchrun --standalone --nproc-per-node=2 train_fsdp.py       two ranks, with a GPU each if there are enough
+    torchrun --standalone --nproc-per-node=2 train_fsdp.py       two ranks, on GPUs if there are enough
 
 Started again, it goes on from its last checkpoint, on another number of ranks, too. To train something of
 your own, change `Block`, `model` and `batch`.
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 STEPS, SAMPLES, CHECKPOINTS = 30, 240, Path("fsdp-checkpoints")  # samples a step, on all ranks together
