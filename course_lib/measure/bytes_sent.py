@@ -18,14 +18,10 @@ def bytes_sent() -> int | None:
 
     Call it before and after a collective: gloo's ranks talk over TCP, and the difference is what this rank
     sent, including a few hundred bytes of bookkeeping. Between the GPUs of one machine, NCCL uses other ways
-    (NVLink, PCIe, shared memory), which this does not see. A connection that is closed between the two calls
-    takes its count with it: the difference is then too small, or negative. So let no rank leave before all
-    have made their second call (a barrier).
+    (NVLink, PCIe, shared memory), which this does not see. A connection that is closed takes its count with
+    it: let no rank leave before all have made their second call (a barrier).
 
-    Returns
-    -------
-    int or None
-        None without an open TCP connection, or if the system does not report it: Linux does, since 4.19.
+    None without an open TCP connection, or if the system does not report it: Linux does, since 4.19.
     """
     try:
         descriptors = os.listdir("/proc/self/fd")
