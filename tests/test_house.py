@@ -21,7 +21,7 @@ HOUSE = Path(course_lib.__file__).parent
 ROOT = Path(__file__).parents[1]
 GROUND = {
     *("by_value", "cluster", "files", "frames", "hardware", "home", "kill", "notebook", "private_names"),
-    *("run_folder", "run_record", "stack_dumps", "unused_gpus"),
+    *("run_folder", "run_record", "stack_dumps"),
 }
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
