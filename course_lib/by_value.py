@@ -30,7 +30,8 @@ from .private_names import CachedFunction
 
 loads = pickle.loads
 GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out
-ATTRIBUTES = (  # of functions and partials; of methods and properties
+CALLS = types.FunctionType | functools.partial | types.MethodType | classmethod | staticmethod | property
+ATTRIBUTES = (  # of these
     *("__defaults__", "__kwdefaults__", "func", "args", "keywords"),
     *("__self__", "__func__", "fget", "fset", "fdel"),
 )
@@ -172,8 +173,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset | collections.deque):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    with contextlib.suppress(Exception):  # its own method refuses
+    if isinstance(value, CALLS):
         yield from ((f".{name}", getattr(value, name, None)) for name in ATTRIBUTES)
+    with contextlib.suppress(Exception):  # its own method refuses
         state = value.__getstate__()
         for names in state if isinstance(state, tuple) else (state,):  # the second one has what is in slots
             yield from ((f".{name}", part) for name, part in (names or {}).items())

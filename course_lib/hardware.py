@@ -61,15 +61,13 @@ class Machine:
     def __repr__(self) -> str:
         rows = self.rows()
         width = max(map(len, rows)) + 2
-        return "\n".join(
-            f"{title + ':':{width}}{text}".replace("\n", "\n" + " " * width) for title, text in rows.items()
-        )
+        lines = (f"{title + ':':{width}}{text}" for title, text in rows.items())
+        return "\n".join(line.replace("\n", "\n" + " " * width) for line in lines)
 
     def _repr_html_(self) -> str:
-        cell = "padding:.25em .9em .25em 0; text-align:left; vertical-align:top"
+        cell = "padding:.25em .9em .25em 0; text-align:left; vertical-align:top; white-space:pre-line"
         body = "".join(
-            f'<tr><th scope="row" style="{cell}">{html.escape(title)}</th>'
-            f'<td style="{cell}">{html.escape(text).replace(chr(10), "<br>")}</td></tr>'
+            f'<tr><th scope="row" style="{cell}">{title}</th><td style="{cell}">{html.escape(text)}</td></tr>'
             for title, text in self.rows().items()
         )
         return (
@@ -122,8 +120,6 @@ def unused_gpus() -> str:
     """
     import torch
 
-    if torch.version.hip:
-        return ""
     used, present = gpu_count(), _present()
     if used >= present:
         return ""
@@ -132,9 +128,7 @@ def unused_gpus() -> str:
         built = f"this torch ({torch.__version__}) is built for the CPU"
         return f"{built}, not for {gpus}: install another ({PAGE})"
     driver, oldest = _driver(), OLDEST.get(int(torch.version.cuda.partition(".")[0]), 0)
-    if not (DEVICES / "nvidiactl").exists():
-        if _in_container():
-            return f"the container does not get this machine's {gpus}: start it with --gpus all"
+    if not (DEVICES / "nvidiactl").exists() and not _in_container():
         return f"no driver is loaded for {gpus}: install NVIDIA's driver, {oldest or 580} or newer"
     if driver and int(driver.partition(".")[0]) < oldest:
         return (

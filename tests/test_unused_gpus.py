@@ -77,7 +77,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a container without GPUs": (
         {"given": False, "container": True},
-        "the container does not get this machine's 2 NVIDIA GPUs: start it with --gpus all",
+        "the container gets 0 of this machine's 2 NVIDIA GPUs: start it with --gpus all",
     ),
     "a container with one of them": (
         {"used": 1, "container": True},

@@ -34,11 +34,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     disk, and renamed: a kill at any moment leaves either the old file or the new one, complete. Of a symbolic
     link, the file that it points to is replaced.
 
-    Parameters
-    ----------
-    state
-        A dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read. For a
-        wrapped model take ``ddp.module.state_dict()``.
+    ``state`` is a dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read.
+    For a wrapped model take ``ddp.module.state_dict()``.
 
     Raises
     ------

@@ -47,11 +47,8 @@ def digits(train: bool = True, *, transform: Callable | None = to_tensor) -> MNI
     classes have the same size. One machine makes the same bytes each time; another processor may round a
     pixel differently, and matplotlib before 3.11 lacks one of the training fonts, which another replaces.
 
-    Parameters
-    ----------
-    transform
-        A function applied to each 28 × 28 PIL picture. By default `to_tensor`: float32 (1, 28, 28),
-        normalised with mean 0.1579 and standard deviation 0.2869, those of the training digits.
+    ``transform`` is applied to each 28 × 28 PIL picture; by default it makes a float32 tensor (1, 28, 28),
+    normalised with mean 0.1579 and standard deviation 0.2869, those of the training digits.
 
     Raises
     ------

@@ -36,12 +36,9 @@ Origin = frozenset[int]  # the ranks that a value came from
 def collective(before: Sequence[Any], after: Sequence[Any], title: str) -> Picture:
     """Draw what each rank held before and after a collective, coloured by the ranks it came from (lesson 05).
 
-    Parameters
-    ----------
-    before, after
-        What each rank held: a number, a tensor, a list of tensors (drawn apart from each other), or None for
-        nothing. Take whole numbers whose sums can be told apart, such as 1, 10, 100. The result of MAX or
-        MIN is drawn as a copy, that of AVG or PRODUCT in grey.
+    Each rank held a number, a tensor, a list of tensors (drawn apart from each other), or None for nothing.
+    Take whole numbers whose sums can be told apart, such as 1, 10, 100. The result of MAX or MIN is drawn as
+    a copy, that of AVG or PRODUCT in grey.
 
     Raises
     ------

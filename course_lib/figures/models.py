@@ -72,16 +72,8 @@ def message_cost(
 ) -> Picture:
     """Draw the time of a message against its size, over four links, with a star on one (lesson 09).
 
-    Parameters
-    ----------
-    link
-        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``: the last three as published by
-        others.
-    kib
-        The size of the message, KiB.
-    alpha_us, gb_per_s
-        "This machine": its latency in µs and its bandwidth in GB/s, 10⁹ bytes (by default two CPU ranks with
-        gloo, from lesson 09).
+    That one is ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``. `alpha_us` and `gb_per_s`
+    (10⁹ bytes) are this machine's latency and bandwidth, by default those of two CPU ranks with gloo.
     """
     links = {"this machine": (1e-6 * alpha_us, 1e9 * gb_per_s), **LINKS}
     chosen, took = kib * KIB, message_seconds(kib * KIB, *links[link])
@@ -192,15 +184,9 @@ def memory_use(
     The default is BERT-large with 512 tokens; its activations are what the documentation of Hugging Face
     transformers (January 2022) measured, less 16 bytes for each parameter. `memory_bytes` has the formula.
 
-    Parameters
-    ----------
-    optimizer, precision, sharding
-        ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``; ``"float32"`` or ``"bf16 mixed"``; ``"DDP"``,
-        ``"ZeRO-1"`` or ``"FSDP"``.
-    activations_mib_per_sample
-        In float32.
-    batch
-        The samples of one rank.
+    The optimizer is ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``, the precision ``"float32"`` or
+    ``"bf16 mixed"``, the sharding ``"DDP"``, ``"ZeRO-1"`` or ``"FSDP"``. Activations are given in float32;
+    the batch is that of one rank.
     """
     activations = activations_mib_per_sample * MIB * batch
     parts = memory_bytes(1e6 * parameters_millions, ranks, optimizer, precision, sharding, activations)
@@ -295,13 +281,9 @@ def _boxes(axes: Axes, texts: list[list[str]], rows: list[str], columns: list[st
 def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60) -> Picture:
     """Draw one GPU and the workers of its loader, whose batches it waits for or not (lesson 15).
 
-    Parameters
-    ----------
-    workers
-        Processes that load whole batches in turns, each at most two ahead, as a `DataLoader`'s do; with 0
-        the rank loads between two steps. There is room for 16.
-    load_ms, rest_ms
-        What one process needs to load a batch, and what the rest of a step takes.
+    The workers, at most 16, load whole batches in turns, each at most two ahead, as a `DataLoader`'s do;
+    without any, the rank loads between two steps. To load a batch takes one process `load_ms`, the rest of a
+    step takes `rest_ms`.
     """
     load, rest = load_ms / 1e3, rest_ms / 1e3
     loaded, used = loader_spans(workers, load, rest, max(8, 2 * workers))

@@ -25,13 +25,8 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     A sample that was seen more than once in an epoch is split into as many strips and framed in black; one
     that no rank saw is crossed out.
 
-    Parameters
-    ----------
-    seen
-        The indices that each rank drew: ``seen[rank][epoch]`` is a list of them, as in ``run.results`` when
-        each rank returns one list per epoch. Several of these, by name, are drawn one below the other.
-    samples
-        The size of the data set, at most 40; its indices are 0 … samples − 1.
+    ``seen[rank][epoch]`` is a list of indices, as in ``run.results`` when each rank returns one list per
+    epoch. Several of these, by name, are drawn one below the other. ``samples`` is the size of the data set.
 
     Raises
     ------

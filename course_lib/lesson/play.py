@@ -15,16 +15,10 @@ UNITS = {"kib": "KiB", "mib": "MiB", "gib": "GiB", "gbit": "Gbit", "gb": "GB"}  
 def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
     """Show a picture with a slider or a switch for each value, redrawn whenever one moves (lesson 07).
 
-    It begins with the figure's own default for each value. A notebook keeps the picture as it was last drawn;
-    without a notebook, the picture of the defaults is returned.
-
-    Parameters
-    ----------
-    figure
-        Draws the picture from the values, passed by name.
-    values
-        By name, as for `ipywidgets.interact`: ``(1, 8)`` is a slider, a list is a choice, True or False a
-        switch.
+    The figure draws the picture from the values, passed by name. They are given as for
+    `ipywidgets.interact`: ``(1, 8)`` is a slider, a list is a choice, True or False a switch. Each begins
+    with the figure's own default. A notebook keeps the picture as it was last drawn; without a notebook, the
+    picture of the defaults is returned.
     """
     defaults = {name: inspect.signature(figure).parameters[name].default for name in values}
     if not in_kernel():

@@ -70,12 +70,9 @@ class LivePeak:
     nothing of what an operation uses for itself, or of what the allocator or a backend holds. It slows small
     operations down: do not time what runs inside.
 
-    Parameters
-    ----------
-    kinds : callable, optional
-        Returns the tensors of each kind; it is called after each operation. A storage that is in two kinds
-        counts for the first. Of the others, those that a collective has had count as "collectives' buffers",
-        and what is left as "activations and results in between". A DTensor counts with this rank's part.
+    ``kinds()`` returns the tensors of each kind; it is called after each operation. A storage in two kinds
+    counts for the first, one that only a collective has had as "collectives' buffers", any other as
+    "activations and results in between". A DTensor counts with this rank's part.
 
     Attributes
     ----------
@@ -85,8 +82,8 @@ class LivePeak:
     history : list of int
         The bytes after each operation.
     at_peak : dict
-        The bytes by kind, at the first moment when most were alive. Of several moments that are almost equal
-        another may be it next time: a backend's threads free what they have sent when they get to it.
+        The bytes by kind, at the first moment when most were alive. It may differ a little from run to run:
+        a backend's threads free what they have sent when they get to it.
     most : dict
         The most bytes of each kind, each at a moment of its own.
     largest : list of (int, str, str, tuple)

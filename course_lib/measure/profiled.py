@@ -15,26 +15,17 @@ Stretch = tuple[float, float]  # seconds by time.time()
 
 
 class Span(NamedTuple):
-    """An interval in which a rank did one thing.
+    """An interval in which a rank did one thing, in seconds by time.time(), one clock for a machine's ranks.
 
-    Attributes
-    ----------
-    kind : str
-        ``"computes"``; ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of NCCL)
-        starts it until it is done. Between these, it waits.
-    what : str
-        ``"operations"``, ``"kernels"`` on a GPU, or the collective and its number.
-    start, end : float
-        Seconds by time.time(), which is one clock for all ranks of a machine.
-    lane : int
-        For a collective: 0, or a higher number if it began while others were under way.
+    It ``"computes"``, or it ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of
+    NCCL) starts it until it is done. Between these, it waits.
     """
 
     kind: str
-    what: str
+    what: str  # "operations", "kernels" on a GPU, or the collective and its number
     start: float
     end: float
-    lane: int = 0
+    lane: int = 0  # of a collective: higher if it began while others were under way
 
 
 @contextmanager
