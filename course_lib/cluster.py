@@ -93,15 +93,33 @@ def ask(job: int) -> JobStatus:
     done = _call(["squeue", f"--jobs={job}", "--noheader", "--states=all", f"--format={FIELDS}"])
     if done.returncode != 0 and "nvalid job id" not in done.stderr:
         raise SlurmError(f"squeue: {_words(done)}")
-    known = done.returncode == 0 and done.stdout.strip()
-    return _parsed(done.stdout) if known else JobStatus("UNKNOWN")
+    text = done.stdout.strip()
+    if done.returncode != 0 or not text:
+        return JobStatus("UNKNOWN")
+    fields = text.splitlines()[0].split("|", 5)
+    if len(fields) != 6 or not re.fullmatch(r"[A-Z_]+", fields[0]):
+        raise SlurmError(f"Slurm's answer cannot be read: {text!r:.100}")
+    state, nodes, *times, reason = fields
+    submitted, start, end = map(_seconds_of, times)
+    started = state not in WAITING  # until then, the start time is an estimate
+    return JobStatus(
+        state,
+        "" if reason in ("None", "(null)") else reason,
+        "" if nodes in ("None assigned", "(null)") else nodes,
+        max(0.0, start - submitted) if started and start and submitted else None,
+        max(0.0, end - start) if state in ENDINGS and start and end else None,
+    )
+
+
+def _seconds_of(text: str) -> float | None:
+    """Convert a time as Slurm's commands print it, such as 2026-11-22T16:02:11, local time, to Unix time."""
+    with contextlib.suppress(ValueError):  # N/A, Unknown
+        return datetime.fromisoformat(text).timestamp()
+    return None
 
 
 def cancel(job: int) -> None:
-    """Remove a job from the queue or end it: SIGTERM to its processes, and SIGKILL some seconds later.
-
-    Raise `SlurmError` if scancel fails: the job may still run.
-    """
+    """Remove a job from the queue or end it: SIGTERM, then SIGKILL; raise `SlurmError` if scancel fails."""
     done = _call(["scancel", str(job)])
     if done.returncode != 0:
         raise SlurmError(f"scancel: {_words(done)}")
@@ -144,26 +162,3 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     """Return a command's last error messages, in one line."""
     lines = [line.partition(": error: ")[2] or line for line in done.stderr.strip().splitlines()]
     return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a message"
-
-
-def _parsed(text: str) -> JobStatus:
-    fields = text.strip().splitlines()[0].split("|", 5)
-    if len(fields) != 6 or not re.fullmatch(r"[A-Z_]+", fields[0]):
-        raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
-    state, nodes, *times, reason = fields
-    submitted, start, end = map(_seconds_of, times)
-    started = state not in WAITING  # until then, the start time is an estimate
-    return JobStatus(
-        state,
-        "" if reason in ("None", "(null)") else reason,
-        "" if nodes in ("None assigned", "(null)") else nodes,
-        max(0.0, start - submitted) if started and start and submitted else None,
-        max(0.0, end - start) if state in ENDINGS and start and end else None,
-    )
-
-
-def _seconds_of(text: str) -> float | None:
-    """Convert a time as Slurm's commands print it, such as 2026-11-22T16:02:11, local time, to Unix time."""
-    with contextlib.suppress(ValueError):  # N/A, Unknown
-        return datetime.fromisoformat(text).timestamp()
-    return None

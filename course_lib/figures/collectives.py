@@ -97,18 +97,16 @@ def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
     """Find, for each value after, the ranks whose values before are in it: one if copied, more if summed."""
     flat = (itertools.chain(*held) for held in before)
     table = list(itertools.zip_longest(*flat, fillvalue=math.nan))  # by place, then by rank
-    ranks = enumerate(after)
-    return [[[_origin(table, rank, value) for value in group] for group in held] for rank, held in ranks]
+    ranks = len(before)
 
+    def origin(rank: int, value: float) -> Origin:  # the first explanation: unchanged, copied, or summed
+        from_the_left = [(rank - distance) % ranks for distance in range(ranks)]  # as on a ring
+        for choice in (c for size in range(ranks) for c in itertools.combinations(from_the_left, size + 1)):
+            if any(value == sum(values[each] for each in choice) for values in table):
+                return frozenset(choice)
+        return frozenset()
 
-def _origin(table: list[tuple[float, ...]], rank: int, value: float) -> Origin:
-    """Return the first explanation that fits: unchanged, copied, or summed."""
-    ranks = len(table[0]) if table else 0
-    from_the_left = [(rank - distance) % ranks for distance in range(ranks)]  # as on a ring
-    for choice in (c for size in range(ranks) for c in itertools.combinations(from_the_left, size + 1)):
-        if any(value == sum(values[each] for each in choice) for values in table):
-            return frozenset(choice)
-    return frozenset()
+    return [[[origin(rank, value) for value in group] for group in held] for rank, held in enumerate(after)]
 
 
 def _columns(held: list[Held]) -> float:
@@ -192,13 +190,11 @@ def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int], points:
     for i, color in enumerate(colors):
         axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
     text = _number(value)
-    look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "weight": "bold"}
-    look |= {"size": points * (0.4 if len(text) <= 2 else 0.92 / len(text))}
-    if len(ranks) == 1:
-        look |= {"color": ink_on(ranks[0])}
+    size = points * (0.4 if len(text) <= 2 else 0.92 / len(text))
+    look: dict[str, Any] = {"size": size, "color": ink_on(ranks[0]) if len(ranks) == 1 else "black"}
     if len(ranks) > 1:  # put the number on a plate, or the stripes would cross it
-        look |= {"size": 0.86 * look["size"], "bbox": PLATE}
-    axes.text(x + 0.5, y - 0.02, text, **look)
+        look |= {"size": 0.86 * size, "bbox": PLATE}
+    axes.text(x + 0.5, y - 0.02, text, ha="center", va="center_baseline", weight="bold", **look)
 
 
 def _number(value: float) -> str:
