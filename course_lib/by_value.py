@@ -30,6 +30,11 @@ from .private_names import CachedFunction
 
 loads = pickle.loads
 GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out
+CALLS = types.FunctionType | functools.partial | types.MethodType | classmethod | staticmethod | property
+ATTRIBUTES = (  # of these
+    *("__defaults__", "__kwdefaults__", "func", "args", "keywords"),
+    *("__self__", "__func__", "fget", "fset", "fdel"),
+)
 
 
 class Pickler(cloudpickle.Pickler):
@@ -110,24 +115,22 @@ def dump(value: Any, file: IO[bytes], protocol: int | None = None) -> None:
 
 def dumps(value: Any) -> bytes:
     """Return what `dump` writes."""
-    with io.BytesIO() as file:
-        dump(value, file)
-        return file.getvalue()
+    dump(value, file := io.BytesIO())
+    return file.getvalue()
 
 
 def dumps_and_shared(value: Any) -> tuple[bytes, list[Any]]:
     """Return what `dump` writes, and apart from it what processes share, for multiprocessing to send."""
-    with io.BytesIO() as file:
-        pickler = Pickler(file)
-        pickler.shared = []
-        pickler.dump(value)
-        popen: Any = types.SimpleNamespace(DupFd=int, duplicate_for_child=int)
-        context.set_spawning_popen(popen)  # as if a process were started: it may be refused
-        try:
-            ForkingPickler.dumps(pickler.shared)
-        finally:
-            context.set_spawning_popen(None)
-        return file.getvalue(), pickler.shared
+    pickler = Pickler(file := io.BytesIO())
+    pickler.shared = []
+    pickler.dump(value)
+    popen: Any = types.SimpleNamespace(DupFd=int, duplicate_for_child=int)
+    context.set_spawning_popen(popen)  # as if a process were started: it may be refused
+    try:
+        ForkingPickler.dumps(pickler.shared)
+    finally:
+        context.set_spawning_popen(None)
+    return file.getvalue(), pickler.shared
 
 
 def culprit(name: str, value: Any, dumps: Callable[[Any], object] = dumps) -> tuple[str, str] | None:
@@ -157,28 +160,21 @@ def _refusal(value: Any, dumps: Callable[[Any], object]) -> Exception | None:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what is pickled with a value, and where it is: a variable's name, or what follows the value's."""
-    attributes: tuple[str, ...] = ()
     if isinstance(value, types.FunctionType):
         for name, variable in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # it has no value
                 yield name, variable.cell_contents
         used = _globals_of(value.__code__) & value.__globals__.keys()
         yield from ((name, value.__globals__[name]) for name in sorted(used))
-        attributes = "__defaults__", "__kwdefaults__"
     elif isinstance(value, type):
         hidden = "__dict__", "__weakref__"
         yield from ((f".{name}", part) for name, part in vars(value).items() if name not in hidden)
-    elif isinstance(value, functools.partial):
-        attributes = "func", "args", "keywords"
-    elif isinstance(value, types.MethodType | classmethod | staticmethod):
-        attributes = "__self__", "__func__"
-    elif isinstance(value, property):
-        attributes = "fget", "fset", "fdel"
     elif isinstance(value, dict):
         yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset | collections.deque):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    yield from ((f".{name}", getattr(value, name, None)) for name in attributes)
+    if isinstance(value, CALLS):
+        yield from ((f".{name}", getattr(value, name, None)) for name in ATTRIBUTES)
     with contextlib.suppress(Exception):  # its own method refuses
         state = value.__getstate__()
         for names in state if isinstance(state, tuple) else (state,):  # the second one has what is in slots

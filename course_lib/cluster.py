@@ -6,11 +6,12 @@ library. Minutes after its end, Slurm forgets a job; then the exit status that i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
-import time
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,6 @@ ENDINGS = {
 }
 # Variables of a job that this process may itself run in: a job that it submits must not inherit them.
 OF_A_JOB = re.compile(r"(SLURM|SRUN|PMI|PMIX)\w*")
-OF_A_QUESTION = re.compile(r"SQUEUE_")
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
@@ -56,7 +56,6 @@ class JobStatus(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether the job has not started yet."""
         return self.state in WAITING
 
     @property
@@ -80,15 +79,13 @@ def environment() -> dict[str, str]:
 
 def submit(script: Path, options: list[str], given: dict[str, str]) -> int:
     """Submit a job and return its number; raise `SlurmError` with sbatch's reason if it refuses."""
-    command = ["sbatch", "--parsable", *options, str(script)]
-    done = _call(command, environment() | given)
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    number = last.partition(";")[0]  # job;cluster
+    done = _call(["sbatch", "--parsable", *options, str(script)], environment() | given)
     if done.returncode != 0:
         raise SlurmError(f"sbatch refused the job: {_words(done)} (it is in {script})")
-    if not number.isdecimal():
+    number = re.search(r"^(\d+)(;.*)?$", done.stdout.strip(), re.MULTILINE)  # job;cluster
+    if not number:
         raise SlurmError(f"sbatch gave no number of a job, but {done.stdout.strip()!r:.100}: {_words(done)}")
-    return int(number)
+    return int(number[1])
 
 
 def ask(job: int) -> JobStatus:
@@ -96,15 +93,33 @@ def ask(job: int) -> JobStatus:
     done = _call(["squeue", f"--jobs={job}", "--noheader", "--states=all", f"--format={FIELDS}"])
     if done.returncode != 0 and "nvalid job id" not in done.stderr:
         raise SlurmError(f"squeue: {_words(done)}")
-    known = done.returncode == 0 and done.stdout.strip()
-    return _parsed(done.stdout) if known else JobStatus("UNKNOWN")
+    text = done.stdout.strip()
+    if done.returncode != 0 or not text:
+        return JobStatus("UNKNOWN")
+    fields = text.splitlines()[0].split("|", 5)
+    if len(fields) != 6 or not re.fullmatch(r"[A-Z_]+", fields[0]):
+        raise SlurmError(f"Slurm's answer cannot be read: {text!r:.100}")
+    state, nodes, *times, reason = fields
+    submitted, start, end = map(_seconds_of, times)
+    started = state not in WAITING  # until then, the start time is an estimate
+    return JobStatus(
+        state,
+        "" if reason in ("None", "(null)") else reason,
+        "" if nodes in ("None assigned", "(null)") else nodes,
+        max(0.0, start - submitted) if started and start and submitted else None,
+        max(0.0, end - start) if state in ENDINGS and start and end else None,
+    )
+
+
+def _seconds_of(text: str) -> float | None:
+    """Convert a time as Slurm's commands print it, such as 2026-11-22T16:02:11, local time, to Unix time."""
+    with contextlib.suppress(ValueError):  # N/A, Unknown
+        return datetime.fromisoformat(text).timestamp()
+    return None
 
 
 def cancel(job: int) -> None:
-    """Remove a job from the queue or end it: SIGTERM to its processes, and SIGKILL some seconds later.
-
-    Raise `SlurmError` if scancel fails: the job may still run.
-    """
+    """Remove a job from the queue or end it: SIGTERM, then SIGKILL; raise `SlurmError` if scancel fails."""
     done = _call(["scancel", str(job)])
     if done.returncode != 0:
         raise SlurmError(f"scancel: {_words(done)}")
@@ -124,7 +139,7 @@ def tasks_here() -> int:
 
 def _call(command: list[str], given: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     if given is None:  # the learner's own settings would change what is printed
-        plain = {name: value for name, value in environment().items() if not OF_A_QUESTION.match(name)}
+        plain = {name: value for name, value in environment().items() if not name.startswith("SQUEUE_")}
         given = plain | {"SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
@@ -147,28 +162,3 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     """Return a command's last error messages, in one line."""
     lines = [line.partition(": error: ")[2] or line for line in done.stderr.strip().splitlines()]
     return "; ".join(lines[-3:]) or f"exit code {done.returncode}, without a message"
-
-
-def _parsed(text: str) -> JobStatus:
-    fields = text.strip().splitlines()[0].split("|", 5)
-    if len(fields) != 6 or not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", fields[0]):
-        raise SlurmError(f"Slurm's answer cannot be read: {text.strip()!r:.100}")
-    state, nodes, *times, reason = fields
-    submitted, start, end = map(_seconds_of, times)
-    if state in WAITING:  # until it starts, the start time is an estimate
-        start = None
-    return JobStatus(
-        state,
-        "" if reason in ("None", "(null)") else reason,
-        "" if nodes in ("None assigned", "(null)") else nodes,
-        None if start is None or submitted is None else max(0.0, start - submitted),
-        None if start is None or end is None or state not in ENDINGS else max(0.0, end - start),
-    )
-
-
-def _seconds_of(text: str) -> float | None:
-    """Convert a time as Slurm's commands print it, such as 2026-11-22T16:02:11, local time, to Unix time."""
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:  # N/A, Unknown
-        return None

@@ -13,43 +13,28 @@ from pathlib import Path
 
 import psutil
 
-from .unused_gpus import unused_gpus
-
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux (cgroups of version 2)
+DRIVER = Path("/proc/driver/nvidia/version")  # of the system, also in a container without its devices
+DEVICES = Path("/dev")
+PCI = Path("/sys/bus/pci/devices")
+OLDEST = {12: 525, 13: 580}  # the driver that a build for CUDA 12, 13 needs (NVIDIA, CUDA Compatibility)
+PAGE = "PyTorch's page “Get Started: Start Locally”"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What `machine` found: shown as a card in a notebook, as text in a terminal.
+    """What `machine` found: shown as a card in a notebook, as text in a terminal."""
 
-    Attributes
-    ----------
-    accelerators : list of str
-        Each with torch's name of the device, its own name and its memory: ``"cuda:0 NVIDIA H100, 79.2 GiB"``.
-    unused : str
-        Why a GPU of this machine is not used, and what to do; empty if each is used.
-    cores : int
-        CPU cores that this process may use.
-    memory_bytes, available_bytes : int
-        Main memory, within a container's limit.
-    backends : dict of str to bool
-        Each backend of torch.distributed, and whether this build of torch has it.
-    world_size, backend : int, str
-        What `launch` uses by default.
-    reason : str
-        Why these two.
-    """
-
-    accelerators: list[str]
-    unused: str
-    cores: int
-    memory_bytes: int
+    accelerators: list[str]  # by torch's name, their own name and memory: "cuda:0 NVIDIA H100, 79.2 GiB"
+    unused: str  # why a GPU of this machine is not used, and what to do; empty if each is used
+    cores: int  # that this process may use
+    memory_bytes: int  # main memory, within a container's limit
     available_bytes: int
-    backends: dict[str, bool]
-    world_size: int
+    backends: dict[str, bool]  # of torch.distributed, and whether this build of torch has each
+    world_size: int  # what `launch` uses by default
     backend: str
-    reason: str
+    reason: str  # why these two
 
     @property
     def plan(self) -> str:
@@ -76,15 +61,13 @@ class Machine:
     def __repr__(self) -> str:
         rows = self.rows()
         width = max(map(len, rows)) + 2
-        return "\n".join(
-            f"{title + ':':{width}}{text}".replace("\n", "\n" + " " * width) for title, text in rows.items()
-        )
+        lines = (f"{title + ':':{width}}{text}" for title, text in rows.items())
+        return "\n".join(line.replace("\n", "\n" + " " * width) for line in lines)
 
     def _repr_html_(self) -> str:
-        cell = "padding:.25em .9em .25em 0; text-align:left; vertical-align:top"
+        cell = "padding:.25em .9em .25em 0; text-align:left; vertical-align:top; white-space:pre-line"
         body = "".join(
-            f'<tr><th scope="row" style="{cell}">{html.escape(title)}</th>'
-            f'<td style="{cell}">{html.escape(text).replace(chr(10), "<br>")}</td></tr>'
+            f'<tr><th scope="row" style="{cell}">{title}</th><td style="{cell}">{html.escape(text)}</td></tr>'
             for title, text in self.rows().items()
         )
         return (
@@ -106,18 +89,8 @@ def machine() -> Machine:
     else:
         none = "torch can use no GPU" if unused else "there is no GPU"
         reason = f"{none}, so ranks are CPU processes"
-    total, available = memory()
-    return Machine(
-        accelerators=present,
-        unused=unused,
-        cores=cores(),
-        memory_bytes=total,
-        available_bytes=available,
-        backends=backends(),
-        world_size=gpus or 2,
-        backend="nccl" if gpus else "gloo",
-        reason=reason,
-    )
+    world_size, backend = (gpus, "nccl") if gpus else (2, "gloo")
+    return Machine(present, unused, cores(), *memory(), backends(), world_size, backend, reason)
 
 
 def gpu_count() -> int:
@@ -137,6 +110,55 @@ def accelerators() -> list[str]:
     if gpus := [torch.cuda.get_device_properties(index) for index in range(gpu_count())]:
         return [f"cuda:{i} {gpu.name}, {gpu.total_memory / GIB:.1f} GiB" for i, gpu in enumerate(gpus)]
     return ["mps:0 Apple GPU (shares main memory)"] if torch.backends.mps.is_available() else []
+
+
+def unused_gpus() -> str:
+    """Return why an NVIDIA GPU of this machine is not used, and what to do; "" where none lies idle.
+
+    torch itself says little: if the driver is too old for it, `torch.cuda.is_available()` is False after one
+    warning, and everything runs on the CPU.
+    """
+    import torch
+
+    used, present = gpu_count(), _present()
+    if used >= present:
+        return ""
+    gpus = f"{present} NVIDIA GPU{'s' if present > 1 else ''}"
+    if torch.version.cuda is None:
+        built = f"this torch ({torch.__version__}) is built for the CPU"
+        return f"{built}, not for {gpus}: install another ({PAGE})"
+    driver, oldest = _driver(), OLDEST.get(int(torch.version.cuda.partition(".")[0]), 0)
+    if not (DEVICES / "nvidiactl").exists() and not _in_container():
+        return f"no driver is loaded for {gpus}: install NVIDIA's driver, {oldest or 580} or newer"
+    if driver and int(driver.partition(".")[0]) < oldest:
+        return (
+            f"torch is built for CUDA {torch.version.cuda}, which needs driver {oldest} or newer; this is "
+            f"{driver}: install torch 2.14's build for CUDA 12.6 ({PAGE}), or a newer driver"
+        )
+    if os.environ.get("SLURM_JOB_ID"):
+        return f"the job was given {used} of this node's {gpus}: ask for more with --gpus-per-node"
+    if (shown := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return f"CUDA_VISIBLE_DEVICES={shown!r} shows {used} of {gpus}: unset it to use all"
+    if _in_container():
+        return f"the container gets {used} of this machine's {gpus}: start it with --gpus all"
+    return f"torch can use {used} of {gpus}: `nvidia-smi` says how the others are"
+
+
+def _present() -> int:
+    """Count the NVIDIA GPUs that the PCI bus knows of; none on another system than Linux."""
+    nvidia = [path for path in PCI.glob("*/vendor") if path.read_text() == "0x10de\n"]
+    return sum(path.with_name("class").read_text().startswith("0x03") for path in nvidia)  # display, 3D
+
+
+def _driver() -> str:
+    """Return the driver's version, as in ``580.82.07``; "" where none is loaded."""
+    with contextlib.suppress(OSError, IndexError):
+        return re.findall(r"\b\d{3,}\.\d+(?:\.\d+)?\b", DRIVER.read_text())[0]
+    return ""
+
+
+def _in_container() -> bool:
+    return Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() or "container" in os.environ
 
 
 def cores() -> int:
@@ -173,8 +195,6 @@ def backends() -> dict[str, bool]:
 
 def oom_kills() -> int:
     """Count the processes that Linux has killed for lack of memory since it booted; 0 if it does not say."""
-    try:
-        with open("/proc/vmstat") as counters:
-            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
+    with contextlib.suppress(OSError, IndexError):
+        return int(re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)[0])
+    return 0

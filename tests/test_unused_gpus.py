@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib import machine, unused_gpus
+from course_lib import hardware, machine
 
 DRIVER_FILE = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Fri Aug 21 00:08:40 UTC 2026\nGCC version: 12.3.0\n"
@@ -43,9 +43,9 @@ def imitate(
     (folder / "dev").mkdir()
     if given:
         (folder / "dev" / "nvidiactl").touch()
-    for name, path in {"VERSION": "version", "DEVICES": "dev", "PCI": "pci"}.items():
-        monkeypatch.setattr(unused_gpus, name, folder / path)
-    monkeypatch.setattr(unused_gpus, "_in_container", lambda: container)
+    for name, path in {"DRIVER": "version", "DEVICES": "dev", "PCI": "pci"}.items():
+        monkeypatch.setattr(hardware, name, folder / path)
+    monkeypatch.setattr(hardware, "_in_container", lambda: container)
     seen_by_nvml = present if driver and given else 0  # whatever torch can do with them
     properties = types.SimpleNamespace(name="Tesla T4", total_memory=15 * 2**30)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -77,7 +77,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a container without GPUs": (
         {"given": False, "container": True},
-        "the container does not get this machine's 2 NVIDIA GPUs: start it with --gpus all",
+        "the container gets 0 of this machine's 2 NVIDIA GPUs: start it with --gpus all",
     ),
     "a container with one of them": (
         {"used": 1, "container": True},
@@ -110,7 +110,7 @@ def test_it_is_said_with_the_one_thing_to_do(
 ) -> None:
     imitated, expected = MACHINES[name]
     imitate(monkeypatch, tmp_path, **imitated)
-    told = unused_gpus.unused_gpus()
+    told = hardware.unused_gpus()
     assert expected in told if expected else told == ""
     card = machine()
     assert card.unused == told
@@ -128,6 +128,6 @@ def test_gpus_behind_an_old_driver_are_none_for_ranks(
 
 
 def test_a_mac_has_none_of_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("VERSION", "DEVICES", "PCI"):
-        monkeypatch.setattr(unused_gpus, name, tmp_path / "absent")
-    assert unused_gpus.unused_gpus() == ""
+    for name in ("DRIVER", "DEVICES", "PCI"):
+        monkeypatch.setattr(hardware, name, tmp_path / "absent")
+    assert hardware.unused_gpus() == ""

@@ -7,9 +7,8 @@ you like, and change the import of `files`: they need nothing else from the cour
 from __future__ import annotations
 
 import os
-import sys
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +31,11 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
     With a process group every rank calls it: rank 0 writes ``state``, and the others wait until it is done
     or has failed. Without a group, the caller writes. The data is written beside the target, forced to the
-    disk, and renamed: a kill at any moment leaves either the old file or the new one, complete.
+    disk, and renamed: a kill at any moment leaves either the old file or the new one, complete. Of a symbolic
+    link, the file that it points to is replaced.
 
-    Parameters
-    ----------
-    path
-        The file, in an existing folder. If it is a symbolic link, the file that it points to is replaced.
-    state
-        A dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read. For a
-        wrapped model take ``ddp.module.state_dict()``.
+    ``state`` is a dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read.
+    For a wrapped model take ``ddp.module.state_dict()``.
 
     Raises
     ------
@@ -67,7 +62,6 @@ def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
 
     if not isinstance(state, Mapping):
         return TypeError(f"a checkpoint is a dict, as in {{'model': model.state_dict()}}; got {state!r:.60}")
-    handled = sys.exception()  # by the caller: it becomes the context of what is raised here
     try:
         with whole_file(path, durable=True) as file:
             torch.save(dict(state), file)
@@ -78,8 +72,8 @@ def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
                     "save tensors, numbers, strings, lists and dicts (of a model its state_dict())"
                 )
     except Exception as error:
-        system = error if isinstance(error, OSError) else error.__context__  # torch hides a full disk
-        if not isinstance(system, OSError) or system is handled:
+        system = error.__context__ if isinstance(error, RuntimeError) else error  # torch hides a full disk
+        if not isinstance(system, OSError):
             return TypeError(f"this state cannot be saved: {_reason(error)}")
         before = "; the previous file is unchanged" if path.is_file() else ""
         return CheckpointError(f"the checkpoint {path} cannot be written: {_reason(system)}{before}")
@@ -89,12 +83,7 @@ def _write(path: Path, state: Mapping[str, Any]) -> Exception | None:
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint as data: code in the file is never run (lesson 10).
 
-    Every rank may read the file.
-
-    Returns
-    -------
-    dict
-        What was saved; its tensors are on the CPU, whatever device they were saved from.
+    Every rank may read the file. Its tensors arrive on the CPU, whatever device they were saved from.
 
     Raises
     ------
@@ -147,46 +136,38 @@ def _fault(path: Path) -> str:
 def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Load the weights of a checkpoint into a model, all of them or none (lesson 10).
 
-    The prefixes of wrappers (DDP's and DataParallel's ``module.``, torch.compile's ``_orig_mod.``) may be on
-    either side, or on both. They are removed only from the front of a name, and only if every name has them:
-    a layer called ``submodule`` keeps its name.
-
-    Parameters
-    ----------
-    model
-        Plain or wrapped, on any device.
-    weights
-        A ``state_dict()``, as in ``load_checkpoint(path)["model"]``.
+    `weights` are a ``state_dict()``, as in ``load_checkpoint(path)["model"]``. The prefixes of wrappers
+    (``module.`` of DDP and DataParallel, ``_orig_mod.`` of torch.compile) may be on either side, or on both;
+    they are removed only if every name has them.
 
     Raises
     ------
     CheckpointError
         Tensors are missing, unexpected or of another shape; the message names them. The model is unchanged.
     """
-    own = model.state_dict()
-    have, want = _bare(weights), _bare(own)
+    have, want = _bare(weights), _bare(model.state_dict())
     faults = {
-        "missing": [full for name, full in want.items() if name not in have],
-        "unexpected": [full for name, full in have.items() if name not in want],
+        "missing": [name for name in want if name not in have],
+        "unexpected": [name for name in have if name not in want],
         "another shape": [
-            f"{full} is {_shape(weights[have[name]])} in the checkpoint and {_shape(own[full])} here"
-            for name, full in want.items()
-            if name in have and _shape(weights[have[name]]) != _shape(own[full])
+            f"{name} is {_shape(have[name])} in the checkpoint and {_shape(value)} here"
+            for name, value in want.items()
+            if name in have and _shape(have[name]) != _shape(value)
         ],
     }
     if any(faults.values()):
         told = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
         raise CheckpointError(f"the weights do not fit this {type(model).__name__}. {told}")
-    model.load_state_dict({full: weights[have[name]] for name, full in want.items()})
+    full = model.state_dict()  # in the same order
+    model.load_state_dict({name: have[bare] for name, bare in zip(full, want, strict=True)})
 
 
-def _bare(names: Iterable[str]) -> dict[str, str]:
-    """Map each name, without the prefixes that wrappers put before all of them, to the full name."""
-    full = list(names)
-    bare = full
-    while prefixes := [w for w in WRAPPERS if bare and all(name.startswith(w) for name in bare)]:
-        bare = [name.removeprefix(prefixes[0]) for name in bare]
-    return dict(zip(bare, full, strict=True))
+def _bare(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove the prefixes that wrappers put before all names."""
+    bare = dict(state)
+    while prefixes := [each for each in WRAPPERS if bare and all(name.startswith(each) for name in bare)]:
+        bare = {name.removeprefix(prefixes[0]): value for name, value in bare.items()}
+    return bare
 
 
 def _shape(value: Any) -> str:

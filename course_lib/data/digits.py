@@ -40,22 +40,15 @@ def to_tensor(image: Image) -> torch.Tensor:
 
 
 def digits(train: bool = True, *, transform: Callable | None = to_tensor) -> MNIST:
-    """Load pictures of digits and their labels, as torchvision's own ``MNIST`` data set; no network needed.
+    """Load pictures of digits and their labels, as torchvision's own ``MNIST`` data set (lesson 02).
 
-    The first call makes the digits (about a second): set in many fonts, bent, rotated, shifted, noisy.
-    The 2,000 test digits are set in fonts that the 18,000 training digits never use (two are slanted cuts
-    of training fonts, and training digits are sheared); all classes have the same size. One machine makes
-    the same bytes each time; another processor may round a pixel differently, and matplotlib before 3.11
-    lacks one of the sixteen training typefaces, which another replaces. Introduced in lesson 02.
+    The first call makes the digits, without a network (about a second): set in many fonts, bent, rotated,
+    shifted, noisy. The 2,000 test digits are set in fonts that the 18,000 training digits never use; all
+    classes have the same size. One machine makes the same bytes each time; another processor may round a
+    pixel differently, and matplotlib before 3.11 lacks one of the training fonts, which another replaces.
 
-    Parameters
-    ----------
-    train
-        The training digits (True) or the held-out ones (False).
-    transform
-        A function applied to each 28 × 28 PIL picture. By default `to_tensor`: float32 (1, 28, 28),
-        normalised with mean 0.1579 and standard deviation 0.2869, those of the training digits. None keeps
-        the PIL picture.
+    ``transform`` is applied to each 28 × 28 PIL picture; by default it makes a float32 tensor (1, 28, 28),
+    normalised with mean 0.1579 and standard deviation 0.2869, those of the training digits.
 
     Raises
     ------

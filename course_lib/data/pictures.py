@@ -40,12 +40,11 @@ PATTERNS: dict[str, Callable[[Field, Field, Field, Field], Field]] = {
 
 
 def pictures() -> Path:
-    """Return the folder of a small JPEG data set in ImageNet's layout, for torchvision's ``ImageFolder``.
+    """Return the folder of a small JPEG data set in ImageNet's layout (lesson 15).
 
     It has ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``: ten classes of patterns, 64 and 16 pictures of each,
     about 800 pixels wide and high, in two random colours, rotated, lit from one side and noisy. The first
-    call draws them in the course's own folder (some seconds, 50 MB), the same pictures each time. Introduced
-    in lesson 15.
+    call draws them in the course's own folder (some seconds, 50 MB), the same pictures each time.
 
     Raises
     ------
@@ -61,22 +60,17 @@ def pictures() -> Path:
 
 def _make(folder: Path) -> None:
     """Draw all pictures. NumPy and Pillow release the GIL."""
+    each = {"train": TRAIN_EACH, "val": VAL_EACH}
+    names = [f"{split}/{kind}/{i:04}.jpg" for split in each for kind in PATTERNS for i in range(each[split])]
 
-    def make(numbered: tuple[int, str]) -> None:
-        seed, name = numbered
-        path = folder / name
+    def make(seed: int) -> None:
+        path = folder / names[seed]
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             _draw(path.parent.name, np.random.RandomState(seed)).save(file, "JPEG", quality=QUALITY)
 
-    names = (
-        f"{split}/{kind}/{number:04}.jpg"
-        for split, count in (("train", TRAIN_EACH), ("val", VAL_EACH))
-        for kind in PATTERNS
-        for number in range(count)
-    )
     with ThreadPoolExecutor(min(8, cores())) as pool:
-        list(pool.map(make, enumerate(names)))
+        list(pool.map(make, range(len(names))))
 
 
 def _draw(kind: str, rng: np.random.RandomState) -> Image:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from .style import COLORS, Picture, margins_of, new_figure, styled
+import numpy as np
+
+from .style import COLORS, Picture, figure_with_margins, left_of, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def curves(
@@ -53,31 +58,22 @@ def bars(
     Several numbers, as of repeated runs, are one bar: their median, with a line from the least to the most.
     "128 tokens: DDP" and "512 tokens: DDP" have one colour: that of what follows the colon.
     """
-    samples = [value if isinstance(value, Sequence) else [value] for value in values.values()]
-    medians = [statistics.median(numbers) for numbers in samples]
-    below, above = ([abs(of(s) - m) for s, m in zip(samples, medians, strict=True)] for of in (min, max))
-    lines = {"xerr": [below, above], "capsize": 3} if any(len(numbers) > 1 for numbers in samples) else {}
+    spreads = np.array([np.quantile(each, (0, 0.5, 1)) for each in values.values()])
+    least, median, most = spreads.T
+    lines = {"xerr": (median - least, most - median), "capsize": 3} if (least < most).any() else {}
     kinds = [name.rpartition(": ")[2] for name in values]
+    colors = {kind: COLORS[i % len(COLORS)] for i, kind in enumerate(dict.fromkeys(kinds))}
     figure, (axes,) = new_figure(width=7.2, height=1.3 + 0.42 * len(values))
     with styled():
-        drawn = axes.barh(list(values), medians, height=0.6, ecolor="0.25", **lines)
-        for kind, bar in zip(kinds, drawn, strict=True):
-            bar.set_color(COLORS[list(dict.fromkeys(kinds)).index(kind) % len(COLORS)])
+        color = [colors[kind] for kind in kinds]
+        drawn = axes.barh(list(values), median, height=0.6, color=color, ecolor="0.25", **lines)
         axes.bar_label(drawn, fmt=form, padding=4)
-        axes.set_xlim(0, max(max(numbers) for numbers in samples) * 1.2)
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set(title=title, xlabel=xlabel)
-    words = "; ".join(f"{name}: {_spread(value, form)}" for name, value in values.items())
-    return Picture(figure, f"{title}. {xlabel}. {words}.")
-
-
-def _spread(value: float | Sequence[float], form: str) -> str:
-    """Return a number, or the median of several with the least and the most of them, as text."""
-    if not isinstance(value, Sequence):
-        return form.format(value)
-    least, median, most = (form.format(of(value)) for of in (min, statistics.median, max))
-    return median if least == most else f"{median} ({least} to {most})"
+        _from_above(axes, title, xlabel, 1.2 * most.max())
+    words = []
+    for name, spread in zip(values, spreads, strict=True):
+        low, middle, high = map(form.format, spread)
+        words.append(f"{name}: {middle}" + (f" ({low} to {high})" if low != high else ""))
+    return Picture(figure, f"{title}. {xlabel}. {'; '.join(words)}.")
 
 
 def stacked_bars(
@@ -85,36 +81,31 @@ def stacked_bars(
 ) -> Picture:
     """Draw bars by name, each made of named parts, with the sum at its end (lesson 03).
 
-    Parameters
-    ----------
-    values
-        For each bar by name, its parts by name; a part that it lacks is 0. A part has one colour in all bars.
-    title, xlabel
-        The message and the unit.
-    form
-        The format of the sum at the end of a bar; empty to leave the sums out, as when all are the same.
+    A part has one colour in all bars, and is 0 where a bar lacks it. `form` is the format of the sums; empty,
+    it leaves them out, as when all are the same.
     """
     parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
-    rows = -(-len(parts) // 3)
-    width, height = 7.2, 1.15 + 0.42 * len(values) + 0.22 * rows
-    margins = margins_of(width, height, values, 0.35, 0.65 + 0.22 * rows)
-    figure, (axes,) = new_figure(width=width, height=height, margins=margins)
-    ends = dict.fromkeys(values, 0.0)
+    widths = np.array([[bar.get(part, 0.0) for bar in values.values()] for part in parts])
+    ends = widths.cumsum(axis=0)
+    below = 0.22 * -(-len(parts) // 3)  # inches of the legend
+    height = 1.15 + 0.42 * len(values) + below
+    figure, axes = figure_with_margins(7.2, height, left_of(values), top=0.35, bottom=0.65 + below)
     with styled():
-        for color, part in zip(COLORS, parts, strict=False):
-            widths = [values[name].get(part, 0) for name in values]
-            left = list(ends.values())
-            drawn = axes.barh(list(values), widths, left=left, height=0.6, color=color, label=part)
-            ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
-        axes.bar_label(drawn, labels=[form.format(end) for end in ends.values()], padding=4)
-        axes.set_xlim(0, (max(ends.values()) or 1) * (1.2 if form else 1))
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set(title=title, xlabel=xlabel)
+        for part, width, end in zip(parts, widths, ends, strict=True):
+            drawn = axes.barh(list(values), width, left=end - width, height=0.6, label=part)
+        axes.bar_label(drawn, labels=map(form.format, ends[-1]), padding=4)
+        _from_above(axes, title, xlabel, (ends[-1].max() or 1) * (1.2 if form else 1))
         figure.legend(loc="lower center", ncols=3)
     say = (form or "{:,.0f}").format
     words = "; ".join(
-        f"{name}: {say(ends[name])} ({', '.join(f'{p} {say(v)}' for p, v in bar.items())})"
-        for name, bar in values.items()
+        f"{name}: {say(end)} ({', '.join(f'{part} {say(value)}' for part, value in bar.items())})"
+        for end, (name, bar) in zip(ends[-1], values.items(), strict=True)
     )
     return Picture(figure, f"{title}. {xlabel}. {words}.")
+
+
+def _from_above(axes: Axes, title: str, xlabel: str, right: float) -> None:
+    """Order horizontal bars from above, from 0 to ``right``."""
+    axes.set(title=title, xlabel=xlabel, xlim=(0, right))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)

@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 MOST_RANKS, MOST_VALUES = 8, 16  # more could not be read
 UNKNOWN = "#d9d9d9"  # for a value that nothing the ranks held at the start explains
-BOX, SPACE, GROUP_GAP = 1.0, 0.14, 0.34  # in units of a box
-ROW = 1.42
-ABOVE = 1.3  # boxes: "before" and "after" stand there
+SPACE, GROUP_GAP, ROW = 0.14, 0.34, 1.42  # in boxes, as all lengths where no other unit is named
+ABOVE, BELOW = 1.3, 0.75  # the first and the last row; "before" and "after" stand above
 INCHES = 0.43  # of a box, at most
 TITLE, NAME = 0.36, 0.3  # inches
-ROUND = "round,pad=0,rounding_size=0.12"
+PLATE = {"boxstyle": "round,pad=0.15", "facecolor": "white", "lw": 0}
 ONE, SEVERAL = 7.6, 9.2  # inches, the width of a picture of one collective and of several
-OTHER_COLUMNS = 4.6  # boxes' width, for the ranks' names and the arrows
+OTHER_COLUMNS = 4.6  # the ranks' names and the arrows
 
 Held = list[list[float]]  # one rank's values, in groups (the tensors of a list)
 Origin = frozenset[int]  # the ranks that a value came from
@@ -37,20 +36,14 @@ Origin = frozenset[int]  # the ranks that a value came from
 def collective(before: Sequence[Any], after: Sequence[Any], title: str) -> Picture:
     """Draw what each rank held before and after a collective, coloured by the ranks it came from (lesson 05).
 
-    Parameters
-    ----------
-    before, after
-        What each rank held: a number, a tensor, a list of tensors (drawn apart from each other), or None for
-        nothing. Take whole numbers whose sums can be told apart, such as 1, 10, 100. The result of MAX or
-        MIN is drawn as a copy, that of AVG or PRODUCT in grey.
-    title
-        The message of the picture.
+    Each rank held a number, a tensor, a list of tensors (drawn apart from each other), or None for nothing.
+    Take whole numbers whose sums can be told apart, such as 1, 10, 100. The result of MAX or MIN is drawn as
+    a copy, that of AVG or PRODUCT in grey.
 
     Raises
     ------
     ValueError
-        There is no rank, the number of ranks changes, there are more than 8 ranks or 16 values of one, or
-        something is not made of numbers.
+        There is no rank, or there are more than 8 ranks or 16 values of one.
     """
     return collectives({"": (before, after)}, title)
 
@@ -62,18 +55,21 @@ def collectives(
 
     The colours refer to ``start``, what the ranks held at the very beginning: by default to each ``before``.
     """
-    steps = {}
-    for name, (before, after) in cases.items():
-        times = {"before": before, "after": after, "start": start or before}
-        steps[name] = [_held(name, when, values) for when, values in times.items()]
-        if len(counts := set(map(len, steps[name]))) > 1:
-            raise ValueError(f"{name or title}: {min(counts)} ranks at one time, {max(counts)} at another")
+    steps = {
+        name: [list(map(_groups, held)) for held in (before, after, start or before)]
+        for name, (before, after) in cases.items()
+    }
+    for held in (held for step in steps.values() for held in step):
+        counts = [sum(map(len, groups)) for groups in held]
+        if not 0 < len(held) <= MOST_RANKS or max(counts) > MOST_VALUES:
+            room = f"1 to {MOST_RANKS} ranks with up to {MOST_VALUES} values"
+            raise ValueError(f"a picture is for {room}; got {counts} values")
     width = ONE if "" in cases else SEVERAL
     widest = max(_columns(before) + _columns(after) for before, after, _ in steps.values()) + OTHER_COLUMNS
     ranks = max(len(before) for before, *_ in steps.values())
     across = 1 if widest > 22 or len(steps) == 1 else 2
     inches = min(INCHES, width / across / widest)
-    drawn = inches * (ROW * (ranks - 1) + 0.75 + ABOVE)
+    drawn = inches * (ROW * (ranks - 1) + BELOW + ABOVE)
     panel = drawn + NAME * (width == SEVERAL)
     height = TITLE + math.ceil(len(steps) / across) * panel
     figure, (empty,) = new_figure(width=width, height=height, margins={"left": 0})
@@ -90,49 +86,33 @@ def collectives(
     return Picture(figure, alt)
 
 
-def _held(name: str, when: str, values: Sequence[Any]) -> list[Held]:
-    where = f"{name}, {when}".lstrip(", ")
-    held = []
-    for rank, value in enumerate(values):
-        tensors = value if isinstance(value, list | tuple) else [value]
-        try:
-            held.append([numbers for each in tensors if each is not None and (numbers := _numbers(each))])
-        except (TypeError, ValueError):
-            drawable = "a number, a tensor, a list of tensors or None can be drawn"
-            raise ValueError(f"{where}, rank {rank}: {drawable}; this is {value!r:.60}") from None
-    counts = [sum(map(len, groups)) for groups in held]
-    if not 0 < len(held) <= MOST_RANKS or max(counts) > MOST_VALUES:
-        room = f"a picture is for 1 to {MOST_RANKS} ranks with up to {MOST_VALUES} values"
-        raise ValueError(f"{where}: {room}; got {counts}")
-    return held
-
-
-def _numbers(value: Any) -> list[float]:
-    return np.ravel(value.tolist() if hasattr(value, "tolist") else value).astype(float).tolist()
+def _groups(value: Any) -> list[list[float]]:
+    """Return the numbers in each tensor that a rank held."""
+    tensors = value if isinstance(value, list | tuple) else [value]
+    plain = [each.tolist() if hasattr(each, "tolist") else each for each in tensors if each is not None]
+    return [numbers for each in plain if (numbers := np.ravel(each).astype(float).tolist())]
 
 
 def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
     """Find, for each value after, the ranks whose values before are in it: one if copied, more if summed."""
     flat = (itertools.chain(*held) for held in before)
     table = list(itertools.zip_longest(*flat, fillvalue=math.nan))  # by place, then by rank
-    ranks = enumerate(after)
-    return [[[_origin(table, rank, value) for value in group] for group in held] for rank, held in ranks]
+    ranks = len(before)
 
+    def origin(rank: int, value: float) -> Origin:  # the first explanation: unchanged, copied, or summed
+        from_the_left = [(rank - distance) % ranks for distance in range(ranks)]  # as on a ring
+        for choice in (c for size in range(ranks) for c in itertools.combinations(from_the_left, size + 1)):
+            if any(value == sum(values[each] for each in choice) for values in table):
+                return frozenset(choice)
+        return frozenset()
 
-def _origin(table: list[tuple[float, ...]], rank: int, value: float) -> Origin:
-    """Return the first explanation that fits: unchanged, copied, or summed."""
-    ranks = len(table[0]) if table else 0
-    from_the_left = [(rank - distance) % ranks for distance in range(ranks)]  # as on a ring
-    for choice in (c for size in range(ranks) for c in itertools.combinations(from_the_left, size + 1)):
-        if any(value == sum(values[each] for each in choice) for values in table):
-            return frozenset(choice)
-    return frozenset()
+    return [[[origin(rank, value) for value in group] for group in held] for rank, held in enumerate(after)]
 
 
 def _columns(held: list[Held]) -> float:
     """Return the width of the widest rank, in boxes."""
     counts = [(sum(map(len, groups)), len(groups)) for groups in held]
-    return max(BOX, *(n * (BOX + SPACE) - SPACE + (groups - 1) * (GROUP_GAP - SPACE) for n, groups in counts))
+    return max(1.0, *(n * (1 + SPACE) - SPACE + (groups - 1) * (GROUP_GAP - SPACE) for n, groups in counts))
 
 
 def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -> None:
@@ -140,7 +120,7 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -
     before, after, start = step
     ranks = len(before)
     axes.axis("off")
-    axes.set(xlim=(0, width), ylim=(-(ROW * (ranks - 1)) - 0.75, ABOVE), aspect="equal", anchor="W")
+    axes.set(xlim=(0, width), ylim=(-(ROW * (ranks - 1)) - BELOW, ABOVE), aspect="equal", anchor="W")
     left = 2.1
     middle = left + _columns(before)
     right = middle + max(2.0, min(5.0, width - 0.3 - middle - _columns(after)))
@@ -189,13 +169,13 @@ def _boxes(
 
     if not held:
         look = {"edgecolor": "#aaaaaa", "ls": (0, (2, 2)), "lw": 1}
-        axes.add_patch(Rectangle((x, y - 0.5), BOX, 1, fill=False, **look))
-        return x + BOX
+        axes.add_patch(Rectangle((x, y - 0.5), 1, 1, fill=False, **look))
+        return x + 1
     for number, (values, ranks) in enumerate(zip(held, came, strict=True)):
         begin = x
         for value, origin in zip(values, ranks, strict=True):
             _box(axes, x, y, value, sorted(origin), points)
-            x += BOX + SPACE
+            x += 1 + SPACE
         if number == framed:
             axes.add_patch(Rectangle((begin, y - 0.5), x - SPACE - begin, 1, fill=False, lw=2))
         x += GROUP_GAP - SPACE
@@ -203,19 +183,18 @@ def _boxes(
 
 
 def _box(axes: Axes, x: float, y: float, value: float, ranks: list[int], points: float) -> None:
-    from matplotlib.patches import FancyBboxPatch, Rectangle
+    from matplotlib.patches import Rectangle
 
     colors = [rank_color(rank) for rank in ranks] or [UNKNOWN]
-    stripe = BOX / len(colors)
+    stripe = 1 / len(colors)
     for i, color in enumerate(colors):
         axes.add_patch(Rectangle((x + i * stripe, y - 0.5), stripe, 1, facecolor=color, lw=0))
     text = _number(value)
     size = points * (0.4 if len(text) <= 2 else 0.92 / len(text))
+    look: dict[str, Any] = {"size": size, "color": ink_on(ranks[0]) if len(ranks) == 1 else "black"}
     if len(ranks) > 1:  # put the number on a plate, or the stripes would cross it
-        corner, size = (x + 0.1, y - 0.22), 0.86 * size
-        axes.add_patch(FancyBboxPatch(corner, BOX - 0.2, 0.44, boxstyle=ROUND, facecolor="white", lw=0))
-    look = {"color": ink_on(ranks[0]) if len(ranks) == 1 else "black", "size": size, "weight": "bold"}
-    axes.text(x + BOX / 2, y - 0.02, text, ha="center", va="center_baseline", **look)
+        look |= {"size": 0.86 * size, "bbox": PLATE}
+    axes.text(x + 0.5, y - 0.02, text, ha="center", va="center_baseline", weight="bold", **look)
 
 
 def _number(value: float) -> str:

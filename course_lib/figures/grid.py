@@ -20,24 +20,11 @@ ROW, HEAD, LEFT = 0.27, 1.35, 2.6  # inches: a row; title, column names and lege
 def grid(columns: Mapping[str, Mapping[str, str]], title: str) -> Picture:
     """Draw results as a table of marks: ✓ works, ≠ wrong, ✗ refuses, ! crashes, – not here (lesson 09).
 
-    Parameters
-    ----------
-    columns
-        For each column by name, its cells by row name:
-        ``{"gloo\\nCPU": {"broadcast": "works", "all_reduce": "refuses"}}``. Each cell is one of ``"works"``,
-        ``"wrong"`` (it ran, but the numbers are not right), ``"refuses"``, ``"crashes"`` (it ended a rank),
-        ``"not here"`` (could not be tried on this machine).
-    title
-        What there is to see.
-
-    Raises
-    ------
-    ValueError, KeyError
-        There is no column or no row; a column lacks a row of the first one, or a cell is none of the five.
+    Each column, by name, has the same rows: ``{"gloo": {"broadcast": "works", "all_reduce": "refuses"}}``. A
+    cell may also be ``"wrong"`` (it ran, but the numbers are not right), ``"crashes"`` (it ended a rank), or
+    ``"not here"`` (could not be tried on this machine).
     """
-    rows = list(next(iter(columns.values()), {}))
-    if not rows:
-        raise ValueError("grid needs a column with a row: grid({'gloo': {'broadcast': 'works'}}, 'Title')")
+    rows = list(next(iter(columns.values())))
     width = min(11.0, max(7.2, LEFT + 0.95 * len(columns)))
     height = HEAD + ROW * (len(rows) + max(name.count("\n") for name in columns))
     figure, (axes,) = new_figure(width=width, height=height)

@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from .charts import stacked_bars
 from .shards import shard_map
-from .style import Picture, ink_on, new_figure, rank_color, styled, without_lines
+from .style import Picture, figure_with_margins, ink_on, rank_color, styled, without_lines
 from .timeline import Bar, timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-
-
-def _one_of(name: str, value: str, options: Collection[str]) -> None:
-    if value not in options:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, options))}; got {value!r}")
-
-
-def _boxes(axes: Axes, texts: list[list[str]], rows: list[str], columns: list[str]) -> None:
-    """Draw a row of boxes, each with a text, in a rank's colour, below each other; a box has the size 1."""
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
-
-    boxes = []
-    for y, row in enumerate(texts):
-        for x, text in enumerate(row):
-            boxes.append(Rectangle((x + 0.03, y + 0.08), 0.94, 0.84, color=rank_color(y)))
-            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink_on(y))
-    axes.add_collection(PatchCollection(boxes, match_original=True))
-    axes.set_xticks([x + 0.5 for x in range(len(columns))], columns)
-    axes.set_yticks([y + 0.5 for y in range(len(rows))], rows)
-    without_lines(axes)
+Span = tuple[float, float]
 
 
 def sampler_map(
@@ -49,8 +28,7 @@ def sampler_map(
     """Draw which rank sees which sample, from the indices of torch's own `DistributedSampler` (lesson 07).
 
     There is room for 40 samples, 8 ranks and 24 epochs. `shuffle` and `drop_last` are the sampler's options.
-    Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``. Other
-    values are a ValueError.
+    Who calls ``sampler.set_epoch(epoch)`` before each epoch: ``"all"``, ``"rank 0"`` or ``"nobody"``.
     """
     seen = sampler_indices(samples, ranks, epochs, shuffle, drop_last, set_epoch)
     counts = [Counter(index for mine in seen for index in mine[epoch]) for epoch in range(epochs)]
@@ -66,24 +44,26 @@ def sampler_indices(
     """Return the indices that each rank's sampler gives, by rank and epoch."""
     from torch.utils.data import DistributedSampler
 
-    _one_of("set_epoch", set_epoch, ("all", "rank 0", "nobody"))
+    callers = {"all": range(ranks), "rank 0": range(1), "nobody": range(0)}[set_epoch]
     seen: list[list[list[int]]] = []
     for rank in range(ranks):
         data: Any = range(samples)  # a sampler asks for its length alone
         sampler: Any = DistributedSampler(data, ranks, rank, shuffle=shuffle, drop_last=drop_last)
-        told = set_epoch == "all" or (set_epoch == "rank 0" and rank == 0)
         seen.append([])
         for epoch in range(epochs):
-            sampler.set_epoch(epoch if told else 0)  # 0 is what a sampler begins with
+            if rank in callers:
+                sampler.set_epoch(epoch)
             seen[rank].append(list(sampler))
     return seen
 
 
-# α in seconds and bytes/s of all_reduces, as measured by others:
+# α in seconds and bytes/s of all_reduces, as measured by others. α is what the smallest took; the bandwidth
+# is nccl-tests' bus bandwidth for the largest: an all_reduce over n ranks counts 2(n − 1)/n of its bytes.
 LINKS = {
     "PCIe": (24e-6, 41e9),  # 8 RTX PRO 6000, PCIe 5 with P2P: voipmonitor/rtx6kpro, May 2026
     "NVLink": (19e-6, 482e9),  # 8 H200, NVLink 4 with NVLS: S. Bekman, ml-engineering, October 2026
-    "InfiniBand": (98e-6, 96e9),  # 3 nodes of 8 A100, 4 × HDR: nccl-tests issue 119; for α see `message_cost`
+    # 3 nodes of 8 A100, 4 × HDR: nccl-tests issue 119; α of 4 nodes of 8 B200 over EFA: ml-engineering, too
+    "InfiniBand": (98e-6, 96e9),
 }
 
 
@@ -92,40 +72,24 @@ def message_cost(
 ) -> Picture:
     """Draw the time of a message against its size, over four links, with a star on one (lesson 09).
 
-    The published α and bandwidths are in `LINKS`: α is what the smallest all_reduces took; the bandwidth is
-    nccl-tests' bus bandwidth for the largest, so an all_reduce over n ranks counts 2(n − 1)/n of its bytes.
-    For these InfiniBand nodes no small message was published; α is that of four nodes of 8 B200 over EFA
-    (ml-engineering, October 2026).
-
-    Parameters
-    ----------
-    link
-        ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``; another one is a ValueError.
-    kib
-        The size of the message, KiB.
-    alpha_us, gb_per_s
-        "This machine": its latency in µs and its bandwidth in GB/s, 10⁹ bytes (by default two CPU ranks with
-        gloo, from lesson 09).
+    That one is ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``. `alpha_us` and `gb_per_s`
+    (10⁹ bytes) are this machine's latency and bandwidth, by default those of two CPU ranks with gloo.
     """
     links = {"this machine": (1e-6 * alpha_us, 1e9 * gb_per_s), **LINKS}
-    _one_of("link", link, links)
     chosen, took = kib * KIB, message_seconds(kib * KIB, *links[link])
-    sizes = [2**power for power in range(6, 31)]
+    sizes, times = [2**power for power in range(6, 31)], [10**power for power in range(-5, 2)]
     title = f"{_size(chosen)} over {link}: {_time(took)}, {links[link][0] / took:.0%} of it latency"
-    margins = {"left": 0.13, "right": 0.97, "top": 0.92, "bottom": 0.23}
-    figure, (axes,) = new_figure(width=7.2, height=3.6, margins=margins)
+    figure, axes = figure_with_margins(7.2, 3.6, left=0.94, top=0.29, bottom=0.83)
     with styled():
         for name, its in links.items():
             look = {"linewidth": 3} if name == link else {"linestyle": (0, (2, 2)), "linewidth": 1.5}
             axes.plot(sizes, [message_seconds(size, *its) for size in sizes], label=name, **look)
         axes.plot(chosen, took, "*", color="black", markersize=13, zorder=4, label="your message")
+        axes.set(title=title, xlabel="size of the message", ylabel="time", ylim=(1e-5, 10), yscale="log")
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         axes.set_xticks(sizes[::4], list(map(_size, sizes[::4])))
-        times = [10**power for power in range(-5, 2)]
         axes.set_yticks(times, list(map(_time, times)))
         axes.minorticks_off()
-        axes.set(title=title, xlabel="size of the message", ylabel="time", ylim=(1e-5, 10))
         figure.legend(loc="lower center", ncols=5, columnspacing=1.2)
     words = "; ".join(f"{name}: {_time(message_seconds(chosen, *its))}" for name, its in links.items())
     return Picture(figure, f"{title}. Time against size, both logarithmic. {_size(chosen)} over {words}.")
@@ -157,23 +121,10 @@ def step_timeline(
 ) -> Picture:
     """Draw a step under DDP: what `backward` hides of the all_reduces, and what not (lesson 14).
 
-    The default model is ResNet-50 in float32 on a V100: 25.6 million parameters, 97 ms a step of 32 pictures
-    (pytorch, benchmarks/distributed/ddp, torch 1.4), of which a third is counted as forward.
-
-    Parameters
-    ----------
-    bucket_mib, gradients_mib
-        The size of a bucket, and of all gradients, MiB; more than 200 buckets are a ValueError.
-    gbit_per_s
-        The bandwidth of the link between neighbours in the ring, 10⁹ bits/s.
-    ranks
-        How many; 1 sends nothing.
-    forward_ms, backward_ms
-        What the device computes, ms.
+    `gbit_per_s` is the bandwidth of the link between neighbours in the ring, 10⁹ bits/s. The default model is
+    ResNet-50 in float32 on a V100: 25.6 million parameters, 97 ms a step of 32 pictures (pytorch,
+    benchmarks/distributed/ddp, torch 1.4), of which a third is counted as forward.
     """
-    if not 0 < gradients_mib / bucket_mib <= 200:
-        asked = f"{gradients_mib:g} MiB in buckets of {bucket_mib:g} MiB"
-        raise ValueError(f"{asked}: the picture has room for 200")
     begin, done = forward_ms / 1e3, (forward_ms + backward_ms) / 1e3
     bars: list[Bar] = [("computes", "forward", 0.0, begin), ("computes", "backward", begin, done)]
     sent = bucket_spans(bucket_mib * MIB, 1e9 / 8 * gbit_per_s, ranks, gradients_mib * MIB, begin, done)
@@ -195,7 +146,7 @@ STEP_ALPHA = 14e-6  # seconds a step of the ring between nodes: NCCL's own model
 
 def bucket_spans(
     bucket: float, bandwidth: float, ranks: int, gradients: float, begin: float, end: float
-) -> list[tuple[float, float]]:
+) -> list[Span]:
     """Return when each bucket's all_reduce begins and ends, in seconds.
 
     `backward` gives the gradients, in bytes, evenly from `begin` to `end`. A bucket leaves when it is full
@@ -233,20 +184,13 @@ def memory_use(
     The default is BERT-large with 512 tokens; its activations are what the documentation of Hugging Face
     transformers (January 2022) measured, less 16 bytes for each parameter. `memory_bytes` has the formula.
 
-    Parameters
-    ----------
-    parameters_millions, ranks, batch
-        The model's parameters in millions, the ranks, the samples of one rank.
-    optimizer, precision, sharding
-        ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``; ``"float32"`` or ``"bf16 mixed"``; ``"DDP"``,
-        ``"ZeRO-1"`` or ``"FSDP"``. Another word is a ValueError.
-    activations_mib_per_sample, gpu_gib
-        In float32, MiB; the memory of a GPU, GiB.
+    The optimizer is ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``, the precision ``"float32"`` or
+    ``"bf16 mixed"``, the sharding ``"DDP"``, ``"ZeRO-1"`` or ``"FSDP"``. Activations are given in float32;
+    the batch is that of one rank.
     """
     activations = activations_mib_per_sample * MIB * batch
     parts = memory_bytes(1e6 * parameters_millions, ranks, optimizer, precision, sharding, activations)
-    needs = sum(parts.values()) / GIB
-    free = gpu_gib - needs
+    free = gpu_gib - sum(parts.values()) / GIB
     verdict = f"Fits, with {free:,.1f} GiB to spare" if free >= 0 else f"Does not fit, by {-free:,.1f} GiB"
     bars = {"a rank needs": {part: size / GIB for part, size in parts.items()}}
     bars["its GPU has"] = {"the GPU": gpu_gib}
@@ -264,24 +208,19 @@ def memory_bytes(
     and gradients instead. `activations`, bytes in float32, are halved in bf16. ZeRO-1 divides the optimizer's
     part by the ranks, FSDP all three. DDP's buckets, FSDP's gathered layer and what CUDA needs are left out.
     """
-    _one_of("optimizer", optimizer, STATES)
-    _one_of("precision", precision, BYTES)
-    _one_of("sharding", sharding, SHARDED)
     weight, gradient, copy = BYTES[precision]
     each = {"weights": weight, "gradients": gradient, "optimizer": copy + STATES[optimizer]}
-    of = {name: ranks if name in SHARDED[sharding] else 1 for name in each}
-    sizes = {name: parameters * size / of[name] for name, size in each.items()}
+    shares = {name: ranks if name in SHARDED[sharding] else 1 for name in each}
+    sizes = {name: parameters * size / shares[name] for name, size in each.items()}
     return sizes | {"activations": activations * weight / 4}
 
 
 def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
     """Draw the ranks of a job: a row for each node, a column for each local rank (lessons 04 and 08).
 
-    Below stands what to type on each node; the last rank's variables are those that torchrun sets. More than
-    8 nodes, or 8 GPUs of one, are a ValueError.
+    Below stands what to type on each node; the last rank's variables are those that torchrun sets. There is
+    room for 8 nodes of 8 GPUs.
     """
-    if not (1 <= nodes <= 8 and 1 <= gpus <= 8):
-        raise ValueError(f"the picture is for 1 to 8 nodes of 1 to 8 GPUs; got {nodes} of {gpus}")
     world = nodes * gpus
     ranks = [[str(node * gpus + local) for local in range(gpus)] for node in range(nodes)]
     title = f"World size {world}: rank = node · {gpus} + local rank"
@@ -291,8 +230,7 @@ def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
         command = [f"torchrun --nnodes={nodes} --nproc-per-node={gpus}"]
         command += ["--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py"]
     height = 1.6 + 0.4 * nodes
-    margins = {"left": 0.12, "right": 0.99, "top": 1 - 0.32 / height, "bottom": 1.2 / height}
-    figure, (axes,) = new_figure(width=6.4, height=height, margins=margins)
+    figure, axes = figure_with_margins(6.4, height, left=0.77, top=0.32, bottom=1.2, right=0.07)
     with styled():
         _boxes(axes, ranks, [f"node {node}" for node in range(nodes)], list(map(str, range(gpus))))
         axes.set(xlim=(0, gpus), ylim=(nodes, 0), title=title, xlabel="local rank (the GPU on its node)")
@@ -308,19 +246,15 @@ def global_batch(
     """Draw one step of the optimizer: a row for each rank, a box for each piece, one all_reduce (lesson 11).
 
     `samples` are one epoch; `lr` was found for batches of 48: of k times as many samples, it is k times `lr`.
-    More than 16 ranks, or 8 pieces on each, are a ValueError.
+    There is room for 16 ranks with 8 pieces.
     """
     from matplotlib.patches import Rectangle
 
-    if not (1 <= ranks <= 16 and 1 <= pieces <= 8):
-        raise ValueError(f"the picture is for 1 to 16 ranks with 1 to 8 pieces; got {ranks} with {pieces}")
     size = batch_size * ranks * pieces
     steps = samples // size
     title = f"Global batch {size:,}: {steps:,} steps, {steps * (ranks > 1):,} all_reduces, "
     title += f"learning rate {lr * size / 48:.3g}"
-    height = 0.8 + 0.28 * ranks
-    margins = {"left": 0.1, "right": 0.99, "top": 1 - 0.3 / height, "bottom": 0.3 / height}
-    figure, (axes,) = new_figure(width=7.2, height=height, margins=margins)
+    figure, axes = figure_with_margins(7.2, 0.8 + 0.28 * ranks, left=0.72, top=0.3, bottom=0.3, right=0.07)
     with styled():
         rows, columns = [f"rank {i}" for i in range(ranks)], [f"piece {i + 1}" for i in range(pieces)]
         _boxes(axes, [[str(batch_size)] * pieces] * ranks, rows, columns)
@@ -332,30 +266,37 @@ def global_batch(
     return Picture(figure, f"{title}. Ranks: {ranks}; pieces on each: {pieces}, of {batch_size} samples.")
 
 
+def _boxes(axes: Axes, texts: list[list[str]], rows: list[str], columns: list[str]) -> None:
+    """Draw a row of boxes, each with a text, in a rank's colour, below each other; a box has the size 1."""
+    for y, row in enumerate(texts):
+        places = [(x + 0.03, 0.94) for x in range(len(row))]
+        axes.broken_barh(places, (y + 0.08, 0.84), color=rank_color(y))
+        for x, text in enumerate(row):
+            axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink_on(y))
+    axes.set_xticks([x + 0.5 for x in range(len(columns))], columns)
+    axes.set_yticks([y + 0.5 for y in range(len(rows))], rows)
+    without_lines(axes)
+
+
 def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60) -> Picture:
     """Draw one GPU and the workers of its loader, whose batches it waits for or not (lesson 15).
 
-    Parameters
-    ----------
-    workers
-        Processes that load whole batches in turns, each at most two ahead, as a `DataLoader`'s do; with 0
-        the rank loads between two steps. More than 16 are a ValueError.
-    load_ms, rest_ms
-        What one process needs to load a batch, and what the rest of a step takes, ms, above 0.
+    The workers, at most 16, load whole batches in turns, each at most two ahead, as a `DataLoader`'s do;
+    without any, the rank loads between two steps. To load a batch takes one process `load_ms`, the rest of a
+    step takes `rest_ms`.
     """
-    if not (0 <= workers <= 16 and load_ms > 0 and rest_ms > 0):
-        got = f"{workers}, {load_ms:g} and {rest_ms:g} ms"
-        raise ValueError(f"0 to 16 workers, and times above 0 ms; got {got}")
     load, rest = load_ms / 1e3, rest_ms / 1e3
     loaded, used = loader_spans(workers, load, rest, max(8, 2 * workers))
     row = "worker {}" if workers else "the rank"
     bars: list[Bar] = []
-    for (start, end), before in zip(used, [0.0, *(end for _, end in used)], strict=False):
-        bars += [("GPU", "waits", before, start)] if start > before else []
+    done = 0.0
+    for start, end in used:
+        bars += [("GPU", "waits", done, start)] if start > done else []
         bars.append(("GPU", "computes", start, end))
+        done = end
     for batch, span in enumerate(loaded):
         bars.append((row.format(batch % max(1, workers)), "loads a batch", *span))
-    step = load + rest if not workers else max(rest, load / workers)
+    step = max(rest, load / workers) if workers else load + rest
     title = f"{workers or 'No'} worker{'s' * (workers != 1)}: a step takes {1e3 * step:.0f} ms, "
     title += f"and the GPU waits for {1 - rest / step:.0%} of it"
     picture = timeline(bars, title, first=("computes", "waits", "loads a batch"))
@@ -363,24 +304,17 @@ def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60)
     return picture
 
 
-def loader_spans(
-    workers: int, load: float, rest: float, steps: int
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def loader_spans(workers: int, load: float, rest: float, steps: int) -> tuple[list[Span], list[Span]]:
     """Return when each batch is loaded, and when the GPU computes with it: begin and end, by batch.
 
     Batch k comes from worker k mod `workers`, and is asked for when batch k − 2 · `workers` is taken.
     """
-    loaded: list[tuple[float, float]] = []
-    used: list[tuple[float, float]] = []
+    loaded, used = [(0.0, 0.0)] * workers, [(0.0, 0.0)] * 2 * workers  # as if there were batches before
     done = 0.0
-    for batch in range(steps):
-        begin = 0.0 if workers else done
-        if workers and batch >= workers:
-            begin = loaded[batch - workers][1]
-        if workers and batch >= 2 * workers:
-            begin = max(begin, used[batch - 2 * workers][0])
+    for _ in range(steps):
+        begin = max(loaded[-workers][1], used[-2 * workers][0]) if workers else done
         loaded.append((begin, begin + load))
         start = max(begin + load, done)
         done = start + rest
         used.append((start, done))
-    return loaded, used
+    return loaded[workers:], used[2 * workers :]

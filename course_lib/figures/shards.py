@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     Seen = Sequence[Sequence[Sequence[int]]]  # by rank, by epoch: the indices
 
+Table = list[list[list[int]]]  # by epoch, by sample: the ranks that saw it, once for each time
 MOST_RANKS, MOST_EPOCHS, MOST_SAMPLES = len(RANK_COLORS), 24, 40
 NAMED = 6  # the text lists up to this many samples by number; of more it gives the count
 
@@ -24,21 +25,13 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     A sample that was seen more than once in an epoch is split into as many strips and framed in black; one
     that no rank saw is crossed out.
 
-    Parameters
-    ----------
-    seen
-        The indices that each rank drew: ``seen[rank][epoch]`` is a list of them, as in ``run.results`` when
-        each rank returns one list per epoch. Several of these, by name, are drawn one below the other.
-    samples
-        The size of the data set, at most 40; its indices are 0 … samples − 1.
-    title
-        What there is to see.
+    ``seen[rank][epoch]`` is a list of indices, as in ``run.results`` when each rank returns one list per
+    epoch. Several of these, by name, are drawn one below the other. ``samples`` is the size of the data set.
 
     Raises
     ------
-    TypeError, ValueError
-        ``seen`` is not made of lists of whole numbers by rank and epoch; an index is not in the data set, or
-        there are more than 8 ranks, 40 samples or 24 epochs. The message says where.
+    ValueError
+        An index is not in the data set, or there are more than 8 ranks, 40 samples or 24 epochs.
     """
     panels = dict(seen) if isinstance(seen, Mapping) else {"": seen}
     tables = {name: _table(panel, samples, name) for name, panel in panels.items()}
@@ -46,55 +39,49 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
     cells = [cell for table in tables.values() for row in table for cell in row]
     deep = max(0.3, 0.16 * min(max(map(len, cells)), 4))  # inches of a row
     heights = [len(table) * deep for table in tables.values()]
-    handles = _legend(ranks, any(len(cell) > 1 for cell in cells), not all(cells))
-    bottom, between = 0.55 + 0.22 * -(-len(handles) // 6), 0.42  # inches
-    top = 0.4 + 0.2 * any(tables)
+    handles = _handles(ranks, cells)
+    top, between, bottom = 0.4 + 0.2 * any(tables), 0.42, 0.55 + 0.22 * -(-len(handles) // 6)  # inches
     height = top + sum(heights) + between * (len(heights) - 1) + bottom
     margins = {"left": 0.07, "right": 0.99, "top": 1 - top / height, "bottom": bottom / height}
-    figure, axes = new_figure(height=height, margins=margins)  # no layout to fit: a slider waits
+    figure, (empty,) = new_figure(height=height, margins=margins)  # no layout to fit: a slider waits
+    empty.remove()
     with styled():
-        if len(heights) > 1:
-            axes[0].remove()
-            look = {"gridspec_kw": margins | {"hspace": between * len(heights) / sum(heights)}}
-            axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, **look))
-        for at, (name, table) in zip(axes, tables.items(), strict=True):
-            _draw(at, table, deep)
-            at.set_title(name, fontsize=10, fontweight="normal")
+        look = margins | {"hspace": between * len(heights) / sum(heights)}
+        places = figure.subplots(
+            len(heights), squeeze=False, sharex=True, height_ratios=heights, gridspec_kw=look
+        )
+        for (axes,), (name, table) in zip(places, tables.items(), strict=True):
+            _draw(axes, table, deep)
+            axes.set_title(name, fontsize=10, fontweight="normal")
+        axes.set_xlabel("sample")
         y = 1 - 0.08 / height
         figure.suptitle(title, x=0.01, y=y, ha="left", va="top", fontsize=11, fontweight="bold")
-        axes[-1].set_xlabel("sample")
         figure.legend(handles=handles, ncols=6, loc="lower center", handlelength=1.2, columnspacing=1.4)
     words = " ".join(_words(name, table, len(panels[name])) for name, table in tables.items())
     return Picture(figure, f"{title}. {samples} samples, {ranks} rank{'s' * (ranks > 1)}. {words}")
 
 
-def _table(seen: Seen, samples: int, name: str) -> list[list[list[int]]]:
-    """List, by epoch and sample, the ranks that saw the sample, one entry for each time."""
+def _table(seen: Seen, samples: int, name: str) -> Table:
+    """Order by epoch and sample what is given by rank and epoch."""
     where = f" of {name!r}" if name else ""
-    try:
-        indices = [[[operator.index(index) for index in drawn] for drawn in by_epoch] for by_epoch in seen]
-    except TypeError:
-        raise TypeError(
-            f"seen{where} is a list by rank, of lists by epoch, of whole numbers (what the ranks returned); "
-            f"got {seen!r:.80}"
-        ) from None
-    epochs = max(map(len, indices), default=0)
-    if not (1 <= len(indices) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
+    epochs = max(map(len, seen), default=0)
+    if not (1 <= len(seen) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
         raise ValueError(
-            f"seen{where} has {len(indices)} ranks, {epochs} epochs, {samples} samples; "
+            f"seen{where} has {len(seen)} ranks, {epochs} epochs, {samples} samples; "
             f"the picture is for 1 to {MOST_RANKS}, {MOST_EPOCHS}, {MOST_SAMPLES}"
         )
-    table: list[list[list[int]]] = [[[] for _ in range(samples)] for _ in range(epochs)]
-    for rank, by_epoch in enumerate(indices):
-        for epoch, index in ((epoch, index) for epoch, drawn in enumerate(by_epoch) for index in drawn):
-            if not 0 <= index < samples:
-                what = f"rank {rank} drew in epoch {epoch}{where} the index {index}"
-                raise ValueError(f"{what}; the {samples} samples are 0 … {samples - 1}")
-            table[epoch][index].append(rank)
+    table: Table = [[[] for _ in range(samples)] for _ in range(epochs)]
+    for rank, by_epoch in enumerate(seen):
+        for epoch, drawn in enumerate(by_epoch):
+            for index in map(operator.index, drawn):
+                if not 0 <= index < samples:
+                    what = f"rank {rank} drew in epoch {epoch}{where} the index {index}"
+                    raise ValueError(f"{what}; the {samples} samples are 0 … {samples - 1}")
+                table[epoch][index].append(rank)
     return table
 
 
-def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
+def _draw(axes: Axes, table: Table, deep: float) -> None:
     """Draw the cells of a kind together: a patch or a text for each would take longer than a slider waits."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
@@ -111,9 +98,8 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
                 tall = 1 / len(ranks)
                 look = {"facecolor": rank_color(rank), "edgecolor": "white", "lw": 0.6}
                 fields.append(Rectangle((x, y + i * tall), 1, tall, **look))
-                if deep * tall > 0.11:
-                    size = 6.5 if deep * tall > 0.14 else 4.5
-                    marks.setdefault((rank, size), []).append((x + 0.5, y + (i + 0.5) * tall))
+                size = min(6.5, 45 * deep * tall)
+                marks.setdefault((rank, size), []).append((x + 0.5, y + (i + 0.5) * tall))
             if len(ranks) > 1:
                 frames.append(Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8))
     axes.add_collection(PatchCollection(fields, match_original=True))
@@ -123,40 +109,39 @@ def _draw(axes: Axes, table: list[list[list[int]]], deep: float) -> None:
         axes.plot(*zip(*places, strict=True), linestyle="none", label=f"rank {rank}", **look)
     if crosses:
         axes.plot(*zip(*crosses, strict=True), "x", color="black", markersize=8, label="seen by nobody")
-    every = 1 if samples <= 30 else 5  # all of 40 numbers would touch
-    axes.set_xticks([x + 0.5 for x in range(0, samples, every)], list(map(str, range(0, samples, every))))
+    shown = range(0, samples, 1 if samples <= 30 else 5)  # all of 40 numbers would touch
+    axes.set_xticks([x + 0.5 for x in shown], list(map(str, shown)))
     axes.set_yticks([y + 0.5 for y in range(len(table))], list(map(str, range(len(table)))))
     axes.set(xlim=(-0.08, samples + 0.08), ylim=(len(table) + 0.06, -0.06), ylabel="epoch")
     without_lines(axes)
 
 
-def _legend(ranks: int, twice: bool, missing: bool) -> list[Any]:
+def _handles(ranks: int, cells: list[list[int]]) -> list[Any]:
+    """Return the entries of the legend."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Any] = [Patch(facecolor=rank_color(rank), label=f"rank {rank}") for rank in range(ranks)]
-    if twice:
+    if any(len(cell) > 1 for cell in cells):
         handles.append(Patch(fill=False, linewidth=1.8, label="seen more than once"))
-    if missing:
+    if not all(cells):
         handles.append(Line2D([], [], marker="x", color="black", linestyle="none", label="seen by nobody"))
     return handles
 
 
-def _words(name: str, table: list[list[list[int]]], ranks: int) -> str:
+def _words(name: str, table: Table, ranks: int) -> str:
     """Describe each epoch, with the counts; epochs that are alike share a sentence."""
-    sentences: dict[str, list[str]] = {}
+    epochs: dict[str, list[str]] = {}
     for epoch, row in enumerate(table):
         share = [str(sum(cell.count(rank) for cell in row)) for rank in range(ranks)]
-        more = [x for x, cell in enumerate(row) if len(cell) > 1]
-        none = [x for x, cell in enumerate(row) if not cell]
+        more = _some([x for x, cell in enumerate(row) if len(cell) > 1])
+        none = _some([x for x, cell in enumerate(row) if not cell])
         text = f"the ranks saw {', '.join(share)} samples" if ranks > 1 else f"{share[0]} samples"
-        text += f"; more than once: {_some(more)}; not at all: {_some(none)}"
-        sentences.setdefault(text, []).append(str(epoch))
-    told = " ".join(f"Epoch {', '.join(epochs)}: {sentence}." for sentence, epochs in sentences.items())
+        epochs.setdefault(f"{text}; more than once: {more}; not at all: {none}", []).append(str(epoch))
+    told = " ".join(f"Epoch {', '.join(those)}: {sentence}." for sentence, those in epochs.items())
     return f"{name}: {told}" if name else told
 
 
 def _some(numbers: list[int]) -> str:
-    if not numbers:
-        return "none"
-    return ", ".join(map(str, numbers)) if len(numbers) <= NAMED else f"{len(numbers)} of them"
+    listed = ", ".join(map(str, numbers)) or "none"
+    return listed if len(numbers) <= NAMED else f"{len(numbers)} of them"

@@ -28,7 +28,7 @@ STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.prop_cycle": None,  # set in `styled`
+    "axes.prop_cycle": f"cycler('color', {COLORS})",
     "grid.color": "#dddddd",
     "grid.linewidth": 0.8,
     "lines.linewidth": 1.8,
@@ -54,14 +54,7 @@ def ink_on(rank: int) -> str:
 
 
 class Picture:
-    """A finished figure, displayed as an image in a notebook and as a sentence elsewhere.
-
-    Attributes
-    ----------
-    figure : matplotlib.figure.Figure
-    alt : str
-        What the picture shows, in words.
-    """
+    """A finished figure, displayed as an image in a notebook and in words, its `alt`, elsewhere."""
 
     def __init__(self, figure: Figure, alt: str) -> None:
         self.figure, self.alt = figure, alt
@@ -72,10 +65,6 @@ class Picture:
         self.figure.set_dpi(DPI)
         self.figure.canvas.print_png(buffer)  # `savefig` would draw it twice
         return buffer.getvalue()
-
-    def save(self, path: str) -> None:
-        """Write the picture to a file, in the format that its extension names (.png, .svg, .pdf)."""
-        self.figure.savefig(path, dpi=DPI)
 
     def __repr__(self) -> str:
         return f"[picture:\n{self.alt}]"  # JupyterLab shows the first line of a folded output
@@ -92,9 +81,8 @@ class Picture:
 def styled() -> Iterator[None]:
     """Apply the course's style to what is drawn inside the block."""
     import matplotlib
-    from cycler import cycler
 
-    with matplotlib.rc_context(STYLE | {"axes.prop_cycle": cycler(color=COLORS)}):
+    with matplotlib.rc_context(STYLE):
         yield
 
 
@@ -112,16 +100,22 @@ def new_figure(
     return figure, list(axes)
 
 
+def figure_with_margins(
+    width: float, height: float, left: float, top: float, bottom: float, right: float = 0.22
+) -> tuple[Figure, Axes]:
+    """Create a figure with one pair of axes inside margins (inches): fitting them would take longer."""
+    margins = {"left": left / width, "right": 1 - right / width, "top": 1 - top / height}
+    figure, (axes,) = new_figure(width=width, height=height, margins=margins | {"bottom": bottom / height})
+    return figure, axes
+
+
+def left_of(names: Iterable[str]) -> float:
+    """Return the inches that the names of rows need."""
+    return 0.2 + 0.085 * max(map(len, names))
+
+
 def without_lines(axes: Axes) -> None:
     """Take the lines away that are not needed around boxes: grid, ticks, frame."""
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-
-
-def margins_of(
-    width: float, height: float, rows: Iterable[str], top: float, bottom: float
-) -> dict[str, float]:
-    """Return margins for rows with names, in the figure's units, from inches: fitting them takes a third."""
-    left = 0.2 + 0.085 * max(map(len, rows))
-    return {"left": left / width, "right": 0.97, "top": 1 - top / height, "bottom": bottom / height}

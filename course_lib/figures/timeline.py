@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .style import COLORS, Picture, ink_on, margins_of, new_figure, styled
+from .style import COLORS, Picture, figure_with_margins, ink_on, left_of, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,24 +32,22 @@ def timeline(
     bars
         ``(row, phase, start, end)`` for each stretch of time, in seconds on one clock that all rows share,
         such as ``time.time()`` of one machine. A row is a name, or the number of a rank.
-    title
-        What there is to see.
     since
         The time on that clock that is 0 on the axis.
     first
         Phases that take the first colours, even if they do not occur: related pictures then use the same.
     """
-    drawn: list[Bar] = []
-    for row, phase, start, end in bars:
-        drawn.append((f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since))
+    drawn: list[Bar] = [
+        (f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since)
+        for row, phase, start, end in bars
+    ]
     rows = list(dict.fromkeys(row for row, *_ in drawn))
     phases = list(dict.fromkeys([*first, *(phase for _, phase, *_ in drawn)]))
     begin, end = min(start for *_, start, _ in drawn), max(end for *_, end in drawn)
     short = end - begin < SHORT
-    more = 0.2 * ((len(phases) - 1) // 5)
-    width, height = 8.2, 1.3 + 0.34 * len(rows) + more
-    margins = margins_of(width, height, rows, 0.35, 0.95 + more)
-    figure, (axes,) = new_figure(width=width, height=height, margins=margins)
+    more = 0.2 * ((len(phases) - 1) // 5)  # inches of the legend's further lines
+    height = 1.3 + 0.34 * len(rows) + more
+    figure, axes = figure_with_margins(8.2, height, left_of(rows), top=0.35, bottom=0.95 + more)
     with styled():
         for number, phase in enumerate(phases):
             if mine := [(rows.index(row), start, end) for row, its, start, end in drawn if its == phase]:
@@ -57,8 +55,7 @@ def timeline(
                 look = {"color": COLORS[number % len(COLORS)], "edgecolor": "white", "linewidth": 0.6}
                 axes.barh(y, ends - starts, left=starts, height=0.68, label=phase, **look)
         axes.set_yticks(range(len(rows)), rows)
-        axes.set_ylim(len(rows) - 0.45, -0.55)
-        axes.set_xlim(min(0.0, begin), end + 0.02 * (end - begin) or 1.0)
+        axes.set(ylim=(len(rows) - 0.45, -0.55), xlim=(min(0.0, begin), end + 0.02 * (end - begin) or 1.0))
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(title=title, xlabel="milliseconds" if short else "seconds")
@@ -70,7 +67,12 @@ def timeline(
                 break
             legend.remove()
         _label(axes, drawn, rows, phases)
-    return Picture(figure, f"{title}. {_words(drawn, rows, short)}.")
+    scale, form, unit = (1000, ".0f", "ms") if short else (1, ".2f", "s")
+    words: dict[str, list[str]] = {row: [] for row in rows}
+    for row, phase, start, end in drawn:
+        words[row].append(f"{phase} from {scale * start:{form}} to {scale * end:{form}} {unit}")
+    told = "; ".join(f"{row}: {', '.join(stretches)}" for row, stretches in words.items())
+    return Picture(figure, f"{title}. {told}.")
 
 
 def _label(axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:
@@ -90,11 +92,3 @@ def _length(seconds: float) -> str:
     if seconds < SHORT:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
-
-
-def _words(bars: list[Bar], rows: list[str], short: bool) -> str:
-    scale, form, unit = (1000, ".0f", "ms") if short else (1, ".2f", "s")
-    told: dict[str, list[str]] = {row: [] for row in rows}
-    for row, phase, start, end in bars:
-        told[row].append(f"{phase} from {scale * start:{form}} to {scale * end:{form}} {unit}")
-    return "; ".join(f"{row}: {', '.join(stretches)}" for row, stretches in told.items())

@@ -27,16 +27,7 @@ def guess(*options: str) -> None:
     """Show buttons for the reader's guess at the question above (lesson 00). The first click is final.
 
     Without a front end that shows buttons, the options are printed, and the notebook goes on.
-
-    Raises
-    ------
-    ValueError
-        There are fewer than two options, or two are the same.
     """
-    if len(set(options)) < max(2, len(options)):
-        raise ValueError(
-            f"guess takes two or more different options, as in guess('same', 'twice'): {options}"
-        )
     question = _asked.setdefault(_cell() or options, Guess(options))
     if question.options != options:  # the cell was edited
         question.options, question.chosen = options, None
@@ -52,22 +43,14 @@ def guess(*options: str) -> None:
 
 
 def guesses(*answers: str) -> None:
-    """Print what was guessed in this notebook beside what came out, ``answers``, in the lesson's order.
-
-    Raises
-    ------
-    ValueError
-        An answer is none of its question's options.
-    """
+    """Print what was guessed in this notebook beside what came out, ``answers``, in the lesson's order."""
     if len(answers) != len(_asked):
         print(f"This lesson asks {len(answers)} times, and you have run {len(_asked)} of its questions.")
         return
     width = max(24, *map(len, answers))
-    for (number, question), answer in zip(enumerate(_asked.values(), start=1), answers, strict=True):
+    for number, (question, answer) in enumerate(zip(_asked.values(), answers, strict=True), start=1):
         if answer not in question.options:
-            raise ValueError(
-                f"the answer {answer!r} is none of question {number}'s options: {question.options}"
-            )
+            raise ValueError(f"{answer!r} is none of question {number}'s options: {question.options}")
         mark = "  " if question.chosen is None else "✓ " if question.chosen == answer else "✗ "
         print(f"{mark}{number}. it was: {answer:{width}} you guessed: {question.chosen or '–'}")
 

@@ -15,33 +15,14 @@ UNITS = {"kib": "KiB", "mib": "MiB", "gib": "GiB", "gbit": "Gbit", "gb": "GB"}  
 def play(figure: Callable[..., Picture], **values: Any) -> Picture | None:
     """Show a picture with a slider or a switch for each value, redrawn whenever one moves (lesson 07).
 
-    It begins with the figure's own default for each value. A notebook keeps the picture as it was last drawn.
-
-    Parameters
-    ----------
-    figure
-        Draws the picture from the values, passed by name.
-    values
-        By name, as for `ipywidgets.interact`: ``(1, 8)`` is a slider, a list is a choice, True or False a
-        switch.
-
-    Returns
-    -------
-    Picture or None
-        Without a notebook: the picture of the defaults.
-
-    Raises
-    ------
-    TypeError
-        The figure has no parameter of this name with a default.
+    The figure draws the picture from the values, passed by name. They are given as for
+    `ipywidgets.interact`: ``(1, 8)`` is a slider, a list is a choice, True or False a switch. Each begins
+    with the figure's own default. A notebook keeps the picture as it was last drawn; without a notebook, the
+    picture of the defaults is returned.
     """
-    whose = getattr(figure, "__name__", "the figure")  # a functools.partial has none
-    defaults = {name: each.default for name, each in inspect.signature(figure).parameters.items()}
-    for name in values:
-        if defaults.get(name, inspect.Parameter.empty) is inspect.Parameter.empty:
-            raise TypeError(f"{whose} has no parameter {name!r} with a default to begin with")
+    defaults = {name: inspect.signature(figure).parameters[name].default for name in values}
     if not in_kernel():
-        return figure(**{name: defaults[name] for name in values})
+        return figure(**defaults)
     from IPython.display import display
     from ipywidgets import VBox, interactive
 

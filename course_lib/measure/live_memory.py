@@ -12,7 +12,7 @@ from ..private_names import active_fake_mode, dispatch_mode, local_part
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kinds = Callable[[], Mapping[str, "Iterable[Tensor | None]"]]
+Tensors = Iterable["Tensor | None"]  # None: a parameter without a gradient
 Storage = tuple[int, str, str, tuple[int, ...]]  # its bytes, its kind, the operation that made it, the shape
 BUFFERS, REST = "collectives' buffers", "activations and results in between"
 COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather"}  # c10d's name, and the public one
@@ -22,8 +22,7 @@ class LiveMemory:
     """A ledger of tensors by owner and kind that keeps none of them alive (lesson 03).
 
     It counts the storage behind a tensor, the memory itself: views of one storage count once, under the owner
-    and kind that were noted first. A storage that has been freed no longer counts. What was never noted
-    (temporaries inside an operation, caches, Python itself) is not included.
+    and kind that were noted first, until it is freed. What was never noted is not included.
 
     Examples
     --------
@@ -38,18 +37,14 @@ class LiveMemory:
     def __init__(self) -> None:
         self._noted: WeakKeyDictionary[Any, tuple[Hashable, str]] = WeakKeyDictionary()  # by storage
 
-    def note(self, owner: Hashable, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Note that tensors belong to an owner; None is skipped (a parameter without a gradient)."""
+    def note(self, owner: Hashable, kind: str, tensors: Tensors) -> None:
+        """Note that tensors belong to an owner."""
         for storage in _storages(tensors):
             self._noted.setdefault(storage, (owner, kind))
 
     @contextmanager
     def saving(self, owner: Hashable, kind: str = "activations") -> Iterator[None]:
-        """Note every tensor that autograd saves for the backward pass inside the block, in this thread.
-
-        Uses ``torch.autograd.graph.saved_tensors_hooks``. What was noted before (a layer's weight, which is
-        saved, too) keeps its owner and kind.
-        """
+        """Note every tensor that autograd saves for the backward pass inside the block, in this thread."""
         from torch.autograd.graph import saved_tensors_hooks
 
         def keep(tensor: Tensor) -> Tensor:
@@ -71,16 +66,13 @@ class LiveMemory:
 class LivePeak:
     """Counts the bytes of the tensors that are alive inside the block, after each operation (lesson 18).
 
-    It counts storages, the memory itself, each once, at the size that they have at that moment (FSDP empties
-    and fills them). Of what an operation uses for itself it sees nothing, nor of the memory that the
-    allocator or a backend holds. It slows small operations down: do not time what runs inside.
+    It counts each storage once, at the size that it has at that moment (FSDP empties and fills them). It sees
+    nothing of what an operation uses for itself, or of what the allocator or a backend holds. It slows small
+    operations down: do not time what runs inside.
 
-    Parameters
-    ----------
-    kinds : callable, optional
-        Returns the tensors of each kind; it is called after each operation. A storage that is in two kinds
-        counts for the first. Of the others, those that a collective has had count as "collectives' buffers",
-        and what is left as "activations and results in between". A DTensor counts with this rank's part.
+    ``kinds()`` returns the tensors of each kind; it is called after each operation. A storage in two kinds
+    counts for the first, one that only a collective has had as "collectives' buffers", any other as
+    "activations and results in between". A DTensor counts with this rank's part.
 
     Attributes
     ----------
@@ -90,13 +82,12 @@ class LivePeak:
     history : list of int
         The bytes after each operation.
     at_peak : dict
-        The bytes by kind, at the first moment when most were alive. Of several moments that are almost equal
-        another may be it next time: a backend's threads free what they have sent when they get to it.
+        The bytes by kind, at the first moment when most were alive. It may differ a little from run to run:
+        a backend's threads free what they have sent when they get to it.
     most : dict
         The most bytes of each kind, each at a moment of its own.
     largest : list of (int, str, str, tuple)
-        At the peak: the bytes of each storage, its kind, the operation that made it, the shape; the largest
-        first.
+        The storages at the peak, the largest first: bytes, kind, the operation that made it, shape.
     collectives : list of (str, int)
         Each collective that this rank called, and the bytes of the whole tensor, as nccl-tests counts them.
 
@@ -108,7 +99,7 @@ class LivePeak:
     {'weights': 4096, 'activations and results in between': 65536}
     """
 
-    def __init__(self, kinds: Kinds = dict) -> None:
+    def __init__(self, kinds: Callable[[], Mapping[str, Tensors]] = dict) -> None:
         self._kinds = kinds
         self._made: WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = WeakKeyDictionary()  # by storage
         self._sent: WeakSet[Any] = WeakSet()  # storages that a collective has had
@@ -160,8 +151,7 @@ class LivePeak:
         by_kind, storages = self._look()
         total = sum(by_kind.values())
         self.history.append(total)
-        for kind, size in by_kind.items():
-            self.most[kind] = max(size, self.most.get(kind, 0))
+        self.most |= {kind: max(size, self.most.get(kind, 0)) for kind, size in by_kind.items()}
         if total > sum(self.at_peak.values()):
             self.at_peak, self.largest = by_kind, sorted(storages, key=lambda each: (-each[0], each[1:]))
 
@@ -171,16 +161,18 @@ class LivePeak:
         kind_of = dict.fromkeys(self._sent, BUFFERS)
         for kind, tensors in reversed(list(kinds.items())):  # a storage that is in two kinds keeps the first
             kind_of |= dict.fromkeys(_storages(tensors), kind)
-        by_kind, storages = dict.fromkeys([*kinds, BUFFERS, REST], 0), []
-        for storage, (operation, shape) in self._made.items():
-            if size := storage.nbytes():
-                kind = kind_of.get(storage, REST)
-                by_kind[kind] += size
-                storages.append((size, kind, operation, shape))
+        storages: list[Storage] = [
+            (size, kind_of.get(storage, REST), *made)
+            for storage, made in self._made.items()
+            if (size := storage.nbytes())
+        ]
+        by_kind = dict.fromkeys([*kinds, BUFFERS, REST], 0)
+        for size, kind, *_ in storages:
+            by_kind[kind] += size
         return {kind: size for kind, size in by_kind.items() if size}, storages
 
 
-def _storages(tensors: Iterable[Tensor | None]) -> Iterator[Any]:
+def _storages(tensors: Tensors) -> Iterator[Any]:
     """Yield the memory of each tensor that has some, of a DTensor this rank's."""
     for tensor in tensors:
         if tensor is not None and tensor.device.type != "meta":

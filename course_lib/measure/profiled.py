@@ -8,50 +8,36 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 PAUSE = 1e-4  # seconds: a shorter pause between two operations is Python overhead, not waiting
-BESIDES = ("c10d::", "torch.distributed.ddp", "gloo:", "nccl:", "Memcpy", "Memset")  # these do not compute
-CARRIED = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name for a collective that a backend runs
-KERNEL = re.compile(r"nccl\w*?Kernel_(\w+?)_")  # NCCL's own name, on a GPU
-Stretch = tuple[float, float]
-Named = tuple[str, float, float]
+BESIDES = ("c10d::", "torch.distributed.ddp", "Memcpy", "Memset")  # these do not compute
+BY_BACKEND = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name for a collective that a backend runs
+BY_KERNEL = re.compile(r"nccl\w*?Kernel_(\w+?)_")  # NCCL's own name, on a GPU
+Stretch = tuple[float, float]  # seconds by time.time()
 
 
 class Span(NamedTuple):
-    """An interval in which a rank did one thing.
+    """An interval in which a rank did one thing, in seconds by time.time(), one clock for a machine's ranks.
 
-    Attributes
-    ----------
-    kind : str
-        ``"computes"``; ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of NCCL)
-        starts it until it is done. Between these, it waits.
-    what : str
-        The label of ``record_function``, ``"kernels"`` on a GPU, or the collective and its number.
-    start, end : float
-        Seconds by time.time(), which is one clock for all ranks of a machine.
-    lane : int
-        For a collective: 0, or a higher number if it began while others were under way.
+    It ``"computes"``, or it ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of
+    NCCL) starts it until it is done. Between these, it waits.
     """
 
     kind: str
-    what: str
+    what: str  # "operations", "kernels" on a GPU, or the collective and its number
     start: float
     end: float
-    lane: int = 0
+    lane: int = 0  # of a collective: higher if it began while others were under way
 
 
 @contextmanager
 def profiled() -> Iterator[list[Span]]:
     """Profile the code inside the block; the list that it yields is filled when the block ends (lesson 14).
 
-    Inside, name the parts with ``torch.profiler.record_function("forward")``. On a GPU, what "computes" is
-    its kernels, not the labels of the host, which runs ahead; this has not been tried on a GPU.
+    On a GPU, which has not been tried, what "computes" is its kernels, not the host, which runs ahead.
 
     Examples
     --------
     >>> with profiled() as spans:
-    ...     with record_function("forward"):
-    ...         loss = ddp(x).sum()
-    ...     with record_function("backward"):
-    ...         loss.backward()
+    ...     ddp(x).sum().backward()
     >>> hidden = overlap(spans)
     """
     import torch
@@ -74,45 +60,42 @@ def overlap(spans: Iterable[Span]) -> float:
     ValueError
         There is no collective among the spans.
     """
-    spans = list(spans)
-    sends, computes = (
-        _joined((span.start, span.end) for span in spans if span.kind == kind)
-        for kind in ("sends", "computes")
-    )
+    by_kind: dict[str, list[Stretch]] = {"sends": [], "computes": []}
+    for span in spans:
+        by_kind[span.kind].append((span.start, span.end))
+    sends, computes = map(_joined, by_kind.values())
     if not (whole := sum(end - start for start, end in sends)):
         raise ValueError("there is no collective in what was profiled")
-    both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in sends for b in computes)
-    return both / whole
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in sends for b in computes) / whole
 
 
 def spans_of(events: Sequence[Any], began: float) -> list[Span]:
-    """Convert a profiler's events, in microseconds since it ``began``, to spans in order of their start."""
+    """Convert a profiler's events, in microseconds since it ``began``, to spans in order of their start.
 
-    def stretches(chosen: Iterable[Any]) -> list[Named]:
-        ranges = [(event.name, event.time_range) for event in chosen]
-        return [(name, began + each.start / 1e6, began + each.end / 1e6) for name, each in ranges]
+    Collectives are numbered from 1 in the order in which they began.
+    """
 
-    host = [event for event in events if _on_host(event)]
-    device = [event for event in events if not _on_host(event)]
-    kernels = stretches(event for event in device if not event.is_user_annotation and _computes(event))
-    carried = [event for event in device if KERNEL.match(event.name)]
-    carried = carried or [event for event in host if CARRIED.match(event.name)]
-    if kernels:
-        busy = _joined(((start, end) for _, start, end in kernels), PAUSE)
-        computing = [Span("computes", "kernels", *each) for each in busy]
-    else:
-        labels = stretches(event for event in host if event.is_user_annotation and _computes(event))
-        operations = stretches(event for event in host if not event.is_user_annotation and _computes(event))
-        computing = _inside(labels, [(start, end) for _, start, end in operations])
-    return sorted([*computing, *_numbered(stretches(carried))], key=lambda span: span.start)
+    def stretch(event: Any) -> Stretch:
+        return began + event.time_range.start / 1e6, began + event.time_range.end / 1e6
 
-
-def _on_host(event: Any) -> bool:
-    return "CPU" in str(event.device_type)
+    on_gpu = [event for event in events if "CPU" not in str(event.device_type)]
+    kernels = list(filter(_computes, on_gpu))
+    busy = _joined(map(stretch, kernels or filter(_computes, events)), PAUSE)
+    spans = [Span("computes", "kernels" if kernels else "operations", *each) for each in busy]
+    name = BY_KERNEL if any(BY_KERNEL.match(event.name) for event in on_gpu) else BY_BACKEND
+    sends = [(*stretch(event), found[1]) for event in events if (found := name.match(event.name))]
+    free: list[float] = []  # by lane: since when it is free
+    for number, (start, end, kind) in enumerate(sorted(sends), start=1):
+        lane = next((i for i, since in enumerate(free) if since <= start), len(free))
+        free[lane : lane + 1] = [end]
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()  # AllReduce: all_reduce
+        spans.append(Span("sends", f"{words} {number}", start, end, lane))
+    return sorted(spans, key=lambda span: span.start)
 
 
 def _computes(event: Any) -> bool:
-    return not event.name.startswith(BESIDES) and not KERNEL.match(event.name)
+    sends = BY_BACKEND.match(event.name) or BY_KERNEL.match(event.name)
+    return not (event.is_user_annotation or sends or event.name.startswith(BESIDES))
 
 
 def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
@@ -124,31 +107,3 @@ def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
         else:
             joined.append((start, end))
     return joined
-
-
-def _inside(labels: list[Named], operations: list[Stretch]) -> list[Span]:
-    """Return the intervals with operations in each outermost label."""
-    spans, until = [], 0.0
-    for name, start, end in sorted(labels, key=lambda label: (label[1], -label[2])):
-        if start >= until:  # not within another label
-            until = end
-            inside = [(max(start, a), min(end, b)) for a, b in operations if a < end and b > start]
-            spans += [Span("computes", name, *each) for each in _joined(inside, PAUSE)]
-    return spans
-
-
-def _numbered(carried: list[Named]) -> list[Span]:
-    """Number the collectives from 1 in the order in which they began, and put overlapping ones into lanes."""
-    spans: list[Span] = []
-    free: list[float] = []  # by lane: since when it is free
-    for number, (name, start, end) in enumerate(sorted(carried, key=lambda call: call[1]), start=1):
-        lane = next((i for i, since in enumerate(free) if since <= start), len(free))
-        free[lane : lane + 1] = [end]
-        spans.append(Span("sends", f"{_collective(name)} {number}", start, end, lane))
-    return spans
-
-
-def _collective(name: str) -> str:
-    words = CARRIED.match(name) or KERNEL.match(name)
-    kind = words[1] if words else name
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()  # AllReduce: all_reduce

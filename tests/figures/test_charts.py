@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
@@ -22,14 +21,12 @@ def test_a_picture_shows_itself_and_reads_as_words() -> None:
     assert "A rises" in data["text/plain"]
 
 
-def test_bars_and_curves_label_their_axes(tmp_path: Path) -> None:
+def test_bars_and_curves_label_their_axes() -> None:
     picture = bars({"parameters": 1.5, "activations": 12.0}, "Activations take most", "MiB", "{:.1f}")
     assert isinstance(picture, Picture)
     assert picture.figure.axes[0].get_xlabel() == "MiB"
     assert "activations: 12.0" in picture.alt
     assert overlapping(picture.figure) == []
-    picture.save(str(tmp_path / "bars.svg"))
-    assert "<svg" in (tmp_path / "bars.svg").read_text()
     logarithmic = curves(
         {"a": ([1, 2, 4], [1e-8, 1e-7, 1e-6]), "b": ([1, 2, 4], [1.0, 2.0, 4.0])}, "t", "x", "y", True, True
     )

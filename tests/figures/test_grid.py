@@ -42,16 +42,8 @@ def test_the_legend_names_the_marks_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "error", "words"),
-    [
-        ({}, ValueError, "needs a column with a row"),
-        ({"gloo": {}}, ValueError, "needs a column with a row"),
-        ({"gloo": {"a": "yes"}}, KeyError, "yes"),
-        ({"gloo": {"a": "works"}, "nccl": {"b": "works"}}, KeyError, "a"),
-    ],
+    "columns", [{"gloo": {"a": "yes"}}, {"gloo": {"a": "works"}, "nccl": {"b": "works"}}]
 )
-def test_it_refuses_what_is_no_table_of_marks(
-    columns: dict[str, dict[str, str]], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
+def test_it_refuses_what_is_no_table_of_marks(columns: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(KeyError):
         grid(columns, "T")

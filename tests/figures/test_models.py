@@ -147,26 +147,18 @@ def test_a_worker_is_at_most_two_batches_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    "figure",
     [
-        (partial(sampler_map, set_epoch="none"), "set_epoch is one of 'all', 'rank 0', 'nobody'; got 'none'"),
-        (partial(sampler_map, samples=41), "41 samples; the picture is for 1 to 8, 24, 40"),
-        (partial(message_cost, link="USB"), "link is one of 'this machine', 'PCIe', .*; got 'USB'"),
-        (
-            partial(step_timeline, bucket_mib=0.1),
-            "98 MiB in buckets of 0.1 MiB: the picture has room for 200",
-        ),
-        (partial(memory_use, optimizer="adam"), "optimizer is one of 'Adam', .*; got 'adam'"),
-        (partial(memory_use, precision="fp16"), "precision is one of 'float32', 'bf16 mixed'; got 'fp16'"),
-        (partial(memory_use, sharding="ZeRO"), "sharding is one of 'DDP', 'ZeRO-1', 'FSDP'; got 'ZeRO'"),
-        (partial(rank_grid, nodes=9), "1 to 8 nodes of 1 to 8 GPUs; got 9 of 4"),
-        (partial(global_batch, ranks=17), "1 to 16 ranks with 1 to 8 pieces; got 17 with 1"),
-        (partial(loader_timeline, rest_ms=0), "times above 0 ms; got 1, 150 and 0 ms"),
+        partial(sampler_map, set_epoch="none"),
+        partial(message_cost, link="USB"),
+        partial(memory_use, optimizer="adam"),
+        partial(memory_use, precision="fp16"),
+        partial(memory_use, sharding="ZeRO"),
     ],
 )
-def test_a_wrong_value_is_refused(wrong: Callable[[], Picture], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        wrong()
+def test_a_word_that_is_no_choice_is_refused(figure: Callable[[], Picture]) -> None:
+    with pytest.raises(KeyError):
+        figure()
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,6 @@ def test_fewer_questions_than_answers_is_a_sentence(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "This lesson asks 2 times, and you have run 1 of its questions.\n"
 
 
-@pytest.mark.parametrize("options", [("same", "same"), ("same", "twice", "same"), ("same",), ()])
-def test_options_that_are_no_choice_are_refused(options: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="two or more different options"):
-        guess(*options)
-
-
 def test_an_answer_that_could_not_be_chosen_is_refused() -> None:
     guess("same", "doubled")
     with pytest.raises(ValueError, match="'halved' is none of question 1's options"):
