@@ -30,7 +30,7 @@ LINGER_SECONDS = 5.0  # once all ranks have returned their results, they may tak
 CONSEQUENCE_SECONDS = 0.5  # how much later than its consequence a cause may come to light
 
 
-def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> None:
+def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> Run:
     """Start the processes, follow them to their end, record how it went, and raise what went wrong."""
     error: BaseException | None = None
     view = SafeView(view)
@@ -60,6 +60,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         clear_now_and_then()
     if error is not None:
         raise error from None
+    return run
 
 
 def _load_results(run: Run) -> failed.RankError | None:
