@@ -128,9 +128,6 @@ def notes(run: Run, live: bool) -> Iterator[Note]:
         yield Note(STRAGGLER, ORANGE, f"a straggler: {late}", str(late))
 
 
-# --- in a terminal ----------------------------------------------------------------------------------------
-
-
 class TerminalView(View):
     """A view that prints each line as it comes, with its rank in front."""
 
@@ -198,9 +195,6 @@ class TerminalView(View):
         return left_out + as_shown(data.decode(errors="replace")).splitlines()
 
 
-# --- in a notebook ----------------------------------------------------------------------------------------
-
-
 class NotebookView(View):
     """A view that shows the widget, and in the end what replaces it."""
 
@@ -235,9 +229,8 @@ class NotebookView(View):
         self._title, self._warning, self._bars = (ipywidgets.HTML() for _ in range(3))
         self._warning.add_class("course-warning")
         self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
-        head = ipywidgets.HBox(
-            [self._title, self._stop_button()], layout={"justify_content": "space-between"}
-        )
+        ends = {"justify_content": "space-between"}
+        head = ipywidgets.HBox([self._title, self._stop_button()], layout=ends)
         self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
         self._box.add_class("course-dashboard")
         # no text/plain: a run with nothing to draw leaves nothing here, however long it took
@@ -282,10 +275,8 @@ class NotebookView(View):
             _drawn[self.run.world_size] = self._figure
         if self.run.tracked:
             picture, metadata = self.run.plot()._repr_mimebundle_()
-            if self._box is not None:
-                self._handle.update(picture, metadata=metadata, raw=True)
-            else:
-                display(picture, metadata=metadata, raw=True)
+            show = display if self._box is None else self._handle.update
+            show(picture, metadata=metadata, raw=True)
             found = list(notes(self.run, live=False))
             table = {
                 "text/html": "".join([self.run._repr_html_(), *(note.as_html() for note in found)]),
@@ -309,10 +300,7 @@ def _live_figure(world_size: int) -> RunFigure:
 
 
 def rehearse() -> None:
-    """Load what the first dashboard draws with, since loading takes longer than drawing.
-
-    This runs in a thread while the learner reads, so it leaves matplotlib's global settings alone.
-    """
+    """Load what the first dashboard draws with, in a thread: matplotlib's global settings stay alone."""
     import ipywidgets  # noqa: F401
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -71,7 +71,7 @@ class Ranks(Execution):
         from torch.multiprocessing import start_processes
 
         self._processes: list[Any] = []
-        self._family: list[psutil.Process] = []  # once they are interrupted: their leaders may end first
+        self._family: list[psutil.Process] = []
         self._facts = [RankFiles(assignment.folder, rank).facts for rank in range(world_size)]
         self._until = time.monotonic() + LOAD_SECONDS
         wait_until_loaded(stop)
@@ -95,6 +95,9 @@ class Ranks(Execution):
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(process.pid for process in self._processes)
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                self._family.append(psutil.Process(process.pid))
 
     def began(self) -> bool:
         """Return whether all ranks run; where they are spawned, each has loaded PyTorch by then."""
@@ -109,22 +112,14 @@ class Ranks(Execution):
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
     def interrupt(self) -> float:
-        self._family = families(living := self._living())
-        for process in living:
+        ranks, self._family = self._family, families(self._family)  # a rank may end before what it started
+        for rank in ranks:
             with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGINT)
+                rank.send_signal(signal.SIGINT)
         return INTERRUPT_SECONDS
 
-    def _living(self) -> list[psutil.Process]:
-        living = []
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                if process.exitcode is None:
-                    living.append(psutil.Process(process.pid))
-        return living
-
     def kill(self) -> None:
-        kill_families([*self._family, *self._living()])
+        kill_families(self._family)
         for process in self._processes:
             kill_group(process.pid)
         for process in self._processes:

@@ -44,8 +44,6 @@ def slurm(
     5 ms, their curves are shifted by as much, and a rank may look late by as much. Clusters keep their clocks
     in sync to about a millisecond (NTP).
 
-    Tested on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on several machines.
-
     Parameters
     ----------
     script
@@ -64,7 +62,7 @@ def slurm(
     setup
         Shell lines that the job's script runs before anything starts: ``"module load cuda"``.
     dashboard
-        Show the queue, progress, memory and throughput; False prints nothing.
+        As for `launch`; it shows the queue, too.
     **options
         Options of ``sbatch``, by name: ``partition="gpu"``, ``time="1:00:00"``, ``account="me"``,
         ``gres="gpu:4"``, ``cpus_per_task=8``, ``exclusive=True``.
@@ -78,15 +76,12 @@ def slurm(
 
     Raises
     ------
-    FileNotFoundError, ValueError
-        There is no such script; a number is not a whole one, or too small; an option is not one to give to
-        sbatch; a run was not submitted to Slurm.
     cluster.SlurmError
         There is no Slurm here, or it refused the job; the message has its own words.
-    RankError
-        A rank failed, or Slurm ended the job.
-    RankTimeout
-        The job was not done within ``timeout``.
+    RankError, RankTimeout
+        A rank failed, or Slurm ended the job; it was not done within ``timeout``.
+    FileNotFoundError, ValueError
+        As for `torchrun`; an option is not one to give to sbatch; a run was not submitted to Slurm.
     """
     check_timeout(timeout)
     if isinstance(script, Run):
