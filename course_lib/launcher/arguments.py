@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ def world_size_of(nprocs: int | None, device: str | None) -> int:
         raise ValueError("device='cuda', but torch sees no CUDA GPU on this machine; leave device out")
     if nprocs is None:
         return gpus or 2
-    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or nprocs < 1:
-        raise ValueError(f"nprocs is the number of ranks, a whole number from 1 on; got {nprocs!r}")
+    check_count("nprocs", nprocs)
     return nprocs
 
 
@@ -44,7 +44,7 @@ def check_folder() -> None:
 
 
 def check_timeout(timeout: float | None, name: str = "timeout") -> None:
-    """Refuse a timeout that is not a positive, finite number of seconds; None is no limit."""
+    """Refuse a timeout that is not a positive, finite number; None is no limit."""
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"{name} is a number of seconds above 0, or None for no limit; got {timeout!r}")
 
@@ -60,22 +60,23 @@ def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         try:
             inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
-            name = getattr(function, "__name__", "the function")
-            raise TypeError(f"{name} cannot be called with these arguments: {error}") from None
+            raise TypeError(f"{name_of(function)} cannot be called with these arguments: {error}") from None
     try:
         return dumps_and_shared((function, args, kwargs))
     except Exception as error:
-        user, cannot = getattr(function, "__name__", type(function).__name__), "cannot be sent to the ranks"
-        named = {f"argument {i} of {user} {cannot}": value for i, value in enumerate(args, 1)}
-        named |= {f"argument {name}= {cannot}": value for name, value in kwargs.items()}
-        told = [
-            f"{name}: {' is '.join(found)}"
-            for name, value in named.items()
-            if (found := culprit("it", value, dumps_and_shared))
-        ]
-        if found := culprit(user, function, dumps_and_shared):
-            told.append(f"{found[0]} {cannot}: it is {found[1]}")
-        raise TypeError(f"{told[0]}; {INSTEAD}" if told else f"{function!r:.80} {cannot}: {error}") from None
+        cannot = "cannot be sent to the ranks"
+        given = {f"argument {i} of {name_of(function)}": value for i, value in enumerate(args, 1)}
+        given |= {f"argument {name}=": value for name, value in kwargs.items()}
+        for argument, value in given.items():
+            if found := culprit("it", value, dumps_and_shared):
+                raise TypeError(f"{argument} {cannot}: {' is '.join(found)}; {INSTEAD}") from None
+        if found := culprit(name_of(function), function, dumps_and_shared):
+            raise TypeError(f"{found[0]} {cannot}: it is {found[1]}; {INSTEAD}") from None
+        raise TypeError(f"{function!r:.80} {cannot}: {error}") from None
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def script_at(script: str | os.PathLike[str]) -> Path:
@@ -103,7 +104,7 @@ def program_of(script: str | os.PathLike[str], args: tuple[Any, ...]) -> tuple[s
     return name, words
 
 
-def check_count(name: str, value: Any, least: int) -> None:
+def check_count(name: str, value: Any, least: int = 1) -> None:
     """Refuse a value that is not a whole number, or is less than ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number from {least} on; got {value!r}")

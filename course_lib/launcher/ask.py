@@ -72,13 +72,10 @@ def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
             if waited > (ASK_SECONDS_FAR if run.is_job or late else ASK_SECONDS):
                 break
             time.sleep(0.01)
-            silent = [rank for rank in silent if run.lives(rank) and not _has_answered(run, rank)]
+            # a whole answer ends with where the processes are that the rank has forked
+            answered = [rank for rank in silent if "forked" in run.trace(rank).standstill]
+            silent = [rank for rank in silent if run.lives(rank) and rank not in answered]
     return [rank for rank in asked if not run.trace(rank).standstill.get("asked")]
-
-
-def _has_answered(run: Run, rank: int) -> bool:
-    """Return whether a rank has recorded where it is, and where the processes are that it has forked."""
-    return "forked" in run.trace(rank).standstill
 
 
 def _ask_stacks(run: Run, ranks: Iterable[int]) -> None:
@@ -96,8 +93,8 @@ def _ask_stacks(run: Run, ranks: Iterable[int]) -> None:
 def _is_about_to_tell(now: Run, rank: int) -> bool:
     """Return whether a rank is ending and has not yet recorded how."""
     trace = now.trace(rank)
-    told = trace.has_returned or trace.has_failed
-    return trace.facts.get("phase") == ENDING and now.lives(rank) and not told
+    has_told = trace.has_returned or trace.has_failed
+    return trace.facts.get("phase") == ENDING and now.lives(rank) and not has_told
 
 
 def _waits_for_no_cpu(pid: int) -> bool:

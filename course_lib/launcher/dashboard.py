@@ -15,9 +15,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..figures.tables import text_table
 from ..hardware import cores
@@ -44,6 +44,9 @@ SHARE = 0.004  # share of the machine's CPU time that refreshing may take
 MANY_RANKS = 16  # from this number on, one line of bars without text
 LINES_KEPT = 20  # last lines of each rank's output, shown under the cell
 TERMINAL_BYTES = 1 << 16  # at most, of each rank's output, printed per refresh
+CELL = '<td style="padding-right:.8em; white-space:nowrap">'
+RED, ORANGE = "#d55e00", "#e69f00"
+STRAGGLER = "A straggler"
 
 
 def view_of(run: Run, shown: bool) -> View:
@@ -79,24 +82,50 @@ class SafeView(View):
 
     def update(self) -> None:
         if self._works:
-            self._try(self._view.update, "the run goes on without its display")
+            self._try(self._view.update)
 
     def tell(self, remark: str) -> None:
-        self._try(lambda: self._view.tell(remark), "the run goes on without its display")
+        self._try(lambda: self._view.tell(remark))
 
     def finish(self) -> None:
         """Try even after a failed `update`: the final output may need less than the live one."""
         self._try(self._view.finish, "the run is over, and what its display keeps cannot all be shown")
 
-    def _try(self, show: Callable[[], None], otherwise: str) -> None:
+    def _try(self, show: Callable[[], None], trouble: str = "the run goes on without its display") -> None:
         try:
             show()
         except Exception as error:
             if self._works:
                 with contextlib.suppress(Exception):  # stderr may be closed
-                    why = f"{type(error).__name__}: {error}"
-                    print(f"course_lib: {otherwise} ({why})", file=sys.stderr)
+                    print(f"course_lib: {trouble} ({type(error).__name__}: {error})", file=sys.stderr)
             self._works = False
+
+
+class Note(NamedTuple):
+    """A warning about a run."""
+
+    title: str  # in a notebook
+    color: str
+    line: str  # in a terminal: the text, with a title of its own
+    text: str
+
+    def as_html(self) -> str:
+        style = f"line-height:1.5; border-left:4px solid {self.color}; padding-left:.6em"
+        lines = "<br>".join(map(html.escape, self.text.splitlines()))
+        return f'<div style="{style}"><b>{self.title}</b><br>{lines}</div>'
+
+
+def notes(run: Run, live: bool) -> Iterator[Note]:
+    """Yield what to warn of, the most urgent first; unless ``live``, only what still matters at the end."""
+    if live and (text := stalled(run, silent_ranks(run))):
+        yield Note("No progress", RED, f"no progress:\n{text}", text)
+    if found := divergence(run):
+        yield Note("The ranks have diverged", RED, f"warning: {found}", str(found))
+    if live and (worlds := apart(run)):
+        text = mismatch_text(worlds)
+        yield Note("Not one group", ORANGE, f"warning: {text}", text)
+    if late := straggler(run):
+        yield Note(STRAGGLER, ORANGE, f"a straggler: {late}", str(late))
 
 
 class TerminalView(View):
@@ -104,52 +133,47 @@ class TerminalView(View):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        with contextlib.suppress(
-            AttributeError
-        ):  # where it is not UTF-8, it cannot take all that ranks print
+        with contextlib.suppress(AttributeError):  # not UTF-8: it cannot take all that ranks print
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         self._read: dict[Path, int] = {}
-        self._warned = self._told = False
+        self._told: set[str] = set()  # titles of the notes that still hold
         self._job = ("", "")  # a job's state and reason
         self._look_again = time.monotonic() + WARN_SECONDS
 
     def update(self) -> None:
         if self.run.is_job and (job := (self.run.state, self.run.reason)) != self._job:
             self._job = job
-            print(self.run.headline(), flush=True)
+            self.tell(self.run.headline())
         self._print_new(whole_lines=True)
         if time.monotonic() > self._look_again:
             self._look_again += 1
-            now = self.run.snapshot()
-            warning = stalled(now, silent_ranks(now))
-            if warning and not self._warned:
-                print(f"no progress:\n{warning}", flush=True)
-            self._warned = bool(warning)
-            self._tell_divergence(mismatch_text(worlds) if (worlds := apart(now)) else "")
+            # who is late may change: that is told at the end
+            self._warn(note for note in notes(self.run.snapshot(), live=True) if note.title != STRAGGLER)
 
     def tell(self, remark: str) -> None:
         print(remark, flush=True)
 
     def finish(self) -> None:
         self._print_new(whole_lines=False)
-        self._tell_divergence()
         if self.run.tracked:
-            print(self.run.headline())
-            print(text_table(self.run.table()))
-            if late := straggler(self.run):
-                print(f"a straggler: {late}")
+            self.tell(self.run.headline())
+            self.tell(text_table(self.run.table()))
+            self._warn(notes(self.run, live=False))
 
-    def _tell_divergence(self, apart: str = "") -> None:
-        if not self._told and (found := divergence(self.run) or apart):
-            print(f"warning: {found}", flush=True)
-            self._told = True
+    def _warn(self, found: Iterable[Note]) -> None:
+        """Print the notes that did not hold at the last look."""
+        before, self._told = self._told, set()
+        for note in found:
+            self._told.add(note.title)
+            if note.title not in before:
+                self.tell(note.line)
 
     def _print_new(self, whole_lines: bool) -> None:
         for who in [PROGRAM, *range(self.run.world_size)]:
             front = "" if who == PROGRAM else f"[rank {who}] "
             for path in self.run.trace(who).log_files():
                 for line in self._new_lines(path, whole_lines):
-                    print(front + line, flush=True)
+                    self.tell(front + line)
 
     def _new_lines(self, path: Path, whole_lines: bool) -> list[str]:
         start, left_out = self._read.get(path, 0), []
@@ -187,7 +211,12 @@ class NotebookView(View):
         before = time.thread_time()
         if self._box is None:
             self._open()
-        self._refresh()
+        now = self.run.snapshot()
+        self._title.value = f"<b>{html.escape(now.headline())}</b>"
+        self._warning.value = warning_html(now)
+        self._bars.value = bars_html(now)
+        self._figure.update(now)
+        self._image.value = self._figure.live_png()
         self._spent += time.thread_time() - before
         wait = self._spent / (SHARE * cores()) - (time.monotonic() - self._begun)
         self._next = time.monotonic() + min(SLOWEST, max(FASTEST, wait))
@@ -197,26 +226,24 @@ class NotebookView(View):
         from IPython.display import display
 
         self._figure = _live_figure(self.run.world_size)
-        self._title = ipywidgets.HTML()
-        self._bars = ipywidgets.HTML()
-        self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
-        head = ipywidgets.HBox(
-            [self._title, self._stop_button()], layout={"justify_content": "space-between"}
-        )
-        self._warning = ipywidgets.HTML()
+        self._title, self._warning, self._bars = (ipywidgets.HTML() for _ in range(3))
         self._warning.add_class("course-warning")
-        box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
-        box.add_class("course-dashboard")
+        self._image = ipywidgets.Image(format="png", layout={"width": "826px", "max_width": "100%"})
+        ends = {"justify_content": "space-between"}
+        head = ipywidgets.HBox([self._title, self._stop_button()], layout=ends)
+        self._box = ipywidgets.VBox([head, self._warning, self._bars, self._image])
+        self._box.add_class("course-dashboard")
         # no text/plain: a run with nothing to draw leaves nothing here, however long it took
-        view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
         self._handle = display({WIDGET: view}, raw=True, display_id=True)
-        self._box = box
 
     def _stop_button(self) -> Any:
         """Return a Stop button, or a hint what to do instead where clicks arrive only after the cell."""
         import ipywidgets
+        from IPython import get_ipython
 
-        if not _clicks_arrive():
+        about = getattr(getattr(get_ipython(), "kernel", None), "kernel_info", {})
+        if "kernel subshells" not in about.get("supported_features", ()):  # in ipykernel 7, not in 6
             return ipywidgets.HTML("to stop: interrupt the cell (■)")
         button = ipywidgets.Button(
             description="Stop", icon="stop", button_style="warning", tooltip="End all ranks of this run"
@@ -229,14 +256,6 @@ class NotebookView(View):
     def _on_stop(self, button: Any) -> None:
         self.stop.set()
         button.description, button.disabled = "Stopping…", True
-
-    def _refresh(self) -> None:
-        now = self.run.snapshot()
-        self._title.value = f"<b>{html.escape(now.headline())}</b>"
-        self._warning.value = warning_html(now)
-        self._bars.value = bars_html(now)
-        self._figure.update(now)
-        self._image.value = self._figure.live_png()
 
     def tell(self, remark: str) -> None:
         print(remark)
@@ -255,19 +274,14 @@ class NotebookView(View):
             self._box.close()
             _drawn[self.run.world_size] = self._figure
         if self.run.tracked:
-            picture = self.run.plot()
-            data, metadata = picture._repr_mimebundle_()
-            if self._box is not None:
-                self._handle.update(data, metadata=metadata, raw=True)
-            else:
-                display(data, metadata=metadata, raw=True)
-            table = {"text/html": self.run._repr_html_(), "text/plain": text_table(self.run.table())}
-            if found := divergence(self.run):
-                table["text/html"] += _note("The ranks have diverged", [str(found)], "#d55e00")
-                table["text/plain"] += f"\nwarning: {found}"
-            if late := straggler(self.run):
-                table["text/html"] += _note("A straggler", [str(late)], "#e69f00")
-                table["text/plain"] += f"\na straggler: {late}"
+            picture, metadata = self.run.plot()._repr_mimebundle_()
+            show = display if self._box is None else self._handle.update
+            show(picture, metadata=metadata, raw=True)
+            found = list(notes(self.run, live=False))
+            table = {
+                "text/html": "".join([self.run._repr_html_(), *(note.as_html() for note in found)]),
+                "text/plain": "\n".join([text_table(self.run.table()), *(note.line for note in found)]),
+            }
             display(table, raw=True)
         elif self._box is not None:
             self._handle.update({}, raw=True)
@@ -286,10 +300,7 @@ def _live_figure(world_size: int) -> RunFigure:
 
 
 def rehearse() -> None:
-    """Load what the first dashboard draws with, since loading takes longer than drawing.
-
-    This runs in a thread while the learner reads, so it leaves matplotlib's global settings alone.
-    """
+    """Load what the first dashboard draws with, in a thread: matplotlib's global settings stay alone."""
     import ipywidgets  # noqa: F401
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -302,29 +313,9 @@ def rehearse() -> None:
     canvas.print_png(io.BytesIO())
 
 
-def _clicks_arrive() -> bool:
-    """Return whether clicks reach the kernel while a cell runs: in ipykernel 7, by a subshell; not in 6."""
-    from IPython import get_ipython
-
-    about = getattr(getattr(get_ipython(), "kernel", None), "kernel_info", {})
-    return "kernel subshells" in about.get("supported_features", ())
-
-
 def warning_html(run: Run) -> str:
-    """Say as HTML who waits where, and for whom, once ranks are stuck; or which rank is a straggler."""
-    if text := stalled(run, silent_ranks(run)):
-        return _note("No progress", text.splitlines(), "#d55e00")
-    if found := divergence(run):
-        return _note("The ranks have diverged", [str(found)], "#d55e00")
-    if worlds := apart(run):
-        return _note("Not one group", [mismatch_text(worlds)], "#e69f00")
-    late = straggler(run)
-    return _note("A straggler", [str(late)], "#e69f00") if late else ""
-
-
-def _note(title: str, lines: list[str], color: str) -> str:
-    style = f"line-height:1.5; border-left:4px solid {color}; padding-left:.6em"
-    return f'<div style="{style}"><b>{title}</b><br>{"<br>".join(map(html.escape, lines))}</div>'
+    """Return the most urgent of a run's notes; empty if there is none."""
+    return next((note.as_html() for note in notes(run, live=True)), "")
 
 
 def bars_html(run: Run) -> str:
@@ -339,25 +330,25 @@ def bars_html(run: Run) -> str:
         values = " · ".join([progress, *logged])
         line = html.escape(" ".join(trace.last_lines(1)))
         rows.append(
-            f'<tr><td style="padding-right:.8em">rank {rank}</td><td style="padding-right:.8em">{bar}</td>'
-            f'<td style="padding-right:.8em; white-space:nowrap">{values}</td>'
-            f'<td style="max-width:28em; overflow:hidden; text-overflow:ellipsis; white-space:nowrap">'
+            f"<tr>{CELL}rank {rank}</td>{CELL}{bar}</td>{CELL}{values}</td>"
+            '<td style="max-width:28em; overflow:hidden; text-overflow:ellipsis; white-space:nowrap">'
             f"<code>{line}</code></td></tr>"
         )
     return f'<table style="line-height:1.5">{"".join(rows)}</table>'
 
 
 def _bar(run: Run, rank: int, width: str) -> tuple[str, str]:
+    """Return a rank's progress bar as HTML, and in words."""
     ticks = run.ticks(rank)
     if not ticks["passes"].any():
-        state = "queued" if run.waits() else "at work" if len(ticks["passes"]) else "starting"
-        return f'<progress style="width:{width}" value="0" aria-label="rank {rank}"></progress>', state
-    now = {name: column[-1] for name, column in ticks.items()}
-    known = not math.isnan(now["pass_total"])
-    steps = f"{now['pass_steps']:.0f}/{now['pass_total']:.0f}" if known else f"{now['pass_steps']:.0f}"
-    size = f'value="{now["pass_steps"]:.0f}" max="{max(1, now["pass_total"]):.0f}"' if known else ""
-    bar = f'<progress style="width:{width}" {size} aria-label="rank {rank}"></progress>'
-    return bar, f"pass {now['passes']:.0f}, step {steps}"
+        begun = "at work" if len(ticks["passes"]) else "starting"
+        size, progress = 'value="0"', "queued" if run.waits() else begun
+    else:
+        passes, step, total = (ticks[name][-1] for name in ("passes", "pass_steps", "pass_total"))
+        known = not math.isnan(total)
+        size = f'value="{step:.0f}" max="{max(1, total):.0f}"' if known else ""
+        progress = f"pass {passes:.0f}, step {step:.0f}" + (f"/{total:.0f}" if known else "")
+    return f'<progress style="width:{width}" {size} aria-label="rank {rank}"></progress>', progress
 
 
 def printed_lines(run: Run) -> list[str]:
@@ -367,6 +358,6 @@ def printed_lines(run: Run) -> list[str]:
         lines = run.trace(who).last_lines(LINES_KEPT + 1)
         front = "" if who == PROGRAM else f"rank {who} | "
         if len(lines) > LINES_KEPT:
-            shown.append(f"{front}… (all of it: run.logs[{who}])" if who != PROGRAM else "…")
+            shown.append("…" if who == PROGRAM else f"{front}… (all of it: run.logs[{who}])")
         shown += [front + line for line in lines[-LINES_KEPT:]]
     return shown

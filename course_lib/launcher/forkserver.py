@@ -35,25 +35,30 @@ _protected: int | None = None  # pid of the fork server that the guard knows
 
 def warm_up() -> None:
     """Start the fork server, which loads torch in the background, unless it runs already."""
-    if METHOD == "forkserver":
-        multiprocessing.set_forkserver_preload([PRELOAD])
-        protect([])  # start the guard first: the kernel may be killed at any moment
-        with without_main(), uninterrupted():
-            try:
-                with _environment("COURSE_KERNEL", str(os.getpid())):
-                    multiprocessing.forkserver.ensure_running()
-            except OSError as error:
-                if error.errno is not None:  # no room, say; else Python refuses the path of its socket
-                    raise
-                _spawn_from_now_on(f"{error}; a shorter TMPDIR would help")
-        _end_it_with_the_kernel()
+    global _protected
+    if METHOD != "forkserver":
+        return
+    multiprocessing.set_forkserver_preload([PRELOAD])
+    protect([])  # start the guard first: the kernel may be killed at any moment
+    with without_main(), uninterrupted(), _environment("COURSE_KERNEL", str(os.getpid())):
+        try:
+            multiprocessing.forkserver.ensure_running()
+        except OSError as error:
+            if error.errno is not None:  # no room, say; else Python refuses the path of its socket
+                raise
+            _spawn_from_now_on(f"{error}; a shorter TMPDIR would help")
+    pid = fork_server_pid()
+    if pid not in (None, _protected):  # while it loads, it does not notice the kernel's end
+        release([_protected] if _protected else [])
+        protect([pid])
+        _protected = pid
 
 
 def _spawn_from_now_on(why: str) -> None:
     global METHOD
     METHOD = "spawn"
-    what = "so each loads PyTorch by itself, which takes seconds"
-    print(f"course_lib: ranks cannot be forked here ({why}), {what}")
+    consequence = "so each loads PyTorch by itself, which takes seconds"
+    print(f"course_lib: ranks cannot be forked here ({why}), {consequence}")
 
 
 @contextlib.contextmanager
@@ -85,16 +90,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
-
-
-def _end_it_with_the_kernel() -> None:
-    """Guard the fork server: while it loads, for seconds or more, it does not notice the kernel's end."""
-    global _protected
-    pid = fork_server_pid()
-    if pid is not None and pid != _protected:
-        release([_protected] if _protected else [])
-        protect([pid])
-        _protected = pid
 
 
 @contextlib.contextmanager

@@ -30,22 +30,22 @@ fi
 
 # One torchrun on each node, which starts the node's ranks; when one fails, Slurm ends the others.
 srun --kill-on-bad-exit=1{step} "${{torchrun[@]}}" \\
-    --nnodes={nodes} --nproc-per-node={nproc_per_node} --max-restarts={max_restarts} \\
+    {shape} \\
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$SLURM_JOB_ID" \\
     "${{program[@]}}"
 """
 # Options that slurm() sets itself, and what to do instead of passing them
 OWN = {
-    **dict.fromkeys(["nnodes", "N"], "say nodes=…, as sbatch does"),
-    **dict.fromkeys(["ntasks", "ntasks_per_node", "n"], "each node has one torchrun; say nproc_per_node=…"),
-    **dict.fromkeys(["output", "error", "open_mode"], "what is printed is in run.logs and run.output"),
-    **dict.fromkeys(["requeue", "no_requeue"], "its records would mix with earlier ones; submit it again"),
-    **dict.fromkeys(["export", "export_file"], "the job gets this process's environment; set os.environ"),
-    **dict.fromkeys(["chdir", "D"], "the job runs in the current folder; os.chdir(…) before"),
-    **dict.fromkeys(["array", "a"], "one run is one job; call slurm() for each"),
-    **dict.fromkeys(["wait", "W"], "slurm() waits for the job's end"),
-    **dict.fromkeys(["wrap", "parsable", "test_only", "input", "help", "version", "usage"], "leave it out"),
-    **dict.fromkeys(["clusters", "M"], "set SLURM_CLUSTERS in the environment"),
+    "nnodes N": "say nodes=…, as sbatch does",
+    "ntasks ntasks_per_node n": "each node has one torchrun; say nproc_per_node=…",
+    "output error open_mode": "what is printed is in run.logs and run.output",
+    "requeue no_requeue": "its records would mix with earlier ones; submit it again",
+    "export export_file": "the job gets this process's environment; set os.environ",
+    "chdir D": "the job runs in the current folder; os.chdir(…) before",
+    "array a": "one run is one job; call slurm() for each",
+    "wait W": "slurm() waits for the job's end",
+    "wrap parsable test_only input help version usage": "leave it out",
+    "clusters M": "set SLURM_CLUSTERS in the environment",
 }
 
 
@@ -59,8 +59,8 @@ def directives(options: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     for name, value in options.items():
-        if name in OWN:
-            raise ValueError(f"slurm() decides about {name} itself: {OWN[name]}; got {name}={value!r}")
+        if instead := next((text for names, text in OWN.items() if name in names.split()), None):
+            raise ValueError(f"slurm() decides about {name} itself: {instead}; got {name}={value!r}")
         if not re.fullmatch(r"[a-z][a-z0-9_]+", name):
             raise ValueError(f"an option of sbatch is a name such as partition or time; got {name!r}")
         option = "--" + name.replace("_", "-")
@@ -77,10 +77,9 @@ def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
     """Return how many GPUs a job requests per node, by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
     asked = options.get("gpus_per_node")
     if asked is None:
-        wanted = options.get("gres") or ""
-        wanted = wanted if isinstance(wanted, list | tuple) else str(wanted).split(",")
-        gpus = [resource for resource in map(str, wanted) if re.match(r"gpu\b", resource)]
-        asked = gpus[0] if gpus else None
+        gres = options.get("gres") or ""
+        resources = map(str, gres if isinstance(gres, list | tuple) else gres.split(","))
+        asked = next((each for each in resources if re.match(r"gpu\b", each)), None)
     if asked is None:
         return None
     last = str(asked).rpartition(":")[2]
@@ -91,31 +90,21 @@ def job_script(
     script: Path,
     args: Iterable[Any],
     nodes: int,
-    nproc_per_node: int,
-    max_restarts: int,
+    shape: Iterable[str],
     setup: Iterable[str],
     options: Mapping[str, Any],
     exports: Mapping[str, str],
 ) -> str:
     """Return the text of a job's batch script.
 
-    Parameters
-    ----------
-    setup
-        Shell lines to run before anything starts: ``module load cuda``.
-    options
-        Options of sbatch, by name.
-    exports
-        Environment variables for the whole job, unless its environment has them already.
+    ``shape`` has torchrun's options for the number of ranks, ``setup`` shell lines to run before anything
+    starts, ``options`` those of sbatch; ``exports`` are variables for the job, unless it has them already.
     """
-    own = {"job-name": script.name, "nodes": nodes, "ntasks-per-node": 1}
-    mine = [f"--{name}={shlex.quote(str(value))}" for name, value in own.items()]
-    if "job_name" in options:
-        del mine[0]
-    mine += ["--no-requeue", f"--chdir={shlex.quote(os.getcwd())}", *directives(options)]
+    name, *given = directives({"job_name": script.name, **options})
+    own = [f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue", f"--chdir={shlex.quote(os.getcwd())}"]
     cpus = options.get("cpus_per_task")
     return SCRIPT.format(
-        directives="\n".join(f"#SBATCH {line}" for line in mine),
+        directives="\n".join(f"#SBATCH {line}" for line in [name, *own, *given]),
         setup="".join(f"{line}\n" for line in setup),
         exports="".join(f'export {name}="${{{name}:-{value}}}"\n' for name, value in exports.items()),
         python=shlex.quote(sys.executable),
@@ -123,7 +112,5 @@ def job_script(
         agent_logs=AGENT_LOGS.replace("*", "%n"),
         ended=JOB_ENDED,
         step=f" --cpus-per-task={cpus}" if cpus else "",
-        nodes=nodes,
-        nproc_per_node=nproc_per_node,
-        max_restarts=max_restarts,
+        shape=" ".join(shape),
     )

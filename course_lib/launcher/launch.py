@@ -12,7 +12,7 @@ from typing import Any
 from ..hardware import gpu_count
 from ..rank.entry_function import Assignment
 from ..run.run import Run
-from .arguments import check_timeout, packed, world_size_of
+from .arguments import check_timeout, name_of, packed, world_size_of
 from .dashboard import View, view_of
 from .environment import loopback_store, of_a_launch
 from .forkserver import warm_up
@@ -67,9 +67,6 @@ def launch(
     ValueError, TypeError
         An argument is wrong; nothing was started.
     """
-    world_size = world_size_of(nprocs, device)
-    if dashboard and 0 < (gpus := 0 if device == "cpu" else gpu_count()) < world_size:
-        print(f"{world_size} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, over gloo")
     asked = Launch(function, args, kwargs, nprocs=nprocs, device=device, timeout=timeout)
     return start(asked, view=lambda run: view_of(run, dashboard))
 
@@ -96,10 +93,13 @@ def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
     check_timeout(asked.timeout)
     warm_up()
     call, shared = packed(asked.function, asked.args, asked.kwargs)
-    name = getattr(asked.function, "__name__", type(asked.function).__name__)
+    gpus = 0 if asked.device == "cpu" else gpu_count()
     with loopback_store() as port:
         # created last: an interrupt of the first call, while torch is imported, leaves no run behind
-        run = Run.create(name, world_size, asked.unpickle, started=called)
+        run = Run.create(name_of(asked.function), world_size, asked.unpickle, started=called)
+        shown = view(run)
+        if 0 < gpus < world_size:
+            shown.tell(f"{world_size} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, over gloo")
         assignment = Assignment(
             folder=run.folder,
             kernel_pid=os.getpid(),
@@ -112,5 +112,4 @@ def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
                 if len(entry) == 4 and entry[1] is None
             },
         )
-        watch(run, lambda stop: Ranks(assignment, world_size, stop), asked.timeout, view(run))
-    return run
+        return watch(run, lambda stop: Ranks(assignment, world_size, stop), asked.timeout, shown)

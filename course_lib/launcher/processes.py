@@ -71,7 +71,7 @@ class Ranks(Execution):
         from torch.multiprocessing import start_processes
 
         self._processes: list[Any] = []
-        self._family: list[psutil.Process] = []  # also of those that have ended since an interrupt
+        self._family: list[psutil.Process] = []
         self._facts = [RankFiles(assignment.folder, rank).facts for rank in range(world_size)]
         self._until = time.monotonic() + LOAD_SECONDS
         wait_until_loaded(stop)
@@ -95,6 +95,9 @@ class Ranks(Execution):
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(process.pid for process in self._processes)
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                self._family.append(psutil.Process(process.pid))
 
     def began(self) -> bool:
         """Return whether all ranks run; where they are spawned, each has loaded PyTorch by then."""
@@ -102,35 +105,23 @@ class Ranks(Execution):
         return forked or time.monotonic() > self._until or all(path.exists() for path in self._facts)
 
     def wait(self, seconds: float) -> None:
-        """Wait until one of them ends, for this long at most."""
-        multiprocessing.connection.wait(
-            [process.sentinel for process in self._processes if process.exitcode is None], seconds
-        )
+        living = [process.sentinel for process in self._processes if process.exitcode is None]
+        multiprocessing.connection.wait(living, seconds)
 
     def exit_codes(self) -> dict[int | str, int | None]:
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
     def interrupt(self) -> float:
-        self._family = families(living := self._living())
-        for process in living:
+        ranks, self._family = self._family, families(self._family)  # a rank may end before what it started
+        for rank in ranks:
             with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGINT)
+                rank.send_signal(signal.SIGINT)
         return INTERRUPT_SECONDS
 
-    def _living(self) -> list[psutil.Process]:
-        living = []
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                if process.exitcode is None:
-                    living.append(psutil.Process(process.pid))
-        return living
-
     def kill(self) -> None:
-        """Kill what is left of them, including their DataLoader workers."""
-        kill_families([*self._family, *self._living()])
+        kill_families(self._family)
         for process in self._processes:
             kill_group(process.pid)
-            process.kill()
         for process in self._processes:
             process.join(KILL_SECONDS)
         release(process.pid for process in self._processes)
@@ -141,9 +132,8 @@ class ExternalLauncher(Execution):
 
     report_seconds = REPORT_SECONDS
 
-    def __init__(self, run: Run, restarts: bool) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._goes_on = restarts  # whether it goes on after a rank has failed
         self._end_by: float | None = None  # time.monotonic() at which its time to report a failure is up
 
     def code(self) -> int | None:
@@ -153,19 +143,17 @@ class ExternalLauncher(Execution):
     def exit_codes(self) -> dict[int | str, int | None]:
         """Return the exit code of the program and, once it is over, those of its failed ranks."""
         code = self.code()
-        failed = [
-            rank for rank in range(self._run.world_size) if RankFiles(self._run.folder, rank).failure.exists()
-        ]
-        # torchrun asks ranks to end once another one has failed, and says how only when all are gone
-        failures = (failure_of(self._run, rank, None) for rank in failed)
-        by_itself = any(failure and not failure.asked_to_end for failure in failures)
-        if code is None and not self._has_reported(by_itself):
+        failed = [rank for rank, trace in enumerate(self._run.traces()) if trace.has_failed]
+        if code is None and not self._has_failed_for_good(failed):
             return {PROGRAM: None}
         return {PROGRAM: code} | ({} if code == 0 else dict.fromkeys(failed, code or 1))
 
-    def _has_reported(self, a_rank_failed: bool) -> bool:
-        """Return whether a rank has failed for good, and the time to report why is up."""
-        if self._goes_on or not a_rank_failed:
+    def _has_failed_for_good(self, failed: list[int]) -> bool:
+        """Return whether one of these ranks ends the program, and the time to report why is up."""
+        # torchrun asks ranks to end once another one has failed, and says how only when all are gone
+        failures = [failure_of(self._run, rank, None) for rank in failed]
+        by_itself = any(failure and not failure.asked_to_end for failure in failures)
+        if self._run.record.facts.get("max_restarts") or not by_itself:
             return False
         self._end_by = self._end_by or time.monotonic() + self.report_seconds
         return time.monotonic() >= self._end_by
@@ -174,33 +162,29 @@ class ExternalLauncher(Execution):
 class Program(ExternalLauncher):
     """A program on this machine: one process, or one torchrun for each simulated node."""
 
-    def __init__(
-        self, commands: list[list[str]], environments: list[dict[str, str]], run: Run, restarts: bool = False
-    ) -> None:
-        super().__init__(run, restarts)
+    def __init__(self, commands: list[list[str]], environments: list[dict[str, str]], run: Run) -> None:
+        super().__init__(run)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._family: list[psutil.Process] = []
         with open(RankFiles(run.folder, PROGRAM).log, "ab") as log:
             try:
                 for command, environment in zip(commands, environments, strict=True):
-                    self._processes.append(
-                        subprocess.Popen(
-                            command,
-                            env=environment,
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=subprocess.STDOUT,
-                            start_new_session=True,
-                        )
+                    process = subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
                     )
-                    self._family.append(psutil.Process(self._processes[-1].pid))
+                    self._processes.append(process)
+                    self._family.append(psutil.Process(process.pid))
             except BaseException:
                 self.kill()
                 raise
         protect(process.pid for process in self._processes)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the first of those that still run ends, for this long at most."""
         running = [process for process in self._processes if process.poll() is None]
         with contextlib.suppress(subprocess.TimeoutExpired):
             if running:
@@ -218,7 +202,6 @@ class Program(ExternalLauncher):
         return INTERRUPT_SECONDS
 
     def kill(self) -> None:
-        """Kill what is left of them, and everything that they have started."""
         kill_families(self._family)
         for rank in range(self._run.world_size):  # torchrun's ranks lead groups, which may outlive them
             kill_group_of(RankFiles(self._run.folder, rank).facts)

@@ -45,10 +45,8 @@ def python(
     name, words = program_of(script, args)
     check_timeout(timeout)
     run = Run.create(name, 0, program=True, command=shlex.join(["python", *words]))
-    watch(
-        run, lambda _: Program([[*ENTRY, *words]], [of_a_program(run)], run), timeout, view_of(run, dashboard)
-    )
-    return run
+    commands, environments = [[*ENTRY, *words]], [of_a_program(run)]
+    return watch(run, lambda _: Program(commands, environments, run), timeout, view_of(run, dashboard))
 
 
 def torchrun(
@@ -67,11 +65,9 @@ def torchrun(
 
     Parameters
     ----------
-    script
-        Its path, from the current folder, or ``"-m"`` for a module, whose name follows; it reads RANK,
-        LOCAL_RANK, WORLD_SIZE… from its environment (``run.environments`` has what torchrun set).
-    args
-        Its arguments; numbers and paths are converted to text.
+    script, args
+        As for `python`; the script reads RANK, LOCAL_RANK, WORLD_SIZE… from its environment
+        (``run.environments`` has what torchrun set).
     nproc_per_node
         Ranks per node; by default the GPUs divided among the nodes, or 2 without a GPU.
     nnodes
@@ -94,33 +90,29 @@ def torchrun(
     """
     name, words = program_of(script, args)
     check_timeout(timeout)
-    check_count("nnodes", nnodes, 1)
-    check_count("max_restarts", max_restarts, 0)
+    check_count("nnodes", nnodes)
     if nproc_per_node is None:
         nproc_per_node = max(1, gpu_count() // nnodes) if gpu_count() else 2
-    check_count("nproc_per_node", nproc_per_node, 1)
+    shape, fresh_store = shape_of(nnodes, nproc_per_node, max_restarts)
     world_size = nnodes * nproc_per_node
-    again = {} if max_restarts == 0 else FRESH_STORE
-    shape = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
     meet = ["--standalone"] if nnodes == 1 else ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
+    command = shlex.join([*map("=".join, fresh_store.items()), "torchrun", *shape, *meet, *words])
     with loopback_store() as port:  # it loads PyTorch: an interrupt meanwhile leaves no run
-        run = Run.create(
-            name,
-            world_size,
-            command=shlex.join([*map("=".join, again.items()), "torchrun", *shape, *meet, *words]),
-            max_restarts=max_restarts,
-        )
+        run = Run.create(name, world_size, command=command, max_restarts=max_restarts)
         meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={uuid.uuid4().hex[:8]}"]
         meeting += ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]
         commands, environments = [], []
         for node in range(nnodes):
             logs = ["--redirects=3", f"--log-dir={run.folder / 'torchrun' / f'node-{node}'}"]
             commands.append([*ENTRY, "--torchrun", *shape, *meeting, *logs, *ENTRY[1:], "--rank", *words])
-            environments.append(of_a_program(run, world_size) | again | gpus_of(node, nproc_per_node, nnodes))
-        watch(
-            run,
-            lambda _: Program(commands, environments, run, restarts=max_restarts > 0),
-            timeout,
-            view_of(run, dashboard),
-        )
-    return run
+            gpus = gpus_of(node, nproc_per_node, nnodes)
+            environments.append(of_a_program(run, world_size) | fresh_store | gpus)
+        return watch(run, lambda _: Program(commands, environments, run), timeout, view_of(run, dashboard))
+
+
+def shape_of(nnodes: int, nproc_per_node: int, max_restarts: int) -> tuple[list[str], dict[str, str]]:
+    """Return torchrun's options for so many ranks and restarts, and the variables that go with them."""
+    check_count("nproc_per_node", nproc_per_node)
+    check_count("max_restarts", max_restarts, 0)
+    options = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
+    return options, FRESH_STORE if max_restarts else {}

@@ -13,8 +13,8 @@ from ..record.layout import JOB_SCRIPT, PROGRAM, RankFiles
 from ..run.run import Run
 from .arguments import check_count, check_timeout, script_at
 from .dashboard import view_of
-from .job_script import directives, gpus_of_a_node, job_script
-from .scripts import FRESH_STORE
+from .job_script import gpus_of_a_node, job_script
+from .scripts import shape_of
 from .slurm_job import SlurmJob
 from .watch import watch
 
@@ -44,29 +44,25 @@ def slurm(
     5 ms, their curves are shifted by as much, and a rank may look late by as much. Clusters keep their clocks
     in sync to about a millisecond (NTP).
 
-    Tested on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on several machines.
-
     Parameters
     ----------
     script
         Its path, from the current folder, which the nodes must share, too. It runs unchanged: torchrun sets
         RANK, LOCAL_RANK, WORLD_SIZE… as on one machine. Or the run of a job whose kernel is gone: then only
         ``timeout`` and ``dashboard`` count.
-    args
-        Its arguments; numbers and paths are converted to text.
+    args, max_restarts
+        As for `torchrun`.
     nodes
         Number of nodes that the job requests.
     nproc_per_node
         Ranks per node; by default the GPUs requested (``gpus_per_node=4``, ``gres="gpu:4"``), or 2.
-    max_restarts
-        How often torchrun may restart all ranks after one has failed; ``run.restarts`` counts.
     timeout
         Seconds from the job's start after which it is cancelled, with a report of where each rank was. (The
         cluster's own limit is an option of ``sbatch``: ``time="1:00:00"``.)
     setup
         Shell lines that the job's script runs before anything starts: ``"module load cuda"``.
     dashboard
-        Show the queue, progress, memory and throughput; False prints nothing.
+        As for `launch`; it shows the queue, too.
     **options
         Options of ``sbatch``, by name: ``partition="gpu"``, ``time="1:00:00"``, ``account="me"``,
         ``gres="gpu:4"``, ``cpus_per_task=8``, ``exclusive=True``.
@@ -80,58 +76,46 @@ def slurm(
 
     Raises
     ------
-    FileNotFoundError, ValueError
-        There is no such script; a number is not a whole one, or too small; an option is not one to give to
-        sbatch; a run was not submitted to Slurm.
     cluster.SlurmError
         There is no Slurm here, or it refused the job; the message has its own words.
-    RankError
-        A rank failed, or Slurm ended the job.
-    RankTimeout
-        The job was not done within ``timeout``.
+    RankError, RankTimeout
+        A rank failed, or Slurm ended the job; it was not done within ``timeout``.
+    FileNotFoundError, ValueError
+        As for `torchrun`; an option is not one to give to sbatch; a run was not submitted to Slurm.
     """
     check_timeout(timeout)
     if isinstance(script, Run):
         return _watch_again(script, timeout, dashboard)
     path = script_at(script)
-    check_count("nodes", nodes, 1)
-    check_count("max_restarts", max_restarts, 0)
-    directives(options)  # refuse bad options before anything is created
+    check_count("nodes", nodes)
     if nproc_per_node is None:
         nproc_per_node = gpus_of_a_node(options) or 2
-    check_count("nproc_per_node", nproc_per_node, 1)
+    shape, fresh_store = shape_of(nodes, nproc_per_node, max_restarts)
     cpus = options.get("cpus_per_task")
     if cpus is not None:
-        check_count("cpus_per_task", cpus, 1)
-    cluster.check_there()
+        check_count("cpus_per_task", cpus)
+    exports = {"OMP_NUM_THREADS": str(max(1, (cpus or 1) // nproc_per_node)), **fresh_store}
     setup = [setup] if isinstance(setup, str) else setup
-    threads = {"OMP_NUM_THREADS": str(max(1, (cpus or 1) // nproc_per_node))}
-    exports = threads | ({} if max_restarts == 0 else FRESH_STORE)
-    text = job_script(path, args, nodes, nproc_per_node, max_restarts, setup, options, exports)
-    run = Run.create(
-        path.name,
-        nodes * nproc_per_node,
-        state="queued",
-        submitted=time.time(),
-        max_restarts=max_restarts,
-    )
-    job = run.folder / JOB_SCRIPT
-    given = {
-        "COURSE_RUN": str(run.folder),
-        "PYTHONUNBUFFERED": "1",
-        "MPLBACKEND": "Agg",
-        "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "16"),  # see environment.py
-    }
-    where = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
+    text = job_script(path, args, nodes, shape, setup, options, exports)
+    cluster.check_there()
+    facts: dict[str, Any] = {"state": "queued", "submitted": time.time(), "max_restarts": max_restarts}
+    run = Run.create(path.name, nodes * nproc_per_node, **facts)
 
-    def submitted(_: object) -> SlurmJob:
+    def submit() -> int:
+        job = run.folder / JOB_SCRIPT
         job.write_text(text)
         (run.folder / "torchrun").mkdir()
         run.record.note(command=shlex.join(["sbatch", str(job)]))
-        return SlurmJob(run, lambda: cluster.submit(job, where, given), max_restarts > 0)
+        where = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
+        given = {
+            "COURSE_RUN": str(run.folder),
+            "PYTHONUNBUFFERED": "1",
+            "MPLBACKEND": "Agg",
+            "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "16"),  # see environment.py
+        }
+        return cluster.submit(job, where, given)
 
-    watch(run, submitted, timeout, view_of(run, dashboard))
-    return run
+    return watch(run, lambda _: SlurmJob(run, submit), timeout, view_of(run, dashboard))
 
 
 def _watch_again(run: Run, timeout: float | None, dashboard: bool) -> Run:
@@ -142,6 +126,4 @@ def _watch_again(run: Run, timeout: float | None, dashboard: bool) -> Run:
         )
     cluster.check_there()
     run.record.take_over()
-    restarts = run.record.facts.get("max_restarts", 0) > 0
-    watch(run, lambda _: SlurmJob(run, None, restarts), timeout, view_of(run, dashboard))
-    return run
+    return watch(run, lambda _: SlurmJob(run), timeout, view_of(run, dashboard))

@@ -28,8 +28,8 @@ class SlurmJob(ExternalLauncher):
 
     report_seconds = SETTLE_SECONDS
 
-    def __init__(self, run: Run, submit: Callable[[], int] | None = None, restarts: bool = False) -> None:
-        super().__init__(run, restarts)
+    def __init__(self, run: Run, submit: Callable[[], int] | None = None) -> None:
+        super().__init__(run)
         if submit is not None:
             run.record.note(job=submit())
         assert run.job is not None

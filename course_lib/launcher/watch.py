@@ -30,7 +30,7 @@ LINGER_SECONDS = 5.0  # once all ranks have returned their results, they may tak
 CONSEQUENCE_SECONDS = 0.5  # how much later than its consequence a cause may come to light
 
 
-def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> None:
+def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> Run:
     """Start the processes, follow them to their end, record how it went, and raise what went wrong."""
     error: BaseException | None = None
     view = SafeView(view)
@@ -52,7 +52,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
             print(f"course_lib: a process of this run may still be there: {reason!r}", file=sys.stderr)
         state = "done" if error is None else "stopped" if isinstance(error, failed.Stopped) else "failed"
         run.record.end(state, text)
-        if error is None and run.unpickles:
+        if error is None:
             error = _load_results(run)
         if error is None and (doubts := waiting.doubts(run.snapshot())):
             view.tell(doubts)
@@ -60,11 +60,12 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
         clear_now_and_then()
     if error is not None:
         raise error from None
+    return run
 
 
 def _load_results(run: Run) -> failed.RankError | None:
     """Read the results while interrupts are held off, so that none is left half read."""
-    if not (unread := run.unread_results()):
+    if not run.unpickles or not (unread := run.unread_results()):
         return None
     (rank, error), *more = unread.items()
     others = f" (nor can those of {ranks_text(each for each, _ in more)})" if more else ""
@@ -75,9 +76,7 @@ def _load_results(run: Run) -> failed.RankError | None:
     return failure
 
 
-def _follow(
-    run: Run, ranks: Execution, timeout: float | None, view: View
-) -> failed.RankError | failed.Stopped | None:
+def _follow(run: Run, ranks: Execution, timeout: float | None, view: View) -> BaseException | None:
     """Wait for the end; return what went wrong, if anything did."""
     deadline = all_returned_at = math.inf
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,8 @@ ROUNDS = 3
 WARM_STEPS, WARM_SECONDS = 5, 0.3  # that each rank does before it is measured
 FEWEST_STEPS = 5  # that are measured
 ENOUGH = 1 / 3  # of a trial's seconds: what is over before is no measurement
-MOST_CHANGE = 0.2  # of the samples that a step should have
+TIMES_SAMPLES = {ONE_RANK: 1, LARGER_BATCH: 4}  # that a step should have
+MOST_CHANGE = 0.2  # of these
 
 
 def why(
@@ -51,7 +53,7 @@ def why(
     args, nprocs, device, kwargs
         As for `launch`.
     timeout
-        Seconds that a trial may take in all; after them its ranks are killed, as in `launch`.
+        Seconds that a trial may take in all, as in `launch`.
     dashboard
         Print what is tried in each round; False prints nothing.
     trial_seconds
@@ -87,7 +89,11 @@ def why(
             try:
                 by_rank, batch = _trial(ways[way], trial_seconds)
                 samples = samples or batch
-                _check_samples(way, batch / samples)
+                times, wanted = batch / samples, TIMES_SAMPLES.get(way)
+                if wanted and abs(times / wanted - 1) > MOST_CHANGE:
+                    raise ValueError(
+                        f"a step of rank 0 has {times:.2g} times as many samples, and not {wanted}"
+                    )
                 rates[way].append(by_rank)
             except (RankError, ValueError) as error:
                 if way == AS_IT_IS:
@@ -113,40 +119,22 @@ def _ways(asked: Launch) -> dict[str, Launch]:
     return ways
 
 
-def _check_samples(way: str, times: float) -> None:
-    """Raise ValueError if a way is no comparison: a step has ``times`` as many samples as it is."""
-    wanted = {ONE_RANK: 1, LARGER_BATCH: 4}.get(way, times)
-    if abs(times / wanted - 1) > MOST_CHANGE:
-        raise ValueError(f"a step of rank 0 has {times:.2g} times as many samples, and not {wanted}")
-
-
 def _trial(asked: Launch, seconds: float) -> tuple[list[float], float]:
-    """Run one trial for so many seconds; return what `_measured` does.
-
-    Raises
-    ------
-    ValueError
-        It was over too soon, or does not do what is to be tried.
-    """
-    views: list[_Measured] = []
-
-    def view(run: Run) -> View:
-        views.append(_Measured(run, seconds))
-        return views[0]
-
+    """Run one trial for so many seconds and return what `_measured` does; ValueError if that is nothing."""
+    is_measured = threading.Event()
     try:
-        run = start(asked, view)
-    except Stopped:
-        run = views[0].run
-        if not views[0].is_over:
+        run = start(asked, lambda run: _UntilMeasured(run, seconds, is_measured))
+    except Stopped as stopped:
+        if not is_measured.is_set():
             raise
+        run = stopped.run
     try:
         no_sync = asked.environment[TRIAL] == NO_GRADIENT_SYNC and asked.nprocs != 1
-        if no_sync and not all(run.facts(rank).get("ddp") for rank in range(run.world_size)):
+        if no_sync and not all(trace.facts.get("ddp") for trace in run.traces()):
             raise ValueError("the function makes no DistributedDataParallel")
         if found := _measured(run, ENOUGH * seconds):
             return found
-        steps = min(run.ticks(rank)["steps"].max(initial=0) for rank in range(run.world_size))
+        steps = min(trace.ticks["steps"].max(initial=0) for trace in run.traces())
         raise ValueError(
             f"after {run.seconds:.1f} s a rank had done {steps:.0f} steps inside track(…); to be"
             f" measured, it does {WARM_STEPS + FEWEST_STEPS} at least, for {WARM_SECONDS + seconds:g} s"
@@ -161,13 +149,13 @@ def _measured(run: Run, seconds: float) -> tuple[list[float], float] | None:
     None before each rank has been seen for ``seconds``.
     """
     rates, batches = [], []
-    for rank in range(run.world_size):
-        ticks = run.ticks(rank)
+    for trace in run.traces():
+        ticks = trace.ticks
         warm = np.flatnonzero((ticks["steps"] >= WARM_STEPS) & (ticks["stepped_seconds"] >= WARM_SECONDS))
         if not len(warm):
             return None
         steps, samples, took = (
-            float(ticks[name][-1] - ticks[name][warm[0]]) for name in ("steps", "samples", "stepped_seconds")
+            float(np.ptp(ticks[name][warm[0] :])) for name in ("steps", "samples", "stepped_seconds")
         )
         if took < seconds or steps < FEWEST_STEPS or not samples:
             return None
@@ -176,15 +164,14 @@ def _measured(run: Run, seconds: float) -> tuple[list[float], float] | None:
     return rates, batches[0]
 
 
-class _Measured(View):
+class _UntilMeasured(View):
     """A view that shows nothing, and stops the run once each rank has been measured for long enough."""
 
-    def __init__(self, run: Run, seconds: float) -> None:
+    def __init__(self, run: Run, seconds: float, is_measured: threading.Event) -> None:
         super().__init__(run)
-        self._seconds = seconds
-        self.is_over = False
+        self._seconds, self._is_measured = seconds, is_measured
 
     def update(self) -> None:
         if _measured(self.run, self._seconds):
-            self.is_over = True
+            self._is_measured.set()
             self.stop.set()

@@ -33,13 +33,12 @@ def plot_run(run: Run) -> Picture:
     """Draw the memory and throughput of each rank of a run."""
     drawn = RunFigure()
     drawn.update(run)
-    rows = "; ".join(
+    alt = f"Memory and throughput over {run.seconds:.1f} seconds of {run.name}. "
+    alt += "; ".join(
         f"rank {row['rank']}: peak memory {row['peak memory']}, {row['samples/s']} samples/s"
         for row in run.table()
     )
-    return Picture(
-        drawn.figure, f"Memory and throughput over {run.seconds:.1f} seconds of {run.name}. {rows}."
-    )
+    return Picture(drawn.figure, f"{alt}.")
 
 
 class RunFigure:

@@ -28,26 +28,34 @@ from ..record.trace import Trace, peak_bytes
 if TYPE_CHECKING:
     from ..figures.style import Picture
 
-
 RECORD_BYTES = 1 << 16  # of free space; the record of a failure may take as many
 
 
-class Run:
-    """One launch: returned by `launch`, `torchrun`, …, and reopened by `Run.open` (lessons 00 and 06).
+def _of_record(name: str, meaning: str) -> Any:
+    """Make a property of the record one of the run."""
+    return property(lambda run: getattr(run.record, name), doc=meaning)
 
-    Attributes
-    ----------
-    name : str
-        The function or script that ran.
-    world_size : int
-        The number of ranks.
-    state : str
-        ``"running"``, ``"done"``, ``"failed"`` or ``"stopped"``; for a job before its start ``"queued"``.
-    seconds : float
-        From the call, or a job's start, to the end of the last rank (so far, while it runs).
-    folder : pathlib.Path
-        The folder that it is kept in.
-    """
+
+def _fact(name: str, default: Any, meaning: str) -> Any:
+    """Make a property of what run.json says."""
+    return property(lambda run: run.record.facts.get(name, default), doc=meaning)
+
+
+class Run:
+    """One launch: returned by `launch`, `torchrun`, …, and reopened by `Run.open` (lessons 00 and 06)."""
+
+    name: str = _fact("name", "", "The function or script that ran.")
+    world_size: int = _of_record("world_size", "The number of ranks.")
+    state: str = _of_record("state", '``"running"``, ``"done"``, ``"failed"``, ``"stopped"``, ``"queued"``.')
+    error: str = _fact("error", "", "The report of the failure; empty if there was none.")
+    started: float = _fact("started", math.nan, "``time.time()`` at the call or, for a job, at its start.")
+    seconds: float = _of_record("seconds", "From then to the end of the last rank, or so far.")
+    folder: Path = _of_record("folder", "The folder that it is kept in.")
+    command: str = _fact("command", "", "What does the same in a terminal; empty for a `launch`.")
+    is_job: bool = _of_record("is_job", "Whether it is meant for Slurm, already submitted or not.")
+    job: int | None = _fact("job", None, "The job's number in Slurm's queue; None if there is no job.")
+    nodes: str = _fact("nodes", "", "What Slurm allocated, such as ``node[1-2]``; empty before that.")
+    queued_seconds: float = _of_record("queued_seconds", "In the queue; whole ones once the job has started.")
 
     def __init__(self, record: RunRecord, *, unpickles: bool = False) -> None:
         self.record = record
@@ -86,38 +94,6 @@ class Run:
             raise FileNotFoundError(f"there is no folder {path}; Run.open() without one opens the newest run")
         return cls(RunRecord.read(path))
 
-    # --- what it is ---------------------------------------------------------------------------------------
-
-    @property
-    def folder(self) -> Path:
-        return self.record.folder
-
-    @property
-    def name(self) -> str:
-        return self.record.facts["name"]
-
-    @property
-    def world_size(self) -> int:
-        return self.record.world_size
-
-    @property
-    def state(self) -> str:
-        return self.record.state
-
-    @property
-    def error(self) -> str:
-        """The report of the failure; empty if there was none."""
-        return self.record.facts.get("error", "")
-
-    @property
-    def started(self) -> float:
-        """``time.time()`` at the call or, for a job, at its start."""
-        return self.record.facts.get("started", math.nan)
-
-    @property
-    def seconds(self) -> float:
-        return self.record.seconds
-
     @property
     def short_of_memory(self) -> bool:
         """Whether the system has killed processes for lack of memory since the run began."""
@@ -132,11 +108,6 @@ class Run:
             return "folder removed"
 
     @property
-    def command(self) -> str:
-        """The command that does the same in a terminal, if a program ran; empty for a `launch`."""
-        return self.record.facts.get("command", "")
-
-    @property
     def restarts(self) -> int:
         """How often torchrun has restarted the ranks."""
         return max((trace.facts.get("restart", 0) for trace in self.traces()), default=0)
@@ -146,31 +117,10 @@ class Run:
         """The variables that the launcher set, by rank: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR…"""
         return [trace.facts.get("environment", {}) for trace in self.traces()]
 
-    # --- its Slurm job ------------------------------------------------------------------------------------
-
-    @property
-    def is_job(self) -> bool:
-        return self.record.is_job
-
-    @property
-    def job(self) -> int | None:
-        """The number of the job in Slurm's queue; None if there is no job."""
-        return self.record.facts.get("job")
-
-    @property
-    def nodes(self) -> str:
-        """The nodes that Slurm allocated, such as ``node[1-2]``; empty before that and without a job."""
-        return self.record.facts.get("nodes", "")
-
     @property
     def reason(self) -> str:
         """Why the job waits in the queue, in Slurm's words: ``"Resources"``, ``"Priority"``…"""
         return self.record.facts.get("reason", "") if self.state == "queued" else ""
-
-    @property
-    def queued_seconds(self) -> float:
-        """Seconds in the queue (so far); for a job that has started, whole seconds as Slurm reports them."""
-        return self.record.queued_seconds
 
     # --- what the ranks gave back -------------------------------------------------------------------------
 
@@ -250,7 +200,7 @@ class Run:
     # --- what one rank has written so far -----------------------------------------------------------------
 
     def snapshot(self) -> Run:
-        """Return this run as it is now: what a rank has written is read once, when it is first asked for."""
+        """Return this run as it is now: what a rank has written is read once, when first asked for."""
         if self._traces is not None:
             return self
         now = Run(self.record, unpickles=self.unpickles)
@@ -270,7 +220,7 @@ class Run:
         return [self.trace(rank) for rank in range(self.world_size)]
 
     def facts(self, rank: int | str) -> dict[str, Any]:
-        """Return what a rank has reported about itself: its pid and, after `place`, device and backend."""
+        """Return what a rank has reported: its pid and, after `place`, device and backend."""
         return self.trace(rank).facts
 
     def ticks(self, rank: int) -> dict[str, np.ndarray]:

@@ -34,8 +34,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str
     seen: list[Any] = []
     monkeypatch.setattr(cluster, "check_there", lambda: None)
     monkeypatch.setattr(cluster, "submit", lambda _, options, given: seen.append((options, given)) or 7)
-    monkeypatch.setattr(of_slurm, "SlurmJob", lambda _, submit, *__: submit())
-    monkeypatch.setattr(of_slurm, "watch", lambda run, start, timeout, view: start(None))
+    monkeypatch.setattr(of_slurm, "SlurmJob", lambda _, submit: submit())
+    monkeypatch.setattr(of_slurm, "watch", lambda run, start, timeout, view: start(None) and run)
     return seen
 
 

@@ -116,7 +116,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[list[str]], list
     monkeypatch.setattr(
         scripts, "Program", lambda commands, environments, *_, **__: seen.append((commands, environments))
     )
-    monkeypatch.setattr(scripts, "watch", lambda run, start, timeout, view: start(None))
+    monkeypatch.setattr(scripts, "watch", lambda run, start, timeout, view: start(None) or run)
     return seen
 
 
