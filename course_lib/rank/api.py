@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..cluster import tasks_here
-from ..private_names import adapt_torch
+from ..compat import adapt_torch
 from .counters import length_of
 from .fingerprints import check_same
 from .recorder import attach, note

@@ -16,8 +16,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+from ..compat import process_groups
 from ..learner_code import error_of, frame_of, is_learners
-from ..private_names import process_groups
 from .failure import described
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import by_value
+from ..compat import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
 from ..files import whole_file
 from ..kill import end_with, end_with_parent
-from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
 from ..record.layout import AT_WORK, ENDING, NO_GRADIENT_SYNC, TRIAL, RankFiles
 from .failure import report_exception, watch_children
 from .failure_reporter import FailureReporter

@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
+from ..compat import choose_ports_by, tell_before_the_agent_ends
 from ..files import discard, read_json, write_whole
 from ..kill import end_with, is_alive, kill_group_of
 from ..learner_code import is_learners, with_source
-from ..private_names import choose_ports_by, tell_before_the_agent_ends
 from ..record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
 from .failure import report_exception, watch_children, write_failure
 from .failure_reporter import FailureReporter

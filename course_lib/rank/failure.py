@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..compat import tell_of_ended_children
 from ..files import write_whole
 from ..hardware import memory
 from ..learner_code import is_learners, is_ours, with_source
-from ..private_names import tell_of_ended_children
 from ..record.layout import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..compat import on_cpp_terminate, tell_world_sizes
 from ..files import write_whole
-from ..private_names import on_cpp_terminate, tell_world_sizes
 from ..record.layout import AT_WORK, ENDING, STARTING, RankFiles, process_name
 from ..record.series import Series
 from ..stack_dumps import answer_requests, leave_at_a_crash

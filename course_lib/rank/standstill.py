@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
+from ..compat import flight_recorder, process_groups, traced_collectives
 from ..files import discard, write_whole
 from ..learner_code import Place, frame_of, is_learners
-from ..private_names import flight_recorder, process_groups, traced_collectives
 from ..record.layout import ASKED, EVERYONE, OVER_NCCL, RankFiles, end_request, process_name
 from ..stack_dumps import answer, request, size_of
 from .blocking_call import blocking_call

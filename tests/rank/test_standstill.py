@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import Run
-from course_lib.private_names import flight_recorder
+from course_lib.compat import flight_recorder
 from course_lib.rank import standstill, threads
 from course_lib.rank.standstill import StallRecorder
 from course_lib.record.layout import ASKED, RankFiles

@@ -1,6 +1,6 @@
 """Private names of Python and of the libraries that the course uses; the exercises use some more.
 
-Comments and docstrings say in which versions a name was seen. `tests/test_private_names.py` tries each on the
+Comments and docstrings say in which versions a name was seen. `tests/test_compat.py` tries each on the
 installed version, and says which library, in which version, has changed.
 """
 
