@@ -188,7 +188,7 @@ def the_agent_ends_ranks_by_a_method_of_ours() -> None:
 
     real, told = SubprocessHandler.close, list[int]()
     try:
-        compat.tell_before_the_agent_ends(told.append)
+        compat.before_agent_ends_rank(told.append)
         rank = SubprocessHandler("sleep", ("1000",), {}, None, None, 0, None)
         rank.close()
         assert rank.proc.wait(60) == -signal.SIGTERM
@@ -201,13 +201,13 @@ def test_a_torch_whose_agent_ends_ranks_in_another_way_still_runs(monkeypatch: p
     from torch.distributed.elastic.multiprocessing import subprocess_handler
 
     monkeypatch.delattr(subprocess_handler, "SubprocessHandler")
-    compat.tell_before_the_agent_ends(print)
+    compat.before_agent_ends_rank(print)
 
 
 def multiprocessing_tells_of_ended_children() -> None:
     def ended() -> list[Any]:
         told: list[Any] = []
-        compat.tell_of_ended_children(lambda pid, code: told.append((pid, code)))
+        compat.on_child_end(lambda pid, code: told.append((pid, code)))
         for method in ("fork", "spawn", "forkserver"):
             process: Any = multiprocessing.get_context(method).Process(target=signal.pause)
             process.start()
@@ -222,7 +222,7 @@ def multiprocessing_tells_of_ended_children() -> None:
 def a_new_group_of_all_ranks_tells_its_size() -> None:
     """Scripts load torch.distributed after their rank has begun; `launch` has loaded it before."""
     told = list[int]()
-    compat.tell_world_sizes(told.append)
+    compat.on_world_size(told.append)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
     dist.distributed_c10d._update_default_pg = dist.distributed_c10d._update_default_pg.__wrapped__
@@ -402,9 +402,10 @@ def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found:
 def in_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretend that this torch has a version; what is changed in it is as before after the test."""
     for module in (dist, dist.distributed_c10d):
-        for name in ("init_process_group", "destroy_process_group"):
-            function = getattr(module, name)
-            monkeypatch.setattr(module, name, function.__wrapped__ if is_ours(function) else function)
+        for find_owner, name, _, _ in compat.CHANGES:
+            if find_owner is compat._c10d and hasattr(module, name):
+                function = getattr(module, name)
+                monkeypatch.setattr(module, name, function.__wrapped__ if is_ours(function) else function)
     return lambda version: monkeypatch.setattr(torch, "__version__", version)
 
 
@@ -414,15 +415,15 @@ def is_ours(function: Any) -> bool:
 
 def test_no_function_is_replaced_in_a_torch_that_needs_it_not(in_torch: Callable[[str], None]) -> None:
     in_torch("2.14.0")
-    compat.keep_gloo_groups()
+    compat.adapt_torch()
     assert not is_ours(dist.destroy_process_group)
     assert not is_ours(dist.init_process_group)
 
 
 def test_a_gloo_group_is_kept_until_the_next_one_begins(in_torch: Callable[[str], None]) -> None:
     in_torch("2.13.0+cpu")
-    compat.keep_gloo_groups()
-    compat.keep_gloo_groups()
+    compat.adapt_torch()
+    compat.adapt_torch()
     assert dist.distributed_c10d.destroy_process_group is dist.destroy_process_group
     assert not is_ours(dist.destroy_process_group.__wrapped__), "once"
     kept, in_a_list = compat.KEPT_GROUPS, [object()]
