@@ -25,8 +25,8 @@ from typing import IO, Any
 
 import cloudpickle
 
+from .compat import CachedFunction
 from .learner_code import as_in_a_file
-from .private_names import CachedFunction
 
 loads = pickle.loads
 GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out

@@ -1,7 +1,7 @@
 """Kill processes with all that they have started: at once, or as soon as another process has ended.
 
-As a program, ``python kill.py PID``, it is the guard of a kernel (`launcher.guard`): it briefly outlives the
-kernel. So it must not need the rest of the package.
+As a program, ``python kill.py PID``, it is the guard of a kernel (`launcher.guard`). It briefly outlives the
+kernel, so it must not need the rest of the package.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def kill_group(pid: int) -> None:
 
 
 def kill_group_of(facts: Path) -> None:
-    """Kill the process group of a rank by its facts, unless its pid has been given to a later process."""
+    """Kill the process group of the rank that wrote a file of facts, unless a later process has its pid."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no facts, or damaged ones
         pid, seen = json.loads(facts.read_text())["pid"], facts.stat().st_mtime
         began = 0.0
@@ -82,7 +82,7 @@ def end_with(pid: int) -> None:
 def end_with_parent() -> bool:
     """Have Linux kill this process when its parent ends; return False on other systems.
 
-    It takes less time than `end_with`, and works even if the process is busy in C code.
+    This takes less time than `end_with`, and works even if the process is busy in C code.
     """
     parent = os.getppid()
     done = prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -92,8 +92,8 @@ def end_with_parent() -> bool:
 
 
 def prctl(option: int, value: int) -> bool:
-    """Set an attribute of this process; return whether that was done, as on Linux alone."""
-    import ctypes  # which the guard does not need
+    """Set an attribute of this process; return whether that was done, which only Linux does."""
+    import ctypes  # the guard does not need it
 
     with contextlib.suppress(AttributeError, TypeError):  # macOS
         return ctypes.CDLL(None).prctl(option, value) == 0

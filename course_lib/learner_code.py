@@ -23,12 +23,12 @@ from .notebook import shell
 CONTEXT_LINES = 2  # source lines shown above and below the failing one
 OURS = str(Path(__file__).parent) + os.sep
 STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-# Where packages are installed (into an environment, for a user, by the system), and torch.compile's own code
+# Where packages are installed (into an environment, for a user, by the system), and code of torch.compile
 PACKAGES = re.compile(r"[/\\](site-packages|dist-packages|torchinductor_[^/\\]+)[/\\]")
 TYPED_IN = re.compile(r"<(stdin|console|\w+-input)\b")
-# Code that a library makes, by names of the same form
+# Code that a library generates, which has such a name, too
 GENERATED = re.compile(r"<(attrs generated|decorator-gen|eval_with_key|lambdifygenerated|__array_function__)")
-LONGEST_PROGRAM = 1_000_000  # characters of what may be a program in a variable, or data
+LONGEST_PROGRAM = 1_000_000  # characters: a longer text in a variable is data
 Place = tuple[str, int, str]  # file, line, function
 
 
@@ -44,8 +44,8 @@ def is_learners(filename: str) -> bool:
 def _packages_elsewhere(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return packages that lie in other folders on ``path``: torch, and what pip has installed there.
 
-    A folder may hold installed packages beside a project (``pip install --target``, PYTHONPATH): pip lists
-    the files of each package, and none of a project that is installed to be edited.
+    A folder may hold installed packages beside a project (``pip install --target``, PYTHONPATH). pip lists
+    the files of each package, but none of an editable project.
     """
     found = set[str]()
     with contextlib.suppress(Exception):  # there is no torch, or it is half imported
@@ -74,14 +74,14 @@ def frame_of(thread: int | None) -> FrameType | None:
 def error_of(thread: int | None) -> BaseException | None:
     """Return the exception for which a thread is in an except or a finally, or None. Hold it only briefly."""
     found = _read(sys._current_exceptions, thread)
-    return found[1] if isinstance(found, tuple) else found  # Python 3.11 tells type and traceback, too
+    return found[1] if isinstance(found, tuple) else found  # Python 3.11 adds type and traceback
 
 
 def _read(of_threads: Callable[[], dict[int, Any]], thread: int | None) -> Any:
-    """Return what Python tells of a thread.
+    """Return what Python knows of a thread.
 
-    Before Python 3.12, no garbage may be collected in this call: that can let another thread run, and if it
-    starts a thread, both deadlock (CPython issue 106883).
+    Before Python 3.12, no garbage may be collected in this call: another thread could then run, and if that
+    one starts a thread, both deadlock (CPython issue 106883).
     """
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
@@ -111,8 +111,8 @@ def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
 def as_in_a_file(code: CodeType) -> CodeType:
     """Return code that `exec` or a cell's magic has compiled as if it came from a file; other code as it is.
 
-    A name such as ``<string>`` or ``<timed exec>`` says neither whose the lines are nor where to read them.
-    The file is the cell, if a magic such as ``%%time`` begins it; lines are counted from the cell's first.
+    A name such as ``<string>`` or ``<timed exec>`` says neither who wrote the lines nor where to read them.
+    If a magic such as ``%%time`` begins the cell, the cell is the file, and lines are counted from its first.
     """
     name, ipython = code.co_filename, shell()
     own = name.startswith("<") and not (TYPED_IN.match(name) or GENERATED.match(name))

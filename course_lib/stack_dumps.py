@@ -1,7 +1,7 @@
-"""Have a process write its Python stacks: when it crashes in C, or when another one asks by a signal.
+"""Have a process write its Python stacks when it crashes in C, or when another process asks by a signal.
 
-`faulthandler` writes them in C: also while the process holds the interpreter lock in C code, and none of its
-threads can run. A process that can run a thread need not be asked in this way (`rank.standstill`).
+`faulthandler` writes the stacks in C, even while C code holds the interpreter lock and no thread can run
+Python. A rank that can run a thread needs no signal: see `rank.standstill`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-REST_SECONDS = 0.05  # a dump takes milliseconds, but on a busy machine its process may be held up in it
+REST_SECONDS = 0.05  # a dump takes milliseconds, but a busy machine may stop the process in the middle
 
 
 def leave_at_a_crash(path: Path, note: Callable[..., None]) -> None:
     """Have a crash in C write the stacks to a file, unless the program says where (`faulthandler.enable`).
 
-    The rank then notes the program's file as ``crash_file``; it is False where that is the rank's output.
+    The rank then notes the program's file as ``crash_file``, or False if it is the rank's output.
     """
     if not faulthandler.is_enabled():  # PYTHONFAULTHANDLER enables it
         faulthandler.enable(open(path, "w"))
@@ -40,16 +40,16 @@ def leave_at_a_crash(path: Path, note: Callable[..., None]) -> None:
 
 
 def _path(fd: int) -> str:
-    """Return the path of an open file by its descriptor; "" on macOS, which does not tell."""
+    """Return the path of an open file by its descriptor; "" on macOS, which has no such link."""
     with contextlib.suppress(FileNotFoundError):
         return os.readlink(f"/proc/self/fd/{fd}")
     return ""
 
 
 def answer_requests(path: Path) -> int | None:
-    """Have this process, and those that it forks, write their stacks to a file on a real-time signal.
+    """Have this process and its forks write their stacks to a file on a real-time signal; return the signal.
 
-    Return that signal; None if the program already uses such signals, or if the system is not Linux.
+    Return None if the program already uses such signals, or if the system is not Linux.
     """
     if hasattr(signal, "SIGRTMAX") and _answers_to(os.getpid()) == set():
         faulthandler.register(signal.SIGRTMAX, open(path, "w"))
@@ -60,8 +60,8 @@ def answer_requests(path: Path) -> int | None:
 def request(pid: int, number: int) -> bool:
     """Ask a process for its stacks by this signal; return False, unasked, if its program uses such signals.
 
-    Seen from outside, it does if it catches another one, or resets, ignores or blocks this one. Whether it
-    handles this very one itself is known of a rank alone (`Recorder.stack_signal`), not of what it forks.
+    From outside we see whether the program catches another one, or resets, ignores or blocks this one.
+    Whether it handles this one itself, only a rank can say (`Recorder.stack_signal`), and not for its forks.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if _answers_to(pid) == {number}:

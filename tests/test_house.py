@@ -20,8 +20,8 @@ from tests.support.tiers import TIERS, scope
 HOUSE = Path(course_lib.__file__).parent
 ROOT = Path(__file__).parents[1]
 GROUND = {
-    *("by_value", "cluster", "files", "hardware", "home", "kill", "learner_code", "notebook"),
-    *("private_names", "stack_dumps"),
+    *("by_value", "cluster", "compat", "files", "hardware", "home", "kill", "learner_code", "notebook"),
+    "stack_dumps",
 }
 MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),

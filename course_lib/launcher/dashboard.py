@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..compat import let_clicks_in
 from ..figures.tables import text_table
 from ..hardware import cores
 from ..notebook import in_kernel
-from ..private_names import let_clicks_in
 from ..record.layout import PROGRAM
 from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text

@@ -20,7 +20,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ..private_names import fork_server_pid
+from ..compat import fork_server_pid
 from .guard import protect, release
 
 WAKE_SECONDS = 0.05  # between two looks of code that waits

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from ..private_names import active_fake_mode, dispatch_mode, local_part
+from ..compat import active_fake_mode, dispatch_mode, local_part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..cluster import tasks_here
-from ..private_names import adapt_torch
+from ..compat import adapt_torch
 from .counters import length_of
 from .fingerprints import check_same
 from .recorder import attach, note
@@ -25,9 +25,9 @@ def place() -> tuple[Any, str]:
 
     With a GPU for each rank on this machine: ``cuda:<local rank>`` and ``nccl``. With fewer GPUs: a shared
     GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU, or with an Apple GPU, since
-    gloo carries no MPS tensors: ``cpu`` and ``gloo``. Ranks that srun starts without torchrun (lesson 17) are
-    counted by Slurm's variables where LOCAL_WORLD_SIZE is not set. If each sees its own GPU alone, as with
-    ``--gpus-per-task=1``, that is ``cuda:0`` and ``nccl``.
+    gloo carries no MPS tensors: ``cpu`` and ``gloo``. If srun starts the ranks without torchrun (lesson 17),
+    Slurm's variables count them unless LOCAL_WORLD_SIZE is set. If each rank sees one GPU, its own, as with
+    ``--gpus-per-task=1``: ``cuda:0`` and ``nccl``.
 
     Returns
     -------
@@ -36,21 +36,21 @@ def place() -> tuple[Any, str]:
     """
     import torch
 
-    told = os.environ.get
-    local_rank = int(told("LOCAL_RANK", told("SLURM_LOCALID", 0)))
+    variable = os.environ.get
+    local_rank = int(variable("LOCAL_RANK", variable("SLURM_LOCALID", 0)))
     gpus = gpus_here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    world_size, tasks = int(told("WORLD_SIZE", 1)), tasks_here()
-    ranks_here = int(told("LOCAL_WORLD_SIZE", min(world_size, tasks or world_size)))
+    world_size, tasks = int(variable("WORLD_SIZE", 1)), tasks_here()
+    ranks_here = int(variable("LOCAL_WORLD_SIZE", min(world_size, tasks or world_size)))
     if ranks_here == tasks:  # the ranks are Slurm's tasks, and a task may see only some of the node's GPUs
-        gpus_here = max(gpus, int(told("SLURM_GPUS_ON_NODE", 0)))
-    ranks_here *= int(told("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes on one machine
+        gpus_here = max(gpus, int(variable("SLURM_GPUS_ON_NODE", 0)))
+    ranks_here *= int(variable("COURSE_NODES_HERE", 1))  # torchrun(nnodes=2): two nodes on one machine
     if gpus == 0:
         device, backend = torch.device("cpu"), "gloo"
     else:
         backend = "nccl" if ranks_here <= gpus_here else "gloo"
         device = torch.device("cuda", local_rank % gpus)
         torch.cuda.set_device(device)
-    adapt_torch()  # for the ranks of programs; those of `launch` have done so
+    adapt_torch()  # for ranks of programs; a rank of `launch` has already done so
     note(device=str(device), backend=backend)
     return device, backend
 
@@ -68,15 +68,15 @@ def track(iterable: Iterable[Batch], total: int | None = None, same: Any = None)
     total
         The number of steps, for the progress bar; by default ``len(iterable)``, if it has a length.
     same
-        What every rank should hold alike, bit by bit: a model (its parameters), an optimizer (its state), a
-        function that returns named tensors (``model.named_buffers``), or a list of these. Fingerprints of it
-        are compared every so many steps, for less than 1 % of the time; the first difference is told while
-        the run goes on, and by `divergence` (lesson 06). A tensor that is sharded is left out.
+        What should be the same on every rank, bit by bit: a model (its parameters), an optimizer (its state),
+        a function that returns named tensors (``model.named_buffers``), or a list of these. Fingerprints of
+        these are compared every so many steps, in less than 1 % of the time. The dashboard and `divergence`
+        (lesson 06) show the first difference. A sharded tensor is left out.
 
     Raises
     ------
     TypeError, ValueError
-        ``same`` is none of these, or there is nothing in it that a rank holds whole.
+        ``same`` is none of these, or all its tensors are sharded.
     """
     if same is not None:
         check_same(same)

@@ -1,7 +1,6 @@
-"""Record what a rank's main thread waits in, where PyTorch's flight recorder does not say.
+"""Record the call that a rank's main thread waits in, where PyTorch's flight recorder does not say.
 
-That is the learner's call that has not ended and, in functions of ``torch.distributed``, the ranks that meet
-there, by the arguments of the call.
+For functions of ``torch.distributed``, the arguments of the call say which ranks meet there.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+from ..compat import process_groups
 from ..learner_code import error_of, frame_of, is_learners
-from ..private_names import process_groups
 from .failure import described
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
@@ -36,7 +35,8 @@ def blocking_call(thread: int | None, launched: Mapping[str, str] = os.environ) 
             wait["handles"] = [{"thread": ""} | described(error)]
         while frame is not None and not is_learners(frame.f_code.co_filename):
             if "meets" not in wait and frame.f_code.co_filename.endswith(C10D):
-                wait |= _meets(frame)
+                if meets := _meets(frame):
+                    wait["meets"] = meets
                 if frame.f_code.co_name == "init_process_group":
                     wait["joins"] = _joins_by(frame.f_locals, launched)
             if frame.f_code.co_name in ("acquire", "wait") and "self" in frame.f_code.co_varnames:
@@ -52,7 +52,7 @@ def blocking_call(thread: int | None, launched: Mapping[str, str] = os.environ) 
 def _meets(frame: FrameType) -> dict[str, Any]:
     """Return with which ranks a function of torch.distributed meets; empty for any other frame.
 
-    Only frames of torch are asked for their variables: before Python 3.13 they keep those alive.
+    Call it only for frames of torch: before Python 3.13, reading a frame's variables keeps them alive.
     """
     import torch.distributed as dist
 
@@ -63,23 +63,24 @@ def _meets(frame: FrameType) -> dict[str, Any]:
     everyone = list(range(dist.get_world_size()))
     if name == "new_group":
         ranks = everyone if arguments["ranks"] is None else sorted(arguments["ranks"])
-        return {"meets": {"name": name, "ranks": ranks, "number": process_groups()[1] - 1}}
+        return {"name": name, "ranks": ranks, "number": process_groups()[1] - 1}
     ranks = dist.get_process_group_ranks(arguments["group"]) if arguments["group"] else everyone
     meets = {"name": name, "ranks": ranks}
     if name not in ROOT:
-        return {"meets": meets}
+        return meets
     root, in_group = arguments[ROOT[name]], arguments[f"group_{ROOT[name]}"]
     if root is None and in_group is not None:
         root = ranks[in_group]
     if name not in ("recv", "send"):
-        return {"meets": meets | {"root": root}}
+        return meets | {"root": root}
     others = [rank for rank in ranks if rank != dist.get_rank()]  # recv takes from any, if it names none
-    return {"meets": meets | {"ranks": others if root is None else [root], "number": arguments["tag"]}}
+    return meets | {"ranks": others if root is None else [root], "number": arguments["tag"]}
 
 
 def _joins_by(arguments: Mapping[str, Any], launched: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return what init_process_group joins by, each with the value of the launch; "" where it has none."""
-    now = os.environ | {name: str(it) for name in JOINS_BY[:2] if (it := arguments[name.lower()]) >= 0}
+    """Return the settings that init_process_group joins by: each as it is now and as it was at the launch."""
+    given = {name: arguments[name.lower()] for name in JOINS_BY[:2]}
+    now = os.environ | {name: str(number) for name, number in given.items() if number >= 0}
     if (method := arguments["init_method"] or "env://") != "env://":
         now |= {"init_method": method, "MASTER_ADDR": "", "MASTER_PORT": ""}
     return {name: [now[name], launched.get(name, "")] for name in JOINS_BY if now.get(name)}
@@ -95,7 +96,7 @@ def _holder_of(path: str) -> int | None:
 
 
 def _call(frame: FrameType) -> str:
-    """Return the source of the call that has not ended; its whole line if the source is no call."""
+    """Return the source of the call that has not ended, or the whole line where that source is no call."""
     first, last, start, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     line = linecache.getline(frame.f_code.co_filename, first or frame.f_lineno)
     text = line.encode()[start : end if last == first else None].decode(errors="replace").strip()

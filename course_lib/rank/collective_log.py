@@ -1,4 +1,4 @@
-"""Note when this rank called which collective, but not over NCCL, from PyTorch's flight recorder."""
+"""Note when this rank called which collective, except over NCCL, from PyTorch's flight recorder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ class CollectiveLog:
             return rows
         self._flights = flights
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # another torch's form
-            for entry in collectives():
-                if entry["process_group"][0] == EVERYONE:
+            for group, number, entry in collectives():
+                if group == EVERYONE:
                     meets = entry["profiling_name"].rpartition(":")[2] not in ONE_WAY
-                    seconds = entry["time_created_ns"] / 1e9 - self._launched
-                    calls.append((entry["collective_seq_id"], seconds, meets))
+                    calls.append((number, entry["time_created_ns"] / 1e9 - self._launched, meets))
         calls.sort()
         if calls and calls[-1][0] < self._last:  # a new group, which counts from 1
             self._last = 0
         for call in calls:
             if call[0] > self._last:
                 rows.extend(call)
-        self._last = max([self._last, *(number for number, _, _ in calls)])
+                self._last = call[0]
         return rows

@@ -8,14 +8,14 @@ from collections import UserDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-MAPPINGS = (dict, UserDict)  # the latter is what transformers' collators make
+MAPPINGS = (dict, UserDict)  # transformers' collators make a UserDict
 CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` takes longer than isinstance
 
 
 class Counters:
     """Counters of the loops' progress: the thread of the loop advances them, the recorder's reads them.
 
-    They go on from the last ``tick`` of an earlier attempt of this rank, if torchrun has restarted it.
+    If torchrun has restarted this rank, they go on from the last ``tick`` of the earlier attempt.
     """
 
     def __init__(self, tick: dict[str, float] | None = None) -> None:
@@ -24,7 +24,7 @@ class Counters:
         self._passes = int(last.get("passes", 0))
         self._loader_seconds = last.get("loader_seconds", 0.0)
         self._tracked = last.get("tracked_seconds", 0.0)  # in passes that are over
-        self._stepped = last.get("stepped_seconds", 0.0)  # of this, until the last step ended
+        self._stepped = last.get("stepped_seconds", 0.0)  # tracked seconds until the last step ended
         self._step_ended = 0.0  # by time.perf_counter()
         self._pass_began: float | None = None
         self._pass_step = self.steps  # the step at which the current pass began
@@ -34,11 +34,8 @@ class Counters:
         """Yield the batches; count steps, samples and the time that the loop waits for its loader."""
         clock = time.perf_counter
         total = length_of(batches) if total is None else total
-        nested, done, outer_total = (
-            self._pass_began is not None,
-            self.steps - self._pass_step,
-            self._pass_total,
-        )
+        nested = self._pass_began is not None
+        outer_steps, outer_total = self.steps - self._pass_step, self._pass_total
         self._passes += 1
         self._pass_step, self._pass_total = self.steps, math.nan if total is None else total
         if not nested:
@@ -53,7 +50,7 @@ class Counters:
                 self._step_ended = began = clock()
         finally:
             if nested:  # go on with the pass around this one
-                self._pass_step, self._pass_total = self.steps - done, outer_total
+                self._pass_step, self._pass_total = self.steps - outer_steps, outer_total
             else:
                 self._stepped = self._until_the_last_step()
                 self._tracked, self._pass_began = self._tracked_so_far(), None

@@ -1,7 +1,7 @@
 """Entry point of a rank of `launch`: set up, run the learner's function, save the outcome.
 
-A rank does not outlive the kernel that started it. It records its failure before it ends: what the other
-ranks then report, a closed connection, comes later and is recognised as a consequence.
+A rank does not outlive the kernel that started it. It records its failure before it ends. The other ranks
+lose their connections later, so the report recognises their failures as consequences.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import by_value
+from ..compat import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
 from ..files import whole_file
 from ..kill import end_with, end_with_parent
-from ..private_names import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
 from ..record.layout import AT_WORK, ENDING, NO_GRADIENT_SYNC, TRIAL, RankFiles
-from .failure import report_exception, watch_children
+from .failure import watch_children
 from .failure_reporter import FailureReporter
-from .recorder import attach, note, note_failing, send_output_to
+from .recorder import attach, note, report_failure, send_output_to
 from .trial import never_synchronize
 
 RETURN = "return numbers, strings, tensors, arrays, or lists and dicts of them, as a model's state_dict() is"
@@ -34,12 +34,12 @@ RETURN = "return numbers, strings, tensors, arrays, or lists and dicts of them, 
 
 @dataclass
 class Assignment:
-    """What a rank needs to know: the same for all ranks, sent once to each."""
+    """What a rank needs to know; the same for all ranks."""
 
     folder: Path  # the run's folder
     kernel_pid: int  # the process that called launch()
     call: bytes  # (function, args, kwargs), pickled by value
-    shared: list[Any]  # what of these the processes share
+    shared: list[Any]  # parts of the call that the processes share
     environment: dict[str, str]
     cells: dict[str, Any] = field(default_factory=dict)  # linecache's entries for the notebook's cells
 
@@ -55,7 +55,7 @@ def main(rank: int, assignment: Assignment) -> None:
     multiprocessing.set_start_method(None, force=True)
     files = RankFiles(assignment.folder, rank)
     send_output_to(files.log)
-    failure_reporter = FailureReporter(functools.partial(_report, assignment.folder, rank))
+    failure_reporter = FailureReporter(functools.partial(report_failure, assignment.folder, rank))
     itself = os.getpid()
     atexit._clear()  # what the fork server's libraries left there
     try:
@@ -78,16 +78,8 @@ def main(rank: int, assignment: Assignment) -> None:
         recorder.close()
 
 
-def _report(folder: Path, rank: int, error: BaseException) -> int:
-    note_failing()
-    report_exception(folder, rank, error)
-    if recorder := attach():
-        recorder.close()
-    return 1
-
-
 def _take_environment(environment: dict[str, str]) -> set[str]:
-    """Take over the kernel's environment as it is now; return the names of what differs here."""
+    """Take over the kernel's present environment; return the names of the variables that change."""
     changed = {name for name, _ in os.environ.items() ^ environment.items()}
     for name in changed:
         if name in environment:

@@ -1,8 +1,8 @@
 """Entry point of what `python` and `torchrun` start: ``python -m course_lib.rank.entry_script script.py …``.
 
 It runs the ``script.py`` of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), and
-each rank that the agent starts (``--rank script.py …``). Each of these records how it failed and, but for a
-job's agent, ends with the process that started it, as a rank of `launch` does.
+each rank that the agent starts (``--rank script.py …``). Each records how it failed. Each but a job's agent
+ends with the process that started it, as a rank of `launch` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import socket
 import sys
 import time
-import traceback
 import types
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,14 +21,14 @@ from typing import Any
 
 import psutil
 
+from ..compat import before_agent_ends_rank, choose_ports_by
 from ..files import discard, read_json, write_whole
 from ..kill import end_with, is_alive, kill_group_of
 from ..learner_code import is_learners, with_source
-from ..private_names import choose_ports_by, tell_before_the_agent_ends
 from ..record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name, was_asked_to_end
-from .failure import report_exception, watch_children, write_failure
-from .failure_reporter import FailureReporter
-from .recorder import attach, note, note_failing
+from .failure import related, report_exception, watch_children, write_failure
+from .failure_reporter import FailureReporter, exit_code
+from .recorder import attach, note, report_failure
 
 RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
@@ -74,7 +73,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
     os.environ["COURSE_KERNEL"] = str(os.getpid())  # a rank ends with its agent
     if sys.platform == "linux":  # elsewhere two sockets cannot be bound to one port
         choose_ports_by(_reserved_port)
-    tell_before_the_agent_ends(functools.partial(_before_it_is_ended, folder))
+    before_agent_ends_rank(functools.partial(_before_it_is_ended, folder))
     try:
         run.main(arguments)
     except ChildFailedError as error:
@@ -94,9 +93,9 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
 
 
 def _before_it_is_ended(folder: Path, pid: int) -> None:
-    """Let a rank record where it is before the agent ends it; when the first one's turn comes, all are asked.
+    """Let a rank record where it is before the agent ends it; ask all ranks before the first one is ended.
 
-    Whatever they do from then on is no cause: a rank had failed before, perhaps without a word.
+    What ranks do from then on caused nothing: a rank had failed before, perhaps without a word.
     """
     if pid not in UNTIL:
         until, now = time.monotonic() + RECORD_SECONDS, str(time.time())
@@ -138,7 +137,7 @@ def run_rank(script: str, arguments: list[str]) -> None:
     before = read_json(files.facts)  # of the attempt before, if torchrun has restarted this rank
     ended_unseen = before and "returned" not in before and not files.failure.exists()
     if ended_unseen and not was_asked_to_end(folder, before["process"], time.time()):
-        write_failure(folder, rank, "", "was killed, or ended itself without an exception")
+        write_failure(folder, rank, message="was killed, or ended itself without an exception")
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(max(0, attempt - 1)))
     discard(files.standstill)  # of before a restart; its count stays 0 on a node whose own ranks did not fail
@@ -165,24 +164,13 @@ def run_rank(script: str, arguments: list[str]) -> None:
 
 
 def _of_this_node(facts: dict[str, Any]) -> bool:
-    """Return whether a rank has written its facts here: on another node, its pid is any process's."""
+    """Return whether a rank wrote its facts on this node: a pid of another node may be any process here."""
     return bool(facts) and facts["process"] == process_name(facts["pid"])
 
 
 def _report(folder: Path, rank: int, error: BaseException) -> int:
-    note_failing()
-    report_exception(folder, rank, error)
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
-    else:
-        code, trace = 1, error.__traceback__  # from the script on, as without this module
-        while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
-        with contextlib.suppress(OSError):  # a full disk
-            traceback.print_exception(type(error), error, trace)
-    if recorder := attach():
-        recorder.close()
-    return code
+    report_failure(folder, rank, error)
+    return exit_code(error)
 
 
 def _run(script: str, arguments: list[str]) -> None:
@@ -212,23 +200,23 @@ def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
     if exit_code is not None:
         write_failure(folder, rank, text=text, exit_code=exit_code)
         return
-    blocks = CHAIN.split(text)  # after each traceback but the last: how it belongs to the next one
-    *earlier, (kind, message, frames) = map(_parsed, blocks[::2])
-    related = []
-    for (name, said, at), how in zip(earlier, blocks[1::2], strict=True):
-        words = f"{name}: {said}".removesuffix(": ")
-        related.append({"how": "from" if "direct" in how else "during", "text": words, "frames": at})
-    write_failure(folder, rank, kind, message, frames, text, related[::-1])
+    first, *later = CHAIN.split(text)  # by turns: a traceback, and how it led to the next one
+    exception, others = _parsed(first), list[dict[str, Any]]()
+    for how, block in zip(later[::2], later[1::2], strict=True):
+        others.insert(0, related("from" if "direct" in how else "during", exception))
+        exception = _parsed(block)
+    write_failure(folder, rank, **exception, text=text, related=others)
 
 
-def _parsed(text: str) -> tuple[str, str, list[dict[str, Any]]]:
-    """Return type, message and frames of the exception in the text of a traceback, or of a group's."""
+def _parsed(text: str) -> dict[str, Any]:
+    """Return what `failure.described` does, from the text of a traceback, or of a group's."""
     if "Exception Group Traceback" in text:
         text = re.sub(r"^ +[|+] ?", "", text, flags=re.MULTILINE)
     stack, kind, message = TRACEBACK.findall(text)[0]
     frames = [(m["file"], int(m["line"]), m["function"]) for m in FRAME_LINE.finditer(stack)]
     own = [frame for frame in frames if is_learners(frame[0])]
-    return kind, message.strip(), [with_source(*frame) for frame in own or frames[-1:]]
+    shown = [with_source(*frame) for frame in own or frames[-1:]]
+    return {"type": kind, "message": message.strip(), "frames": shown}
 
 
 if __name__ == "__main__":

@@ -16,33 +16,37 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..compat import on_child_end
 from ..files import write_whole
 from ..hardware import memory
 from ..learner_code import is_learners, is_ours, with_source
-from ..private_names import tell_of_ended_children
 from ..record.layout import RankFiles, process_name
 
 WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # of more, the outermost and the innermost ones
-MOST_RELATED = 30  # exceptions that are recorded beside another one, with fewer frames
-RELATED_FRAMES = 4
-RECENT_SECONDS = 10.0  # an error may come of a worker that has ended since then, or that it names
-LOST = (ConnectionError, EOFError)  # raised where the other end of a connection is gone
+MOST_RELATED = 30  # exceptions that are recorded beside another one
+RELATED_FRAMES = 4  # of each of them
+RECENT_SECONDS = 10.0  # a worker that ended since then may explain an error, or one that the error names
+LOST = (ConnectionError, EOFError)  # raised when the other end of a connection is gone
 _ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was seen
 
 
 def report_exception(folder: Path, rank: int | str, error: BaseException) -> None:
     """Record an exception, and those that Python's traceback shows beside it, as the failure of a rank."""
     others = list(itertools.islice(_related(error, {id(error)}), MOST_RELATED))
-    related = []
-    for how, each in others:
-        said = ": ".join(_name_and_message(each)).removesuffix(": ")
-        related.append({"how": how, "text": said, "frames": _frames(each, RELATED_FRAMES)})
-    lost = isinstance(error, LOST) or any(isinstance(each, LOST) for _, each in others)
+    lost = any(isinstance(each, LOST) for each in (error, *(other for _, other in others)))
     text = "".join(traceback.format_exception(error))
-    workers = _killed_workers(text, expected=lost)
-    name, message = _name_and_message(error)
-    write_failure(folder, rank, name, message, _frames(error), text, related, workers=workers)
+    beside = [related(how, described(each, RELATED_FRAMES)) for how, each in others]
+    facts = described(error) | {"related": beside}
+    if workers := _killed_workers(text, expected=lost):
+        facts |= {"workers": workers, "memory": memory()}
+    write_failure(folder, rank, **facts, text=text)
+
+
+def related(how: str, exception: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of an exception beside another one, and how it belongs to that one."""
+    text = f"{exception['type']}: {exception['message']}".removesuffix(": ")
+    return {"how": how, "text": text, "frames": exception["frames"]}
 
 
 def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
@@ -57,15 +61,15 @@ def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseEx
 
 
 def watch_children() -> None:
-    """Note how the processes end that this one starts by `multiprocessing`: a failure may come of it."""
-    tell_of_ended_children(lambda pid, code: _ended.setdefault(pid, (code, time.time())))
+    """Note how children that `multiprocessing` starts end: this may explain a later failure."""
+    on_child_end(lambda pid, code: _ended.setdefault(pid, (code, time.time())))
 
 
 def _killed_workers(text: str, expected: bool) -> list[tuple[int, int]]:
     """Return pid and exit code of each worker of `multiprocessing` whose end by a signal explains an error.
 
-    ``text`` is the error's. A connection may be reset some moments before its process has ended: look again
-    if one is ``expected``.
+    ``text`` is the error's traceback. If a worker's end is ``expected``, look again: a connection may be lost
+    some moments before the worker has ended.
     """
     until = time.monotonic() + (WORKER_SECONDS if expected else 0)
     while True:
@@ -82,40 +86,34 @@ def _killed_workers(text: str, expected: bool) -> list[tuple[int, int]]:
         time.sleep(0.02)
 
 
-def described(error: BaseException) -> dict[str, Any]:
-    """Return an exception's type, message and frames in the learner's code, as in a failure's record."""
-    kind, message = _name_and_message(error)
-    return {"type": kind, "message": message, "frames": _frames(error)}
+def described(error: BaseException, most_frames: int = MOST_FRAMES) -> dict[str, Any]:
+    """Return an exception's type, message and frames in the learner's code, as in a failure's record.
 
-
-def _name_and_message(error: BaseException) -> tuple[str, str]:
-    """Return an exception's type, and its message with what else Python prints: notes, an unparsable line."""
+    The message includes notes, and says where a line is that cannot be parsed.
+    """
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     printed = "".join(traceback.TracebackException.from_exception(error).format_exception_only())
     line, _, message = f"\n{printed}".removesuffix("\n").partition(f"\n{module}{kind.__qualname__}")
     if isinstance(error, SyntaxError) and linecache.getline(error.filename or "", error.lineno or 0):
         line = f" ({os.path.basename(error.filename or '')}, line {error.lineno})"  # its frame shows the line
-    return f"{module}{kind.__name__}", message.removeprefix(": ") + line
+    message = message.removeprefix(": ") + line
+    return {"type": f"{module}{kind.__name__}", "message": message, "frames": _frames(error, most_frames)}
 
 
 def write_failure(
     folder: Path,
     rank: int | str,
-    kind: str = "",
+    type: str = "",
     message: str = "",
     frames: Sequence[dict[str, Any]] = (),
     text: str = "",
-    related: Sequence[dict[str, Any]] = (),
-    exit_code: int | None = None,
-    workers: Sequence[tuple[int, int]] = (),
     pid: int | None = None,
+    **facts: Any,
 ) -> None:
-    """Record a failure; without a ``kind``, the rank reported nothing, and only its exit code is known."""
-    record = {"time": time.time(), "type": kind, "message": message, "frames": frames, "text": text}
-    record |= {"related": related, "exit_code": exit_code, "process": process_name(pid or os.getpid())}
-    if workers:
-        record |= {"workers": workers, "memory": memory()}
+    """Record a failure; without a ``type``, the rank reported nothing, and only its exit code is known."""
+    record = {"time": time.time(), "type": type, "message": message, "frames": frames, "text": text}
+    record |= {"exit_code": None, "process": process_name(pid or os.getpid())} | facts
     with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
         write_whole(RankFiles(folder, rank).failure, json.dumps(record))
 
@@ -123,7 +121,7 @@ def write_failure(
 def _frames(error: BaseException, most: int = MOST_FRAMES) -> list[dict[str, Any]]:
     """Return the learner's own frames, outermost first; without any, the innermost one unless it is ours.
 
-    Where a recursion comes by again is left out, but for its end.
+    Frames that a recursion repeats are left out, except the last.
     """
     trace = traceback.extract_tb(error.__traceback__)
     places = [(frame.filename, frame.lineno or 0, frame.name) for frame in trace]

@@ -21,7 +21,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-# Signals that tell of a crash, that cannot be ignored, or that end nothing
+from ..learner_code import is_learners
+
+# Signals that a crash sends, that cannot be ignored, or that end nothing
 LEFT_ALONE = {
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL", "SIGSTOP"),
     *("SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH", "SIGINFO"),
@@ -31,8 +33,8 @@ LEFT_ALONE = {
 class FailureReporter:
     """The last act of a process: it reports its failure, and ends.
 
-    Make it before. Then set ``error`` and call only `report`; `report_here` if no thread could be started.
-    ``report`` is called with the error, and returns the exit code.
+    Make it before there is an error. Then set ``error`` and call only `report`. It passes the error to a
+    function that returns the exit code. Call `report_here` if no thread could be started.
     """
 
     error: BaseException
@@ -51,26 +53,33 @@ class FailureReporter:
         code = 1
         try:
             _ignore_signals()
-            code = self._report(self.error) if os.getpid() == self._pid else _exit_code(self.error)
+            code = self._report(self.error) if os.getpid() == self._pid else exit_code(self.error)
         except BaseException:
             traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # a full disk, a closed stream, one of the program's own
                     stream.flush()
-            os._exit(code & 0xFF)  # all that a system keeps of it; a larger one would raise here
+            os._exit(code & 0xFF)  # a system keeps no more of it; a larger one would raise here
 
 
-def _exit_code(error: BaseException) -> int:
-    """Print what Python would in a process that the program forked, not a rank; return its exit code."""
+def exit_code(error: BaseException) -> int:
+    """Print what Python prints when a program ends by an exception; return the program's exit code."""
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         return error.code or 0
-    traceback.print_exception(error)
+    trace = error.__traceback__  # from the learner's first line on
+    while trace is not None and not is_learners(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    with contextlib.suppress(OSError):  # a full disk
+        if isinstance(error, SystemExit):
+            print(error.code, file=sys.stderr)
+        else:
+            traceback.print_exception(type(error), error, trace)
     return 1
 
 
 def _ignore_signals() -> None:
-    """Ignore, from any thread, what would end this process by its default: torchrun's SIGTERM, an alarm."""
+    """Ignore, from any thread, signals that end a process by default: torchrun's SIGTERM, an alarm."""
     faulthandler.cancel_dump_traceback_later()
     ignore = ctypes.CDLL(None).signal
     ignore.argtypes, ignore.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p

@@ -1,7 +1,7 @@
-"""Take fingerprints of what all ranks should hold alike, such as their weights; `report.divergence` compares.
+"""Take fingerprints of tensors that should be the same on all ranks; `report.divergence` compares them.
 
-Each rank writes down its own. Nothing is sent: one that has fewer batches, or hangs, holds up no other. It
-chooses steps that are a power of two apart, so that ranks which choose differently have steps in common.
+Each rank writes its own and sends nothing: a rank that has fewer batches, or hangs, holds up no other. Ranks
+take them at steps that are a power of two apart, so ranks that choose differently have steps in common.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 from ..record.series import Series, on_cpu
 
 SHARE = 0.005  # of the time in the loop that fingerprints may take
-FREE = 0.05  # seconds that they may take at first: in a short training, each step is looked at
-MOST = 256  # fingerprints, about, after which they are taken half as often, and so on: the file stays small
+FREE = 0.05  # seconds that they may take at first, so a short training is looked at in each step
+MOST = 256  # after about so many they are taken half as often, and so on: the file stays small
 BLOCK = 1 << 20  # 8-byte words that are summed up at once
 BITS = 53  # of a fingerprint: a float64 holds an integer of this size exactly
-ODD = 0x1E3779B97F4A7C15  # a factor with which no bit is lost
+ODD = 0x1E3779B97F4A7C15  # an odd factor loses no bit
 Batch = TypeVar("Batch")
 
-_known_factors: dict[Any, Any] = {}  # by device, as many as were needed so far
+_known_factors: dict[Any, Any] = {}  # by device, as many as it has needed so far
 
 
 class Fingerprints:
@@ -113,7 +113,7 @@ class Fingerprints:
 
 
 def _power_of_two(least: float) -> int:
-    """Return the smallest power of two that is at least so large, and 1 at least."""
+    """Return the smallest power of two that is ``least`` or more, and at least 1."""
     return 1 << (math.ceil(least) - 1).bit_length() if least > 1 else 1
 
 
@@ -128,12 +128,11 @@ def check_same(same: Any) -> None:
 
 
 def _whole_ones(found: dict[str, Any]) -> dict[str, Any]:
-    wholes = {name: _whole(tensor) for name, tensor in found.items()}
-    return {name: tensor for name, tensor in wholes.items() if tensor is not None}
+    return {name: whole for name, tensor in found.items() if (whole := _whole(tensor)) is not None}
 
 
 def _found(same: Any) -> dict[str, Any]:
-    """Return all that it has, by name: tensors and, in an optimizer's state, other values."""
+    """Return what ``same`` holds, by name: tensors and, in an optimizer's state, other values."""
     found: dict[str, Any] = {}
     names_of: dict[int, str] = {}  # of parameters, by id
     for number, each in enumerate(same if isinstance(same, list | tuple) else [same]):
@@ -163,7 +162,7 @@ def _optimizer_state(optimizer: Any, names_of: dict[int, str]) -> dict[str, Any]
 
 
 def _whole(tensor: Any) -> Any:
-    """Return a tensor's values; None if it has none yet, or only this rank's part of them (FSDP)."""
+    """Return a tensor's values; None if it has no values yet, or holds only this rank's part (FSDP)."""
     import torch
 
     if all(each.is_replicate() for each in getattr(tensor, "placements", ())):
@@ -175,10 +174,10 @@ def _whole(tensor: Any) -> Any:
 
 
 def fingerprints(tensors: Iterable[Any]) -> Any:
-    """Return for each tensor an integer of `BITS` bits that tells its bytes from others, on its device.
+    """Return for each tensor an integer of `BITS` bits that depends on all its bytes, on its device.
 
-    The words are numbers that are added up, modulo 2⁶⁴, with different odd factors: so the order counts, and
-    NaN is equal to itself.
+    The tensor's 8-byte words are added up, modulo 2⁶⁴, each times another odd factor: so the order counts,
+    and NaN is equal to itself.
     """
     import torch
 
@@ -198,7 +197,7 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
 
 
 def _weighted(numbers: Any) -> Any:
-    """Return their sum, each times another odd number."""
+    """Return the sum of numbers, each times another odd factor."""
     import torch
 
     device, count = numbers.device, len(numbers)

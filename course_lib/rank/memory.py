@@ -17,13 +17,13 @@ BYTES = "memory_bytes", "reserved_bytes", "peak_bytes", "driver_bytes"  # of `la
 class Memory:
     """Measures how much memory this process holds, cheaply enough for ten readings a second.
 
-    On the CPU, the exact figure (psutil's USS: pages that this process shares with no other, such as the one
-    that forked it) takes a walk over the page tables, 10 ms with torch loaded. Walks may take 0.5 % of the
-    time at the start, when the rank's pages are copied as it writes to them, and less and less, down to
-    0.1 %. In between, the change in resident size is added, which takes 10 µs to read.
+    On the CPU, the exact figure is psutil's USS: pages that this process shares with no other, not even with
+    the one that forked it. It takes a walk over the page tables, 10 ms with torch loaded. Walks may take 0.5
+    % of the time at the start, when writing copies many shared pages, and ever less, down to 0.1 %. In
+    between, the change in resident size is added, which takes 10 µs to read.
     """
 
-    OFTEN, SELDOM = 200, 1000  # a walk is due once this many times its cost has passed since the last
+    OFTEN, SELDOM = 200, 1000  # a walk is due after this many times the last one's cost
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -54,7 +54,7 @@ class Memory:
             self._walks += 1
             try:
                 self._own, self._resident = self._process.memory_full_info().uss, resident
-            except (psutil.AccessDenied, AttributeError):  # the system does not say: shared pages count, too
+            except (psutil.AccessDenied, AttributeError):  # unknown here: count shared pages, too
                 self._own = self._resident = resident
             self._exact_at, self._cost = now, time.monotonic() - now
         return max(0, self._own + resident - self._resident)
@@ -67,7 +67,7 @@ class Memory:
 def driver_bytes(gpu: int) -> float:
     """Return NVML's bytes of this process on one of torch's GPUs; NaN without NVML.
 
-    If NVML cannot tell processes apart, as in most containers, they are those of the whole GPU.
+    If NVML cannot tell processes apart, as in most containers, return the bytes of the whole GPU.
     """
     import torch
 

@@ -19,20 +19,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..compat import on_cpp_terminate, on_world_size
 from ..files import write_whole
-from ..private_names import on_cpp_terminate, tell_world_sizes
 from ..record.layout import AT_WORK, ENDING, STARTING, RankFiles, process_name
 from ..record.series import Series
 from ..stack_dumps import answer_requests, leave_at_a_crash
 from .collective_log import CollectiveLog
 from .counters import Counters
+from .failure import report_exception
 from .fingerprints import Fingerprints
 from .memory import TICK_INTERVAL, Memory
 from .standstill import StallRecorder
 from .threads import cpu_seconds, note_exceptions
 
-# The environment variables that a launcher sets for a rank
-TOLD = re.compile(
+# Environment variables that a launcher sets for a rank
+RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS|"
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
@@ -45,7 +46,7 @@ _recorder: Recorder | None = None
 def attach(rank: int | None = None) -> Recorder | None:
     """Return the recorder of this process, made at the first call; None if no run watches (no COURSE_RUN).
 
-    An entry point passes the number of its rank; otherwise it is found out, and the rank is at work.
+    An entry point passes its rank's number. Otherwise this function finds it, and the rank is at work.
     """
     global _recorder
     if _recorder is None:  # check this first: `log` gets here in every step, and reading os.environ is slow
@@ -68,11 +69,19 @@ def note(**facts: Any) -> None:
         recorder.note(**facts)
 
 
-def note_failing() -> None:
-    """Write down that this rank ends, and its collectives: torchrun ends all ranks once one has failed."""
-    if recorder := attach():
+def report_failure(folder: Path, rank: int, error: BaseException) -> int:
+    """Record how this rank fails, and write what is pending; return its exit code.
+
+    First note its collectives: torchrun ends all ranks once one has failed.
+    """
+    recorder = attach()
+    if recorder:
         recorder.note(phase=ENDING)
-        recorder.tell_collectives()
+        recorder.note_collectives()
+    report_exception(folder, rank, error)
+    if recorder:
+        recorder.close()
+    return 1
 
 
 def send_output_to(path: Path) -> None:
@@ -111,7 +120,9 @@ class Recorder:
             "process": process_name(self.pid),
             "phase": phase,
             "launched": self._launched,
-            "environment": {name: value for name, value in os.environ.items() if TOLD.fullmatch(name)},
+            "environment": {
+                name: value for name, value in os.environ.items() if RANK_VARIABLES.fullmatch(name)
+            },
         }
         self.series = Series(files, self._launched)
         self.counters = Counters(self.series.last_tick)
@@ -132,7 +143,7 @@ class Recorder:
         self.note(stack_signal=self._stack_signal)
         leave_at_a_crash(self.files.crash, note)
         note_exceptions(note)
-        tell_world_sizes(self.note_world)
+        on_world_size(self.note_world)
         self._thread.start()
         self._forget_terminate = on_cpp_terminate(self._give_up)
         atexit.register(self.close)
@@ -160,16 +171,16 @@ class Recorder:
             **self._memory.read(exact),
         }
         self.series.tick(self.counters.read() | measured)
-        self.series.arrivals(self._arrivals.read())
+        self.series.append("arrivals", self._arrivals.read())
 
     def close(self) -> None:
-        """Write what is pending, and close the files, which are usable at any moment before, too."""
+        """Write what is pending, and close the files. They can be read at any moment before, too."""
         if self._stop.is_set() or self.pid != os.getpid():
             return
         self._stop.set()
         self._forget_terminate()
         self._thread.join(2)
-        self.tell_collectives()
+        self.note_collectives()
         self.tick(exact=False)  # an exact reading would delay the end of every short run
         until = time.monotonic() + GPU_SECONDS
         while self._flush() and time.monotonic() < until:
@@ -180,19 +191,19 @@ class Recorder:
         """Write down the collectives before C++ aborts this process, perhaps because they do not match."""
         if self.pid == os.getpid():
             self._stop.set()
-            self.tell_collectives()
+            self.note_collectives()
 
-    def tell_collectives(self) -> None:
-        with contextlib.suppress(Exception):  # the failure itself is still to be told
+    def note_collectives(self) -> None:
+        with contextlib.suppress(Exception):  # the failure itself must still be recorded
             self._stall_recorder.close()
 
     def _flush(self) -> bool:
-        """Write what is computed; return whether a GPU is still to compute some."""
+        """Write what is computed; return whether a GPU still computes some."""
         if not self._flushes:
             return False
         try:
             return any([self.series.flush(wait=False), self.fingerprints.flush()])
-        except Exception as error:  # of CUDA's, wherever it was caused, and met at each call from then on
+        except Exception as error:  # wherever CUDA met it, each later call raises it again
             self._flushes = False
             print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)
             return False
@@ -202,7 +213,7 @@ class Recorder:
         while not self._stop.is_set():
             self.tick()
             self.note(stack_signal=self.stack_signal())
-            tell_world_sizes(self.note_world)
+            on_world_size(self.note_world)
             self._stall_recorder.look(self.counters.steps)
             self._flush()
             self._stop.wait(until_the_next_tick(time.time()))

@@ -1,10 +1,10 @@
 """Record where a stuck rank is, since when, and in which collective.
 
 The recorder's thread looks at the main thread ten times a second, for some microseconds. It writes a record
-(``RankFiles.standstill``) while the rank's collectives stand still, once the launcher asks all ranks
-(`layout.ASKED`) or torchrun's agent asks this one (`layout.end_request`), and at the end: of this
-thread, of others, and of the processes that the rank has forked (a DataLoader's workers). `report.waiting`
-evaluates it.
+(``RankFiles.standstill``) while no collective begins, once the launcher asks all ranks (`layout.ASKED`) or
+torchrun's agent asks this one (`layout.end_request`), and at the rank's end. The record is about the main
+thread, other threads, and processes that the rank has forked, such as a DataLoader's workers.
+`report.waiting` reads it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 
 import psutil
 
+from ..compat import flight_recorder, process_groups, traced_collectives
 from ..files import discard, write_whole
 from ..learner_code import Place, frame_of, is_learners
-from ..private_names import flight_recorder, process_groups, traced_collectives
 from ..record.layout import ASKED, EVERYONE, OVER_NCCL, RankFiles, end_request, process_name
 from ..stack_dumps import answer, request, size_of
 from .blocking_call import blocking_call
 from .threads import cpu_seconds, other_threads, stack_of
 
 STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
-POLLING_SHARE = 0.02  # of its time: who works less in a call of the learner's only polls there
-THREADS_SECONDS = 2.0  # between two looks at the other threads, unless asked: they may move all the time
-FORKED_SECONDS = 2.0  # how long the forked processes get to write their stacks; it takes milliseconds
+POLLING_SHARE = 0.02  # a call of the learner's that uses less CPU than this share only polls: it is stuck
+THREADS_SECONDS = 2.0  # between two looks at other threads, unless asked: these may move all the time
+FORKED_SECONDS = 2.0  # that forked processes get to write their stacks; it takes milliseconds
 MOST_FORKED = 32
-RECENT = 16  # collectives to record: a rank may have got through some that others have called differently
-# In these a rank does not wait for all others: it may be done while some of them are still joining.
+RECENT = 16  # collectives to record: a rank may have passed some that others called differently
+# In these collectives a rank does not wait for all others: it may be done while some still join
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
@@ -58,7 +58,7 @@ class StallRecorder:
         self._threads_at = 0.0
         self._forked: list[str] | None = None  # stacks of the forked processes, once asked
         self._written = ""
-        # Since the default group was made; also what is known of groups that have been destroyed
+        # Known since the default group was made, also of groups that have been destroyed
         self._default_group: Callable[[], Any] = lambda: None
         self._groups: dict[str, list[int]] = {}
         self._called: dict[str, int] = {}
@@ -142,23 +142,26 @@ class StallRecorder:
                 discard(self._path)
 
     def _flight(self) -> dict[str, Any]:
-        """Return `flight`, with the learner's line that called each collective: reading it takes longer."""
-        told = flight()
-        told["called"] = self._called = self._called | told["called"]
-        if any((call["group"], call["number"]) not in self._places for call in told["recent"]):
-            over_nccl = any(call["group"].endswith(OVER_NCCL) for call in told["recent"])
-            self._places = called_at() | (called_at(of_nccl=True) if over_nccl else {})
-        for call in told["recent"]:
+        """Return `flight`, with the learner's line that called each collective."""
+        seen = flight()
+        seen["called"] = self._called = self._called | seen["called"]
+        if any((call["group"], call["number"]) not in self._places for call in seen["recent"]):
+            self._places = called_at()  # takes longer
+        for call in seen["recent"]:
             call["place"] = self._places.get((call["group"], call["number"]))
-        return told
+        return seen
 
 
-def called_at(of_nccl: bool = False) -> dict[tuple[str, int], Place | None]:
+Call = tuple[str, int, dict[str, Any]]  # a collective: its group, its number there, the recorder's entry
+
+
+def called_at() -> dict[tuple[str, int], Place | None]:
     """Return the learner's innermost line in the calls of the latest collectives, by group and number."""
     found: dict[tuple[str, int], Place | None] = {}
-    for entry in filter(_is_collective, traced_collectives(of_nccl)):
-        frames = ((each["filename"], each["line"], each["name"]) for each in entry.get("frames", []))
-        found[_call_of(entry, of_nccl)] = next((place for place in frames if is_learners(place[0])), None)
+    for of_nccl in (False, True):
+        for group, number, entry in _collectives_in(traced_collectives(of_nccl), of_nccl):
+            frames = ((each["filename"], each["line"], each["name"]) for each in entry.get("frames", []))
+            found[group, number] = next((place for place in frames if is_learners(place[0])), None)
     return found
 
 
@@ -167,13 +170,12 @@ def flight() -> dict[str, Any]:
     called: dict[str, int] = {}
     calls, pending = list[dict[str, Any]](), []
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # another torch's form
-        entries = [(entry, of_nccl) for of_nccl in (False, True) for entry in collectives(of_nccl)]
-        entries.sort(key=lambda pair: pair[0].get("time_created_ns", 0))
+        found = [*collectives(), *collectives(of_nccl=True)]
+        found.sort(key=lambda call: call[2].get("time_created_ns", 0))
         # a group that was destroyed and made again has the same name, counts anew, and a higher id
-        latest = {_call_of(*pair)[0]: pair[0].get("pg_id", 0) for pair in entries}
-        for entry, of_nccl in entries:
-            group, number = _call_of(entry, of_nccl)
-            everyone = EVERYONE + (OVER_NCCL if of_nccl else "")
+        latest = {group: entry.get("pg_id", 0) for group, _, entry in found}
+        for group, number, entry in found:
+            everyone = EVERYONE + (OVER_NCCL if group.endswith(OVER_NCCL) else "")
             if entry.get("pg_id", 0) < max(latest[group], latest.get(everyone, 0)):
                 continue
             called[group] = max(number, called.get(group, 0))
@@ -185,20 +187,20 @@ def flight() -> dict[str, Any]:
     return {"called": called, "pending": pending, "recent": calls[-RECENT:]}
 
 
-def collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
-    """Return a flight recorder's entries for the last collectives, in a format that is private to torch."""
-    return list(filter(_is_collective, json.loads(flight_recorder(of_nccl) or "{}").get("entries", [])))
+def collectives(of_nccl: bool = False) -> list[Call]:
+    """Return the last collectives in a flight recorder."""
+    return _collectives_in(json.loads(flight_recorder(of_nccl) or "{}").get("entries", []), of_nccl)
 
 
-def _is_collective(entry: dict[str, Any]) -> bool:
-    return not entry.get("is_p2p")  # which has the number of the collective before it
-
-
-def _call_of(entry: dict[str, Any], of_nccl: bool) -> tuple[str, int]:
-    """Return the group that called a collective, and the collective's number there."""
-    return entry["process_group"][0] + (OVER_NCCL if of_nccl else ""), entry["collective_seq_id"]
+def _collectives_in(entries: list[dict[str, Any]], of_nccl: bool) -> list[Call]:
+    suffix = OVER_NCCL if of_nccl else ""
+    return [
+        (entry["process_group"][0] + suffix, entry["collective_seq_id"], entry)
+        for entry in entries
+        if not entry.get("is_p2p")  # such a message has the number of the collective before it
+    ]
 
 
 def status(of_nccl: bool = False) -> bytes:
-    """Return bytes that change with each collective: much cheaper than reading which ones there were."""
+    """Return bytes that change with each collective: much cheaper than reading the collectives."""
     return flight_recorder(of_nccl, includeCollectives=False)

@@ -1,4 +1,4 @@
-"""What the threads of a rank are doing beside its main thread, and what ended them."""
+"""What the threads of a rank do, and which exceptions ended them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from ..learner_code import Place, frame_of, is_learners
 from .failure import described
 
-MOST_FRAMES = 100  # of a deeper stack, the innermost ones and those around the learner's
+MOST_FRAMES = 100  # of a deeper stack, the innermost frames and those around the learner's
 MOST_ERRORS = 8
 
 
 def stack_of(thread: int | None) -> list[Place]:
     """Return where a thread is, innermost first: with the learner's innermost line, however deep.
 
-    No frame is kept: it would keep alive all that it refers to.
+    Keep no frame: it would keep alive all that it refers to.
     """
     frame, places, own = frame_of(thread), list[Place](), False
     while frame is not None and not (own and len(places) >= MOST_FRAMES):
@@ -32,7 +32,7 @@ def stack_of(thread: int | None) -> list[Place]:
 
 
 def cpu_seconds(thread: int | None) -> float:
-    """Return the CPU time of a thread that lives; NaN where the system does not tell a thread's."""
+    """Return the CPU time of a thread that lives; NaN where the system counts no thread's."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(thread or 0))
     except (AttributeError, OSError):  # macOS
@@ -40,7 +40,7 @@ def cpu_seconds(thread: int | None) -> float:
 
 
 def other_threads() -> list[dict[str, Any]]:
-    """Describe threads in the learner's code, and threads that the process waits for before it ends."""
+    """Describe other threads than the main one: in the learner's code, or awaited before the process ends."""
     found = []
     for thread in threading.enumerate():
         stack = stack_of(thread.ident)
@@ -51,11 +51,11 @@ def other_threads() -> list[dict[str, Any]]:
 
 
 def note_exceptions(note: Callable[..., None]) -> None:
-    """Have exceptions that end threads noted as a fact, before whatever else is done about them."""
+    """Note each exception that ends a thread as a fact, before the hook that was installed handles it."""
     pid, noted, before = os.getpid(), list[dict[str, Any]](), threading.excepthook
 
     def hook(args: Any) -> None:
-        with contextlib.suppress(Exception):  # Python's own hook still tells
+        with contextlib.suppress(Exception):  # the other hook still reports it
             name = args.thread.name if args.thread else "?"
             failed = args.exc_type is not SystemExit and not name.startswith("course-")  # those are ours
             if os.getpid() == pid and failed and len(noted) < MOST_ERRORS:

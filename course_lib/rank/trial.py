@@ -12,16 +12,25 @@ from ..record.layout import REPEATED_BATCHES, TRIAL
 from .counters import MAPPINGS, length_of
 
 MOST_KEPT = 4  # batches of a loader
-
-
 _kept: dict[Hashable, list[Any]] = {}  # the first batches, by the place of the loop and the loader's length
+
+
+def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return the loader or, in a trial without a loader's cost, its first batches again and again.
+
+    A range stays as it is: it holds numbers of steps, no batches. The loop's place in the program is where
+    `track` was called, two frames up.
+    """
+    if os.environ.get(TRIAL) != REPEATED_BATCHES or isinstance(loader, range):
+        return loader
+    frame = sys._getframe(2)
+    return repeated(loader, (frame.f_code, frame.f_lasti))
 
 
 def repeated(loader: Iterable[Any], place: Hashable) -> Iterator[Any]:
     """Yield the first batches of a loader again and again: as many as it has, or without an end.
 
-    Loops at one place over loaders of one length share the batches: many programs make a new loader for each
-    epoch.
+    Loops at one place over loaders of one length share them: many programs make a new loader for each epoch.
     """
     length = length_of(loader)
     batches = _kept.setdefault((place, length), [])
@@ -31,29 +40,17 @@ def repeated(loader: Iterable[Any], place: Hashable) -> Iterator[Any]:
 
 
 def _copy(batch: Any) -> Any:
-    """Copy a batch's containers, from which programs take things out, but not its tensors."""
+    """Copy a batch's containers, since programs take things out of them; keep its tensors."""
     if isinstance(batch, MAPPINGS):
         return type(batch)({key: _copy(value) for key, value in batch.items()})
     return [_copy(part) for part in batch] if type(batch) is list else batch
 
 
-def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return the loader or, in a trial without a loader's cost, its first batches again and again.
-
-    Numbers of steps are no batches, and pass. The loop's place in the program is where `track` was called,
-    two frames up.
-    """
-    if os.environ.get(TRIAL) != REPEATED_BATCHES or isinstance(loader, range):
-        return loader
-    frame = sys._getframe(2)
-    return repeated(loader, (frame.f_code, frame.f_lasti))
-
-
 def never_synchronize(was_made: Callable[[], None]) -> None:
     """Switch DDP's gradient synchronization off in this process; ``was_made()`` is called for each DDP.
 
-    DDP reads the switch, which its ``no_sync()`` sets too, in each forward pass. A DDP with ``static_graph``
-    raises RuntimeError: it would have to synchronize its first passes.
+    DDP reads the switch in each forward pass; ``no_sync()`` sets it, too. A DDP with ``static_graph`` raises
+    RuntimeError: it would have to synchronize in the first passes.
     """
     from torch.nn.parallel import DistributedDataParallel
 

@@ -1,16 +1,16 @@
 """The files in a run's folder: their names and contents.
 
-``run.json`` is the launcher's own. Each rank, and the program outside of its ranks (``"program"``), has the
-files of `RankFiles`: its own process writes nearly all, the launcher's side reads them. Numbers are rows of
-float64, so a truncated file loses its last row at most; text is appended to, all else is replaced atomically.
+The launcher writes ``run.json``. Each rank, and the program outside of its ranks (``"program"``), writes most
+of the files in `RankFiles`, and the launcher's side reads them. Numbers are rows of float64, so a truncated
+file loses at most one row. Text is appended to; all other files are replaced atomically.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 RUN = "run.json"  # name, world_size, state, when the run began, how it ended: see `run_record`
@@ -25,7 +25,7 @@ TICK = [
     "samples",  # processed so far, in all passes
     "steps",
     "tracked_seconds",  # spent inside track() loops so far: throughput is samples per such second
-    "stepped_seconds",  # of this, until the end of the last whole step
+    "stepped_seconds",  # tracked seconds until the end of the last whole step
     "loader_seconds",  # of the tracked seconds, waiting for the next batch, or making it
     "cpu_seconds",  # CPU time of the main thread since the rank began; NaN if the system does not say
     "passes",  # track() loops begun so far
@@ -36,7 +36,7 @@ TICK = [
     "peak_bytes",  # the most that torch had allocated there by then, between two ticks too; NaN on the CPU
     "driver_bytes",  # by NVML: used by this process (in a container, by all on the GPU); NaN on the CPU
 ]
-# When a rank called a collective of the group of all ranks, but not over NCCL, by PyTorch's flight recorder
+# When a rank called a collective of all ranks, except over NCCL, by PyTorch's flight recorder
 ARRIVAL = [
     "number",  # the same on every rank
     "seconds",  # since the launch
@@ -49,7 +49,7 @@ STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # the phases of a r
 TRIAL = "COURSE_TRIAL"
 REPEATED_BATCHES, NO_GRADIENT_SYNC = "first batches repeated", "no gradient sync"
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number in RankFiles.names
-# The fingerprint of one tensor that all ranks should hold alike, taken in a loop of `track(…, same=…)`
+# The fingerprint of one tensor that should be the same on all ranks, taken in a loop of `track(…, same=…)`
 FINGERPRINT = [
     "attempt",  # how often torchrun had restarted the rank
     "pass",  # loops with `same` begun so far
@@ -57,24 +57,16 @@ FINGERPRINT = [
     "tensor",  # a line number in RankFiles.tensors
     "fingerprint",
 ]
+# The kinds of files that hold rows, and their columns
+ROWS = {"ticks": TICK, "arrivals": ARRIVAL, "points": POINT, "fingerprints": FINGERPRINT}
 
 
-class _File:
-    """A file of one rank: ``rank-3.log``."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    def __set_name__(self, _: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, files: RankFiles, _: object = None) -> Path:
-        path = files.folder / f"rank-{files.rank}.{self._kind}"
-        files.__dict__[self._name] = path  # which is found there from now on
-        return path
+def _file(kind: str) -> cached_property[Path]:
+    """Return the path of a rank's file, such as ``rank-3.log``."""
+    return cached_property(lambda files: files.folder / f"rank-{files.rank}.{kind}")
 
 
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def files_of(folder: Path, rank: int | str) -> RankFiles:
     """Return `RankFiles`, the same for each look at a rank."""
     return RankFiles(folder, rank)
@@ -87,19 +79,19 @@ class RankFiles:
     folder: Path
     rank: int | str
 
-    log = _File("log")  # text: what it printed; under torchrun, `facts` names the folder instead
-    facts = _File("json")  # what the rank reports about itself: its pid, phase, device, backend, environment
-    ticks = _File("ticks")  # rows of `TICK`
-    arrivals = _File("arrivals")  # rows of `ARRIVAL`; if a tick has many collectives, only for some of them
-    points = _File("points")  # rows of `POINT`
-    names = _File("names")  # text: one line per logged name
-    fingerprints = _File("fingerprints")  # rows of `FINGERPRINT`
-    tensors = _File("tensors")  # text: one line per tensor that has fingerprints
-    result = _File("result")  # what the function returned, by `torch.save`; there once the rank has succeeded
-    failure = _File("failure.json")  # how the rank failed (`rank.failure`)
-    standstill = _File("where")  # JSON: where it is, while no collective begins, once asked, and at its end
-    stack = _File("stack")  # text: Python stacks of the rank, or of its forks, when a signal asked for them
-    crash = _File("crash")  # text: the Python stacks of the rank's threads when it crashed in C
+    log = _file("log")  # text: what the rank printed; under torchrun, `facts` names the folder instead
+    facts = _file("json")  # what the rank reports about itself: pid, phase, device, backend, environment
+    ticks = _file("ticks")
+    arrivals = _file("arrivals")  # if a tick has many collectives, only some of them
+    points = _file("points")
+    names = _file("names")  # text: one line per logged name
+    fingerprints = _file("fingerprints")
+    tensors = _file("tensors")  # text: one line per tensor that has fingerprints
+    result = _file("result")  # what the function returned, by `torch.save`, once the rank has succeeded
+    failure = _file("failure.json")  # how the rank failed (`rank.failure`)
+    standstill = _file("where")  # JSON: where the rank is while no collective begins, once asked, at its end
+    stack = _file("stack")  # text: Python stacks of the rank, or of its forks, when a signal asked for them
+    crash = _file("crash")  # text: the Python stacks of the rank's threads when it crashed in C
 
     def failure_of_attempt(self, attempt: int) -> Path:
         """Return where an earlier attempt left how it failed, after which torchrun restarted the rank."""
@@ -107,12 +99,12 @@ class RankFiles:
 
 
 def process_name(pid: int) -> str:
-    """Name a process of this node, so that a job's other nodes have no other of this name."""
+    """Return a process's name, which no process on the job's other nodes has."""
     return f"{os.environ.get('SLURM_NODEID', 0)}-{pid}"
 
 
 def end_request(folder: Path, process: str) -> Path:
-    """Text: when torchrun's agent asked a process, by its name, where it is, and to end soon after."""
+    """Return the file in which torchrun's agent notes when it asked a process where it is, before its end."""
     return folder / f"end-of-{process}"
 
 
@@ -124,7 +116,7 @@ def was_asked_to_end(folder: Path, process: str, by: float) -> bool:
 
 
 def of_everyone(group: str) -> bool:
-    """Return whether this group, as named in a standstill record, is that of all ranks."""
+    """Return whether a group, as named in a standstill record, is the group of all ranks."""
     return group.removesuffix(OVER_NCCL) == EVERYONE
 
 

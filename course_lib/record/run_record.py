@@ -1,4 +1,4 @@
-"""``run.json``: what is known of a run outside its ranks. Its kernel writes it."""
+"""``run.json``: facts about a run that its kernel writes, not its ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ from .layout import JOB_ENDED, RUN, ranks_seen
 
 LASTING = ("queued", "running")  # states of a run that is not over
 MOST_RANKS = 1 << 16  # with more, run.json is damaged
-NUMBER = int | float
 KINDS: dict[str, Any] = {  # of the values in run.json, if they are there
-    **{"name": str, "world_size": int, "kernel_pid": int, "state": str, "error": str},
-    **{"started": NUMBER, "seconds": NUMBER, "submitted": NUMBER, "queued_seconds": NUMBER},
-    **{"job": int, "nodes": str, "reason": str},
+    **dict.fromkeys(("name", "state", "error", "nodes", "reason"), str),
+    **dict.fromkeys(("world_size", "kernel_pid", "job"), int),
+    **dict.fromkeys(("started", "seconds", "submitted", "queued_seconds"), int | float),
 }
 
 
@@ -59,8 +59,7 @@ class RunRecord:
         try:
             runs.mkdir(mode=0o700, exist_ok=True)
             safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:40]
-            now = time.time()
-            stamp = f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}.{int(now * 1000) % 1000:03}"
+            stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}"[:-3]  # milliseconds
             folder = Path(tempfile.mkdtemp(prefix=f"{stamp}_{safe}_", dir=runs))  # mode 0700
             record = cls(folder, own | {"started": time.time()} | facts, watched=True)
             record.save()
@@ -79,8 +78,8 @@ class RunRecord:
         wrong = [name for name, kind in KINDS.items() if name in facts and not isinstance(facts[name], kind)]
         if wrong or not 0 <= facts["world_size"] <= MOST_RANKS:
             name = (*wrong, "world_size")[0]
-            told = f"its run.json cannot be read ({name} is {facts[name]!r:.40})"
-            raise ValueError(f"{folder} holds no whole run: {told}")
+            seen = f"{name} is {facts[name]!r:.40}"
+            raise ValueError(f"{folder} holds no whole run: its run.json cannot be read ({seen})")
         return cls(folder, facts)
 
     def save(self) -> None:
@@ -144,7 +143,7 @@ class RunRecord:
         return so_far if ended is None else max(0.0, min(so_far, ended))
 
     def script_exit_code(self) -> int | None:
-        """Return the exit code that a job's script wrote at its end; None if it did not get there."""
+        """Return the exit code that a job's script wrote at the end; None if it did not get there."""
         try:
             return int((self.folder / JOB_ENDED).read_text())
         except (OSError, ValueError):

@@ -22,9 +22,9 @@ MOST_PENDING = 50_000  # logged values that wait to be written
 
 
 class Series:
-    """The files of a rank's series; `RankFiles` describes them.
+    """The files of a rank's series, as `layout` describes them.
 
-    ``last_tick`` is the last one of an earlier attempt of this rank, if torchrun has restarted it.
+    If torchrun has restarted this rank, ``last_tick`` is the last tick of the earlier attempt.
     """
 
     def __init__(self, files: RankFiles, launched: float) -> None:
@@ -41,11 +41,11 @@ class Series:
 
     def tick(self, values: dict[str, float]) -> None:
         """Append a row of `layout.TICK`."""
-        self._write("ticks", array("d", [values[name] for name in TICK]).tobytes())
+        self.append("ticks", [values[name] for name in TICK])
 
-    def arrivals(self, values: Iterable[float]) -> None:
-        """Append rows of `layout.ARRIVAL`, one after the other."""
-        self._write("arrivals", array("d", values).tobytes())
+    def append(self, kind: str, values: Iterable[float]) -> None:
+        """Append rows, one after the other, to the file of a kind in `layout.ROWS`."""
+        self._write(kind, array("d", values).tobytes())
 
     def point(self, name: str, value: Any, samples: int) -> None:
         """Append a logged value; one on a GPU is read in `flush`.
@@ -83,10 +83,10 @@ class Series:
         rows = array("d")
         for name, value in values.items():
             rows.extend((*place, self._number(name, self._tensors, "tensors"), value))
-        self._write("fingerprints", rows.tobytes())
+        self.append("fingerprints", rows)
 
     def _number(self, name: str, known: dict[str, int], kind: str) -> int:
-        """Return the number of a name: that of its line in a file, to which a new one is appended."""
+        """Return the number of a name's line in a file; append the name if it is new."""
         if name not in known:
             with self._writing:
                 if name not in known:
@@ -96,7 +96,7 @@ class Series:
         return known[name]
 
     def flush(self, wait: bool = True) -> bool:
-        """Write the pending logged values, with ``wait`` also those that a GPU has still to compute.
+        """Write the pending logged values; with ``wait``, wait for values that a GPU still computes.
 
         Return whether some are left.
         """
@@ -114,7 +114,7 @@ class Series:
                     value = on_cpu(tensor).item()
                 rows.extend((*self._pending.popleft()[:-1], value))
             if rows:
-                self._write("points", rows.tobytes())
+                self.append("points", rows)
             return bool(self._pending)
         finally:
             self._reading.release()
@@ -138,7 +138,7 @@ class Series:
 
 
 def on_cpu(tensor: Any) -> Any:
-    """Copy a tensor that is computed, without waiting for later work on its GPU."""
+    """Copy a computed tensor to the CPU, without waiting for later work on the GPU."""
     if not tensor.is_cuda:
         return tensor
     import torch

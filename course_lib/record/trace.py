@@ -7,24 +7,25 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..files import lines_of, read_json
 from ..kill import is_alive
-from .layout import AGENT_LOGS, ARRIVAL, FINGERPRINT, POINT, PROGRAM, TICK, files_of, was_asked_to_end
+from .layout import AGENT_LOGS, PROGRAM, ROWS, RankFiles, files_of, was_asked_to_end
 
 LOG_BYTES = 1 << 20  # of a longer output, `Trace.log` returns the end
 TAIL_BYTES = 1 << 14
 DUMP_BYTES = 1 << 18  # of stacks: a dump has a hundred frames for each of a hundred threads
 TICKS_OF_A_MINUTE = 600
-LINE_LENGTH = 400  # of a longer line, its beginning and its end are shown
+LINE_LENGTH = 400  # of a longer line, the beginning and the end are shown
 MOST_ARRIVALS = 1024  # read for each rank, the latest ones
 LATEST_POINTS = 512
+Content = TypeVar("Content")
 # Gloo prints this for each group in torch 2.10, and no longer in 2.11
 GLOO_SAYS = re.compile(
     r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+ *"
@@ -44,34 +45,32 @@ class Check(NamedTuple):
     step: int  # steps done in this pass
 
 
+def _content(read: Callable[[Path], Content], kind: str) -> cached_property[Content]:
+    """Return what is in a rank's file of a kind, empty if it is missing; `RankFiles` says what that is."""
+    return cached_property(lambda trace: read(getattr(trace.files, kind)))
+
+
 class Trace:
     """What one rank, or a program outside of its ranks (rank ``"program"``), has written by now.
 
-    A file is read when it is first asked for, and only once, but for the output: make another trace later.
+    Each file is read once, when it is first needed, except for the output. For a later look, make another
+    trace.
     """
 
     def __init__(self, folder: Path, rank: int | str) -> None:
         self.files = files_of(folder, rank)
 
-    @cached_property
-    def facts(self) -> dict[str, Any]:
-        """What the rank has reported about itself: its pid, phase, device, backend, environment."""
-        return read_json(self.files.facts)
+    facts = _content(read_json, "facts")
+    standstill = _content(read_json, "standstill")
+    failure = _content(read_json, "failure")
+    names = _content(lines_of, "names")
+    tensors = _content(lines_of, "tensors")
+    has_result = _content(Path.exists, "result")
 
     @cached_property
     def lives(self) -> bool:
         """Whether the process that the rank has reported runs on this machine."""
         return "pid" in self.facts and is_alive(self.facts["pid"])
-
-    @cached_property
-    def standstill(self) -> dict[str, Any]:
-        """Where the rank is, if it makes no progress or was asked (`rank.standstill`); empty otherwise."""
-        return read_json(self.files.standstill)
-
-    @cached_property
-    def has_result(self) -> bool:
-        """Whether the rank has left what its function returned."""
-        return self.files.result.exists()
 
     @cached_property
     def has_returned(self) -> bool:
@@ -83,11 +82,6 @@ class Trace:
     def has_failed(self) -> bool:
         """Whether the rank has said that it failed, perhaps in a file that is damaged."""
         return self.files.failure.exists()
-
-    @cached_property
-    def failure(self) -> dict[str, Any]:
-        """How the rank failed (`rank.failure`); empty if it has not said so."""
-        return read_json(self.files.failure)
 
     @property
     def seconds_since_return(self) -> float:
@@ -157,9 +151,9 @@ class Trace:
     @cached_property
     def ticks(self) -> dict[str, np.ndarray]:
         """Every column of `layout.TICK`, with one entry per tick so far."""
-        ticks = rows_of(self.files.ticks, TICK)
+        ticks = rows_of(self.files, "ticks")
         on_a_gpu = np.isfinite(ticks["reserved_bytes"])
-        if on_a_gpu.any():  # until then it held nothing there, and its main memory does not count
+        if on_a_gpu.any():  # the rank held nothing there until then, and main memory does not count
             ticks["memory_bytes"] = np.where(on_a_gpu, ticks["memory_bytes"], 0.0)
         return ticks
 
@@ -171,7 +165,7 @@ class Trace:
         return time.time() - max(wrote) if wrote else 0.0
 
     def cpu_share(self, seconds: float) -> float:
-        """Return the main thread's CPU time per second of the last ones, a minute at most; NaN if unknown."""
+        """Return the main thread's CPU time per second, of the last ``seconds`` up to 60; NaN if unknown."""
         now, used = (self.ticks[name][-TICKS_OF_A_MINUTE:] for name in ("seconds", "cpu_seconds"))
         late = now >= now.max(initial=0) - seconds
         since = np.ptp(now[late]) if late.any() else 0.0
@@ -180,13 +174,13 @@ class Trace:
     @cached_property
     def arrivals(self) -> dict[str, np.ndarray]:
         """The columns of `layout.ARRIVAL`: when it called its latest collectives, by number."""
-        rows = rows_of(self.files.arrivals, ARRIVAL, last=MOST_ARRIVALS)
+        rows = rows_of(self.files, "arrivals", last=MOST_ARRIVALS)
         anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # a new group
         return {name: column[anew:] for name, column in rows.items()}
 
     def fingerprints(self, last: int | None = None) -> dict[Check, np.ndarray]:
-        """Return rows of (tensor, fingerprint) by check; of all that it wrote, or of the ``last`` rows."""
-        rows = np.stack(list(rows_of(self.files.fingerprints, FINGERPRINT, last).values()), axis=1)
+        """Return rows of (tensor, fingerprint) by check, from all rows or the ``last`` ones."""
+        rows = np.stack(list(rows_of(self.files, "fingerprints", last).values()), axis=1)
         begins = np.flatnonzero(np.diff(rows[:, :3], axis=0, prepend=math.nan).any(axis=1))
         checks: dict[Check, np.ndarray] = {}
         for part in np.split(rows, begins[1:]) if len(rows) else []:
@@ -194,23 +188,13 @@ class Trace:
             checks[check] = np.concatenate([checks.get(check, part[:0, 3:]), part[:, 3:]])
         return checks
 
-    @cached_property
-    def tensors(self) -> list[str]:
-        """The names of the tensors that have fingerprints."""
-        return lines_of(self.files.tensors)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The names that were logged."""
-        return lines_of(self.files.names)
-
     def metrics(self) -> dict[str, np.ndarray]:
         """Return the metrics of this rank, as in `Run.metrics`."""
         ticks = self.ticks
         shown = ["seconds", "samples", "steps", "tracked_seconds", "memory_bytes"]
         shown += [name for name in ("reserved_bytes", "driver_bytes") if not np.isnan(ticks[name]).all()]
         series = {name: ticks[name] for name in shown}
-        points = rows_of(self.files.points, POINT)
+        points = rows_of(self.files, "points")
         for i, name in enumerate(self.names):
             own = points["name"] == i
             series[name] = points["value"][own]
@@ -220,7 +204,7 @@ class Trace:
 
     def latest(self) -> dict[str, float]:
         """Return the last value of each name among the latest points, without reading the rest."""
-        points = rows_of(self.files.points, POINT, last=LATEST_POINTS)
+        points = rows_of(self.files, "points", last=LATEST_POINTS)
         values = dict(zip(points["name"], points["value"], strict=True))
         return {name: values[i] for i, name in enumerate(self.names) if i in values}
 
@@ -228,8 +212,9 @@ class Trace:
 # --- how files are read -----------------------------------------------------------------------------------
 
 
-def rows_of(path: Path, columns: list[str], last: int | None = None) -> dict[str, np.ndarray]:
-    """Read the columns of a file of float64 rows (the ``last`` ones), without a truncated last row."""
+def rows_of(files: RankFiles, kind: str, last: int | None = None) -> dict[str, np.ndarray]:
+    """Read the columns of a rank's file of rows (the ``last`` ones), without a truncated last row."""
+    path, columns = getattr(files, kind), ROWS[kind]
     size = 8 * len(columns)
     try:
         skip = 0 if last is None else max(0, path.stat().st_size // size - last)
@@ -241,9 +226,9 @@ def rows_of(path: Path, columns: list[str], last: int | None = None) -> dict[str
 
 
 def as_shown(text: str) -> str:
-    """Return a text as it stands on a terminal: after a carriage return, a progress bar replaces its line.
+    """Return a text as a terminal shows it: after a carriage return, a progress bar replaces its line.
 
-    What gloo says of each group that it makes is left out.
+    Leave out gloo's message about each group.
     """
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(line for line in shown if not GLOO_SAYS.fullmatch(line))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import private_names
+from .. import compat
 from ..learner_code import Place, is_learners, is_ours, with_source
 from .facts import OtherActivity, Position
 
@@ -73,7 +73,7 @@ def position_of(stack: Sequence[Place], pending: bool = False) -> Position | Non
     if depth is None:
         return None
     inner = stack[:depth]
-    names = [name for file, _, name in reversed(inner) if file != private_names.__file__]  # around torch's
+    names = [name for file, _, name in reversed(inner) if file != compat.__file__]  # around torch's
     function = next((name for name in names if name not in WRAPPERS), None)
     return Position(with_source(*stack[depth]), function, pending or in_distributed(inner))
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..compat import array_constructors
 from ..figures.tables import html_table
 from ..files import read_json
 from ..hardware import oom_kills
-from ..private_names import array_constructors
 from ..record.layout import PROGRAM, RUN, RankFiles
 from ..record.run_record import RunRecord, folder_of_runs, newest_first
 from ..record.trace import Trace, peak_bytes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib import Run, private_names
+from course_lib import Run, compat
 from course_lib.launcher import ask
 from course_lib.learner_code import OURS
 from course_lib.record.layout import RankFiles
@@ -54,7 +54,7 @@ def test_the_stack_of_the_current_thread_comes_first() -> None:
 
 def test_what_we_put_around_a_function_of_torch_is_not_named() -> None:
     torchs = os.path.join(os.path.dirname(torch.__file__), "distributed", "distributed_c10d.py")
-    inner = [(torchs, 1700, "init_process_group"), (private_names.__file__, 209, "let_go_and_init")]
+    inner = [(torchs, 1700, "init_process_group"), (compat.__file__, 209, "let_go_and_init")]
     position = stacks.position_of([*inner, *TRAIN])
     assert position is not None
     assert (position.function, position.waits) == ("init_process_group", True)

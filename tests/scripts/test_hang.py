@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course_lib.private_names import torch_before
+from course_lib.compat import torch_before
 from tests.support.processes import alive, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "lessons" / "scripts" / "hang.py"

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from course_lib.compat import adapt_torch
 from course_lib.exercises import check
 from course_lib.exercises.in_rank.work import run_work
 from course_lib.exercises.judging import read
 from course_lib.exercises.question import Question, Refused, Work
 from course_lib.kill import end_with
 from course_lib.launcher.environment import loopback_environment, loopback_store
-from course_lib.private_names import adapt_torch
 from course_lib.rank import preload  # noqa: F401 – what a rank of `launch` has loaded
 from course_lib.rank.entry_function import own_autograd
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from packaging.version import Version
 from torch.profiler import ProfilerActivity, profile
 
-from course_lib import RankError, by_value, launch, private_names
+from course_lib import RankError, by_value, compat, launch
 
 
 def version_of(library: str) -> str:
@@ -43,20 +43,20 @@ def the_fork_server_has_our_names() -> None:
 def the_fork_server_leads_its_ranks() -> None:
     """A rank's parent is the server, whose process the kernel knows by a private name."""
     parent = launch(os.getppid, nprocs=1, device="cpu", dashboard=False).results[0]
-    assert parent == private_names.fork_server_pid()
+    assert parent == compat.fork_server_pid()
 
 
 def a_rank_has_left_its_fork_server() -> None:
     def has() -> list[Any]:
         server = multiprocessing.forkserver._forkserver
-        return [server._forkserver_alive_fd, server._forkserver_address, private_names.leave_fork_server()]
+        return [server._forkserver_alive_fd, server._forkserver_address, compat.leave_fork_server()]
 
     assert launch(has, nprocs=1, device="cpu", dashboard=False).results[0] == [None, None, False]
 
 
 def a_cached_function_has_its_type() -> None:
     for cached in (functools.cache(version_of), functools.lru_cache(3)(version_of)):
-        assert type(cached) is private_names.CachedFunction
+        assert type(cached) is compat.CachedFunction
         assert cached.__wrapped__ is version_of
         assert set(cached.cache_parameters()) == {"maxsize", "typed"}
 
@@ -93,9 +93,9 @@ def the_flight_recorder_counts_collectives() -> None:
         dist.init_process_group("gloo")
         dist.all_reduce(torch.ones(3))
         dist.barrier()
-        cheap = private_names.flight_recorder(includeCollectives=False)
-        entries = json.loads(private_names.flight_recorder())["entries"]
-        return entries, private_names.traced_collectives(), len(cheap)
+        cheap = compat.flight_recorder(includeCollectives=False)
+        entries = json.loads(compat.flight_recorder())["entries"]
+        return entries, compat.traced_collectives(), len(cheap)
 
     calls, traced, length = launch(entries, nprocs=1, device="cpu", dashboard=False).results[0]
     assert length > 0, "the cheap form"
@@ -112,10 +112,10 @@ def the_lines_of_a_collective_are_read_without_loading_more() -> None:
     """A program that loads `torch._dynamo` meanwhile, as DDP and optimizers do, would meet it half loaded."""
     program = """if True:
         import sys, torch, torch.distributed as dist
-        from course_lib import private_names
+        from course_lib import compat
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         dist.all_reduce(torch.ones(3))
-        (entry,) = private_names.traced_collectives()
+        (entry,) = compat.traced_collectives()
         print(len(entry["frames"]) > 0, "torch._inductor" in sys.modules, torch._inductor.__name__)
     """
     environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "16"}
@@ -131,11 +131,11 @@ def each_process_group_has_its_ranks() -> None:
         both = dist.new_group([1, 0])
         local = dist.new_group([0, 1], use_local_synchronization=True)  # after [0], before 2.14: hangs
         groups = both, dist.new_group([0])
-        return private_names.process_groups(), local.group_name, len(groups)
+        return compat.process_groups(), local.group_name, len(groups)
 
     first, second = launch(made, nprocs=2, device="cpu", dashboard=False).results
     local, count = first[1], first[0][1]
-    assert count == (3 if private_names.torch_before(2, 14) else 4), "an older one counts no local group"
+    assert count == (3 if compat.torch_before(2, 14) else 4), "an older one counts no local group"
     assert first[0][0] == {"0": [0, 1], "1": [0, 1], str(count - 1): [0], local: [0, 1]}
     assert second[0] == ({"0": [0, 1], "1": [0, 1], local: [0, 1]}, count)
     assert not local.isdigit()
@@ -159,8 +159,8 @@ def cpp_calls_us_before_it_gives_up() -> None:
 
         for _ in range(4):
             threading.Thread(target=start_threads, daemon=True).start()
-        private_names.on_cpp_terminate(Path(path, "forgotten").touch)()
-        private_names.on_cpp_terminate(Path(path, os.environ["RANK"]).touch)
+        compat.on_cpp_terminate(Path(path, "forgotten").touch)()
+        compat.on_cpp_terminate(Path(path, os.environ["RANK"]).touch)
         dist.init_process_group("gloo")
         dist.broadcast(torch.ones(5 - dist.get_rank()), 0)
 
@@ -176,7 +176,7 @@ def torchrun_asks_us_for_a_port() -> None:
 
     real = api.get_free_port
     try:
-        private_names.choose_ports_by(lambda: 12345)
+        compat.choose_ports_by(lambda: 12345)
         told = api.RendezvousStoreInfo.build(0, torch.distributed.HashStore(), "127.0.0.1")
         assert told.master_port == 12345
     finally:
@@ -188,7 +188,7 @@ def the_agent_ends_ranks_by_a_method_of_ours() -> None:
 
     real, told = SubprocessHandler.close, list[int]()
     try:
-        private_names.tell_before_the_agent_ends(told.append)
+        compat.before_agent_ends_rank(told.append)
         rank = SubprocessHandler("sleep", ("1000",), {}, None, None, 0, None)
         rank.close()
         assert rank.proc.wait(60) == -signal.SIGTERM
@@ -201,13 +201,13 @@ def test_a_torch_whose_agent_ends_ranks_in_another_way_still_runs(monkeypatch: p
     from torch.distributed.elastic.multiprocessing import subprocess_handler
 
     monkeypatch.delattr(subprocess_handler, "SubprocessHandler")
-    private_names.tell_before_the_agent_ends(print)
+    compat.before_agent_ends_rank(print)
 
 
 def multiprocessing_tells_of_ended_children() -> None:
     def ended() -> list[Any]:
         told: list[Any] = []
-        private_names.tell_of_ended_children(lambda pid, code: told.append((pid, code)))
+        compat.on_child_end(lambda pid, code: told.append((pid, code)))
         for method in ("fork", "spawn", "forkserver"):
             process: Any = multiprocessing.get_context(method).Process(target=signal.pause)
             process.start()
@@ -222,7 +222,7 @@ def multiprocessing_tells_of_ended_children() -> None:
 def a_new_group_of_all_ranks_tells_its_size() -> None:
     """Scripts load torch.distributed after their rank has begun; `launch` has loaded it before."""
     told = list[int]()
-    private_names.tell_world_sizes(told.append)
+    compat.on_world_size(told.append)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
     dist.distributed_c10d._update_default_pg = dist.distributed_c10d._update_default_pg.__wrapped__
@@ -251,7 +251,7 @@ def a_profile_keeps_its_raw_events() -> None:
 
 def an_array_is_made_by_what_we_allow() -> None:
     made_by = [value.__reduce__()[0] for value in (np.zeros(2), np.float64(1))]
-    assert made_by == private_names.array_constructors()
+    assert made_by == compat.array_constructors()
 
 
 def gloos_network_threads_have_a_name() -> None:
@@ -259,10 +259,10 @@ def gloos_network_threads_have_a_name() -> None:
 
     def policies() -> list[list[int]]:
         dist.init_process_group("gloo")
-        one = private_names.gloo_threads()
+        one = compat.gloo_threads()
         group = dist.new_group()
         dist.barrier(group=group)
-        two = private_names.gloo_threads()
+        two = compat.gloo_threads()
         return [[os.sched_getscheduler(thread) for thread in threads] for threads in (one, two, [0])]
 
     if hasattr(os, "SCHED_BATCH"):
@@ -274,7 +274,7 @@ def gloos_network_threads_have_a_name() -> None:
 
 def torch_save_takes_our_pickler() -> None:
     file = io.BytesIO()
-    torch.save({"t": torch.ones(2)}, file, pickle_module=by_value, **private_names.WITHOUT_ZIP)
+    torch.save({"t": torch.ones(2)}, file, pickle_module=by_value, **compat.WITHOUT_ZIP)
     file.seek(0)
     assert torch.load(file, weights_only=True)["t"].tolist() == [1, 1]
 
@@ -295,7 +295,7 @@ def an_operation_passes_through_a_dispatch_mode() -> None:
         seen.append(f"{operation.namespace} {operation} {operation.__name__}")
         return operation(*args, **kwargs)
 
-    with private_names.dispatch_mode(call):
+    with compat.dispatch_mode(call):
         torch.ones(2).add_(1)
     assert seen == ["aten aten.ones.default ones.default", "aten aten.add_.Tensor add_.Tensor"]
 
@@ -310,7 +310,7 @@ def a_dtensor_has_its_local_part() -> None:
         whole = torch.ones(4)
         sharded = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
         dist.barrier()
-        return [len(private_names.local_part(each)) for each in (whole, sharded)]
+        return [len(compat.local_part(each)) for each in (whole, sharded)]
 
     assert launch(parts, nprocs=2, device="cpu", dashboard=False).results == [[4, 2], [4, 2]]
 
@@ -318,9 +318,9 @@ def a_dtensor_has_its_local_part() -> None:
 def a_fake_mode_can_be_seen() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    assert private_names.active_fake_mode() is None
+    assert compat.active_fake_mode() is None
     with FakeTensorMode() as mode:
-        assert private_names.active_fake_mode() is mode
+        assert compat.active_fake_mode() is mode
 
 
 RELIES_ON: dict[str, list[Callable[[], None]]] = {
@@ -395,37 +395,38 @@ def test_a_change_is_told_with_name_and_version(monkeypatch: pytest.MonkeyPatch)
 )
 def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found: str, before: bool) -> None:
     monkeypatch.setattr(torch, "__version__", found)
-    assert private_names.torch_before(2, 14) is before
+    assert compat.torch_before(2, 14) is before
 
 
 @pytest.fixture
 def in_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretend that this torch has a version; what is changed in it is as before after the test."""
     for module in (dist, dist.distributed_c10d):
-        for name in ("init_process_group", "destroy_process_group"):
-            function = getattr(module, name)
-            monkeypatch.setattr(module, name, function.__wrapped__ if is_ours(function) else function)
+        for find_owner, name, _, _ in compat.CHANGES:
+            if find_owner is compat._c10d and hasattr(module, name):
+                function = getattr(module, name)
+                monkeypatch.setattr(module, name, function.__wrapped__ if is_ours(function) else function)
     return lambda version: monkeypatch.setattr(torch, "__version__", version)
 
 
 def is_ours(function: Any) -> bool:
-    return function.__code__.co_filename == private_names.__file__
+    return function.__code__.co_filename == compat.__file__
 
 
 def test_no_function_is_replaced_in_a_torch_that_needs_it_not(in_torch: Callable[[str], None]) -> None:
     in_torch("2.14.0")
-    private_names.keep_gloo_groups()
+    compat.adapt_torch()
     assert not is_ours(dist.destroy_process_group)
     assert not is_ours(dist.init_process_group)
 
 
 def test_a_gloo_group_is_kept_until_the_next_one_begins(in_torch: Callable[[str], None]) -> None:
     in_torch("2.13.0+cpu")
-    private_names.keep_gloo_groups()
-    private_names.keep_gloo_groups()
+    compat.adapt_torch()
+    compat.adapt_torch()
     assert dist.distributed_c10d.destroy_process_group is dist.destroy_process_group
     assert not is_ours(dist.destroy_process_group.__wrapped__), "once"
-    kept, in_a_list = private_names.KEPT_GROUPS, [object()]
+    kept, in_a_list = compat.KEPT_GROUPS, [object()]
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         assert kept == []
