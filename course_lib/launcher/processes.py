@@ -95,9 +95,6 @@ class Ranks(Execution):
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(process.pid for process in self._processes)
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):  # it has ended
-                self._family.append(psutil.Process(process.pid))
 
     def began(self) -> bool:
         """Return whether all ranks run; where they are spawned, each has loaded PyTorch by then."""
@@ -112,19 +109,28 @@ class Ranks(Execution):
         return {rank: process.exitcode for rank, process in enumerate(self._processes)}
 
     def interrupt(self) -> float:
-        ranks, self._family = self._family, families(self._family)  # a rank may end before what it started
-        for rank in ranks:
+        living = self._living()
+        self._family = families(living)  # a rank may end before what it has started
+        for process in living:
             with contextlib.suppress(psutil.Error):
-                rank.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGINT)
         return INTERRUPT_SECONDS
 
     def kill(self) -> None:
-        kill_families(self._family)
+        kill_families([*self._family, *self._living()])
         for process in self._processes:
             kill_group(process.pid)
         for process in self._processes:
             process.join(KILL_SECONDS)
         release(process.pid for process in self._processes)
+
+    def _living(self) -> list[psutil.Process]:
+        living = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                if process.exitcode is None:
+                    living.append(psutil.Process(process.pid))
+        return living
 
 
 class ExternalLauncher(Execution):
