@@ -13,7 +13,7 @@ CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` tak
 
 
 class Counters:
-    """Counters of the loops' progress: the thread of the loop advances them, the recorder's reads them.
+    """Counters of the loops' progress: the loop's thread advances them, the recorder's reads them.
 
     If torchrun has restarted this rank, they go on from the last ``tick`` of the earlier attempt.
     """

@@ -57,7 +57,7 @@ def main(rank: int, assignment: Assignment) -> None:
     send_output_to(files.log)
     failure_reporter = FailureReporter(functools.partial(report_failure, assignment.folder, rank))
     itself = os.getpid()
-    atexit._clear()  # what the fork server's libraries left there
+    atexit._clear()  # of what the fork server's libraries registered
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         attach(rank)
@@ -131,7 +131,7 @@ def own_autograd() -> None:
 
 
 def try_out() -> None:
-    """Do some of a rank's work: where forks of a process that has loaded PyTorch crash, this one does."""
+    """Do some of a rank's work, to see whether forks of a process that has loaded PyTorch crash here."""
     import torch
 
     own_autograd()

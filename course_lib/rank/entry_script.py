@@ -36,7 +36,7 @@ TRACEBACK = re.compile(r"(?s)((?:.*?Traceback \([^\n]*\n(?:(?: [^\n]*)?\n)*)?)([
 CHAIN = re.compile(
     r"\n\n(The above exception was the direct cause of|During handling of the above exception).*:\n\n"
 )
-UNTIL: dict[int, float] = {}  # in torchrun's agent: time.monotonic() until which it waits for a rank, by pid
+UNTIL: dict[int, float] = {}  # in torchrun's agent: until when it waits for a rank, by pid
 RESERVATIONS: list[socket.socket] = []  # in torchrun's agent, see `_reserved_port`
 
 
@@ -140,8 +140,8 @@ def run_rank(script: str, arguments: list[str]) -> None:
         write_failure(folder, rank, message="was killed, or ended itself without an exception")
     if files.failure.exists():
         files.failure.replace(files.failure_of_attempt(max(0, attempt - 1)))
-    discard(files.standstill)  # of before a restart; its count stays 0 on a node whose own ranks did not fail
-    if _of_this_node(before):  # what it had started lives on
+    discard(files.standstill)  # of an earlier attempt: ``attempt`` stays 0 on a node whose ranks did not fail
+    if _of_this_node(before):  # processes that the earlier attempt started may live on
         kill_group_of(files.facts)
     attach(rank)
     watch_children()
@@ -174,7 +174,7 @@ def _report(folder: Path, rank: int, error: BaseException) -> int:
 
 
 def _run(script: str, arguments: list[str]) -> None:
-    """Run a script as ``__main__``, without a line of Python between the script's end and the caller's."""
+    """Run a script as ``__main__``; no other Python code runs between the script's end and the return."""
     sys.argv = [script, *arguments]
     if os.environ.pop("PYTHONSAFEPATH", None):
         sys.path.insert(0, "")

@@ -118,7 +118,7 @@ def _power_of_two(least: float) -> int:
 
 
 def check_same(same: Any) -> None:
-    """Raise TypeError or ValueError if it is nothing that `track(…, same=…)` can compare."""
+    """Raise TypeError or ValueError if `track(…, same=…)` cannot compare ``same``."""
     found = _found(same)
     if found and not _whole_ones(found):
         raise ValueError(
@@ -184,7 +184,7 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
     sums = []
     for tensor in tensors:
         data = tensor.reshape(-1).view(torch.uint8)
-        data = data.clone() if data.storage_offset() % 8 else data  # words begin at whole words
+        data = data.clone() if data.storage_offset() % 8 else data  # int64 needs a multiple of 8
         size = len(data) // 8 * 8
         total = _weighted(data[size:])
         for block in data[:size].view(torch.int64).split(BLOCK):
@@ -193,7 +193,7 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
             total = 2 * ODD * total + _weighted(mixed)
         sums.append(total)
     lowest_bits = (1 << BITS) - 1
-    return (torch.stack(sums) >> (64 - BITS)) & lowest_bits  # a bit shows in all higher ones of a product
+    return (torch.stack(sums) >> (64 - BITS)) & lowest_bits  # each bit changes the higher bits of a product
 
 
 def _weighted(numbers: Any) -> Any:

@@ -33,7 +33,7 @@ class Memory:
         self._own, self._resident = 0, self._resident_bytes()
 
     def read(self, exact: bool = True) -> dict[str, float]:
-        """Return the bytes of `layout.TICK`; those of a GPU are NaN until the rank uses one."""
+        """Return the bytes of `layout.TICK`; the GPU's bytes are NaN until the rank uses one."""
         torch: Any = sys.modules.get("torch")  # perhaps half imported by the main thread
         if hasattr(torch, "cuda") and hasattr(torch.cuda, "is_initialized") and torch.cuda.is_initialized():
             # take the GPU on which the rank holds most: each thread has a current device of its own

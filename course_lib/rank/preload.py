@@ -1,4 +1,4 @@
-"""Load once, in the fork server, what each rank then has from its first millisecond."""
+"""Load in the fork server, once, what every rank needs from its first millisecond."""
 
 import atexit
 import contextlib

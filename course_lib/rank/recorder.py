@@ -37,8 +37,8 @@ RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|OMP_NUM_THREADS|"
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
-FIRST_TICK = 0.03  # seconds; the rank's own work begins before
-GPU_SECONDS = 5.0  # that a rank's end waits for a GPU: one that waits for other ranks may never be done
+FIRST_TICK = 0.03  # seconds; the rank's work begins before that
+GPU_SECONDS = 5.0  # that a rank's end waits for a GPU, which may wait for other ranks for ever
 
 _recorder: Recorder | None = None
 

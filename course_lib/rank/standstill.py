@@ -53,7 +53,7 @@ class StallRecorder:
         self._call: tuple[Any, ...] | None = None
         self._steps, self._flights = 0, b""
         self._stands_since = self._called_since = time.time()
-        self._cpu_seconds = 0.0  # of the main thread, when it came to its place
+        self._cpu_seconds = 0.0  # of the main thread when it came to this place
         self._threads: list[dict[str, Any]] = []
         self._threads_at = 0.0
         self._forked: list[str] | None = None  # stacks of the forked processes, once asked
@@ -102,7 +102,7 @@ class StallRecorder:
         self._write({"asked": True, "threads": other_threads(), "forked": []}, last=True)
 
     def _look_at_groups(self) -> None:
-        """Note the process groups; once there is another default group, torch names them anew."""
+        """Note the process groups; forget them when another default group is made, which reuses the names."""
         world = None
         with contextlib.suppress(Exception):  # torch.distributed is not there, or half imported
             world = sys.modules["torch.distributed"].group.WORLD
@@ -113,7 +113,7 @@ class StallRecorder:
             self._groups |= process_groups()[0]
 
     def _where(self) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """Return the main thread's place, and that of the learner's innermost call."""
+        """Return where the main thread is, and where the learner's innermost call is."""
         frame = frame_of(self._main)  # hold it only here: it keeps alive all that it refers to
         place = id(frame), frame.f_lasti if frame else -1
         while frame is not None and not is_learners(frame.f_code.co_filename):
@@ -121,11 +121,13 @@ class StallRecorder:
         return place, None if frame is None else (id(frame), frame.f_lasti)
 
     def _ask_forked(self) -> list[str]:
-        """Return the stacks of the processes that this one has forked; they write them to one file."""
+        """Return the stacks of this process's forks, which write them to one file."""
         number, stacks, until = self._stack_signal(), list[str](), time.monotonic() + FORKED_SECONDS
-        for child in psutil.Process().children(recursive=True)[:MOST_FORKED] if number else []:
+        if number is None:
+            return stacks
+        for child in psutil.Process().children(recursive=True)[:MOST_FORKED]:
             start = size_of(self._stacks)
-            if number and time.monotonic() < until and request(child.pid, number):
+            if time.monotonic() < until and request(child.pid, number):
                 stacks.append(answer(self._stacks, start, until))
         return stacks
 
@@ -134,12 +136,13 @@ class StallRecorder:
             if self._closed:
                 return
             text = "" if record is None else json.dumps(record | self._flight() | {"groups": self._groups})
-            self._closed, before, self._written = last, self._written, text
-            if text and text != before:
+            changed = text != self._written
+            self._closed, self._written = last, text
+            if not text:
+                discard(self._path)
+            elif changed:
                 with contextlib.suppress(OSError):
                     write_whole(self._path, text)
-            elif not text:
-                discard(self._path)
 
     def _flight(self) -> dict[str, Any]:
         """Return `flight`, with the learner's line that called each collective."""
