@@ -1,4 +1,4 @@
-"""What went wrong in a run, as facts: `failed` and `waiting` read them, `words` puts them into words."""
+"""What went wrong in a run, as facts: `records` reads them, `words` puts them into words."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class RankState:
     own_call: str = ""  # the source of the learner's call that has not ended, if the rank is idle in it
     joins: dict[str, list[str]] = field(default_factory=dict)  # by what, and how it was launched
     lock_file: str = ""  # that it waits for in this call
-    lock_holder: int | str | None = None  # the rank that has locked it, or which process
+    lock_holder: str = ""  # which rank or process has locked it
     silent: float | None = None  # seconds for which none of its threads ran, though its process lives
     beside: list[OtherActivity] = field(default_factory=list)
     thread_errors: list[ThreadError] = field(default_factory=list)
@@ -121,20 +121,16 @@ class RankState:
 class Mismatch(NamedTuple):
     """Different collectives, sizes, types or roots, that ranks have called under one number."""
 
-    number: int
     calls: dict[int, Call]  # by rank
-    group: Sequence[int] = ()  # its ranks; empty for the default group
 
 
 class Absence(NamedTuple):
-    """Ranks that have not called the function in which others wait for them."""
+    """Ranks that have not made the call in which others wait for them."""
 
     absent: list[int]
     waiting: list[int]
-    function: str
-    number: int | None  # of the collective; None for all else
+    call: Call
     returned: bool  # all that are absent have returned
-    group: Sequence[int] = ()  # its ranks, those of a new group; empty for the default group
     further: Sequence[Absence] = ()  # other waits, which this one explains
     apart: Mapping[int, Place] = {}  # by rank, where the last that all have called was, if at different lines
 
@@ -142,8 +138,7 @@ class Absence(NamedTuple):
 class Circle(NamedTuple):
     """Ranks that wait for each other, each in another call."""
 
-    calls: dict[int, Call]  # by rank
-    waits_for: dict[int, int]
+    calls: dict[int, Call]  # by rank: each waits for the next one, and the last for the first
 
 
 class OtherGroups(NamedTuple):
@@ -170,7 +165,6 @@ class Report:
     states: list[RankState] = field(default_factory=list)  # by rank
     mismatch: Cause | None = None  # whom the ranks waited for, if that led to it and is known
     timeout: float | None = None  # seconds after which the ranks were not done
-    message: str = ""  # the launcher's, on anything else
     before: Failure | None = None  # what ended the attempt before a restart
     divergence: Divergence | None = None  # the first difference in what `track(…, same=…)` compares
 

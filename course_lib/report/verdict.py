@@ -7,6 +7,7 @@ of several rounds. An effect counts if it is larger than the spread of the round
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -81,11 +82,11 @@ class Verdict:
 
 def verdict_on_run(run: Run) -> Verdict:
     """Say what a run's own records show: how long each rank waited for its loader, and a straggler."""
-    known = [_loader_share(run, rank) for rank in range(run.world_size)]
-    shares = [share for share in known if share is not None]
-    if not known or len(shares) < len(known):
+    shares = [_loader_share(trace.ticks) for trace in run.traces()]
+    if not shares or np.isnan(shares).any():
         words = f"less than {SHORTEST:g} s inside track(loader) is known of a rank: let it run for longer."
         return Verdict("unknown", words)
+    rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
     waits = _range([100 * share for share in shares], "{:.0f}")
     loader = f"the ranks wait for their loaders for {waits} % of their time"
     found = []  # cost, cause, sentence
@@ -94,21 +95,19 @@ def verdict_on_run(run: Run) -> Verdict:
         found.append((min(shares), "loader", f"{loader}: {cure}."))
     if late := straggler(run):
         found.append((late.share, "straggler", f"{late}."))
-    rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
     if not found:
         words = f"{loader}, and no rank is late again and again. why(function, …) tries what else it may be."
         return Verdict("unknown", words, rows=rows)
-    found.sort(key=lambda each: -each[0])
+    found.sort(reverse=True)
     costs = {cause: share for share, cause, _ in found}
     return Verdict(found[0][1], " ".join(sentence for *_, sentence in found), costs, rows=rows)
 
 
-def _loader_share(run: Run, rank: int) -> float | None:
-    """Return the share of a rank's time in its loops that it waited for its loader, after the first step."""
-    ticks = run.ticks(rank)
-    begun = ticks["steps"] > 0
-    waited, tracked = ticks["loader_seconds"][begun], ticks["tracked_seconds"][begun]
-    return float(np.ptp(waited) / np.ptp(tracked)) if len(tracked) and np.ptp(tracked) >= SHORTEST else None
+def _loader_share(ticks: Mapping[str, np.ndarray]) -> float:
+    """Return the share of its time in loops, after the first step, that a rank waits for batches; or NaN."""
+    waited, tracked = (ticks[name][ticks["steps"] > 0] for name in ("loader_seconds", "tracked_seconds"))
+    known = len(tracked) > 0 and np.ptp(tracked) >= SHORTEST
+    return float(np.ptp(waited) / np.ptp(tracked)) if known else math.nan
 
 
 class Effect:

@@ -16,11 +16,11 @@ from course_lib.launcher.ask import report_on
 from course_lib.rank.failure import write_failure
 from course_lib.record.layout import ASKED, RankFiles
 from course_lib.report import words
-from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
+from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, cause_text
 from course_lib.report.facts import Report
-from course_lib.report.failed import failure_of
+from course_lib.report.records import WARN_SECONDS, failure_of, state_of
 from course_lib.report.wait_cause import wait_cause_of
-from course_lib.report.waiting import WARN_SECONDS, doubts, stalled, state_of
+from course_lib.report.waiting import doubts, stalled
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 LONG = WARN_SECONDS + 2.5
@@ -65,7 +65,7 @@ def joins() -> dict[str, Any]:
     return elsewhere() | {"stack": stack("wrapper", "init_process_group", "wait")}
 
 
-def explanation(run: Run, tense: Tense = PAST) -> str:
+def explanation(run: Run, tense: int = PAST) -> str:
     states = [state_of(run, rank, asked=True) for rank in range(run.world_size)]
     return cause_text(wait_cause_of(states), states, tense)
 
@@ -288,7 +288,7 @@ def thread(name: str, *functions: str, daemon: bool = True) -> dict[str, Any]:
     return {"name": name, "daemon": daemon, "stack": stack(*functions)}
 
 
-def reported(run: Run, tense: Tense = PAST) -> list[str]:
+def reported(run: Run, tense: int = PAST) -> list[str]:
     """What is told of rank 0, and below it."""
     state = state_of(run, 0, asked=True)
     text = re.sub(r" for \d+\.\d s", "", words.state_text(run, state))
