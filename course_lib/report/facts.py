@@ -110,7 +110,7 @@ class RankState:
     recent: list[Call] = field(default_factory=list)  # the latest collectives, whether over or not
     groups: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each that it is in
     own_call: str = ""  # the source of the learner's call that has not ended, if the rank is idle in it
-    joins: dict[str, list[str]] = field(default_factory=dict)  # by what, and how it was launched
+    joins: dict[str, list[str]] = field(default_factory=dict)  # by name: its value, and that at the launch
     lock_file: str = ""  # that it waits for in this call
     lock_holder: str = ""  # which rank or process has locked it
     silent: float | None = None  # seconds for which none of its threads ran, though its process lives

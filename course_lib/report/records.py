@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ..record.trace import Trace
     from ..run.run import Run
 
-# What gloo, NCCL and the store say in errors that a rank meets when another one is gone; a connection of the
-# program's own, as to a worker, may be reset, too
+# What a rank's error says when another rank is gone; a connection of the program's own may be reset, too
 GONE = r"(connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed))"
 LOST_PEER = re.compile(
     rf"\bgloo/.*{GONE}|{GONE}.*\bremote worker|^torch\.distributed\.\w+: .*{GONE}|recvvalue failed|"
@@ -90,7 +89,7 @@ def _raised(run: Run, trace: Trace, record: Mapping[str, Any], asked_to_end: boo
     own = [end for end in ends if is_learners(end["file"])]
     named = {int(number) for text in texts for found in NAMED.findall(text) for number in found.split(",")}
     workers = [(pid, SIGNALS.get(code, "")) for pid, code in record.get("workers", [])]
-    killed = any(name == "SIGKILL" for _, name in workers)
+    killed = "SIGKILL" in dict(workers).values()
     # argparse raises it, too, and prints what was wrong
     prints = kind == "SystemExit" and message.strip().isdigit()
     return Failure(

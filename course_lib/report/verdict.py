@@ -60,8 +60,6 @@ class Verdict:
         The same in words, with what helps.
     costs : dict of str to float
         By cause, its share of the time inside loops, from 0.1 to 1; smaller ones are left out.
-    rates : dict of str to list
-        Of trials: by way, samples per second by round and rank.
     rows : list of dict
         The table below the sentence.
     """
@@ -69,7 +67,6 @@ class Verdict:
     cause: str
     sentence: str
     costs: dict[str, float] = field(default_factory=dict)
-    rates: Mapping[str, Rates] = field(default_factory=dict)
     rows: list[dict[str, str]] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -148,20 +145,19 @@ def verdict_on_trials(trials: Mapping[str, Rates], skipped: Mapping[str, str]) -
         sentence = SENTENCES[cause].format(effect=effect, rates=effect.rates, share=costs[cause], rank=rank)
     elif spread >= LARGE or skipped:
         cause = "unknown"
-        words = (
+        sentence = (
             f"no trial saves a tenth of the time, and more than the spread of its rounds (up to {spread:.0%})"
+            ". Longer trials (trial_seconds=…) or a quieter machine may show more."
         )
-        sentence = f"{words}. Longer trials (trial_seconds=…) or a quieter machine may show more."
     else:
         cause = "computing"
         sentence = "no trial saves a tenth of the time inside track(…): it goes into computing."
-    rows = [
-        (way, _by_rank(rates), _range(_slowest(rates)), str(effects.get(way, "")))
-        for way, rates in trials.items()
-    ]
+    rows = []
+    for way, rates in trials.items():
+        medians = " · ".join(f"{rate:,.0f}" for rate in np.median(rates, axis=0))
+        rows.append((way, medians, _range(_slowest(rates)), str(effects.get(way, ""))))
     rows += [(way, "–", "–", reason) for way, reason in skipped.items()]
-    table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    return Verdict(cause, sentence, costs, trials, table)
+    return Verdict(cause, sentence, costs, [dict(zip(COLUMNS, row, strict=True)) for row in rows])
 
 
 def _effects(trials: Mapping[str, Rates]) -> dict[str, Effect]:
@@ -189,10 +185,6 @@ def _slowest_rank(rounds: Rates) -> tuple[int, Effect]:
     rank = int(np.median(rates, axis=0).argmin())
     others = np.median(np.delete(rates, rank, axis=1), axis=1)
     return rank, Effect(others.tolist(), rates[:, rank].tolist())
-
-
-def _by_rank(rates: Rates) -> str:
-    return " · ".join(f"{rate:,.0f}" for rate in np.median(rates, axis=0))
 
 
 def _range(values: Sequence[float], form: str = "{:,.0f}") -> str:
