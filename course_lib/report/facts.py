@@ -89,7 +89,7 @@ class ThreadError(NamedTuple):
     """An exception that ended a thread beside the main thread of a rank, or that the main thread handles."""
 
     thread: str  # its name; empty for the main thread
-    exception: str  # the type
+    type: str
     message: str
     frames: list[dict[str, Any]]  # the learner's own, outermost first
 

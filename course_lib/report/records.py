@@ -167,7 +167,7 @@ def state_of(
         lock_file=known.get("lock_file", ""),
         lock_holder=_named(run, known.get("lock_holder")),
         silent=silent,
-        thread_errors=[ThreadError(e["thread"], e["type"], e["message"], e["frames"]) for e in errors],
+        thread_errors=[ThreadError(**error) for error in errors],
     )
     return replace(state, beside=_relevant(others_in(record), state))
 

@@ -54,10 +54,11 @@ def crash_position(trace: Trace) -> tuple[Position | None, str]:
             continue
         stacks = dumped(text)
         position = next(filter(None, map(position_of, stacks)), None)
-        foreign = [place for place in stacks[0] if not is_ours(place[0])] if stacks else []
-        if not CURRENT.search(text) or (stacks[0] and not foreign):  # std::terminate's
+        first = next(iter(stacks), [])
+        foreign = [place for place in first if not is_ours(place[0])]
+        if not CURRENT.search(text) or (first and not foreign):  # std::terminate's
             return position, "in a thread that runs no Python code"
-        if position is None or position_of(stacks[0]) or not foreign:
+        if position is None or position_of(first) or not foreign:
             return position, ""
         file, line, function = foreign[0]
         return position, f"in another thread, in {function} ({os.path.basename(file)}, line {line})"

@@ -49,25 +49,12 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What slows a training run down, and the figures that say so.
+    """What slows a training run down, and the figures that say so."""
 
-    Attributes
-    ----------
-    cause : str
-        "loader", "communication", "straggler", "sharing" (of cores or a device), "little work" (in a step),
-        "computing" (none of these), or "unknown" if the figures do not suffice.
-    sentence : str
-        The same in words, with what helps.
-    costs : dict of str to float
-        By cause, its share of the time inside loops, from 0.1 to 1; smaller ones are left out.
-    rows : list of dict
-        The table below the sentence.
-    """
-
-    cause: str
-    sentence: str
-    costs: dict[str, float] = field(default_factory=dict)
-    rows: list[dict[str, str]] = field(default_factory=list)
+    cause: str  # one of `SENTENCES`, "computing" (none of these), or "unknown" if the figures do not suffice
+    sentence: str  # the same in words, with what helps
+    costs: dict[str, float] = field(default_factory=dict)  # by cause: 0.1 or more of the time inside loops
+    rows: list[dict[str, str]] = field(default_factory=list)  # the table below the sentence
 
     def __repr__(self) -> str:
         return "\n".join(filter(None, [f"{self.cause}: {self.sentence}", text_table(self.rows)]))

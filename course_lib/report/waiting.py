@@ -75,23 +75,15 @@ def what_lingers(run: Run, ranks: Sequence[int | str], seconds: float) -> str:
 class Stall(NamedTuple):
     """Where one rank was at the end of a run, and since when.
 
-    Attributes
-    ----------
-    rank : int
-    doing : str
-        ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has returned"``,
-        ``"has failed"``, or ``"is gone"`` if it made progress until it ended.
-    since, until : float
-        Seconds since the launch: when it got there (its last tick if it has ended), and the end of the run.
-    line : str
-        The learner's line; empty if there is none.
+    What it was ``doing``: ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has
+    returned"``, ``"has failed"``, or ``"is gone"`` if it made progress until it ended.
     """
 
     rank: int
     doing: str
-    since: float
-    until: float
-    line: str
+    since: float  # seconds from the launch until it got there or, if it has ended, until its last tick
+    until: float  # seconds from the launch to the end of the run
+    line: str  # the learner's; empty if there is none
 
 
 def stalls(run: Run) -> list[Stall]:

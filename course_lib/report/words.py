@@ -284,7 +284,7 @@ def thread_error_text(error: ThreadError) -> str:
     """Say what ended a thread, or what the main thread handles, in words that follow "its"."""
     message = shortened(error.message.partition("\n")[0])
     thread = f'thread "{error.thread}"' if error.thread else "main thread"
-    return f"{thread} raised {error.exception}: {message}".rstrip(": ")
+    return f"{thread} raised {error.type}: {message}".rstrip(": ")
 
 
 def _where(error: Failure | ThreadError) -> str:

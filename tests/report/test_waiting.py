@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import Run
+from course_lib import Run, stalls
 from course_lib.launcher.ask import report_on
 from course_lib.rank.failure import write_failure
 from course_lib.record.layout import ASKED, RankFiles
@@ -417,3 +417,42 @@ def test_of_many_some_are_shown() -> None:
     lines = stalled(run_of(*[waits(5)] * (MOST_RANKS + 12)), {}).splitlines()
     assert len(lines) == MOST_RANKS + 1
     assert lines[-1] == "and 12 more"
+
+
+# --- at its end, as data (of a real hang: tests/faults/test_launch_faults.py) ------------------------------
+
+AT_12 = ("/course/cell.py", 12, "train")
+
+
+@pytest.mark.parametrize(
+    ("record", "doing"),
+    [
+        ({"stack": stack("wrapper", "all_reduce")}, "waits in all_reduce"),
+        ({"stack": [("/torch/_t.py", 3, "backward"), AT_12], "pending": [1]}, "waits in backward"),
+        ({"stack": [("/torch/serialization.py", 3, "save"), AT_12]}, "is in save"),
+        ({"stack": [AT_12]}, "is at a line of its own"),
+    ],
+)
+def test_where_a_rank_stood(record: dict[str, Any], doing: str) -> None:
+    run = Run.create("train", 1, started=time.time() - 10)
+    (run.folder / "rank-0.where").write_text(json.dumps({"since": run.started + 4} | record))
+    run.record.end("failed")
+
+    (stall,) = stalls(Run.open(run.folder))
+    assert (stall.rank, stall.doing) == (0, doing)
+    assert stall.since == pytest.approx(4)
+    assert stall.until == pytest.approx(10, abs=0.5)
+    assert stall.line == "cell.py, line 12"
+
+
+@pytest.mark.parametrize(
+    ("file", "doing"), [("result", "has returned"), ("failure.json", "has failed"), ("log", "is gone")]
+)
+def test_a_rank_that_stood_nowhere(file: str, doing: str) -> None:
+    run = run_of(None if doing == "is gone" else elsewhere())
+    (run.folder / f"rank-0.{file}").touch()
+    run.record.end("failed")
+
+    (stall,) = stalls(run)
+    assert (stall.doing, stall.line) == (doing, "")
+    assert 0 <= stall.since <= stall.until
