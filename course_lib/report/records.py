@@ -52,7 +52,7 @@ def failure_in(run: Run, trace: Trace, record: Mapping[str, Any], exit_code: int
     """Return the failure that a rank or the launcher has recorded, or that the exit code tells of, if any."""
     rank = trace.files.rank
     seen, exit_code = record.get("time", time.time()), record.get("exit_code", exit_code)
-    asked_to_end = trace.was_asked_to_end(record.get("process", ""), seen)
+    asked_to_end = bool(record) and trace.was_asked_to_end(record.get("process", ""), seen)
     if record.get("type"):
         return _raised(run, trace, record, asked_to_end)
     if record.get("message"):
