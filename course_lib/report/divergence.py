@@ -50,8 +50,8 @@ class Divergence:
 
 
 def _place(check: Check) -> str:
-    there = f"step {check.step}" if check.step else "the start"
-    return there + (f" of pass {check.number}" if check.number > 1 else "")
+    step = f"step {check.step}" if check.step else "the start"
+    return step + (f" of pass {check.number}" if check.number > 1 else "")
 
 
 def divergence(run: Run) -> Divergence | None:
@@ -82,8 +82,8 @@ def _first_difference(run: Run, last: int | None) -> Divergence | None:
         if not tensors:
             equal = check
             continue
-        alike = defaultdict[tuple[float | None, ...], list[int]](list)
+        equal_ranks = defaultdict[tuple[float | None, ...], list[int]](list)
         for rank, each in enumerate(values):
-            alike[tuple(each.get(name) for name in tensors)].append(rank)
-        return Divergence(tensors, sorted(alike.values(), key=len, reverse=True), check, equal)
+            equal_ranks[tuple(each.get(name) for name in tensors)].append(rank)
+        return Divergence(tensors, sorted(equal_ranks.values(), key=len, reverse=True), check, equal)
     return None

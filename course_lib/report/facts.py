@@ -38,10 +38,10 @@ class Failure:
     unrecorded: Literal["", "folder removed", "disk full"] = ""  # why it may have recorded no exception
     workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
     memory: list[int] | None = None  # total and available bytes then, if workers were killed
-    asked_to_end: bool = False  # by torchrun, once another rank had failed, perhaps as it raised the same
+    asked_to_end: bool = False  # by torchrun, as another rank had failed
     lost_peer: bool = False  # another rank was gone
-    blames: list[int] = field(default_factory=list)  # ranks that its message names, if it is none of them
-    lost_at: dict[str, Any] | None = None  # the frame in which it lost it
+    blames: list[int] = field(default_factory=list)  # the ranks that its message names, unless it is one
+    lost_at: dict[str, Any] | None = None  # the frame in which it lost its peer
     timed_out: bool = False  # it gave up waiting for another rank
     short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
 

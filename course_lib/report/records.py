@@ -123,7 +123,7 @@ def state_of(
     silent: float | None = None,
     asked: bool = False,
 ) -> RankState:
-    """Return what a rank does, by its record or, if it was ``asked``, by the stack that a signal got."""
+    """Return what a rank does: by its record or, if it was ``asked`` and cannot answer, by its stack."""
     trace, lives = run.trace(rank), run.lives(rank)
     record, facts = trace.standstill, trace.facts
     unanswered = asked and not record.get("asked")
@@ -187,9 +187,9 @@ def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
 
 
 def _relevant(others: list[OtherActivity], state: RankState) -> list[OtherActivity]:
-    """Return what may keep a rank: threads at the learner's lines, and processes if it waits outside others.
+    """Return what may keep a rank: threads in the learner's code, forked processes if it waits for no rank.
 
-    A process that has returned waits for threads that are no daemons, whatever they do.
+    A process whose function has returned waits for all threads that are no daemons.
     """
     if state.phase == "returned":
         if state.seconds is None:  # others may have waited for what its end has cut off

@@ -22,9 +22,9 @@ PARTNER = {"recv": "send", "send": "recv"}
 def wait_cause_of(states: Sequence[RankState]) -> Cause | None:
     """Return why the waiting ranks wait; None if that cannot be told.
 
-    Ranks in ``init_process_group`` wait for those that are not. Otherwise the groups that they made may
-    differ, or their calls of one group. If not, some ranks are missing where others wait; those that wait
-    elsewhere themselves are no cause, unless they wait in a circle.
+    Ranks in ``init_process_group`` wait for those that have not called it. Otherwise the ranks' groups may
+    differ, or their calls in one group. If not, some ranks are missing where others wait; a rank that waits
+    elsewhere itself is no cause, unless ranks wait in a circle.
     """
     joins = {each.rank: each.joins for each in states if each.phase != "returned" and each.function == JOIN}
     absent = [state for state in states if state.rank not in joins and not state.called]
@@ -190,10 +190,12 @@ def _first_absence(
 
 def _last_places(states: Sequence[RankState], group: str) -> dict[int, Place]:
     """Return where each rank called the last collective that all have called, if at different lines."""
-    calls = [{call.number or 0: call for call in state.recent if call.group == group} for state in states]
-    common = set.intersection(*map(set, calls))
-    places = {state.rank: its[max(common)].place for state, its in zip(states, calls, strict=True) if common}
-    known = {rank: place for rank, place in places.items() if place}
+    by_rank = {
+        state.rank: {call.number or 0: call.place for call in state.recent if call.group == group}
+        for state in states
+    }
+    common = set.intersection(*map(set, by_rank.values()))
+    known = {rank: place for rank, places in by_rank.items() if common and (place := places[max(common)])}
     return known if len({tuple(place[:2]) for place in known.values()}) > 1 else {}
 
 

@@ -132,7 +132,7 @@ def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
 
 
 def state_lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
-    """Say what a rank was doing and where its call was that does not match: the rank may have gone on."""
+    """Say what a rank was doing and at which line it made a call that does not match: it may have gone on."""
     text = f"{run.who(state.rank)} {state_text(run, state)}"
     call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
     line = line_of(with_source(*call.place)) if call and call.place else ""
