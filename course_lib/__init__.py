@@ -39,7 +39,7 @@ _NAMES_OF = {
     "rank.api": "log place track",
     "report.divergence": "divergence",
     "report.failed": "RankError RankTimeout",
-    "report.stalls": "stalls",
+    "report.waiting": "stalls",
     "run.run": "Run",
 }
 _HOME_OF = {name: module for module, names in _NAMES_OF.items() for name in names.split()}

@@ -27,9 +27,10 @@ from ..record.layout import PROGRAM
 from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text
 from ..report.divergence import divergence
+from ..report.records import WARN_SECONDS
 from ..report.straggler import straggler
 from ..report.wait_cause import apart
-from ..report.waiting import WARN_SECONDS, stalled
+from ..report.waiting import stalled
 from ..run.run import Run
 from .ask import silent_ranks
 

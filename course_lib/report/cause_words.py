@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ..learner_code import Place
+from ..record.layout import of_everyone
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 from .wait_cause import NEW_GROUP, PARTNER
 
@@ -34,24 +34,17 @@ WAITS_FOR = [
     (r"\b(input|breakpoint)\(", "a keyboard, which a rank does not have"),
     (r"\.(accept|recv\w*|connect|read\w*|select|poll)\(|\bopen\(|socket\.py:", "another process or a file"),
 ]
-Tense = Mapping[str, tuple[str, str]]  # by word, the form for one rank and that for several
-PAST: Tense = {
-    "is": ("was", "were"),
-    "wait": ("waited", "waited"),
-    "hold": ("held", "held"),
-    "have": ("had", "had"),
-    "never": ("never", "never"),
-}
-PRESENT: Tense = {
-    "is": ("is", "are"),
-    "wait": ("waits", "wait"),
-    "hold": ("holds", "hold"),
-    "have": ("has", "have"),
-    "never": ("has not", "have not"),  # they may just be slow
+PAST, PRESENT = 0, 2  # where a tense begins in the forms of a verb
+FORMS = {  # for one rank and for several, in the past and in the present
+    "is": ("was", "were", "is", "are"),
+    "wait": ("waited", "waited", "waits", "wait"),
+    "hold": ("held", "held", "holds", "hold"),
+    "have": ("had", "had", "has", "have"),
+    "never": ("never", "never", "has not", "have not"),  # in the present, they may just be slow
 }
 
 
-def cause_text(cause: Cause | None, states: Sequence[RankState], tense: Tense = PAST) -> str:
+def cause_text(cause: Cause | None, states: Sequence[RankState], tense: int = PAST) -> str:
     """Say why ranks wait: for whom or, if they wait for no rank, for what; empty if that is not known."""
     if cause is None:
         return _own_waits(states, tense, slept=True)
@@ -59,7 +52,7 @@ def cause_text(cause: Cause | None, states: Sequence[RankState], tense: Tense = 
     return "; ".join(filter(None, [mismatch_text(cause, tense), _own_waits(absent, tense)]))
 
 
-def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
+def mismatch_text(cause: Cause, tense: int = PAST) -> str:
     """Say in what the ranks' calls differ, or which rank is missing where others wait."""
     if isinstance(cause, OtherGroups):
         groups = _by_text({rank: _list(ranks) for rank, ranks in cause.ranks.items()})
@@ -71,63 +64,65 @@ def mismatch_text(cause: Cause, tense: Tense = PAST) -> str:
             differences.append(_by_text({rank: f"{name} is {value}" for rank, value in values.items()}))
         return f"the ranks do not meet in init_process_group: {'; '.join(differences)}"
     if isinstance(cause, Mismatch):
-        return f"the ranks do not match: collective {cause.number}{_of(cause.group)} is {_differences(cause)}"
-    if isinstance(cause, Circle):
-        return _around(cause, tense)
-    text = f"{_with_verb(cause.absent, 'never', tense)} {_did(cause, tense)}"
+        call = next(iter(cause.calls.values()))
+        collective = f"collective {call.number}{_of_group(call)}"
+        return f"the ranks do not match: {collective} is {_differences(cause.calls)}"
+    return _circle_text(cause, tense) if isinstance(cause, Circle) else _absence_text(cause, tense)
+
+
+def _absence_text(cause: Absence, tense: int) -> str:
+    """Say which ranks have not made a call, who waits in it, and who else waits for those."""
+    wait = _with_verb(cause.waiting, "wait", tense)
+    missed = {
+        "recv": f"sent what {wait} for in recv",
+        "send": f"received what {ranks_text(cause.waiting)} sent, and {wait} in send",
+    }.get(cause.call.name, f"called {_call_text(cause.call)}, in which {wait}")
+    text = f"{_with_verb(cause.absent, 'never', tense)} {missed}"
     if cause.returned:
         text += "; it has returned" if len(cause.absent) == 1 else "; they have returned"
     for each in cause.further:
-        text += f"; {_with_verb(each.waiting, 'wait', tense)} for {ranks_text(each.absent)} in {_place(each)}"
-    return text + _lines(cause.apart)
+        wait = _with_verb(each.waiting, "wait", tense)
+        text += f"; {wait} for {ranks_text(each.absent)} in {_call_text(each.call)}"
+    if cause.apart:  # one of the ranks may have called another one, too
+        files = {os.path.basename(file) for file, _, _ in cause.apart.values()}
+        where = {
+            rank: f"at {f'{os.path.basename(file)}, ' * (len(files) > 1)}line {line}"
+            for rank, (file, line, _) in cause.apart.items()
+        }
+        text += f"; the last that they all called was {_by_text(where)}"
+    return text
 
 
-def _lines(places: Mapping[int, Place]) -> str:
-    """Say where ranks called the last collective before: one of them may have called another one, too."""
-    many = len({file for file, _, _ in places.values()}) > 1
-    named = {rank: f"{os.path.basename(file)}, " * many for rank, (file, _, _) in places.items()}
-    texts = {rank: f"at {named[rank]}line {line}" for rank, (_, line, _) in places.items()}
-    return f"; the last that they all called was {_by_text(texts)}" if texts else ""
-
-
-def _around(cause: Circle, tense: Tense) -> str:
-    calls = cause.calls
+def _circle_text(cause: Circle, tense: int) -> str:
+    ranks, calls = list(cause.calls), cause.calls.values()
     # two groups of the same ranks differ only in their names
-    named = len({tuple(call.ranks) for call in calls.values()}) < len({call.group for call in calls.values()})
-    waits = [
-        f"rank {rank} in {_call_text(call, named, its=True)} for rank {cause.waits_for[rank]}"
-        for rank, call in calls.items()
-    ]
-    order = f"; {SAME_GROUPS}" if any(call.name == NEW_GROUP for call in calls.values()) else ""
-    return f"{_with_verb(calls, 'wait', tense)} for each other: {', '.join(waits)}{order}"
+    named = len({tuple(_group_of(call)) for call in calls}) < len({call.group for call in calls})
+    waits = []
+    for call, rank, awaited in zip(calls, ranks, [*ranks[1:], ranks[0]], strict=True):
+        number = f", its group {call.number}," if call.name == NEW_GROUP else ""
+        waits.append(f"rank {rank} in {_call_text(call, named)}{number} for rank {awaited}")
+    order = f"; {SAME_GROUPS}" if any(call.name == NEW_GROUP for call in calls) else ""
+    return f"{_with_verb(ranks, 'wait', tense)} for each other: {', '.join(waits)}{order}"
 
 
-def _did(cause: Absence, tense: Tense) -> str:
-    """Say what absent ranks have not done, and who waits for it."""
-    wait = _with_verb(cause.waiting, "wait", tense)
-    if cause.function == "recv":
-        return f"sent what {wait} for in recv"
-    if cause.function == "send":
-        return f"received what {ranks_text(cause.waiting)} sent, and {wait} in send"
-    return f"called {_place(cause)}, in which {wait}"
-
-
-def _place(cause: Absence) -> str:
-    return _call_text(Call(cause.function, number=cause.number, ranks=cause.group))
-
-
-def _call_text(call: Call, named: bool = False, its: bool = False) -> str:
-    """Name a call with its group; ``named``: and torch's name of it, ``its``: the number of a new one."""
+def _call_text(call: Call, named: bool = False) -> str:
+    """Name a call with its group and number; ``named``: also with torch's name of the group."""
     if call.name == NEW_GROUP:
-        return f"new_group({_list(call.ranks)})" + (f", its group {call.number}," if its else "")
+        return f"new_group({_list(call.ranks)})"
     if call.name in PARTNER:
         return f"{call.name} (tag {call.number})" if call.number else call.name
     number = "" if call.number is None else f" (collective {call.number})"
-    return f"{call.name}{_of(call.ranks, call.group if named else '')}{number}"
+    return f"{call.name}{_of_group(call, named)}{number}"
 
 
-def _of(ranks: Sequence[int], name: str = "") -> str:
-    return f" of group {name}{' = ' * bool(name)}{_list(ranks)}" if ranks else ""
+def _of_group(call: Call, named: bool = False) -> str:
+    ranks = _group_of(call)
+    return f" of group {f'{call.group} = ' * named}{_list(ranks)}" if ranks else ""
+
+
+def _group_of(call: Call) -> Sequence[int]:
+    """Return the ranks of a call's group; none for the default group, which needs no words."""
+    return () if of_everyone(call.group) else call.ranks
 
 
 def _list(ranks: Sequence[int]) -> str:
@@ -135,35 +130,25 @@ def _list(ranks: Sequence[int]) -> str:
     return f"[{', '.join(map(str, ranks[:MOST_RANKS]))}{more}]"
 
 
-def _differences(cause: Mismatch) -> str:
+def _differences(calls: Mapping[int, Call]) -> str:
     """Say which ranks called what, with as much about each call as tells them apart."""
-    calls = cause.calls
-    names = {rank: call.name for rank, call in calls.items()}
-    roots = {rank: _with_root(call) for rank, call in calls.items() if call.root is not None}
-    shapes = {rank: _with_shapes(call) for rank, call in calls.items()}
-    typed = {rank: f"{shapes[rank]} of {_dtypes(call)}" for rank, call in calls.items()}
+    names, shapes, roots, types = (dict[int, str]() for _ in range(4))
+    for rank, call in calls.items():
+        sizes, many = ", ".join(map(str, call.sizes)), len(call.sizes) > 1
+        names[rank] = call.name
+        shapes[rank] = f"{call.name} of " + (f"shape{'s' * many} {sizes}" if sizes else "no tensor")
+        types[rank] = f"{shapes[rank]} of {', '.join(DTYPES.get(each, each.lower()) for each in call.dtypes)}"
+        if call.root is not None:
+            way = "from" if call.name in ("broadcast", "scatter") else "to"
+            roots[rank] = f"{call.name} {way} rank {call.root}"
     different = (texts for texts in (names, shapes, roots) if len({*texts.values()}) > 1)
-    return _by_text(next(different, typed))
-
-
-def _with_root(call: Call) -> str:
-    return f"{call.name} {'from' if call.name in ('broadcast', 'scatter') else 'to'} rank {call.root}"
-
-
-def _with_shapes(call: Call) -> str:
-    if not call.sizes:
-        return f"{call.name} of no tensor"
-    return f"{call.name} of shape{'s' * (len(call.sizes) > 1)} {', '.join(map(str, call.sizes))}"
-
-
-def _dtypes(call: Call) -> str:
-    return ", ".join(DTYPES.get(dtype, dtype.lower()) for dtype in call.dtypes)
+    return _by_text(next(different, types))
 
 
 # --- waits for no rank ------------------------------------------------------------------------------------
 
 
-def _own_waits(states: Iterable[RankState], tense: Tense, slept: bool = False) -> str:
+def _own_waits(states: Iterable[RankState], tense: int, slept: bool = False) -> str:
     """Say what ranks wait for, if for no other rank; ``slept``: also where they just stand."""
     ranks = defaultdict(list)
     for state in states:
@@ -182,14 +167,13 @@ def _own_wait(state: RankState, slept: bool) -> tuple[str, str]:
     if not state.own_call or state.waits_in:
         return "", ""
     if state.lock_file:
-        holder = state.lock_holder
-        who = f"which {ranks_text([holder]) if isinstance(holder, int) else holder} holds"
-        if holder is None:
-            who = "which no process here has locked: if it was left behind, delete it"
-        return "wait", f"for the lock {state.lock_file}, {who}: {state.own_call}"
-    inner = " ".join(f"{os.path.basename(file)}:{function}" for file, _, function in state.stack[:8])
-    searched = f"{inner} | {state.own_call}"
-    what = next((what for pattern, what in WAITS_FOR if re.search(pattern, searched)), "")
+        left = "no process here has locked: if it was left behind, delete it"
+        holds = f"{state.lock_holder} holds" if state.lock_holder else left
+        what = f"the lock {state.lock_file}, which {holds}"
+    else:
+        inner = " ".join(f"{os.path.basename(file)}:{function}" for file, _, function in state.stack[:8])
+        searched = f"{inner} | {state.own_call}"
+        what = next((what for pattern, what in WAITS_FOR if re.search(pattern, searched)), "")
     if what:
         return "wait", f"for {what}: {state.own_call}"
     return "is", f"in {state.own_call}" if slept else ""
@@ -205,8 +189,8 @@ def _by_text(texts: Mapping[int, str]) -> str:
     return " and ".join(f"{text} on {ranks_text(numbers)}" for text, numbers in ranks.items())
 
 
-def _with_verb(ranks: Collection[int], verb: str, tense: Tense) -> str:
-    return f"{ranks_text(ranks)} {tense[verb][len(ranks) > 1]}"
+def _with_verb(ranks: Collection[int], verb: str, tense: int) -> str:
+    return f"{ranks_text(ranks)} {FORMS[verb][tense + (len(ranks) > 1)]}"
 
 
 def ranks_text(numbers: Iterable[int]) -> str:

@@ -17,24 +17,12 @@ LATEST = 1 << 10  # rows of each rank, and four checks, that are read first: ran
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference between ranks in what all should hold alike.
+    """The first difference between ranks in what all should hold alike."""
 
-    Attributes
-    ----------
-    tensors : list of str
-        Those that differ, in the order of the model.
-    groups : list of list of int
-        Ranks that hold the same, the largest group first.
-    check : Check
-        When they were first seen to differ: after this ``step`` of this pass (``number``).
-    equal : Check or None
-        When they were last seen to be equal before that; None if they never were.
-    """
-
-    tensors: list[str]
-    groups: list[list[int]]
-    check: Check
-    equal: Check | None
+    tensors: list[str]  # those that differ, in the order of the model
+    groups: list[list[int]]  # ranks that hold the same, the largest group first
+    check: Check  # when they were first seen to differ: after this ``step`` of this pass (``number``)
+    equal: Check | None  # when they were last seen to be equal before that; None if they never were
 
     def __str__(self) -> str:
         more = f" and {len(self.tensors) - 1} more" if self.tensors[1:] else ""
@@ -62,8 +50,8 @@ class Divergence:
 
 
 def _place(check: Check) -> str:
-    there = f"step {check.step}" if check.step else "the start"
-    return there + (f" of pass {check.number}" if check.number > 1 else "")
+    step = f"step {check.step}" if check.step else "the start"
+    return step + (f" of pass {check.number}" if check.number > 1 else "")
 
 
 def divergence(run: Run) -> Divergence | None:
@@ -94,8 +82,8 @@ def _first_difference(run: Run, last: int | None) -> Divergence | None:
         if not tensors:
             equal = check
             continue
-        alike = defaultdict[tuple[float | None, ...], list[int]](list)
+        equal_ranks = defaultdict[tuple[float | None, ...], list[int]](list)
         for rank, each in enumerate(values):
-            alike[tuple(each.get(name) for name in tensors)].append(rank)
-        return Divergence(tensors, sorted(alike.values(), key=len, reverse=True), check, equal)
+            equal_ranks[tuple(each.get(name) for name in tensors)].append(rank)
+        return Divergence(tensors, sorted(equal_ranks.values(), key=len, reverse=True), check, equal)
     return None

@@ -1,4 +1,4 @@
-"""What went wrong in a run, as facts: `failed` and `waiting` read them, `words` puts them into words."""
+"""What went wrong in a run, as facts: `records` reads them, `words` puts them into words."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Failure:
     unrecorded: Literal["", "folder removed", "disk full"] = ""  # why it may have recorded no exception
     workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
     memory: list[int] | None = None  # total and available bytes then, if workers were killed
-    asked_to_end: bool = False  # by torchrun, once another rank had failed, perhaps as it raised the same
+    asked_to_end: bool = False  # by torchrun, as another rank had failed
     lost_peer: bool = False  # another rank was gone
-    blames: list[int] = field(default_factory=list)  # ranks that its message names, if it is none of them
-    lost_at: dict[str, Any] | None = None  # the frame in which it lost it
+    blames: list[int] = field(default_factory=list)  # the ranks that its message names, unless it is one
+    lost_at: dict[str, Any] | None = None  # the frame in which it lost its peer
     timed_out: bool = False  # it gave up waiting for another rank
     short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
 
@@ -89,7 +89,7 @@ class ThreadError(NamedTuple):
     """An exception that ended a thread beside the main thread of a rank, or that the main thread handles."""
 
     thread: str  # its name; empty for the main thread
-    exception: str  # the type
+    type: str
     message: str
     frames: list[dict[str, Any]]  # the learner's own, outermost first
 
@@ -110,9 +110,9 @@ class RankState:
     recent: list[Call] = field(default_factory=list)  # the latest collectives, whether over or not
     groups: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each that it is in
     own_call: str = ""  # the source of the learner's call that has not ended, if the rank is idle in it
-    joins: dict[str, list[str]] = field(default_factory=dict)  # by what, and how it was launched
+    joins: dict[str, list[str]] = field(default_factory=dict)  # by name: its value, and that at the launch
     lock_file: str = ""  # that it waits for in this call
-    lock_holder: int | str | None = None  # the rank that has locked it, or which process
+    lock_holder: str = ""  # which rank or process has locked it
     silent: float | None = None  # seconds for which none of its threads ran, though its process lives
     beside: list[OtherActivity] = field(default_factory=list)
     thread_errors: list[ThreadError] = field(default_factory=list)
@@ -121,20 +121,16 @@ class RankState:
 class Mismatch(NamedTuple):
     """Different collectives, sizes, types or roots, that ranks have called under one number."""
 
-    number: int
     calls: dict[int, Call]  # by rank
-    group: Sequence[int] = ()  # its ranks; empty for the default group
 
 
 class Absence(NamedTuple):
-    """Ranks that have not called the function in which others wait for them."""
+    """Ranks that have not made the call in which others wait for them."""
 
     absent: list[int]
     waiting: list[int]
-    function: str
-    number: int | None  # of the collective; None for all else
+    call: Call
     returned: bool  # all that are absent have returned
-    group: Sequence[int] = ()  # its ranks, those of a new group; empty for the default group
     further: Sequence[Absence] = ()  # other waits, which this one explains
     apart: Mapping[int, Place] = {}  # by rank, where the last that all have called was, if at different lines
 
@@ -142,8 +138,7 @@ class Absence(NamedTuple):
 class Circle(NamedTuple):
     """Ranks that wait for each other, each in another call."""
 
-    calls: dict[int, Call]  # by rank
-    waits_for: dict[int, int]
+    calls: dict[int, Call]  # by rank: each waits for the next one, and the last for the first
 
 
 class OtherGroups(NamedTuple):
@@ -170,7 +165,6 @@ class Report:
     states: list[RankState] = field(default_factory=list)  # by rank
     mismatch: Cause | None = None  # whom the ranks waited for, if that led to it and is known
     timeout: float | None = None  # seconds after which the ranks were not done
-    message: str = ""  # the launcher's, on anything else
     before: Failure | None = None  # what ended the attempt before a restart
     divergence: Divergence | None = None  # the first difference in what `track(…, same=…)` compares
 

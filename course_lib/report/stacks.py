@@ -50,17 +50,18 @@ def crash_position(trace: Trace) -> tuple[Position | None, str]:
     """
     for end in trace.crash_texts():
         _, crashed, text = end.rpartition(CRASH)
-        if crashed:
-            stacks = dumped(text)
-            position = next(filter(None, map(position_of, stacks)), None)
-            if not CURRENT.search(text) or (
-                stacks[0] and all(is_ours(file) for file, _, _ in stacks[0])
-            ):  # std::terminate's
-                return position, "in a thread that runs no Python code"
-            if position is None or position_of(stacks[0]) or not stacks[0]:
-                return position, ""
-            file, line, function = next(place for place in stacks[0] if not is_ours(place[0]))
-            return position, f"in another thread, in {function} ({os.path.basename(file)}, line {line})"
+        if not crashed:
+            continue
+        stacks = dumped(text)
+        position = next(filter(None, map(position_of, stacks)), None)
+        first = next(iter(stacks), [])
+        foreign = [place for place in first if not is_ours(place[0])]
+        if not CURRENT.search(text) or (first and not foreign):  # std::terminate's
+            return position, "in a thread that runs no Python code"
+        if position is None or position_of(first) or not foreign:
+            return position, ""
+        file, line, function = foreign[0]
+        return position, f"in another thread, in {function} ({os.path.basename(file)}, line {line})"
     return None, ""
 
 
@@ -82,13 +83,13 @@ def in_distributed(stack: Sequence[Place]) -> bool:
     return any(DISTRIBUTED in file for file, _, _ in stack)
 
 
-def has_pending(record: Mapping[str, Any]) -> bool:
-    """Return whether a rank's main thread, not another one, is in a collective that is not over."""
-    elsewhere = any(in_distributed(thread["stack"]) for thread in record.get("threads", []))
-    return bool(record.get("pending")) and not elsewhere
+def position_in(record: Mapping[str, Any], stack: Sequence[Place]) -> Position | None:
+    """Return where a rank's main thread is, by its stack and by its record of the collectives that wait."""
+    other_waits = any(in_distributed(thread["stack"]) for thread in record.get("threads", []))
+    return position_of(stack, bool(record.get("pending")) and not other_waits)
 
 
-def beside(record: Mapping[str, Any]) -> list[OtherActivity]:
+def others_in(record: Mapping[str, Any]) -> list[OtherActivity]:
     """Return the threads and the forked processes in a rank's record of where it is."""
     threads = [
         OtherActivity(position_of(each["stack"]), each["name"], each["daemon"])

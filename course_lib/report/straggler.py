@@ -10,7 +10,6 @@ every part of the run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -51,26 +50,54 @@ def straggler(run: Run) -> Straggler | None:
     Return None also if too little is known: one rank, few collectives, a very short run.
     """
     run = run.snapshot()
-    arrivals = collective_arrivals(run)
-    if run.world_size < 2 or len(arrivals.numbers) < FEWEST or np.ptp(arrivals.begun) < SHORTEST:
+    numbers, arrivals = collective_arrivals(run)
+    if run.world_size < 2 or len(numbers) < FEWEST:
         return None
-    step = step_seconds(run) or float(np.ptp(arrivals.begun) / np.ptp(arrivals.numbers))
-    rank, late = _latest(arrivals, step)
+    begun = np.maximum.accumulate(arrivals.max(axis=1))  # each collective, as the last rank called it
+    seconds = float(np.ptp(begun))
+    if seconds < SHORTEST:
+        return None
+    step = _step_seconds(run) or seconds / float(np.ptp(numbers))
+    rank, late = _latest(arrivals, begun, (len(numbers) - 1) * step / seconds)
     if late:
         late = min(late, step * _others_wait(run, rank))
     return Straggler(rank, late, step) if late >= max(LATE_SECONDS, LATE_SHARE * step) else None
 
 
-def _latest(arrivals: CollectiveArrivals, step: float) -> tuple[int, float]:
-    """Return the rank that cost the others most, and how many seconds per step: 0 if not again and again."""
-    collectives, ranks = arrivals.seconds.shape
-    others = arrivals.waited.copy()
-    others[np.arange(collectives), arrivals.last] = np.inf
-    cost = others.min(axis=1)  # all others waited at least this long for the last one
+def collective_arrivals(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the collectives in which all ranks wait for all, and when each rank called them.
+
+    That is in seconds since the launch, of shape (collectives, ranks), as far as the ranks have written it.
+    """
+    by_rank = [trace.arrivals for trace in run.traces()]
+    common = by_rank[0]["number"] if by_rank else np.empty(0)
+    for arrivals in by_rank[1:]:
+        common = np.intersect1d(common, arrivals["number"], assume_unique=True)
+    if not len(common):
+        return common, np.empty((0, len(by_rank)))
+    rows = [np.searchsorted(arrivals["number"], common) for arrivals in by_rank]
+    meets = by_rank[0]["meets"][rows[0]] > 0
+    columns = [arrivals["seconds"][row][meets] for arrivals, row in zip(by_rank, rows, strict=True)]
+    return common[meets], np.stack(columns, axis=1)
+
+
+def _latest(arrivals: np.ndarray, begun: np.ndarray, a_step: float) -> tuple[int, float]:
+    """Return the rank that cost the others most, and how many seconds per step: 0 if not again and again.
+
+    There are ``a_step`` collectives in a step.
+    """
+    collectives, ranks = arrivals.shape
+    last = arrivals.argmax(axis=1)
+    waited = np.empty(arrivals.shape)
+    for rank, called in enumerate(np.sort(arrivals, axis=0).T):
+        # no longer than since the rank's own latest call: before that it was at work
+        latest = called[np.maximum(0, np.searchsorted(called, begun, side="right") - 1)]
+        waited[:, rank] = np.maximum(0.0, begun - np.maximum(latest, np.append(0.0, begun[:-1])))
+    waited[np.arange(collectives), last] = np.inf
+    cost = waited.min(axis=1)  # all others waited at least this long for the last one
     cost[0] = 0.0  # what came before it is not known
-    rank = int(np.bincount(arrivals.last, weights=cost, minlength=ranks).argmax())
-    net = np.where(arrivals.last == rank, cost, -cost)
-    a_step = (collectives - 1) * step / float(np.ptp(arrivals.begun))  # collectives in a step
+    rank = int(np.bincount(last, weights=cost, minlength=ranks).argmax())
+    net = np.where(last == rank, cost, -cost)
     by_step = _by_part(net, a_step)
     if net.sum() < BY_CHANCE * np.sqrt((by_step**2).sum()):
         return rank, 0.0
@@ -93,62 +120,15 @@ def _others_wait(run: Run, rank: int) -> float:
     shares = [1.0]
     for other in set(range(run.world_size)) - {rank}:
         ticks = run.ticks(other)
-        ticks = {name: ticks[name][ticks["passes"] > 0] for name in ("seconds", "cpu_seconds")}
+        seconds, worked = (ticks[name][ticks["passes"] > 0] for name in ("seconds", "cpu_seconds"))
         on_gpu = str(run.facts(other).get("device", "")).startswith("cuda")
-        if len(ticks["seconds"]) > 1 and not on_gpu and not np.isnan(ticks["cpu_seconds"]).any():
-            shares.append(max(0.0, 1 - float(np.ptp(ticks["cpu_seconds"]) / np.ptp(ticks["seconds"]))))
+        if len(seconds) > 1 and not on_gpu and not np.isnan(worked).any():
+            shares.append(max(0.0, 1 - float(np.ptp(worked) / np.ptp(seconds))))
     return min(shares)
 
 
-def step_seconds(run: Run) -> float:
+def _step_seconds(run: Run) -> float:
     """Return the seconds per step inside the `track` loops, averaged over the ranks; 0 if there is none."""
-    ticks = [run.ticks(rank) for rank in range(run.world_size)]
+    ticks = [trace.ticks for trace in run.traces()]
     rates = [each["tracked_seconds"][-1] / each["steps"][-1] for each in ticks if each["steps"][-1:].any()]
     return float(np.mean(rates)) if rates else 0.0
-
-
-# --- when the ranks called their collectives --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CollectiveArrivals:
-    """The collectives that all ranks were seen to call, and in which all wait for all."""
-
-    numbers: np.ndarray  # of shape (collectives,), the same on every rank
-    seconds: np.ndarray  # of shape (collectives, ranks): since the launch, when each rank called it
-
-    @cached_property
-    def begun(self) -> np.ndarray:
-        """When each began, as the last rank called it, of shape (collectives,)."""
-        return np.maximum.accumulate(self.seconds.max(axis=1, initial=0))
-
-    @cached_property
-    def last(self) -> np.ndarray:
-        """Which rank called each last, of shape (collectives,)."""
-        return self.seconds.argmax(axis=1)
-
-    @cached_property
-    def waited(self) -> np.ndarray:
-        """Seconds that each rank can have waited for the last one, of shape (collectives, ranks).
-
-        No longer than since its own latest call: before that it was at work.
-        """
-        waited = []
-        for column in np.sort(self.seconds, axis=0).T:
-            called = column[np.maximum(0, np.searchsorted(column, self.begun, side="right") - 1)]
-            waited.append(self.begun - np.maximum(called, np.append(0.0, self.begun[:-1])))
-        return np.maximum(0.0, np.stack(waited, axis=1))
-
-
-def collective_arrivals(run: Run) -> CollectiveArrivals:
-    """Collect the arrivals from what the ranks have written so far."""
-    by_rank = [trace.arrivals for trace in run.traces()]
-    common = by_rank[0]["number"] if by_rank else np.empty(0)
-    for arrivals in by_rank[1:]:
-        common = np.intersect1d(common, arrivals["number"], assume_unique=True)
-    if not len(common):
-        return CollectiveArrivals(common, np.empty((0, len(by_rank))))
-    rows = [np.searchsorted(arrivals["number"], common) for arrivals in by_rank]
-    meets = by_rank[0]["meets"][rows[0]] > 0
-    columns = [arrivals["seconds"][row][meets] for arrivals, row in zip(by_rank, rows, strict=True)]
-    return CollectiveArrivals(common[meets], np.stack(columns, axis=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +45,7 @@ def about(error: str) -> Symptom | None:
     return None
 
 
-def found(words: list[str]) -> Iterator[Symptom]:
-    """Yield the rows that have all of these words, then those that have some, the most first."""
-    asked = [word.lower() for word in words]
-    counts = [sum(word in " ".join(row).lower() for word in asked) for row in symptoms()]
-    for wanted in range(len(asked), 0, -1):
-        yield from (row for row, count in zip(symptoms(), counts, strict=True) if count == wanted)
+def found(words: list[str]) -> list[Symptom]:
+    """Return the rows that have any of these words, those with the most first."""
+    counts = {row: sum(word.lower() in " ".join(row).lower() for word in words) for row in symptoms()}
+    return sorted(filter(counts.__getitem__, counts), key=lambda row: -counts[row])

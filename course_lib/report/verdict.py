@@ -7,6 +7,7 @@ of several rounds. An effect counts if it is larger than the spread of the round
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,28 +49,12 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What slows a training run down, and the figures that say so.
+    """What slows a training run down, and the figures that say so."""
 
-    Attributes
-    ----------
-    cause : str
-        "loader", "communication", "straggler", "sharing" (of cores or a device), "little work" (in a step),
-        "computing" (none of these), or "unknown" if the figures do not suffice.
-    sentence : str
-        The same in words, with what helps.
-    costs : dict of str to float
-        By cause, its share of the time inside loops, from 0.1 to 1; smaller ones are left out.
-    rates : dict of str to list
-        Of trials: by way, samples per second by round and rank.
-    rows : list of dict
-        The table below the sentence.
-    """
-
-    cause: str
-    sentence: str
-    costs: dict[str, float] = field(default_factory=dict)
-    rates: Mapping[str, Rates] = field(default_factory=dict)
-    rows: list[dict[str, str]] = field(default_factory=list)
+    cause: str  # one of `SENTENCES`, "computing" (none of these), or "unknown" if the figures do not suffice
+    sentence: str  # the same in words, with what helps
+    costs: dict[str, float] = field(default_factory=dict)  # by cause: 0.1 or more of the time inside loops
+    rows: list[dict[str, str]] = field(default_factory=list)  # the table below the sentence
 
     def __repr__(self) -> str:
         return "\n".join(filter(None, [f"{self.cause}: {self.sentence}", text_table(self.rows)]))
@@ -81,11 +66,11 @@ class Verdict:
 
 def verdict_on_run(run: Run) -> Verdict:
     """Say what a run's own records show: how long each rank waited for its loader, and a straggler."""
-    known = [_loader_share(run, rank) for rank in range(run.world_size)]
-    shares = [share for share in known if share is not None]
-    if not known or len(shares) < len(known):
+    shares = [_loader_share(trace.ticks) for trace in run.traces()]
+    if not shares or np.isnan(shares).any():
         words = f"less than {SHORTEST:g} s inside track(loader) is known of a rank: let it run for longer."
         return Verdict("unknown", words)
+    rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
     waits = _range([100 * share for share in shares], "{:.0f}")
     loader = f"the ranks wait for their loaders for {waits} % of their time"
     found = []  # cost, cause, sentence
@@ -94,21 +79,19 @@ def verdict_on_run(run: Run) -> Verdict:
         found.append((min(shares), "loader", f"{loader}: {cure}."))
     if late := straggler(run):
         found.append((late.share, "straggler", f"{late}."))
-    rows = [{"rank": str(rank), "waits for its loader": f"{share:.0%}"} for rank, share in enumerate(shares)]
     if not found:
         words = f"{loader}, and no rank is late again and again. why(function, …) tries what else it may be."
         return Verdict("unknown", words, rows=rows)
-    found.sort(key=lambda each: -each[0])
+    found.sort(reverse=True)
     costs = {cause: share for share, cause, _ in found}
     return Verdict(found[0][1], " ".join(sentence for *_, sentence in found), costs, rows=rows)
 
 
-def _loader_share(run: Run, rank: int) -> float | None:
-    """Return the share of a rank's time in its loops that it waited for its loader, after the first step."""
-    ticks = run.ticks(rank)
-    begun = ticks["steps"] > 0
-    waited, tracked = ticks["loader_seconds"][begun], ticks["tracked_seconds"][begun]
-    return float(np.ptp(waited) / np.ptp(tracked)) if len(tracked) and np.ptp(tracked) >= SHORTEST else None
+def _loader_share(ticks: Mapping[str, np.ndarray]) -> float:
+    """Return the share of its time in loops, after the first step, that a rank waits for batches; or NaN."""
+    waited, tracked = (ticks[name][ticks["steps"] > 0] for name in ("loader_seconds", "tracked_seconds"))
+    known = len(tracked) > 0 and np.ptp(tracked) >= SHORTEST
+    return float(np.ptp(waited) / np.ptp(tracked)) if known else math.nan
 
 
 class Effect:
@@ -149,20 +132,19 @@ def verdict_on_trials(trials: Mapping[str, Rates], skipped: Mapping[str, str]) -
         sentence = SENTENCES[cause].format(effect=effect, rates=effect.rates, share=costs[cause], rank=rank)
     elif spread >= LARGE or skipped:
         cause = "unknown"
-        words = (
+        sentence = (
             f"no trial saves a tenth of the time, and more than the spread of its rounds (up to {spread:.0%})"
+            ". Longer trials (trial_seconds=…) or a quieter machine may show more."
         )
-        sentence = f"{words}. Longer trials (trial_seconds=…) or a quieter machine may show more."
     else:
         cause = "computing"
         sentence = "no trial saves a tenth of the time inside track(…): it goes into computing."
-    rows = [
-        (way, _by_rank(rates), _range(_slowest(rates)), str(effects.get(way, "")))
-        for way, rates in trials.items()
-    ]
+    rows = []
+    for way, rates in trials.items():
+        medians = " · ".join(f"{rate:,.0f}" for rate in np.median(rates, axis=0))
+        rows.append((way, medians, _range(_slowest(rates)), str(effects.get(way, ""))))
     rows += [(way, "–", "–", reason) for way, reason in skipped.items()]
-    table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    return Verdict(cause, sentence, costs, trials, table)
+    return Verdict(cause, sentence, costs, [dict(zip(COLUMNS, row, strict=True)) for row in rows])
 
 
 def _effects(trials: Mapping[str, Rates]) -> dict[str, Effect]:
@@ -190,10 +172,6 @@ def _slowest_rank(rounds: Rates) -> tuple[int, Effect]:
     rank = int(np.median(rates, axis=0).argmin())
     others = np.median(np.delete(rates, rank, axis=1), axis=1)
     return rank, Effect(others.tolist(), rates[:, rank].tolist())
-
-
-def _by_rank(rates: Rates) -> str:
-    return " · ".join(f"{rate:,.0f}" for rate in np.median(rates, axis=0))
 
 
 def _range(values: Sequence[float], form: str = "{:,.0f}") -> str:

@@ -6,6 +6,7 @@ group that have not got that far, or that have called something else under that 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ..learner_code import Place
@@ -21,15 +22,15 @@ PARTNER = {"recv": "send", "send": "recv"}
 def wait_cause_of(states: Sequence[RankState]) -> Cause | None:
     """Return why the waiting ranks wait; None if that cannot be told.
 
-    Ranks in ``init_process_group`` wait for those that are not. Otherwise the groups that they made may
-    differ, or their calls of one group. If not, some ranks are missing where others wait; those that wait
-    elsewhere themselves are no cause, unless they wait in a circle.
+    Ranks in ``init_process_group`` wait for those that have not called it. Otherwise the ranks' groups may
+    differ, or their calls in one group. If not, some ranks are missing where others wait; a rank that waits
+    elsewhere itself is no cause, unless ranks wait in a circle.
     """
-    joining = [state.rank for state in states if state.phase != "returned" and state.function == JOIN]
-    absent = [state for state in states if state.rank not in joining and not state.called]
-    if joining and absent:
-        return _absence(absent, joining, Call(JOIN))
-    if joining and (differ := _apart({each.rank: each.joins for each in states if each.rank in joining})):
+    joins = {each.rank: each.joins for each in states if each.phase != "returned" and each.function == JOIN}
+    absent = [state for state in states if state.rank not in joins and not state.called]
+    if joins and absent:
+        return _absence(absent, list(joins), Call(JOIN))
+    if differ := _apart(joins):
         return differ
     waits = {state.rank: _with_ranks(state.waits_in, states) for state in states if state.waits_in}
     if cause := other_groups([state.groups for state in states]) or _other_calls(states, waits):
@@ -47,14 +48,14 @@ def apart(run: Run) -> Apart | None:
 
 
 def _apart(joins: Mapping[int, Mapping[str, Sequence[str]]]) -> Apart | None:
-    found = dict[str, dict[int, tuple[str, str]]]()
+    """Return what keeps ranks apart that join: what differs from the launch or, if nothing, among them."""
+    found = {}
     for name in dict.fromkeys(name for join in joins.values() for name in join):
         by_rank = {rank: (join[name][0], join[name][1]) for rank, join in joins.items() if name in join}
         values = {now for now, _ in by_rank.values()}
-        differ = {rank: (now, old) for rank, (now, old) in by_rank.items() if old not in ("", now)}
-        if not differ and (len(values) < len(by_rank) if name == "RANK" else len(values) > 1):
-            differ = {rank: (now, "") for rank, (now, _) in by_rank.items()}
-        found |= {name: differ} if differ else {}
+        changed = {rank: (now, old) for rank, (now, old) in by_rank.items() if old not in ("", now)}
+        if changed or len(values) != (len(by_rank) if name == "RANK" else 1):
+            found[name] = changed or {rank: (now, "") for rank, (now, _) in by_rank.items()}
     return Apart(found) if found else None
 
 
@@ -75,11 +76,11 @@ def _with_ranks(call: Call, states: Sequence[RankState]) -> Call:
 
 def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups | None:
     """Return the first group that is not the same on all ranks that made one of its name; given by rank."""
-    made: dict[str, dict[int, Sequence[int]]] = {}
+    made: dict[str, dict[int, Sequence[int]]] = defaultdict(dict)
     for rank, by_name in enumerate(groups):
         for name, ranks in by_name.items():
             if not of_everyone(name):  # a program may have several worlds
-                made.setdefault(name, {})[rank] = ranks
+                made[name][rank] = ranks
     for name, by_rank in made.items():
         meets = max(map(len, by_rank.values())) > 1  # alone, none meets another
         if meets and len({*map(tuple, by_rank.values())}) > 1:
@@ -92,12 +93,14 @@ def _other_calls(states: Sequence[RankState], waits: Mapping[int, Call]) -> Mism
     calls = [(state.rank, call) for state in states for call in state.recent]  # over on some, perhaps
     calls += waits.items()
     for group in dict.fromkeys(call.group for call in waits.values() if call.group):
-        numbers = {call.number or 0 for call in waits.values() if call.group == group}
-        for number in sorted({call.number or 0 for _, call in calls if call.group == group}):
-            of_ranks = {rank: call for rank, call in calls if (call.group, call.number) == (group, number)}
-            if number <= max(numbers) and _differ(of_ranks.values()):
-                call = next(iter(of_ranks.values()))
-                return Mismatch(number, of_ranks, _shown(_with_ranks(call, states)).ranks)
+        latest = max(call.number or 0 for call in waits.values() if call.group == group)
+        by_number: dict[int, dict[int, Call]] = defaultdict(dict)
+        for rank, call in calls:
+            if call.group == group and (call.number or 0) <= latest:
+                by_number[call.number or 0][rank] = _with_ranks(call, states)
+        for _, by_rank in sorted(by_number.items()):
+            if _differ(by_rank.values()):
+                return Mismatch(by_rank)
     return None
 
 
@@ -115,20 +118,18 @@ def _missing(rank: int, call: Call, states: Sequence[RankState], waits: Mapping[
     others = [state for state in states if state.rank in call.ranks and state.rank != rank]
     if call.group:
         return [state.rank for state in others if _is_before(state, call)]
-
-    def answered(state: RankState) -> bool:
-        other = waits.get(state.rank)
-        if call.name in PARTNER:  # they meet, if the message is on its way
-            meets = Call(PARTNER[call.name], number=call.number)
-            return other is not None and rank in other.ranks and other._replace(ranks=()) == meets
-        return other == call or (call.name == NEW_GROUP and _has_made(state, call))
-
-    return [state.rank for state in others if not answered(state)]
+    return [state.rank for state in others if not _answers(state, waits.get(state.rank), rank, call)]
 
 
-def _has_made(state: RankState, call: Call) -> bool:
-    """Return whether a rank has made a new group; a locally synchronized one is not named by a number."""
+def _answers(state: RankState, other: Call | None, rank: int, call: Call) -> bool:
+    """Return whether a rank, which waits in the ``other`` call, meets the one that waits in this call."""
+    if call.name in PARTNER:  # their message is on its way
+        partner = Call(PARTNER[call.name], number=call.number)
+        return other is not None and rank in other.ranks and other._replace(ranks=()) == partner
+    if other == call or call.name != NEW_GROUP:
+        return other == call
     same = [name for name, ranks in state.groups.items() if ranks == list(call.ranks)]
+    # the rank has made it; a locally synchronized group is not named by a number
     return any(name == str(call.number) or not name.isdigit() for name in same)
 
 
@@ -144,25 +145,20 @@ def _circle(
 ) -> Circle | None:
     """Return ranks that stand still: each waits for the next one, and the last for the first."""
     stands = {state.rank for state in states if state.seconds is not None}
-    path, seen = list[int](), set[int]()
-    follows = {rank: [other for other in others if other in stands] for rank, others in missing.items()}
+    seen = set[int]()
 
-    def walk(rank: int) -> list[int]:
-        if rank in path:
-            return path[path.index(rank) :]
-        if rank in seen:
-            return []
-        seen.add(rank)
-        path.append(rank)
-        found = next(filter(None, (walk(other) for other in follows.get(rank, []))), [])
-        if not found:
-            path.pop()
-        return found
+    def around(path: list[int]) -> list[int]:
+        seen.add(path[-1])
+        for other in missing.get(path[-1], []):
+            if other in path:
+                return path[path.index(other) :]
+            if other in stands - seen and (found := around([*path, other])):
+                return found
+        return []
 
-    for rank in sorted(stands & follows.keys()):
-        if around := walk(rank):
-            following = dict(zip(around, [*around[1:], around[0]], strict=True))
-            return Circle({each: _shown(waits[each]) for each in around}, following)
+    for rank in sorted(stands & missing.keys()):
+        if rank not in seen and (circle := around([rank])):
+            return Circle({each: waits[each] for each in circle})
     return None
 
 
@@ -170,41 +166,39 @@ def _first_absence(
     states: Sequence[RankState], waits: Mapping[int, Call], missing: Mapping[int, list[int]]
 ) -> Absence | None:
     """Return the absence that explains the others: of ranks that do not wait for any rank themselves."""
-    by_call: dict[tuple[str, int | None, str, tuple[int, ...]], list[int]] = {}
+    by_call: dict[tuple[str, int | None, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for rank, call in waits.items():
         if missing[rank]:
-            by_call.setdefault((call.name, call.number, call.group, tuple(call.ranks)), []).append(rank)
+            by_call[call.name, call.number, call.group, tuple(call.ranks)].append(rank)
     found = []
-    for (name, _, group, _), waiting in by_call.items():
-        call = waits[waiting[0]]
-        absent = [state for state in states if state.rank in missing[waiting[0]]]
-        # a rank that could not answer, but is in that function according to its stack, waits as well
-        stuck = [state.rank for state in states if group and state.called is None and state.function == name]
-        apart = _last_places([*absent, *(state for state in states if state.rank in waiting)], group)
-        found.append(_absence(absent, sorted({*waiting, *stuck}), _shown(call))._replace(apart=apart))
-    found.sort(key=lambda absence: sum(rank in waits and bool(missing[rank]) for rank in absence.absent))
+    for waiting in by_call.values():
+        call, absent = waits[waiting[0]], missing[waiting[0]]
+        places = _last_places([each for each in states if each.rank in (*absent, *waiting)], call.group)
+        if call.group:  # a rank that could not answer, but is in that function by its stack, waits as well
+            silent = [state for state in states if state.called is None]
+            waiting += [state.rank for state in silent if state.function == call.name]
+        absence = _absence([each for each in states if each.rank in absent], sorted({*waiting}), call)
+        found.append(absence._replace(apart=places))
     if not found:
         return None
+    found.sort(key=lambda absence: sum(bool(missing.get(rank)) for rank in absence.absent))
     first, *others = found
-    further = [other for other in others if other.group != first.group or other.number is None]
-    explained = {*first.waiting, *first.absent}
+    explained, group = {*first.waiting, *first.absent}, (first.call.group, first.call.ranks)
+    further = [other for other in others if (other.call.group, other.call.ranks) != group]
     return first._replace(further=[other for other in further if explained & {*other.absent}])
 
 
 def _last_places(states: Sequence[RankState], group: str) -> dict[int, Place]:
     """Return where each rank called the last collective that all have called, if at different lines."""
-    calls = {it.rank: {call.number or 0: call for call in it.recent if call.group == group} for it in states}
-    common = set.intersection(*map(set, calls.values()))
-    places = {rank: its[max(common)].place for rank, its in sorted(calls.items()) if common}
-    known = {rank: place for rank, place in places.items() if place}
+    by_rank = {
+        state.rank: {call.number or 0: call.place for call in state.recent if call.group == group}
+        for state in states
+    }
+    common = set.intersection(*map(set, by_rank.values()))
+    known = {rank: place for rank, places in by_rank.items() if common and (place := places[max(common)])}
     return known if len({tuple(place[:2]) for place in known.values()}) > 1 else {}
 
 
 def _absence(absent: list[RankState], waiting: list[int], call: Call) -> Absence:
     returned = all(state.phase == "returned" for state in absent)
-    return Absence([state.rank for state in absent], waiting, call.name, call.number, returned, call.ranks)
-
-
-def _shown(call: Call) -> Call:
-    """Leave the ranks of the default group away."""
-    return call._replace(ranks=()) if of_everyone(call.group) else call
+    return Absence([state.rank for state in absent], waiting, call, returned)

@@ -1,42 +1,22 @@
-"""Find out what the ranks are doing, during a run and at its end: who waits where, and for whom.
-
-Each rank records where it is and which collectives it has called (`rank.standstill`), once it makes no
-progress or is asked (`launcher.ask`). Here is what follows from that.
-"""
+"""Say what the ranks are doing, during a run and at its end: who waits where, since when, and for whom."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..record.layout import AT_WORK, STARTING
 from .cause_words import PRESENT, cause_text, mismatch_text
 from .divergence import divergence
-from .facts import (
-    Absence,
-    Call,
-    Circle,
-    ExitCodes,
-    Failure,
-    Failures,
-    OtherActivity,
-    RankState,
-    Report,
-    ThreadError,
-)
-from .failed import failure_before, failure_of, first_failure
-from .stacks import asked_stack, beside, has_pending, position_of
+from .facts import Absence, Circle, ExitCodes, Failure, Failures, RankState, Report
+from .failed import failure_before, first_failure
+from .records import WARN_SECONDS, state_of
+from .stacks import others_in, position_in
 from .wait_cause import apart, other_groups, wait_cause_of
-from .words import lingering_text, restart_text, warning_text
+from .words import line_of, position_text, restart_text, state_lines, warning_text
 
 if TYPE_CHECKING:
     from ..run.run import Run
-
-WARN_SECONDS = 10.0  # without progress for this long, the dashboard says who waits where
-BUSY = 0.2  # with a larger share of CPU time in one place, a rank does not wait there
 
 
 def report_of(
@@ -66,15 +46,10 @@ def explains(cause: Failure | None) -> bool:
 
 def stalled(run: Run, silent: Mapping[int, float]) -> str:
     """Return a warning while ranks are stuck: which, where and for how long; empty while all progress."""
-    working = [rank for rank, trace in enumerate(run.traces()) if not trace.has_returned]
-    since = {rank: run.trace(rank).standstill.get("since", math.inf) for rank in working}
-    stood = {rank: silent.get(rank) or run.clock(rank) - since[rank] for rank in working}
-    stuck = [rank for rank, seconds in stood.items() if seconds >= WARN_SECONDS]
-    if working and not stuck:
-        return ""
     states = [state_of(run, rank, silent=silent.get(rank)) for rank in range(run.world_size)]
-    shown = [state for state in states if state.seconds is not None and (state.rank in stuck or not working)]
-    return warning_text(run, shown, cause_text(wait_cause_of(states), states, PRESENT)) if shown else ""
+    working = [state for state in states if state.phase != "returned"]
+    stuck = [state for state in working or states if (state.seconds or 0) >= WARN_SECONDS]
+    return warning_text(run, stuck, cause_text(wait_cause_of(states), states, PRESENT)) if stuck else ""
 
 
 def doubts(run: Run) -> str:
@@ -87,98 +62,48 @@ def doubts(run: Run) -> str:
     return "\n".join(sentences)
 
 
-# --- one rank ---------------------------------------------------------------------------------------------
-
-
-def state_of(
-    run: Run,
-    rank: int,
-    exit_code: int | None = None,
-    failure: Failure | None = None,
-    silent: float | None = None,
-    asked: bool = False,
-) -> RankState:
-    """Return what a rank does, by its record or, if it was ``asked``, by the stack that a signal got."""
-    trace, lives = run.trace(rank), run.lives(rank)
-    record, facts = trace.standstill, trace.facts
-    answered, recorded = record.get("asked", False), record.get("stack", [])
-    seconds = max(0.0, run.clock(rank) - record["since"]) if "since" in record else None
-    stack = asked_stack(trace) if asked and not answered and not run.is_job else recorded
-    phase = facts.get("phase", STARTING)
-    if trace.has_returned:
-        lingers = trace.seconds_since_return
-        phase = "returned"
-        seconds = lingers if lingers >= WARN_SECONDS and lives and not run.is_job else None
-    elif failure := failure or failure_of(run, rank, exit_code):
-        phase = "failed"
-    elif exit_code is not None or (not stack and facts and not lives):
-        phase = "ended"  # a program ends its other ranks when one has failed
-    if answered or not stack:  # on a busy machine it may have had no time to write its stack
-        stack = recorded or stack
-    position = position_of(stack, has_pending(record))
-    errors = [
-        ThreadError(each["thread"], each["type"], each["message"], each["frames"])
-        for each in [*record.get("handles", []), *facts.get("thread_errors", [])]
-    ]
-    seconds = silent or seconds
-    state = RankState(rank, phase, stack, position, seconds, failure, silent=silent, thread_errors=errors)
-    state = replace(state, beside=_relevant(beside(record), state))
-    function = position.function if position else None
-    if lives and asked and not answered:
-        # what it wrote before may be out of date
-        return state if stack is recorded else replace(state, function=function)
-    recent, pending = ([Call(**call) for call in record.get(which, [])] for which in ("recent", "pending"))
-    if failure and (failure.consequence or failure.timed_out):
-        pending = pending or recent[-1:]  # its last call has ended with the failure
-    waits_in = _waits_in(pending, record.get("meets")) if phase != "returned" else None
-    idle = phase == AT_WORK and seconds and not trace.cpu_share(seconds) > BUSY
-    own_call, lock = (record.get(name, "") if idle else "" for name in ("call", "lock_file"))
-    return replace(
-        state,
-        function=function,
-        called=record.get("called"),
-        groups=record.get("groups", {}),
-        own_call=own_call,
-        joins=record.get("joins", {}),
-        lock_file=lock if own_call else "",
-        lock_holder=_named(run, record.get("lock_holder")),
-        waits_in=waits_in,
-        recent=recent,
-    )
-
-
-def _named(run: Run, pid: int | None) -> int | str | None:
-    """Return the rank that has this pid, or the name of another process."""
-    pids = [trace.facts.get("pid") for trace in run.traces()]
-    return pids.index(pid) if pid in pids else pid and f"process {pid}"
-
-
-def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
-    """Return the call in which a rank waits: prefer the main thread's to an older one that is pending."""
-    if meets is None:
-        return pending[0] if pending else None
-    same = [call for call in pending if call.name == meets["name"]]
-    return same[-1]._replace(root=meets["root"]) if same and "root" in meets else Call(**meets)
-
-
-def _relevant(besides: list[OtherActivity], state: RankState) -> list[OtherActivity]:
-    """Return what may keep a rank: threads at the learner's lines, and processes if it waits outside others.
-
-    A process that has returned waits for threads that are no daemons, whatever they do.
-    """
-    if state.phase == "returned":
-        if state.seconds is None:  # others may have waited for what its end has cut off
-            return [each for each in besides if each.daemon and each.position and each.position.waits]
-        return [each for each in besides if not each.daemon]
-    if state.phase not in (STARTING, AT_WORK):
-        return []
-    position = state.position
-    called = position is not None and position.function is not None and not position.waits
-    return [each for each in besides if each.position and (called or each.thread)]
-
-
 def what_lingers(run: Run, ranks: Sequence[int | str], seconds: float) -> str:
     """Say what keeps the processes of ranks for so many seconds after their functions have returned."""
-    states = [RankState(int(rank), "returned", beside=beside(run.trace(rank).standstill)) for rank in ranks]
-    states = [replace(state, beside=[each for each in state.beside if not each.daemon]) for state in states]
-    return lingering_text(run, states, seconds)
+    head = f"These ranks were killed {seconds:g} s after their function had returned"
+    lines = [f"{head} (torchrun would have kept waiting):"]
+    for rank in ranks:
+        threads = [each for each in others_in(run.trace(rank).standstill) if not each.daemon]
+        lines += state_lines(run, RankState(int(rank), "returned", beside=threads))
+    return "\n".join(lines)
+
+
+class Stall(NamedTuple):
+    """Where one rank was at the end of a run, and since when.
+
+    What it was ``doing``: ``"waits in all_reduce"``, ``"is in save"``, ``"is at a line of its own"``, ``"has
+    returned"``, ``"has failed"``, or ``"is gone"`` if it made progress until it ended.
+    """
+
+    rank: int
+    doing: str
+    since: float  # seconds from the launch until it got there or, if it has ended, until its last tick
+    until: float  # seconds from the launch to the end of the run
+    line: str  # the learner's; empty if there is none
+
+
+def stalls(run: Run) -> list[Stall]:
+    """Return where each rank was when the run ended: who waited where, and since when (lesson 13).
+
+    It is for a run that did not end well: ``error.run`` of a `RankTimeout` or `RankError`, or ``Run.open()``.
+    A thread in each rank looks at it ten times a second, so the times may be 0.1 s late.
+    """
+    now = run.snapshot()
+    return [_stall(now, rank) for rank in range(now.world_size)]
+
+
+def _stall(run: Run, rank: int) -> Stall:
+    trace = run.trace(rank)
+    record, launched = trace.standstill, trace.facts.get("launched", run.started)
+    until = run.started + run.seconds - launched
+    position = position_in(record, record.get("stack", []))
+    ended = "has returned" if trace.has_returned else "has failed" if trace.has_failed else ""
+    if position and "since" in record and not ended:
+        since = min(max(record["since"] - launched, 0.0), until)
+        return Stall(rank, position_text(position), since, until, line_of(position.frame))
+    last_seen = min(float(trace.ticks["seconds"].max(initial=0.0)), until)
+    return Stall(rank, ended or "is gone", last_seen, until, "")

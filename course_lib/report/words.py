@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from ..learner_code import is_ours, with_source
 from ..notebook import shell
 from ..record.layout import AT_WORK, ENDING, PROGRAM, RankFiles
 from ..record.trace import shortened
-from .cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
-from .facts import Cause, Failure, Mismatch, Position, RankState, Related, Report, ThreadError
+from .cause_words import FORMS, MOST_RANKS, PAST, PRESENT, cause_text
+from .facts import Cause, Failure, Mismatch, Position, RankState, Report, ThreadError
 from .symptoms import about
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ UNRECORDED = {
     "folder removed": "; the run's folder was removed, and with it what was kept: {}",
     "disk full": "; its last words are lost, because the disk that holds the run is full: {}",
 }
+NO_MEMORY = (
+    "There is no memory left for this, on the GPU, the machine or under a limit (a container's, ulimit's). "
+    "Every rank has a model, gradients, optimizer state and data of its own: a smaller batch needs less, and "
+    "so do fewer ranks (nprocs). Run.open().metrics has what each rank held."
+)
 # Advice on exceptions that give none themselves, by what torch, CUDA, NCCL (which changed its wording in
 # version 2.30) or the system says in them.
 ADVICE = {
@@ -54,11 +59,7 @@ ADVICE = {
         "return CPU tensors and move them to the GPU in the training loop, or start processes by the "
         'spawn method: DataLoader(…, multiprocessing_context="spawn"), torch.multiprocessing.spawn.'
     ),
-    r"CUDA (error: )?out of memory": (
-        "The GPU has no memory left for this. Every rank has a model, gradients, optimizer state and "
-        "activations of its own there: a smaller batch needs less, and so do fewer ranks on one GPU "
-        "(nprocs). Run.open().metrics has what each rank held."
-    ),
+    r"CUDA (error: )?out of memory": NO_MEMORY,
     r"^bdb\.BdbQuit$|^EOF when reading a line$": (
         "A rank has no keyboard: breakpoint() and input() have nothing to read. Let the rank print what "
         "you want to see (run.logs has it), and pass what you would type as an argument. To step through "
@@ -70,11 +71,6 @@ ADVICE = {
         "kernels of other notebooks. Where a lock was asked for: somebody else holds it."
     ),
 }
-NO_MEMORY = (
-    "There is no memory left for this, on the machine or under a limit (a container's, ulimit's). Every "
-    "rank has a model, gradients and data of its own: a smaller batch needs less, and so do fewer ranks "
-    "(nprocs). Run.open().metrics has what each rank held."
-)
 
 
 # --- whole texts ------------------------------------------------------------------------------------------
@@ -82,37 +78,42 @@ NO_MEMORY = (
 
 def error_text(run: Run, report: Report) -> str:
     """Return the text of a `RankError`."""
-    if report.message:
-        return report.message
-    cause = report.cause
-    others = [state for state in report.states if cause is None or state.rank != cause.rank]
-    states = [line for state in others for line in _lines(run, state, report.mismatch)]
-    states += ["", str(report.divergence)] if report.divergence else []
-    states += ["", restart_text(run, report.before)] if report.before else []
-    why = cause_text(report.mismatch, report.states if cause is None else ())
+    cause, parts, hint = report.cause, list[str](), ""
     if cause is None:
-        raised = [(run.who(state.rank), error) for state in others for error in state.thread_errors]
-        # another thread's error explains more than what a rank waits for, and less than a mismatch
-        raised = [each for each in raised if not (each[1].thread and report.mismatch)]
-        first = [f"{who}'s {thread_error_text(error)}" for who, error in raised[:1]]
-        why = "; ".join(filter(None, [*first, why if report.mismatch or not first else ""]))
-        unseen = "no rank was seen: one shows once it calls place, track or log"
-        ended = f"; {'the ranks were ended' if report.states else unseen}"
-        head = f"not done after {report.timeout:g} s" + (f": {why}" if why else ended)
-        return "\n".join([head, "", *states])
-    what = _failure_text(cause, RankFiles(run.folder, cause.rank))
-    own = [line for state in report.states if state.rank == cause.rank for line in beside_lines(state)]
-    own += [""] if own else []
-    parts = [*filter(None, [why]), f"{run.who(cause.rank)} {what}", *own, *map(show, cause.frames), *states]
+        parts = [_timeout_text(run, report)]
+    else:
+        parts = [why] if (why := cause_text(report.mismatch, ())) else []
+        parts.append(f"{run.who(cause.rank)} {_failure_text(cause, run.folder)}")
+        beside = [line for each in report.states if each.rank == cause.rank for line in beside_lines(each)]
+        parts += [*beside, ""] if beside else []
+        parts += map(show, cause.frames)
+        hint = advice(run, cause)
+    others = [state for state in report.states if cause is None or state.rank != cause.rank]
+    parts += [line for state in others for line in state_lines(run, state, report.mismatch)]
+    parts += ["", str(report.divergence)] if report.divergence else []
+    parts += ["", restart_text(run, report.before)] if report.before else []
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
-    return f"{text}\n\n{hint}" if (hint := advice(run, cause)) else text
+    return f"{text}\n\n{hint}" if hint else text
+
+
+def _timeout_text(run: Run, report: Report) -> str:
+    raised = [(run.who(state.rank), error) for state in report.states for error in state.thread_errors]
+    # another thread's error explains more than what a rank waits for, and less than a mismatch
+    raised = [each for each in raised if not (each[1].thread and report.mismatch)]
+    reasons = [f"{who}'s {thread_error_text(error)}" for who, error in raised[:1]]
+    if report.mismatch or not raised:
+        reasons.append(cause_text(report.mismatch, report.states))
+    unseen = "no rank was seen: one shows once it calls place, track or log"
+    ended = f"; {'the ranks were ended' if report.states else unseen}"
+    why = "; ".join(filter(None, reasons))
+    return f"not done after {report.timeout:g} s" + (f": {why}" if why else ended)
 
 
 def restart_text(run: Run, before: Failure) -> str:
     """Say that torchrun has restarted the ranks, and what had ended the attempt before."""
-    what = _failure_headline(before, RankFiles(run.folder, before.rank)).partition("\n")[0]
+    headline = _failure_headline(before, run.folder).partition("\n")[0]
     counted = f"restart {run.restarts} of {run.record.facts['max_restarts']}"
-    who = f"{run.who(before.rank)} {what}{_where(before)}"
+    who = f"{run.who(before.rank)} {headline}{_where(before)}"
     return f"torchrun had restarted the ranks ({counted}): before, {who}"
 
 
@@ -120,21 +121,18 @@ def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
     """Say in the present tense which ranks make no progress, and why."""
     lines = [why] if why else []
     for state in states[:MOST_RANKS]:
-        lines += [f"{run.who(state.rank)} {_warning_line(state)}", *beside_lines(state, PRESENT)]
-    lines += [f"and {len(states) - MOST_RANKS} more"] if len(states) > MOST_RANKS else []
-    return "\n".join(lines)
+        if state.phase == "returned":
+            doing = f"returned {state.seconds:.1f} s ago, and its process has not ended"
+        elif state.position:
+            doing = _at(state.position, state.seconds, PRESENT)
+        else:
+            doing = f"has not moved for {state.seconds:.1f} s"
+        lines += [f"{run.who(state.rank)} {doing}", *beside_lines(state, PRESENT)]
+    return "\n".join(lines + [f"and {len(states) - MOST_RANKS} more"] * (len(states) > MOST_RANKS))
 
 
-def _warning_line(state: RankState) -> str:
-    if state.phase == "returned":
-        return f"returned {state.seconds:.1f} s ago, and its process has not ended"
-    if state.position:
-        return _at(state.position, state.seconds, PRESENT)
-    return f"has not moved for {state.seconds:.1f} s"
-
-
-def _lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
-    """Say what a rank was doing and where its call was that does not match: the rank may have gone on."""
+def state_lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
+    """Say what a rank was doing and at which line it made a call that does not match: it may have gone on."""
     text = f"{run.who(state.rank)} {state_text(run, state)}"
     call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
     line = line_of(with_source(*call.place)) if call and call.place else ""
@@ -157,8 +155,7 @@ def state_text(run: Run, state: RankState) -> str:
     if failure and failure.signal == "SIGTERM" and position:
         return f"{_at(position, state.seconds)} when it was asked to end"
     if failure:
-        headline = _failure_headline(failure, RankFiles(run.folder, state.rank))
-        return f"then {shortened(headline.splitlines()[0])}"
+        return f"then {shortened(_failure_headline(failure, run.folder).splitlines()[0])}"
     if state.phase == "ended":
         return "had ended"
     if position:
@@ -170,37 +167,37 @@ def state_text(run: Run, state: RankState) -> str:
     return f"was in {state.stack[0][2]}"
 
 
-def _at(position: Position, seconds: float | None, tense: Tense = PAST) -> str:
+def _at(position: Position, seconds: float | None, tense: int = PAST) -> str:
     line = line_of(position.frame)
     if position.function is None:
-        return f"{tense['is'][0]} at {line}"
+        return f"{FORMS['is'][tense]} at {line}"
     still = "" if seconds is None else f" for {seconds:.1f} s"
     return f"{position_text(position, tense)}{still} ({line})"
 
 
-def position_text(position: Position, tense: Tense = PRESENT) -> str:
+def position_text(position: Position, tense: int = PRESENT) -> str:
     """Say in which function a rank waits, or is."""
     if position.function is None:
-        return f"{tense['is'][0]} at a line of its own"
-    return f"{tense['wait' if position.waits else 'is'][0]} in {position.function}"
+        return f"{FORMS['is'][tense]} at a line of its own"
+    return f"{FORMS['wait' if position.waits else 'is'][tense]} in {position.function}"
 
 
-def _failure_text(failure: Failure, files: RankFiles) -> str:
+def _failure_text(failure: Failure, folder: Path) -> str:
     """Say in full how a rank failed, in words that follow "rank N"."""
-    said = [" and said", *failure.last_lines] if failure.last_lines and failure.kind != "signal" else []
-    related = [line for each in failure.related[:MOST_RELATED] for line in _related_lines(each)]
-    texts = [(failure.message, MESSAGE_LINES), *((each.text, CAUSE_LINES) for each in failure.related)]
-    cut = any(_lines_of(text, most) != text.strip().splitlines() for text, most in texts)
-    cut |= len(failure.related) > MOST_RELATED
-    rest = f"\n[all of it is in {files.failure}]" if cut and failure.kind == "raised" else ""
-    meanwhile = "; meanwhile its code was here:" if failure.crashed_in and failure.frames else ""
-    return "".join([_failure_headline(failure, files), meanwhile, "\n".join(said), *related, rest])
-
-
-def _related_lines(each: Related) -> Iterator[str]:
-    yield f"\n{RELATIONS[each.how]} " + "\n".join(_lines_of(each.text, CAUSE_LINES))
-    for frame in each.frames:
-        yield from (f"\n    {text}" for text in (line_of(frame), _left_out(frame)) if text)
+    text = _failure_headline(failure, folder)
+    if failure.crashed_in and failure.frames:
+        text += "; meanwhile its code was here:"
+    lines = [f"{text} and said", *failure.last_lines] if failure.last_lines and not failure.signal else [text]
+    cut = len(failure.related) > MOST_RELATED or _is_cut(failure.message)
+    for each in failure.related[:MOST_RELATED]:
+        first, *more = _lines_of(each.text, CAUSE_LINES)
+        lines += [f"{RELATIONS[each.how]} {first}", *more]
+        for frame in each.frames:
+            lines += [f"    {text}" for text in (line_of(frame), _left_out(frame)) if text]
+        cut |= _is_cut(each.text, CAUSE_LINES)
+    if cut and failure.kind == "raised":
+        lines.append(f"[all of it is in {RankFiles(folder, failure.rank).failure}]")
+    return "\n".join(lines)
 
 
 def _lines_of(message: str, most: int = MESSAGE_LINES) -> list[str]:
@@ -211,7 +208,11 @@ def _lines_of(message: str, most: int = MESSAGE_LINES) -> list[str]:
     return lines
 
 
-def _failure_headline(failure: Failure, files: RankFiles) -> str:
+def _is_cut(message: str, most: int = MESSAGE_LINES) -> bool:
+    return _lines_of(message, most) != message.strip().splitlines()
+
+
+def _failure_headline(failure: Failure, folder: Path) -> str:
     if failure.kind == "noted by the launcher":
         return failure.message
     if failure.kind == "signal":
@@ -222,7 +223,7 @@ def _failure_headline(failure: Failure, files: RankFiles) -> str:
         return re.sub(r"(?<=\))|$", where, how, count=1)
     if failure.kind == "exit code":
         unexplained = "" if failure.rank == PROGRAM else " and without an exception (os._exit?)"
-        why = UNRECORDED.get(failure.unrecorded, unexplained).format(files.folder)
+        why = UNRECORDED.get(failure.unrecorded, unexplained).format(folder)
         return f"ended with exit code {failure.exit_code}{why}"
     message = "\n".join(_lines_of(failure.message))
     if failure.exception == "SystemExit":
@@ -262,14 +263,7 @@ def _of_workers(run: Run, failure: Failure) -> str:
 # --- beside its main thread -------------------------------------------------------------------------------
 
 
-def lingering_text(run: Run, states: Sequence[RankState], seconds: float) -> str:
-    """Say which ranks `launch` has killed, though their functions had returned, and what kept them."""
-    head = f"These ranks were killed {seconds:g} s after their function had returned"
-    lines = [line for state in states for line in _lines(run, state)]
-    return "\n".join([f"{head} (torchrun would have kept waiting):", *lines])
-
-
-def beside_lines(state: RankState, tense: Tense = PAST) -> list[str]:
+def beside_lines(state: RankState, tense: int = PAST) -> list[str]:
     """Say what runs beside the main thread of a rank, in lines that follow the rank's own."""
     lines = [f"its {thread_error_text(error)}{_where(error)}" for error in state.thread_errors]
     waited_for = state.phase == "returned" and not any(each.daemon for each in state.beside)
@@ -277,7 +271,7 @@ def beside_lines(state: RankState, tense: Tense = PAST) -> list[str]:
     names_by = defaultdict(list)
     for each in state.beside:
         kind = "thread" if each.thread else "DataLoader worker" if each.loads else "forked process"
-        doing = _at(each.position, None, tense) if each.position else f"{tense['is'][0]} running"
+        doing = _at(each.position, None, tense) if each.position else f"{FORMS['is'][tense]} running"
         names_by[kind, doing].append(f' "{each.thread}"' if each.thread else "")
     for (kind, doing), names in names_by.items():
         plural = f"{kind}{'es' if kind.endswith('s') else 's'}{','.join(filter(None, names))}"
@@ -290,7 +284,7 @@ def thread_error_text(error: ThreadError) -> str:
     """Say what ended a thread, or what the main thread handles, in words that follow "its"."""
     message = shortened(error.message.partition("\n")[0])
     thread = f'thread "{error.thread}"' if error.thread else "main thread"
-    return f"{thread} raised {error.exception}: {message}".rstrip(": ")
+    return f"{thread} raised {error.type}: {message}".rstrip(": ")
 
 
 def _where(error: Failure | ThreadError) -> str:

@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from course_lib import RankError, RankTimeout, launch, stalls
+from course_lib.launcher import ask
 from course_lib.launcher.dashboard import warning_html
-from course_lib.report import waiting
-from course_lib.report.facts import Absence
+from course_lib.report.facts import Absence, Call
 from tests.support.cells import cell, quiet_launch
 from tests.support.kernels import Kernel
 from tests.support.programs import (
@@ -91,7 +91,7 @@ def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPat
     assert [state.phase == "returned" for state in report.states] == returned
     assert run.results == ["early" if each else None for each in returned]
     if how == "a rank does not join":
-        assert report.mismatch == Absence([0], [1], "init_process_group", None, returned=False)
+        assert report.mismatch == Absence([0], [1], Call("init_process_group"), returned=False)
     if how == "a rank never calls the collective":
         waits, sleeps = stalls(run)
         assert (waits.doing, sleeps.doing) == ("waits in all_reduce", "is at a line of its own")
@@ -230,8 +230,8 @@ def test_an_error_comes_first_while_its_rank_cleans_up(monkeypatch: pytest.Monke
 
 def test_a_rank_alone_holds_the_interpreters_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no system tells of threads, as Linux does."""
-    monkeypatch.setattr(waiting, "Path", lambda _: Path("/no/such/folder"))
-    monkeypatch.setattr(waiting.psutil, "cpu_percent", lambda _: 50.0)
+    monkeypatch.setattr(ask, "Path", lambda _: Path("/no/such/folder"))
+    monkeypatch.setattr(ask.psutil, "cpu_percent", lambda _: 50.0)
     source = """
     import ctypes, os
     from pathlib import Path

@@ -122,7 +122,6 @@ def test_what_is_tried_and_what_cannot_be_is_said(capsys: pytest.CaptureFixture[
     verdict = why(own_loop, nprocs=2, device="cpu", trial_seconds=0.1)
     rows = [list(row.values()) for row in verdict.rows]
     skipped = {way: last for way, rates, _, last in rows if rates == "–"}
-    assert list(verdict.rates) == ["as it is", "first batches repeated"]
     assert skipped == {
         "no gradient sync": "not known: the function makes no DistributedDataParallel",
         "one rank": "not known: rank 0 raised ValueError: it needs a rank 1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from course_lib.report.cause_words import PRESENT, cause_text
-from course_lib.report.facts import Absence, Position, RankState
+from course_lib.report.facts import Absence, Call, Position, RankState
 
 LIB = "/usr/lib/python3"
 QUEUED = "an item that nobody has put into the queue"
@@ -62,7 +62,7 @@ def test_ranks_that_only_stand_are_told_where_nothing_else_is() -> None:
 
 
 def test_what_keeps_a_missing_rank_is_told_too() -> None:
-    absence = Absence([0], [1], "barrier", 1, returned=False)
+    absence = Absence([0], [1], Call("barrier", number=1), returned=False)
     never = "rank 0 never called barrier (collective 1), in which rank 1 waited"
     got = idle(0, "q.get()", [("queue.py", "get")])
     told = f"{never}; rank 0 waited for {QUEUED}: q.get()"

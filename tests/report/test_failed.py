@@ -22,7 +22,7 @@ from course_lib.rank.failure import report_exception, write_failure
 from course_lib.record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name
 from course_lib.report import failed
 from course_lib.report.facts import Failure, RankState, Report
-from course_lib.report.waiting import state_of
+from course_lib.report.records import failure_of, state_of
 from course_lib.report.words import advice, error_text, state_text
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, running, timeless
@@ -166,12 +166,11 @@ def test_a_function_in_a_text_or_in_a_cell_that_a_magic_runs(
 
 
 def test_it_is_shown_without_the_launchers_frames() -> None:
-    error = RankError(Run.create("made", 1), Report(message="rank 0 raised ValueError: x\n\ncell, line 1"))
+    failure = Failure(0, "noted by the launcher", 0.0, message="is gone")
+    error = RankError(Run.create("made", 2), Report(failure, [RankState(1, "returned")]))
 
-    assert error.rank is None
     lines = error._render_traceback_()
-    assert lines[0].endswith("RankError\x1b[0m: rank 0 raised ValueError: x")
-    assert lines[1:] == ["", "cell, line 1"]
+    assert lines == ["\x1b[31mRankError\x1b[0m: rank 0 is gone", "", "rank 1 had returned"]
 
 
 # --- exceptions of every kind -----------------------------------------------------------------------------
@@ -257,7 +256,7 @@ def test_an_exit_without_an_error_is_a_return() -> None:
 )
 def test_the_signal_that_ended_a_rank(number: signal.Signals, words: str) -> None:
     run = Run.create("made", 1)
-    failure = failed.failure_of(run, 0, -number)
+    failure = failure_of(run, 0, -number)
     assert failure is not None
     assert (failure.kind, failure.signal, failure.exit_code) == ("signal", number.name, -number)
     assert error_text(run, Report(failure)).startswith(f"rank 0 {words}")
@@ -392,7 +391,7 @@ def test_who_was_asked_to_end_may_have_lost_its_connection_before(text: str, wor
     run = Run.create("made", 1)
     write_failure(run.folder, 0, "RuntimeError", text, [with_source(__file__, 1, "f")], "", pid=70)
     end_request(run.folder, process_name(70)).write_text(str(time.time() - 60))
-    failure = failed.failure_of(run, 0, 1)
+    failure = failure_of(run, 0, 1)
 
     assert failure is not None
     assert failure.consequence
@@ -526,7 +525,7 @@ ADVICE = {
     ),
     "no room for a thread of Python's": ("can't start new thread", "a limit on their number"),
     "no room for a thread": ("Resource temporarily unavailable", "a limit on their number"),
-    "no memory for a context": ("CUDA error: out of memory", "fewer ranks on one GPU (nprocs)"),
+    "no memory for a context": ("CUDA error: out of memory", "There is no memory left for this, on the GPU"),
 }
 
 
@@ -576,7 +575,7 @@ def test_workers_that_were_killed_are_told_beside_other_advice() -> None:
     known = failed_with("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB.")
     killed = {"workers": [(7, "SIGKILL")], "memory": [8 << 30, 1 << 30]}
     hint, _, told = advice(Run.create("made", 2), replace(known, **killed)).split("\n\n")
-    assert hint.startswith("The GPU has no memory left for this.")
+    assert hint.startswith("There is no memory left for this, on the GPU")
     assert told.startswith("A worker of rank 0, process 7, was killed (SIGKILL)")
     assert told.endswith("Of 8.0 GiB of memory, 1.0 GiB were available afterwards.")
     told = advice(Run.create("made", 0), replace(failed_with("EOFError", ""), rank=PROGRAM, **killed))
@@ -587,7 +586,7 @@ def failed_with(kind: str, message: str) -> Failure:
     run = Run.create("made", 2)
     record = {"time": 0.0, "type": kind, "message": message, "frames": [], "exit_code": None}
     (run.folder / "rank-0.failure.json").write_text(json.dumps(record))
-    failure = failed.failure_of(run, 0, 1)
+    failure = failure_of(run, 0, 1)
     assert failure is not None
     return failure
 

@@ -118,7 +118,7 @@ def test_a_forked_process_is_told_by_what_it_does_itself() -> None:
     """Below multiprocessing's frames its stack is that of the rank where the rank has forked it."""
     idle = WORKER.replace("/data.py", PROCESS).replace("/venv/torch/utils", f"{OURS}")
     other = WORKER.replace("_worker_loop", "work")
-    (loads, forked) = stacks.beside({"forked": [WORKER, idle, "", other]})
+    (loads, forked) = stacks.others_in({"forked": [WORKER, idle, "", other]})
     assert (loads.loads, loads.thread, forked.loads) == (True, "", False)
     assert loads.position is not None
     assert loads.position.frame["line"] == 7
@@ -127,8 +127,9 @@ def test_a_forked_process_is_told_by_what_it_does_itself() -> None:
 def test_a_pending_collective_is_the_main_threads_unless_another_thread_is_in_one() -> None:
     saver = {"name": "saver", "daemon": False, "stack": [(f"/venv/{stacks.DISTRIBUTED}c10d.py", 7, "gather")]}
     record = {"pending": [{}], "threads": [saver | {"stack": TRAIN}]}
-    assert stacks.has_pending(record)
-    assert not stacks.has_pending(record | {"threads": [saver]})
-    assert not stacks.has_pending({})
-    (told,) = stacks.beside(record)
+    for each, waits in ((record, True), (record | {"threads": [saver]}, False), ({}, False)):
+        position = stacks.position_in(each, TRAIN)
+        assert position is not None
+        assert position.waits == waits
+    (told,) = stacks.others_in(record)
     assert (told.thread, told.daemon, told.position and told.position.frame["line"]) == ("saver", False, 12)

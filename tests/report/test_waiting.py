@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from course_lib import Run
+from course_lib import Run, stalls
 from course_lib.launcher.ask import report_on
 from course_lib.rank.failure import write_failure
 from course_lib.record.layout import ASKED, RankFiles
 from course_lib.report import words
-from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, Tense, cause_text
+from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, cause_text
 from course_lib.report.facts import Report
-from course_lib.report.failed import failure_of
+from course_lib.report.records import WARN_SECONDS, failure_of, state_of
 from course_lib.report.wait_cause import wait_cause_of
-from course_lib.report.waiting import WARN_SECONDS, doubts, stalled, state_of
+from course_lib.report.waiting import doubts, stalled
 
 TORCH = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 LONG = WARN_SECONDS + 2.5
@@ -65,7 +65,7 @@ def joins() -> dict[str, Any]:
     return elsewhere() | {"stack": stack("wrapper", "init_process_group", "wait")}
 
 
-def explanation(run: Run, tense: Tense = PAST) -> str:
+def explanation(run: Run, tense: int = PAST) -> str:
     states = [state_of(run, rank, asked=True) for rank in range(run.world_size)]
     return cause_text(wait_cause_of(states), states, tense)
 
@@ -288,7 +288,7 @@ def thread(name: str, *functions: str, daemon: bool = True) -> dict[str, Any]:
     return {"name": name, "daemon": daemon, "stack": stack(*functions)}
 
 
-def reported(run: Run, tense: Tense = PAST) -> list[str]:
+def reported(run: Run, tense: int = PAST) -> list[str]:
     """What is told of rank 0, and below it."""
     state = state_of(run, 0, asked=True)
     text = re.sub(r" for \d+\.\d s", "", words.state_text(run, state))
@@ -417,3 +417,42 @@ def test_of_many_some_are_shown() -> None:
     lines = stalled(run_of(*[waits(5)] * (MOST_RANKS + 12)), {}).splitlines()
     assert len(lines) == MOST_RANKS + 1
     assert lines[-1] == "and 12 more"
+
+
+# --- at its end, as data (of a real hang: tests/faults/test_launch_faults.py) ------------------------------
+
+AT_12 = ("/course/cell.py", 12, "train")
+
+
+@pytest.mark.parametrize(
+    ("record", "doing"),
+    [
+        ({"stack": stack("wrapper", "all_reduce")}, "waits in all_reduce"),
+        ({"stack": [("/torch/_t.py", 3, "backward"), AT_12], "pending": [1]}, "waits in backward"),
+        ({"stack": [("/torch/serialization.py", 3, "save"), AT_12]}, "is in save"),
+        ({"stack": [AT_12]}, "is at a line of its own"),
+    ],
+)
+def test_where_a_rank_stood(record: dict[str, Any], doing: str) -> None:
+    run = Run.create("train", 1, started=time.time() - 10)
+    (run.folder / "rank-0.where").write_text(json.dumps({"since": run.started + 4} | record))
+    run.record.end("failed")
+
+    (stall,) = stalls(Run.open(run.folder))
+    assert (stall.rank, stall.doing) == (0, doing)
+    assert stall.since == pytest.approx(4)
+    assert stall.until == pytest.approx(10, abs=0.5)
+    assert stall.line == "cell.py, line 12"
+
+
+@pytest.mark.parametrize(
+    ("file", "doing"), [("result", "has returned"), ("failure.json", "has failed"), ("log", "is gone")]
+)
+def test_a_rank_that_stood_nowhere(file: str, doing: str) -> None:
+    run = run_of(None if doing == "is gone" else elsewhere())
+    (run.folder / f"rank-0.{file}").touch()
+    run.record.end("failed")
+
+    (stall,) = stalls(run)
+    assert (stall.doing, stall.line) == (doing, "")
+    assert 0 <= stall.since <= stall.until

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from course_lib.record.layout import RankFiles
 from course_lib.record.trace import LINE_LENGTH, shortened
 from course_lib.report import words
 from course_lib.report.facts import Failure, Related
@@ -50,7 +49,7 @@ def said(message: str, *causes: str) -> list[str]:
     """What a report says of a rank that raised this, without the path at the end."""
     related = [Related("from", cause, []) for cause in causes]
     failure = Failure(0, "raised", 0.0, exception="RuntimeError", message=message, related=related)
-    lines = words._failure_text(failure, RankFiles(Path("/runs/x"), 0)).splitlines()
+    lines = words._failure_text(failure, Path("/runs/x")).splitlines()
     rest = "[all of it is in /runs/x/rank-0.failure.json]"
     return [line for line in lines if line != rest] + ["+"] * (lines[-1] == rest)
 
