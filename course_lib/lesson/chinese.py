@@ -101,7 +101,7 @@ def outdated(root: Path) -> Iterator[tuple[str, str, str]]:
     for path, file in translated(root).items():
         english = sections(path) if path.suffix == ".md" else texts(notebook(path))
         have = blocks(file) if file.exists() else {}
-        for name in {**english, **have} if have else ():
+        for name in {**english, **have} if file.exists() else ():
             made_from, chinese = have.get(name, ("", ""))
             text = english.get(name, "")
             if made_from != hash_of(text):
