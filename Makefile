@@ -6,7 +6,8 @@ VENV := $(CURDIR)/.venv
 IN_VENV = VIRTUAL_ENV="$(VENV)" PATH="$(VENV)/bin:$$PATH" \
           JUPYTER_PATH="$(VENV)/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}"
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
-START = /lab/tree/lessons/00_start_here.ipynb
+CHINESE = $(filter zh,$(LANGUAGE))
+START = /lab/tree/$(if $(CHINESE),zh/)lessons/00_start_here.ipynb
 NBVAL = --nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=300
 PYTEST = $(IN_VENV) python -m pytest -p tests.support.tiers $(NBVAL) --durations=10
 SIDE_BY_SIDE = -n 4  # on two cores, too: half of the time a test waits
@@ -35,7 +36,8 @@ setup:  ## make .venv with all that the course needs; at once when nothing chang
 	    "or name one, as in \`PYTHON=python3.12 make setup\`." >&2; exit 1; }
 	@"$(PYTHON)" .ci/setup.py $(SETUP_ARGS)
 
-lab: setup  ## open JupyterLab on the first lesson; ARGS=--no-browser on a server without a screen
+lab: setup  ## open JupyterLab on the first lesson; LANGUAGE=zh: in Chinese; ARGS=--no-browser: without a screen
+	@$(if $(CHINESE),$(IN_VENV) python -m course_lib zh)
 	@$(IN_VENV) python -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 	    --LabApp.default_url=$(START) $(AS_ROOT) $(ARGS)
 

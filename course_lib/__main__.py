@@ -1,4 +1,4 @@
-"""The ``course`` command: ``course doctor``, ``help``, ``exercises``, ``grade`` and ``board``."""
+"""The ``course`` command: ``course doctor``, ``help``, ``zh``, ``exercises``, ``grade`` and ``board``."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     command(doctor, "doctor", "what this machine offers, and whether the course runs on it")
     add = command(look_up, "help", "what you see, looked up in the symptoms of the lessons")
     add("words", nargs="+", metavar="WORD", help="of an error or a question")
+    add = command(zh, "zh", "make the Chinese edition in zh/, or what is new of it")
+    add("--stale", action="store_true", help="write nothing; fail with the Chinese texts to renew")
     add = command(exercises, "exercises", "generate exercises/ from solutions/")
     add("--check", action="store_true", help="write nothing; fail where they differ")
     add = command(grade, "grade", "grade a class's notebooks, each behind walls")
@@ -78,6 +80,26 @@ def look_up(asked: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0 if rows else 1
+
+
+def zh(asked: argparse.Namespace) -> int:
+    """Make the Chinese edition in the current folder; or show which texts it needs, with exit status 1."""
+    from .exercises.generate import ExerciseError, blank
+    from .lesson.chinese import ChineseError, build, outdated
+
+    try:
+        if asked.stale:
+            found = list(outdated(Path()))
+            for texts in found:
+                print(*texts, sep="\n\n", end="\n\n")
+            return int(bool(found))
+        for path in build(Path(), blank):
+            print(f"{path} stays as you changed it: rename it, and `course zh` writes the new one")
+    except (ChineseError, ExerciseError, OSError) as error:
+        print(f"course zh: {error}", file=sys.stderr)
+        return 2
+    print("The Chinese edition begins with zh/lessons/00_start_here.ipynb")
+    return 0
 
 
 def board(asked: argparse.Namespace) -> int:

@@ -367,6 +367,10 @@ def test_make_lesson_and_lab_hand_their_words_on(course: Course) -> None:
     root = f"--ServerApp.root_dir={course.root} --LabApp.default_url=/lab/tree/lessons/00_start_here.ipynb"
     assert lab.replace(" --allow-root", "") == f"jupyterlab --ServerApp.ip=127.0.0.1 {root} --no-browser"
     assert path == f"JUPYTER_PATH={course.venv}/share/jupyter:/another/kernel", "its own kernel comes first"
+    course.make("lab", "LANGUAGE=zh")
+    made, lab, _ = course.calls()
+    assert made == "course_lib zh"
+    assert "default_url=/lab/tree/zh/lessons/00_start_here.ipynb" in lab
 
 
 def test_make_names_its_commands(course: Course) -> None:

@@ -1,7 +1,8 @@
 """`make site`: build pages of the lessons (with their saved outputs), exercises and reference in .site/html.
 
 Nothing is executed. Sphinx reads a copy in .site/source: pictures are files with alternative texts there, and
-each notebook is listed with what its first cell says: title, time, and what it assumes.
+each notebook is listed with what its first cell says: title, time, and what it assumes. The Chinese pages are
+a site in its folder `zh`, whose links lead to English pages where there are no Chinese ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from sphinx.cmd.build import build_main
 
 from course_lib.exercises.progress import PARTS
+from course_lib.lesson.chinese import notebook_in_chinese, page_in_chinese, translated
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,8 +43,14 @@ def main() -> int:
             shutil.rmtree(given.folder / made, ignore_errors=True)
         assemble(source)
     options = ["-b", "html", "-W", "--keep-going", "-q", "-c", str(HERE)]
-    options += ["-D", f"html_static_path={source / '_static'}", "-d", str(given.folder / "doctrees")]
-    return build_main([*options, str(source), str(given.folder / "html")])
+    read, html, static = given.folder / "doctrees", given.folder / "html", source / "_static"
+    english = ["-D", f"html_static_path={static}", "-d", str(read), str(source), str(html)]
+    status = build_main([*options, *english])
+    if (source / "zh").exists():
+        options += ["-D", "language=zh_CN", "-D", f"project={CHINESE}", "-D", f"html_title={CHINESE}"]
+        options += ["-D", f"html_static_path={static / 'site.css'}", "-d", str(read / "zh")]
+        status |= build_main([*options, str(source / "zh"), str(html / "zh")])
+    return status
 
 
 def assemble(source: Path) -> None:
@@ -70,7 +78,63 @@ def assemble(source: Path) -> None:
     (source / "exercises" / "index.md").write_text(contents("Exercises", OF_EXERCISES, exercises))
     (source / "lessons" / "symptoms.md").write_text(TO_A_CELL.sub(r'<a href="\2.html#\3">\1</a>', symptoms))
     for name, (path, title) in OF_READMES.items():
-        (source / name).write_text(of_readme(path, title, source) + (CONTENTS if name == "index.md" else ""))
+        text = of_readme((ROOT / path).read_text(), path, title, source)
+        (source / name).write_text(text + (CONTENTS if name == "index.md" else ""))
+    assemble_chinese(source / "zh", pictures, linked)
+
+
+CHINESE = "PyTorch 多卡训练"
+CHINESE_TREES = {"课": "lessons/[0-9]", "练习": "exercises/", "查一查": "lessons/symptoms|glossary"}
+
+
+def assemble_chinese(source: Path, pictures: Path, linked: set[tuple[str, str]]) -> None:
+    """Do the same for the Chinese pages, in the folder `zh` of the English ones."""
+    for name in ("images", "scripts"):
+        shutil.copytree(ROOT / "lessons" / name, source / "lessons" / name)
+    (source / "exercises").mkdir()
+    pages = {}
+    for path, blocks in translated(ROOT).items():
+        if blocks.exists():
+            page = path.relative_to(ROOT).as_posix().replace("solutions/", "exercises/")
+            page = {"README.md": "index.md"}.get(page, page.removeprefix(".ci/site/"))
+            pages[page] = path, blocks
+            (source / page).touch()  # links to it find it
+    for page, (path, blocks) in pages.items():
+        if page.endswith(".md"):
+            text = lead_on(page_in_chinese(path, blocks), page, source)
+        else:
+            notebook = notebook_in_chinese(json.loads((ROOT / page).read_text()), blocks)
+            for cell in notebook["cells"]:
+                if cell["cell_type"] == "markdown":
+                    cell["source"] = lead_on("".join(cell["source"]), page, source)
+            for_the_page(notebook, ROOT / page, pictures, chinese=True)
+            name_cells(notebook, {cell for name, cell in linked if page == f"lessons/{name}.ipynb"})
+            text = json.dumps(notebook)
+        (source / page).write_text(text)
+    index = of_readme((source / "index.md").read_text(), "README.md", CHINESE, source)
+    for caption, names in CHINESE_TREES.items():
+        tree = "\n".join(page.rpartition(".")[0] for page in pages if re.match(names, page))
+        index += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{tree}\n```\n"
+    (source / "index.md").write_text(index)
+
+
+def lead_on(text: str, page: str, source: Path) -> str:
+    """Lead the links of a Chinese page to Chinese pages, or to English ones, or nowhere."""
+    folder = os.path.dirname(page)
+
+    def there(link: re.Match[str]) -> str:
+        words, target, within = link.groups(default="")
+        file = os.path.normpath(os.path.join(folder, target))
+        file = PAGE_OF.get(file, file)
+        up = "" if (source / file).is_file() and file != page else "../"  # of itself, the English
+        if not (source / up / file).is_file():
+            return words
+        to = os.path.relpath(up + file, folder or ".")
+        if up or within:
+            return f'<a href="{os.path.splitext(to)[0]}.html{within}">{words}</a>'
+        return f"[{words}]({to})"
+
+    return LINK.sub(there, text)
 
 
 def after_its_lesson(path: Path) -> tuple[str, bool, str]:
@@ -135,16 +199,18 @@ TO_A_CELL = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\.ipynb#(cell-id=([^)\s]+))\)")
 PICTURE = re.compile(r'<img src="([^"]+)" width="(\d+)" alt="([^"]+)">')
 
 
-def of_readme(path: str, title: str, source: Path) -> str:
-    """Return a README as a page; links to files that the site does not show become plain text."""
+def of_readme(text: str, path: str, title: str, source: Path) -> str:
+    """Return the text of a README as a page; links to files that the site does not show become plain text."""
 
     def there(link: re.Match[str]) -> str:
         words, target, within = link.groups()
         file = os.path.normpath(Path(path).parent / target)
+        if file == "README.zh.md":
+            return f'<a href="zh/index.html">{words}</a>'
         page = PAGE_OF.get(file, file if (source / file).is_file() else "")
         return f"[{words}]({page}{within or ''})" if page else words
 
-    text = LINK.sub(there, (ROOT / path).read_text())
+    text = LINK.sub(there, text)
     text = PICTURE.sub(
         lambda found: "```{{image}} {}\n:width: {}px\n:alt: {}\n```".format(
             *found.group(1, 2), " ".join(found[3].split())
@@ -154,15 +220,15 @@ def of_readme(path: str, title: str, source: Path) -> str:
     return re.sub(r"\A# .*", f"# {title}", text)
 
 
-def for_the_page(notebook: dict[str, Any], path: Path, pictures: Path) -> None:
+def for_the_page(notebook: dict[str, Any], path: Path, pictures: Path, chinese: bool = False) -> None:
     """Turn pictures into files, drop overwritten text, fold cells, and link to pages that stand elsewhere."""
-    number, up = 0, "../" * len(path.parent.relative_to(ROOT).parts)
+    number, up = 0, "../" * (len(path.parent.relative_to(ROOT).parts) + chinese)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             text = "".join(cell["source"]).replace("../exercises)", "../exercises/index.md)")
             cell["source"] = text.replace("../lessons/README.md", "../learn.md")
             continue
-        fold(cell["metadata"])
+        fold(cell["metadata"], chinese)
         cell["outputs"] = [each for each in cell["outputs"] if each.get("data", True)]  # a dashboard has none
         for output in cell["outputs"]:
             if "image/png" in output.get("data", {}):
@@ -182,13 +248,17 @@ def name_cells(notebook: dict[str, Any], linked: set[str]) -> None:
             notebook["cells"].insert(at, named)
 
 
-def fold(metadata: dict[str, Any]) -> None:
+def fold(metadata: dict[str, Any], chinese: bool) -> None:
     """Fold on the page what JupyterLab folds when the notebook opens."""
     folded = [FOLDS[name] for name, hidden in metadata.get("jupyter", {}).items() if hidden and name in FOLDS]
     if folded:
         metadata["tags"] = [*metadata.get("tags", []), *(tag for tag, _ in folded)]
         what = folded[0][1] if len(folded) == 1 else "{type}"  # which is then the source, and the outputs
-        metadata["mystnb"] = {"code_prompt_show": f"Show the {what}", "code_prompt_hide": f"Hide the {what}"}
+        show, hide = f"Show the {what}", f"Hide the {what}"
+        if chinese:
+            what = {"code": "代码", "output": "输出"}.get(what, "代码和输出")
+            show, hide = f"展开{what}", f"收起{what}"
+        metadata["mystnb"] = {"code_prompt_show": show, "code_prompt_hide": hide}
 
 
 def into_a_file(output: dict[str, Any], path: Path, up: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
+
+from sphinx.search.en import SearchEnglish
 
 project = "Training with many GPUs in PyTorch"
 extensions = [
@@ -18,17 +22,20 @@ nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # outputs contain more than one language
-exclude_patterns = ["lessons/scripts"]
+exclude_patterns = ["lessons/scripts", "zh"]  # which `build.py` builds for itself
 html_theme = "sphinx_book_theme"
 html_title = project
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_search_language = "zh"  # `Words`: English pages have Chinese words, too
+templates_path = ["."]  # language.html
 html_use_index = False  # the glossary and the reference are short, and there is a search
 html_theme_options = {
     "navbar_start": [],  # the search is already above the list of pages
     "navbar_persistent": [],
     "navbar_end": [],
+    "article_header_end": ["language.html", "article-header-buttons.html"],
     "footer_content_items": [],
     "show_toc_level": 2,
     "use_download_button": False,
@@ -42,8 +49,33 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 
 
+class Words(SearchEnglish):
+    """English words, and each two Chinese characters that stand side by side: no dictionary is needed."""
+
+    lang = "zh"
+    js_splitter_code = r"""
+function splitQuery(query) {
+  const words = query.match(/(?:(?![\u4e00-\u9fff])[\p{Letter}\p{Number}_])+/gu) || []
+  return [...words, ...Array.from(query.matchAll(/(?=([\u4e00-\u9fff]{2}))/g), found => found[1])]
+}"""
+
+    def split(self, input: str) -> list[str]:
+        return re.findall(r"[^\W\u4e00-\u9fff]+", input) + re.findall(r"(?=([\u4e00-\u9fff]{2}))", input)
+
+
 def setup(app: Any) -> None:
+    app.add_search_language(Words)
+    app.connect("html-page-context", lead_to_the_other_language)
     app.connect("html-page-context", name_the_arrows, priority=600)  # after the theme
+
+
+def lead_to_the_other_language(
+    app: Any, page: str, _template: str, context: dict[str, Any], _doctree: Any
+) -> None:
+    chinese = app.config.language == "zh_CN"
+    if chinese or any((Path(app.srcdir) / "zh").glob(f"{page}.*")):
+        context["other_language"] = "en" if chinese else "zh-CN"
+        context["other_page"] = f"{context['content_root']}{'..' if chinese else 'zh'}/{page}.html"
 
 
 def name_the_arrows(_app: Any, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:

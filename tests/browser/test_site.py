@@ -58,7 +58,7 @@ def address(pages: Path) -> Iterator[str]:
 
 def names(pages: Path) -> list[str]:
     paths = (path.relative_to(pages) for path in pages.rglob("*.html"))
-    return sorted(str(path) for path in paths if path.parts[0] != "_static")  # where the theme keeps pieces
+    return sorted(str(path) for path in paths if "_static" not in path.parts)  # where the theme keeps pieces
 
 
 def test_each_notebook_has_a_page_that_is_not_too_long(pages: Path) -> None:
@@ -83,6 +83,31 @@ def test_no_solution_is_published(pages: Path) -> None:
         page = (pages / "exercises" / f"{path.stem}.html").read_text()
         assert "YOUR CODE HERE" in page
         assert "END SOLUTION" not in page
+
+
+def test_a_chinese_page_and_its_english_one_lead_to_each_other(pages: Path) -> None:
+    chinese = {
+        path.relative_to(ROOT / "lessons" / "zh") for path in (ROOT / "lessons" / "zh").rglob("*_*.md")
+    }
+    found = {Path(name).relative_to("zh") for name in names(pages) if name.startswith("zh/")}
+    found -= {Path("search.html")}
+    expected = {path if path.parent.name else "lessons" / path for path in chinese}
+    assert found >= {path.with_suffix(".html") for path in expected} | {
+        Path("index.html"),
+        Path("glossary.html"),
+    }
+    for name in found:
+        for here, there in ((name, "zh" / name), ("zh" / name, name)):
+            (switch,) = re.findall('class="course-language" href="([^"]+)"', (pages / here).read_text())
+            assert (pages / here).parent.joinpath(switch).resolve() == pages / there
+
+
+def test_a_chinese_page_links_to_chinese_pages_where_there_are_some(pages: Path) -> None:
+    links = re.findall('href="([^"#]+)', (pages / "zh" / "lessons" / "08_ddp_with_torchrun.html").read_text())
+    assert {"06_ddp_with_spawn.html", "../exercises/08_ddp_with_torchrun.html"} <= set(links)
+    assert {"../../lessons/09_backends.html", "../../lessons/evidence.html"} <= set(links)
+    for link in links:
+        assert re.match("https?:", link) or (pages / "zh" / "lessons" / link.partition("?")[0]).exists(), link
 
 
 def test_the_reference_has_every_public_name(pages: Path) -> None:
@@ -123,6 +148,9 @@ BY_DAY = {
     "reference.html",
     "lessons/06_ddp_with_spawn.html",
     "exercises/06_ddp_with_spawn.html",
+    "zh/index.html",
+    "zh/lessons/symptoms.html",
+    "zh/lessons/06_ddp_with_spawn.html",
 }
 
 
@@ -158,6 +186,17 @@ def test_the_search_finds_every_symptom_by_its_first_words(address: str, tmp_pat
         for words in [words for row in symptoms() for words in (row.seen, row.chinese)]:
             page.goto(f"{address}search.html?q=" + "+".join(re.findall(r"\w+", words)[:5]))
             page.wait_for_selector('.search li a[href*="lessons/symptoms"]', state="attached")
+
+
+def test_the_search_finds_chinese_words_of_any_length(address: str, tmp_path: Path) -> None:
+    with fresh_page(require("chromium", "it shows the site"), tmp_path / "profile") as page:
+        for words, found in {
+            "卡死": "lessons/13_",
+            "DDP梯度": "lessons/06_",
+            "分布式采样器": "lessons/07_",
+        }.items():
+            page.goto(f"{address}zh/search.html?q={words}")
+            page.wait_for_selector(f'.search li a[href*="{found}"]', state="attached")
 
 
 def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
