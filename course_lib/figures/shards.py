@@ -98,8 +98,8 @@ def _draw(axes: Axes, table: Table, deep: float) -> None:
                 tall = 1 / len(ranks)
                 look = {"facecolor": rank_color(rank), "edgecolor": "white", "lw": 0.6}
                 fields.append(Rectangle((x, y + i * tall), 1, tall, **look))
-                size = min(6.5, 45 * deep * tall)
-                marks.setdefault((rank, size), []).append((x + 0.5, y + (i + 0.5) * tall))
+                if (size := min(6.5, 45 * deep * tall)) > 5:  # points: it can be read
+                    marks.setdefault((rank, size), []).append((x + 0.5, y + (i + 0.5) * tall))
             if len(ranks) > 1:
                 frames.append(Rectangle((x, y), 1, 1, fill=False, edgecolor="black", lw=1.8))
     axes.add_collection(PatchCollection(fields, match_original=True))
