@@ -163,11 +163,11 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_382,
-    "course_lib/exercises": 8_540,
-    "tests": 29_091,
-    ".ci": 580,
-    "lessons/scripts": 4_094,
+    "course_lib": 11_035,
+    "course_lib/exercises": 8_542,
+    "tests": 29_355,
+    ".ci": 682,
+    "lessons/scripts": 4_097,
 }
 
 
