@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import itertools
 import json
 import linecache
@@ -26,6 +26,7 @@ WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
 MOST_FRAMES = 12  # of more, the outermost and the innermost ones
 MOST_RELATED = 30  # exceptions that are recorded beside another one
 RELATED_FRAMES = 4  # of each of them
+ROOM_SECONDS = 0.5  # that another rank may take to make room on a full disk
 RECENT_SECONDS = 10.0  # a worker that ended since then may explain an error, or one that the error names
 LOST = (ConnectionError, EOFError)  # raised when the other end of a connection is gone
 _ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was seen
@@ -114,8 +115,14 @@ def write_failure(
     """Record a failure; without a ``type``, the rank reported nothing, and only its exit code is known."""
     record = {"time": time.time(), "type": type, "message": message, "frames": frames, "text": text}
     record |= {"exit_code": None, "process": process_name(pid or os.getpid())} | facts
-    with contextlib.suppress(OSError):  # a full disk, a folder that was removed: `report` says that
-        write_whole(RankFiles(folder, rank).failure, json.dumps(record))
+    until = time.monotonic() + ROOM_SECONDS
+    while True:
+        try:
+            return write_whole(RankFiles(folder, rank).failure, json.dumps(record))
+        except OSError as error:  # a full disk, a folder that was removed: `report` says that
+            if error.errno != errno.ENOSPC or time.monotonic() > until:
+                return
+            time.sleep(0.02)  # another rank may be about to make room
 
 
 def _frames(error: BaseException, most: int = MOST_FRAMES) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""Which killed workers an error is put down to."""
+"""A failure is recorded, with the killed workers that explain it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import time
@@ -57,3 +58,19 @@ def test_a_lost_connection_is_waited_for_wherever_it_is_in_the_chain(
         outer.__cause__ = error
         assert blamed(tmp_path, outer) == [71] * isinstance(error, EOFError)
         looks.clear()
+
+
+def test_a_failure_is_recorded_once_another_rank_has_made_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks fill a small disk with their results: the first that gives up makes room."""
+    full, write = [True, True], failure.write_whole
+
+    def write_or_not(path: Path, text: str) -> None:
+        if full and full.pop():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(failure, "write_whole", write_or_not)
+    failure.write_failure(tmp_path, 1, "OSError", "no room")
+    assert json.loads(RankFiles(tmp_path, 1).failure.read_text())["type"] == "OSError"
