@@ -163,9 +163,9 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_035,
+    "course_lib": 11_042,
     "course_lib/exercises": 8_542,
-    "tests": 29_355,
+    "tests": 29_372,
     ".ci": 682,
     "lessons/scripts": 4_097,
 }
