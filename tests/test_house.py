@@ -165,7 +165,7 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 MOST_LINES = {
     "course_lib": 11_042,
     "course_lib/exercises": 8_542,
-    "tests": 29_372,
+    "tests": 29_370,
     ".ci": 682,
     "lessons/scripts": 4_097,
 }

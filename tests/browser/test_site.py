@@ -148,8 +148,6 @@ BY_DAY = {
     "reference.html",
     "lessons/06_ddp_with_spawn.html",
     "exercises/06_ddp_with_spawn.html",
-    "zh/index.html",
-    "zh/lessons/symptoms.html",
     "zh/lessons/06_ddp_with_spawn.html",
 }
 
