@@ -191,7 +191,7 @@ def test_the_search_finds_chinese_words_of_any_length(address: str, tmp_path: Pa
         for words, found in {
             "卡死": "lessons/13_",
             "DDP梯度": "lessons/06_",
-            "分布式采样器": "lessons/07_",
+            "数据分片": "lessons/07_",
         }.items():
             page.goto(f"{address}zh/search.html?q={words}")
             page.wait_for_selector(f'.search li a[href*="{found}"]', state="attached")
