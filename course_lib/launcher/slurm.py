@@ -44,6 +44,8 @@ def slurm(
     5 ms, their curves are shifted by as much, and a rank may look late by as much. Clusters keep their clocks
     in sync to about a millisecond (NTP).
 
+    Tested on Slurm 22.05 with two nodes that are one machine without GPUs; not yet on several machines.
+
     Parameters
     ----------
     script

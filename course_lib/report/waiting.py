@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +47,13 @@ def explains(cause: Failure | None) -> bool:
 
 def stalled(run: Run, silent: Mapping[int, float]) -> str:
     """Return a warning while ranks are stuck: which, where and for how long; empty while all progress."""
+    stood = [
+        silent.get(rank) or run.clock(rank) - trace.standstill.get("since", math.inf)
+        for rank, trace in enumerate(run.traces())
+        if not trace.has_returned
+    ]
+    if stood and max(stood) < WARN_SECONDS:
+        return ""  # nearly every look of the dashboard ends here: states take longer
     states = [state_of(run, rank, silent=silent.get(rank)) for rank in range(run.world_size)]
     working = [state for state in states if state.phase != "returned"]
     stuck = [state for state in working or states if (state.seconds or 0) >= WARN_SECONDS]
