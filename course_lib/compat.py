@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import glob
 import importlib
 import os
 import pickle
@@ -238,9 +239,9 @@ def _put_gloo_behind(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 def gloo_threads() -> list[int]:
     """Return the system's numbers of gloo's network threads in this process; none but on Linux."""
     found = []
-    for name in Path("/proc/self/task").glob("*/comm"):
+    for comm in map(Path, glob.iglob("/proc/self/task/*/comm")):  # Path.glob raises where it may not list
         with contextlib.suppress(OSError):  # the thread has ended
-            found += [int(name.parent.name)] if name.read_text() == "gloo_tcp_loop\n" else []
+            found += [int(comm.parent.name)] if comm.read_text() == "gloo_tcp_loop\n" else []
     return found
 
 

@@ -163,7 +163,7 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_052,
+    "course_lib": 11_053,
     "course_lib/exercises": 8_542,
     "tests": 29_370,
     ".ci": 682,
