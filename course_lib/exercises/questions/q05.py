@@ -20,7 +20,7 @@ from ..shape import NUMBER, of_size, reports
 from ..wording import told
 
 FIRST = (3, 5)  # the world sizes tried first: no powers of two, for which a butterfly is right, too
-LIMIT = 2**40  # of integers too large for float32; float64 holds them and their sums
+LIMIT = 2**30  # of integers too large for float32; float64 holds them and their sums
 Case = dict[str, Any]
 
 
