@@ -58,7 +58,7 @@ def agent_says(*options):
         run.main([str(option) for option in options])
     except Exception as error:
         cause = error.__cause__ or error  # the inner one, where there is one, says more
-        says = f"{type(error).__name__}: {(str(cause).splitlines() or [''])[0]}"
+        says = f"{type(error).__name__}: {(str(cause).splitlines() or [''])[0]}".rstrip(": ")
     return time.monotonic() - begin, says
 
 
