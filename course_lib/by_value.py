@@ -90,7 +90,7 @@ def serve_multiprocessing() -> None:
     """Have `multiprocessing` send by value what a cell defines, to and from a DataLoader's workers.
 
     Python pickles functions and classes by name. A worker that was not forked (by spawn, or by forkserver,
-    Python 3.14's default) finds no cell there, nor does its rank in what even a forked worker returns.
+    Python 3.14's default) cannot find a cell's names, nor can a rank in what even a forked worker returns.
     """
     pickler: Any = ForkingPickler
     pickler.reducer_override = _reduced

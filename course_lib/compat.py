@@ -109,9 +109,9 @@ def flight_recorder(of_nccl: bool = False, form: str = "_json", **options: Any) 
 def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
     """Return a flight recorder's entries with the Python ``frames`` of each call.
 
-    To name the lines of a stack, C++ asks for ``torch._inductor``: this thread does not load it. That takes a
-    second, and another thread that loads ``torch._dynamo`` meanwhile, as DDP and optimizers do, could find it
-    half loaded and fail with an ImportError.
+    To name the lines of a stack, C++ asks for ``torch._inductor``, which this thread refuses to load: loading
+    takes a second, and another thread that meanwhile loads ``torch._dynamo``, as DDP and optimizers do, could
+    find it half loaded and fail with an ImportError.
     """
     thread = threading.get_ident()
     _replace(sys.modules["torch"], "__getattr__", _load_unless_naming_lines)

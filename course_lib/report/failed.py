@@ -59,7 +59,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def first_failure(failures: Failures) -> Failure:
-    """Return the first failure: a rank's before the program's, a cause before its report or consequence."""
+    """Return the failure to name: a rank's before the program's, a cause before its report or consequence."""
 
     def order(failure: Failure) -> tuple[bool, bool, bool, float]:
         blamed = [failures[rank] for rank in failure.blames if rank in failures]

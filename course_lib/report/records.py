@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..record.trace import Trace
     from ..run.run import Run
 
-# What a rank's error says when another rank is gone; a connection of the program's own may be reset, too
+# What a rank's error says when another rank is gone; a program may lose connections of its own, too
 GONE = r"(connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed))"
 LOST_PEER = re.compile(
     rf"\bgloo/.*{GONE}|{GONE}.*\bremote worker|^torch\.distributed\.\w+: .*{GONE}|recvvalue failed|"

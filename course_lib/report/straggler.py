@@ -87,7 +87,7 @@ def _latest(arrivals: np.ndarray, begun: np.ndarray, collectives_per_step: float
     last = arrivals.argmax(axis=1)
     waited = np.empty(arrivals.shape)
     for rank, called in enumerate(np.sort(arrivals, axis=0).T):
-        # no longer than since the rank's own latest call: before that it was at work
+        # a rank waits at most since its own latest call: before that it was at work
         latest = called[np.maximum(0, np.searchsorted(called, begun, side="right") - 1)]
         waited[:, rank] = np.maximum(0.0, begun - np.maximum(latest, np.append(0.0, begun[:-1])))
     waited[np.arange(collectives), last] = np.inf
