@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     command(doctor, "doctor", "what this machine offers, and whether the course runs on it")
     add = command(look_up, "help", "what you see, looked up in the symptoms of the lessons")
     add("words", nargs="+", metavar="WORD", help="of an error or a question")
-    add = command(zh, "zh", "make the Chinese edition in zh/, or what is new of it")
-    add("--stale", action="store_true", help="write nothing; fail with the Chinese texts to renew")
+    add = command(zh, "zh", "make or update the Chinese edition in zh/")
+    add("--stale", action="store_true", help="write nothing; list the texts to renew; fail if there are any")
     add = command(exercises, "exercises", "generate exercises/ from solutions/")
     add("--check", action="store_true", help="write nothing; fail where they differ")
     add = command(grade, "grade", "grade a class's notebooks, each behind walls")
@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     add = command(board, "board", "a class at work on one page, by the progress it shares")
     add("folder", type=Path, metavar="FOLDER", help="what learners give to `share_progress`")
     add("--html", type=Path, default=Path("board.html"), metavar="FILE", help="the page; not in that folder")
-    asked = parser.parse_args(arguments)
-    return asked.run(asked)
+    options = parser.parse_args(arguments)
+    return options.run(options)
 
 
 def _count(text: str) -> int:
@@ -67,28 +67,28 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def look_up(asked: argparse.Namespace) -> int:
-    """Print the rows of the symptoms that have most of these words; the exit status is 1 without any."""
+def look_up(options: argparse.Namespace) -> int:
+    """Print the symptoms that match most of these words; the exit status is 1 if there are none."""
     from .report.symptoms import found
 
-    rows = list(islice(found(asked.words), 5))
+    rows = list(islice(found(options.words), 5))
     for row in rows:
         print(f"{row.seen}\n  {row.text()}\n")
     if not rows:
         print(
-            f"course help: no symptom has the word {' or '.join(asked.words)}; try another one",
+            f"course help: no symptom has the word {' or '.join(options.words)}; try another one",
             file=sys.stderr,
         )
     return 0 if rows else 1
 
 
-def zh(asked: argparse.Namespace) -> int:
-    """Make the Chinese edition in the current folder; or show which texts it needs, with exit status 1."""
+def zh(options: argparse.Namespace) -> int:
+    """Make the Chinese edition in the current folder; or list the texts to renew, with exit status 1."""
     from .exercises.generate import ExerciseError, blank
     from .lesson.chinese import ChineseError, build, outdated
 
     try:
-        if asked.stale:
+        if options.stale:
             found = list(outdated(Path()))
             for texts in found:
                 print(*texts, sep="\n\n", end="\n\n")
@@ -102,12 +102,12 @@ def zh(asked: argparse.Namespace) -> int:
     return 0
 
 
-def board(asked: argparse.Namespace) -> int:
+def board(options: argparse.Namespace) -> int:
     """Keep a class's page up to date until Ctrl-C."""
     from .exercises.board import show
 
     try:
-        show(asked.folder, asked.html)
+        show(options.folder, options.html)
     except OSError as error:
         print(f"course board: {error}", file=sys.stderr)
         return 2
@@ -116,18 +116,15 @@ def board(asked: argparse.Namespace) -> int:
     return 0
 
 
-def grade(asked: argparse.Namespace) -> int:
-    """Grade a class; interrupted (exit status 130), it continues when it is started again.
-
-    The exit status is 1 if somebody has no grade.
-    """
+def grade(options: argparse.Namespace) -> int:
+    """Grade a class, or resume that; the exit status is 130 if interrupted, 1 if somebody has no grade."""
     from .exercises.grading import tables
     from .exercises.grading.batch import grade_class
     from .exercises.grading.submissions import NoSubmissions
 
-    limits = asked.jobs, asked.timeout, asked.seed
+    limits = options.jobs, options.timeout, options.seed
     try:
-        graded = grade_class(asked.folders, asked.html, *limits, outputs=[asked.csv])
+        graded = grade_class(options.folders, options.html, *limits, outputs=[options.csv])
     except NoSubmissions as error:
         print(f"course grade: {error}", file=sys.stderr)
         return 2
@@ -135,10 +132,10 @@ def grade(asked: argparse.Namespace) -> int:
         print("course grade: stopped; the same command goes on from here", file=sys.stderr)
         return 130
     everyone = tables.learners(graded)
-    exercises = tables.exercises_of(everyone, asked.exercises)
-    tables.write_csv(asked.csv, everyone, exercises)
-    tables.write_report(asked.html, everyone, exercises)
-    print(f"{len(everyone)} learners: {asked.csv}, {asked.html / 'index.html'}")
+    exercises = tables.exercises_of(everyone, options.exercises)
+    tables.write_csv(options.csv, everyone, exercises)
+    tables.write_report(options.html, everyone, exercises)
+    print(f"{len(everyone)} learners: {options.csv}, {options.html / 'index.html'}")
     if without := [learner.name for learner in everyone if learner.has_no_grade]:
         names = ", ".join(map(ascii, without[:10])) + ", …" * (len(without) > 10)
         again = "the same command grades them, best while this machine has nothing else to do"
@@ -146,20 +143,19 @@ def grade(asked: argparse.Namespace) -> int:
     return int(bool(without))
 
 
-def exercises(asked: argparse.Namespace) -> int:
+def exercises(options: argparse.Namespace) -> int:
     """Generate the exercises from the solutions in the current folder."""
     from .exercises.generate import ExerciseError, generate
 
     try:
-        changed = generate(Path("solutions"), Path("exercises"), asked.check)
+        changed = generate(Path("solutions"), Path("exercises"), options.check)
     except ExerciseError as error:
         print(f"course exercises: {error}", file=sys.stderr)
         return 2
+    outcome = "is not as its solution has it: run `course exercises`" if options.check else "written"
     for path in changed:
-        print(
-            f"{path} {'is not as its solution has it: run `course exercises`' if asked.check else 'written'}"
-        )
-    return int(asked.check and bool(changed))
+        print(f"{path} {outcome}")
+    return int(options.check and bool(changed))
 
 
 def doctor(_: argparse.Namespace) -> int:

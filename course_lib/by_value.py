@@ -31,7 +31,7 @@ from .learner_code import as_in_a_file
 loads = pickle.loads
 GIVEN: list[Any] = []  # in a rank: what `dumps_and_shared` left out
 CALLS = types.FunctionType | functools.partial | types.MethodType | classmethod | staticmethod | property
-ATTRIBUTES = (  # of these
+ATTRIBUTES = (  # of `CALLS`
     *("__defaults__", "__kwdefaults__", "func", "args", "keywords"),
     *("__self__", "__func__", "fget", "fset", "fdel"),
 )
@@ -44,7 +44,7 @@ class Pickler(cloudpickle.Pickler):
     value `functools.singledispatch` functions, and what `functools` caches, with an empty cache.
     """
 
-    shared: list[Any] | None = None  # takes what processes share, if it is to be sent beside the rest
+    shared: list[Any] | None = None  # collects what processes share, to be sent beside the rest
 
     def reducer_override(self, obj: Any) -> Any:
         if self.shared is not None and _is_shared(obj):
@@ -90,7 +90,7 @@ def serve_multiprocessing() -> None:
     """Have `multiprocessing` send by value what a cell defines, to and from a DataLoader's workers.
 
     Python pickles functions and classes by name. A worker that was not forked (by spawn, or by forkserver,
-    Python 3.14's default) finds no cell there, nor does its rank in what even a forked worker returns.
+    Python 3.14's default) cannot find a cell's names, nor can a rank in what even a forked worker returns.
     """
     pickler: Any = ForkingPickler
     pickler.reducer_override = _reduced
@@ -120,12 +120,12 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_and_shared(value: Any) -> tuple[bytes, list[Any]]:
-    """Return what `dump` writes, and apart from it what processes share, for multiprocessing to send."""
+    """Return what `dump` writes and, apart from it, what processes share, which multiprocessing sends."""
     pickler = Pickler(file := io.BytesIO())
     pickler.shared = []
     pickler.dump(value)
     popen: Any = types.SimpleNamespace(DupFd=int, duplicate_for_child=int)
-    context.set_spawning_popen(popen)  # as if a process were started: it may be refused
+    context.set_spawning_popen(popen)  # as if a process were starting: else it may be refused
     try:
         ForkingPickler.dumps(pickler.shared)
     finally:
@@ -134,7 +134,7 @@ def dumps_and_shared(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def culprit(name: str, value: Any, dumps: Callable[[Any], object] = dumps) -> tuple[str, str] | None:
-    """Follow a value that cannot be pickled to what in it cannot: where that is; what, and why not."""
+    """Return which part of a value cannot be pickled, if any: where it is; what it is, and why not."""
     users, seen, reason = "", set[int](), _refusal(value, dumps)
     while reason and id(value) not in seen:
         seen.add(id(value))
@@ -159,7 +159,7 @@ def _refusal(value: Any, dumps: Callable[[Any], object]) -> Exception | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is pickled with a value, and where it is: a variable's name, or what follows the value's."""
+    """Yield what is pickled with a value, each after a variable's name or a suffix such as ``[0]``."""
     if isinstance(value, types.FunctionType):
         for name, variable in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # it has no value

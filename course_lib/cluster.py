@@ -18,7 +18,7 @@ from typing import NamedTuple
 ANSWER_SECONDS = 100.0  # the commands themselves retry for a minute if the controller is busy
 FIELDS = "%T|%N|%V|%S|%e|%r"  # squeue: state, nodes, submit, start and end time; last the reason, free text
 WAITING = {"PENDING", "CONFIGURING"}  # no job of ours is requeued
-# The states of a job that is over, each with what ended the job if that was none of its own processes
+# The states of a job that is over, each with what ended the job, unless its own processes did
 ENDINGS = {
     "COMPLETED": "",
     "FAILED": "",
@@ -73,7 +73,7 @@ def check_there() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that a submitted job inherits: all but those of a job that this process is in."""
+    """Return the variables that a submitted job inherits: all but those of a job that runs this process."""
     return {name: value for name, value in os.environ.items() if name in KEPT or not OF_A_JOB.fullmatch(name)}
 
 

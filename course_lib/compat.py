@@ -109,9 +109,9 @@ def flight_recorder(of_nccl: bool = False, form: str = "_json", **options: Any) 
 def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
     """Return a flight recorder's entries with the Python ``frames`` of each call.
 
-    To name the lines of a stack, C++ asks for ``torch._inductor``: this thread does not load it. That takes a
-    second, and another thread that loads ``torch._dynamo`` meanwhile, as DDP and optimizers do, could find it
-    half loaded and fail with an ImportError.
+    To name the lines of a stack, C++ asks for ``torch._inductor``, which this thread refuses to load: loading
+    takes a second, and another thread that meanwhile loads ``torch._dynamo``, as DDP and optimizers do, could
+    find it half loaded and fail with an ImportError.
     """
     thread = threading.get_ident()
     _replace(sys.modules["torch"], "__getattr__", _load_unless_naming_lines)
@@ -124,7 +124,7 @@ def traced_collectives(of_nccl: bool = False) -> list[dict[str, Any]]:
         _naming_lines.discard(thread)
 
 
-_naming_lines: set[int] = set()  # threads
+_naming_lines: set[int] = set()  # threads in `traced_collectives`
 
 
 def _load_unless_naming_lines(load: Callable[[str], Any], name: str) -> Any:
@@ -144,7 +144,7 @@ def process_groups() -> tuple[dict[str, list[int]], int]:
         names, ranks = dict(world.pg_names), dict(world.pg_group_ranks)
         named = {str(name): list(ranks[group]) for group, name in names.items() if group in ranks}
         return named, int(world.group_count)
-    except Exception:  # without the groups, all ranks are compared
+    except Exception:  # without groups, the report compares all ranks
         return {}, 0
 
 
@@ -182,7 +182,7 @@ def read_environment(changed: set[str]) -> None:
 
 # --- what a rank changes in torch ---------------------------------------------------------------------------
 
-# Who owns the function, the function's name, before which torch, what is called instead
+# For each function: its owner, its name, the first torch that needs no change, what is called instead
 CHANGES: list[tuple[Callable[[], Any], str, tuple[int, ...], Callable[..., Any]]] = []
 
 
@@ -212,12 +212,12 @@ def _ddp() -> Any:
 
 
 @_instead_of(_c10d, "_is_barrier_after_init")
-def _connect_all(asked: Callable[[], bool]) -> bool:
+def _connect_all(original: Callable[[], bool]) -> bool:
     """Let no rank leave init_process_group before all are connected: one that ended would break the rest.
 
-    TORCH_DIST_INIT_BARRIER=1 would have all ranks meet in new_group, too, where torch does not.
+    TORCH_DIST_INIT_BARRIER=1 would do so in new_group, too, where torch's ranks do not meet.
     """
-    return bool(asked()) or sys._getframe(2).f_code.co_name == "init_process_group"
+    return bool(original()) or sys._getframe(2).f_code.co_name == "init_process_group"
 
 
 @_instead_of(_c10d, "_new_process_group_helper")
@@ -237,7 +237,7 @@ def _put_gloo_behind(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def gloo_threads() -> list[int]:
-    """Return the system's numbers of gloo's network threads in this process; none but on Linux."""
+    """Return the system's ids of gloo's network threads in this process; none except on Linux."""
     found = []
     for comm in map(Path, glob.iglob("/proc/self/task/*/comm")):  # Path.glob raises where it may not list
         with contextlib.suppress(OSError):  # the thread has ended
@@ -272,7 +272,7 @@ def _hide_buffer_broadcasts(send: Any, ddp: Any, *args: Any) -> None:
 
 @_instead_of(_c10d, "destroy_process_group", before=(2, 14))
 def _destroy_and_keep(destroy: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keep gloo's groups after `destroy_process_group` until the rank ends: no deadlock.
+    """Keep gloo's groups after `destroy_process_group` until the rank ends, to avoid a deadlock.
 
     A DDP that dies later would drop the last reference to its group while it holds Python's lock: gloo's
     destructor joins its threads, and a thread that has just ended a collective waits for that lock to drop a
@@ -281,7 +281,7 @@ def _destroy_and_keep(destroy: Any, *args: Any, **kwargs: Any) -> Any:
     """
     for group, backends in _c10d()._world.pg_backend_config.items():
         if "gloo" in str(backends) and group not in KEPT_GROUPS:
-            # not in the list alone: Python would let go of it while it ends
+            # the list alone is not enough: Python clears it when it exits
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
             KEPT_GROUPS.append(group)
     return destroy(*args, **kwargs)
@@ -332,7 +332,7 @@ def on_cpp_terminate(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def choose_ports_by(free_port: Callable[[], int]) -> None:
-    """Have torchrun's agent, in this process, choose the port of rank 0's store so (torch 2.14)."""
+    """Have torchrun's agent, in this process, choose rank 0's port by this function (torch 2.14)."""
     from torch.distributed.elastic.rendezvous import api
 
     api.get_free_port = free_port
@@ -382,7 +382,7 @@ def active_fake_mode() -> Any:
 
 
 def array_constructors() -> list[Any]:
-    """Return what a pickled NumPy array or number is made by (NumPy 2.4; in NumPy 1 under another module)."""
+    """Return what restores a pickled NumPy array or number (NumPy 2.4; in NumPy 1 in another module)."""
     loaded = sys.modules
     multiarray = loaded.get("numpy._core.multiarray") or loaded["numpy.core.multiarray"]
     return [multiarray._reconstruct, multiarray.scalar]

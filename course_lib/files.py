@@ -41,8 +41,8 @@ def whole_file(path: Path, durable: bool = False) -> Iterator[IO[bytes]]:
 def _part_of(path: Path, durable: bool) -> Iterator[tuple[IO[bytes], Path]]:
     """Create a file beside ``path`` for this writer alone, and delete it if the block raises.
 
-    A durable writer holds a lock on its part, which the system frees when it dies: a part without one is a
-    leftover. (For a writer on another machine, only if the file system has locks between machines.)
+    A durable writer holds a lock on its part, which the system frees when it dies: a part without a lock
+    is a leftover. This protects a writer on another machine only if the file system shares locks.
     """
     start, end = f".{path.name}.", ".part"
     for left in path.parent.iterdir() if durable else ():

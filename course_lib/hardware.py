@@ -15,10 +15,10 @@ import psutil
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")  # a container's limits, on Linux (cgroups of version 2)
-DRIVER = Path("/proc/driver/nvidia/version")  # of the system, also in a container without its devices
+DRIVER = Path("/proc/driver/nvidia/version")  # readable even in a container without the GPUs
 DEVICES = Path("/dev")
 PCI = Path("/sys/bus/pci/devices")
-OLDEST = {12: 525, 13: 580}  # the driver that a build for CUDA 12, 13 needs (NVIDIA, CUDA Compatibility)
+OLDEST = {12: 525, 13: 580}  # the oldest driver for builds for CUDA 12, 13 (NVIDIA, CUDA Compatibility)
 PAGE = "PyTorch's page “Get Started: Start Locally”"
 
 
@@ -46,8 +46,8 @@ class Machine:
         """Return the text of the card's rows, by title."""
         import torch
 
-        has = [name for name, there in self.backends.items() if there]
-        lacks = [name for name, there in self.backends.items() if not there]
+        has = [name for name, is_built in self.backends.items() if is_built]
+        lacks = [name for name, is_built in self.backends.items() if not is_built]
         return {
             "Accelerators": "\n".join(self.accelerators) or "none that torch can use",
             **({"Not used": self.unused} if self.unused else {}),
@@ -113,7 +113,7 @@ def accelerators() -> list[str]:
 
 
 def unused_gpus() -> str:
-    """Return why an NVIDIA GPU of this machine is not used, and what to do; "" where none lies idle.
+    """Return why an NVIDIA GPU of this machine is not used, and what to do; "" if all are used.
 
     torch itself says little: if the driver is too old for it, `torch.cuda.is_available()` is False after one
     warning, and everything runs on the CPU.
@@ -145,7 +145,7 @@ def unused_gpus() -> str:
 
 
 def _present() -> int:
-    """Count the NVIDIA GPUs that the PCI bus knows of; none on another system than Linux."""
+    """Count the NVIDIA GPUs that the PCI bus knows of; 0 except on Linux."""
     nvidia = [path for path in PCI.glob("*/vendor") if path.read_text() == "0x10de\n"]
     return sum(path.with_name("class").read_text().startswith("0x03") for path in nvidia)  # display, 3D
 
@@ -171,16 +171,13 @@ def cores() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """Return the total and the available bytes of main memory, within a container's limit.
-
-    Cached files that Linux can drop count as available, as they do outside a container.
-    """
+    """Return the total and the available bytes of main memory, within a container's limit."""
     now = psutil.virtual_memory()
     with contextlib.suppress(OSError, ValueError):  # no container, or no limit ("max")
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         if limit < now.total:
-            dropped = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
-            left = limit - used + (int(dropped[1]) if dropped else 0)
+            cached = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
+            left = limit - used + (int(cached[1]) if cached else 0)  # Linux can drop cached files
             return limit, max(0, min(now.available, left))
     return now.total, now.available
 

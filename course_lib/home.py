@@ -11,9 +11,8 @@ class CourseHomeError(OSError):
 def home() -> Path:
     """Return the course's own folder, absolute; if it does not exist, create it as private (mode 0700).
 
-    It is the one that ``COURSE_HOME`` names or, without it, the platform's cache folder for
-    ``multi-gpu-course`` (``~/.cache/multi-gpu-course`` on Linux). If it cannot be created or written to,
-    that raises `CourseHomeError`.
+    ``COURSE_HOME`` names it; by default it is ``multi-gpu-course`` in the platform's cache folder (on Linux,
+    ``~/.cache``). Raise `CourseHomeError` if it cannot be created or written to.
     """
     if chosen := os.environ.get("COURSE_HOME"):
         folder = Path(chosen)

@@ -71,7 +71,12 @@ def end_with(pid: int) -> None:
     """Kill this process and its process group as soon as another process has ended, however it ended."""
 
     def watch() -> None:
-        _wait_for_end_of(pid)
+        try:
+            with open(os.pidfd_open(pid), "rb") as end:
+                select.select([end], [], [])
+        except (AttributeError, OSError):  # not Linux, or already gone
+            while is_alive(pid):
+                time.sleep(0.2)
         if os.getpgrp() == os.getpid():
             kill_group(os.getpid())
         os._exit(1)
@@ -100,18 +105,8 @@ def prctl(option: int, value: int) -> bool:
     return False
 
 
-def _wait_for_end_of(pid: int) -> None:
-    """Wait until a process has ended, even if its parent has not collected its exit code yet."""
-    try:
-        with open(os.pidfd_open(pid), "rb") as end:
-            select.select([end], [], [])
-    except (AttributeError, OSError):  # not Linux, or already gone
-        while is_alive(pid):
-            time.sleep(0.2)
-
-
 def guard(kernel_pid: int) -> None:
-    """Keep the list of processes that arrives on stdin; when the kernel has ended, kill all on it."""
+    """Keep the list of processes that arrives on stdin; once the kernel has ended, kill them all."""
     watched = [sys.stdin.fileno()]
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone: the pipe closes with it, too
         watched.append(os.pidfd_open(kernel_pid))  # a fork of the kernel may hold the pipe open

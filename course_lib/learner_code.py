@@ -26,7 +26,7 @@ STDLIB = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platst
 # Where packages are installed (into an environment, for a user, by the system), and code of torch.compile
 PACKAGES = re.compile(r"[/\\](site-packages|dist-packages|torchinductor_[^/\\]+)[/\\]")
 TYPED_IN = re.compile(r"<(stdin|console|\w+-input)\b")
-# Code that a library generates, which has such a name, too
+# Code that a library generates: its names are of this form, too
 GENERATED = re.compile(r"<(attrs generated|decorator-gen|eval_with_key|lambdifygenerated|__array_function__)")
 LONGEST_PROGRAM = 1_000_000  # characters: a longer text in a variable is data
 Place = tuple[str, int, str]  # file, line, function
@@ -80,8 +80,8 @@ def error_of(thread: int | None) -> BaseException | None:
 def _read(of_threads: Callable[[], dict[int, Any]], thread: int | None) -> Any:
     """Return what Python knows of a thread.
 
-    Before Python 3.12, no garbage may be collected in this call: another thread could then run, and if that
-    one starts a thread, both deadlock (CPython issue 106883).
+    Before Python 3.12, no garbage may be collected in this call: another thread could then run, and both
+    would deadlock if it started a thread (CPython issue 106883).
     """
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
@@ -109,7 +109,7 @@ def with_source(filename: str, line: int, function: str) -> dict[str, Any]:
 
 
 def as_in_a_file(code: CodeType) -> CodeType:
-    """Return code that `exec` or a cell's magic has compiled as if it came from a file; other code as it is.
+    """Return code that `exec` or a cell's magic has compiled, under a file's name; other code as it is.
 
     A name such as ``<string>`` or ``<timed exec>`` says neither who wrote the lines nor where to read them.
     If a magic such as ``%%time`` begins the cell, the cell is the file, and lines are counted from its first.

@@ -40,7 +40,7 @@ def leave_at_a_crash(path: Path, note: Callable[..., None]) -> None:
 
 
 def _path(fd: int) -> str:
-    """Return the path of an open file by its descriptor; "" on macOS, which has no such link."""
+    """Return the path of an open file; "" on macOS, which has no /proc."""
     with contextlib.suppress(FileNotFoundError):
         return os.readlink(f"/proc/self/fd/{fd}")
     return ""
@@ -58,10 +58,10 @@ def answer_requests(path: Path) -> int | None:
 
 
 def request(pid: int, number: int) -> bool:
-    """Ask a process for its stacks by this signal; return False, unasked, if its program uses such signals.
+    """Ask a process for its stacks by this signal; if its program uses such signals, only return False.
 
     From outside we see whether the program catches another one, or resets, ignores or blocks this one.
-    Whether it handles this one itself, only a rank can say (`Recorder.stack_signal`), and not for its forks.
+    Only a rank can tell whether it handles this one itself (`Recorder.stack_signal`), and not for its forks.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if _answers_to(pid) == {number}:

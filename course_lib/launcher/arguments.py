@@ -50,7 +50,7 @@ def check_timeout(timeout: float | None, name: str = "timeout") -> None:
 
 
 def packed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[Any]]:
-    """Pickle (function, args, kwargs) for the ranks, and what they share; an error names what is wrong."""
+    """Pickle (function, args, kwargs) for the ranks, without what they share; an error names the culprit."""
     if not callable(function):
         raise TypeError(
             f"launch takes the function itself and then its arguments, launch(train, 3); its first argument "

@@ -21,12 +21,12 @@ from ..run.run import Run
 from ..stack_dumps import answer, request, size_of
 
 ASK_SECONDS = 0.8  # how long the ranks get to say where they are; their threads look ten times a second
-ASK_SECONDS_FAR = 3.0  # on other machines a new file on a shared disk shows up later; busy ones are late, too
-LATE_SECONDS = 2.0  # a rank that was heard of since then is late, not silent
+ASK_SECONDS_FAR = 3.0  # on a shared disk new files show up later, and ranks of a busy machine are late
+LATE_SECONDS = 2.0  # a rank that has written something this recently is late, not silent
 STACK_SECONDS = 1.0  # how long the ranks get to write their stacks; it takes milliseconds
 TELL_SECONDS = 2.0  # how long an ending rank gets to say how it ended; with a free core it does so at once
-SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless something keeps all threads
-IDLE_PERCENT = 90.0  # of the machine's CPU time; where it works less, who has a thread to run can run it
+SILENT_SECONDS = 5.0  # a rank's recorder writes ten times a second, unless no thread of the rank can run
+BUSY_PERCENT = 90.0  # of the machine's CPU time; below it, a thread that could run does run
 
 
 def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: float | None = None) -> Report:
@@ -37,13 +37,13 @@ def report_on(run: Run, exit_codes: ExitCodes, failures: Failures, timeout: floa
     silent = {} if explained else silent_ranks(run, unanswered)
     _ask_stacks(run, unanswered)
     until = time.monotonic() + TELL_SECONDS
-    while any(_is_about_to_tell(run.snapshot(), rank) for rank in living) and time.monotonic() < until:
+    while any(_is_about_to_report(run.snapshot(), rank) for rank in living) and time.monotonic() < until:
         time.sleep(0.02)
     return report_of(run.snapshot(), exit_codes, failures, silent, timeout)
 
 
 def silent_ranks(run: Run, ranks: Iterable[int] | None = None) -> dict[int, float]:
-    """Return the ranks at work of which no thread runs, as far as known, and for how many seconds.
+    """Return the ranks at work in which no thread seems to run, and for how many seconds.
 
     Their main thread is in C code that does not release Python's interpreter lock, or they are stopped.
     """
@@ -60,7 +60,7 @@ def silent_ranks(run: Run, ranks: Iterable[int] | None = None) -> dict[int, floa
 def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
     """Ask ranks to record where they are, and return those that do not: none of their threads runs.
 
-    If ``patient``, those that are only late, on a busy machine, get more time.
+    If ``patient``, give more time to ranks that are only late, on a busy machine.
     """
     asked, began = [rank for rank in ranks if run.lives(rank)], time.monotonic()
     silent = asked
@@ -72,7 +72,7 @@ def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
             if waited > (ASK_SECONDS_FAR if run.is_job or late else ASK_SECONDS):
                 break
             time.sleep(0.01)
-            # a whole answer ends with where the processes are that the rank has forked
+            # a complete answer ends with the stacks of the rank's forked processes
             answered = [rank for rank in silent if "forked" in run.trace(rank).standstill]
             silent = [rank for rank in silent if run.lives(rank) and rank not in answered]
     return [rank for rank in asked if not run.trace(rank).standstill.get("asked")]
@@ -81,7 +81,7 @@ def _ask_for_records(run: Run, ranks: list[int], patient: bool) -> list[int]:
 def _ask_stacks(run: Run, ranks: Iterable[int]) -> None:
     """Ask ranks on this machine for their stacks by a signal, and wait until they have written them."""
     asked: dict[Path, int] = {}
-    for trace in () if run.is_job else map(run.trace, ranks):  # another machine's pid is somebody else's here
+    for trace in () if run.is_job else map(run.trace, ranks):  # a job's pids are those of other machines
         number, size = trace.facts.get("stack_signal"), size_of(trace.files.stack)
         if number and request(trace.facts["pid"], number):
             asked[trace.files.stack] = size
@@ -90,24 +90,24 @@ def _ask_stacks(run: Run, ranks: Iterable[int]) -> None:
         answer(path, size, until)
 
 
-def _is_about_to_tell(now: Run, rank: int) -> bool:
+def _is_about_to_report(now: Run, rank: int) -> bool:
     """Return whether a rank is ending and has not yet recorded how."""
     trace = now.trace(rank)
-    has_told = trace.has_returned or trace.has_failed
-    return trace.facts.get("phase") == ENDING and now.lives(rank) and not has_told
+    has_reported = trace.has_returned or trace.has_failed
+    return trace.facts.get("phase") == ENDING and now.lives(rank) and not has_reported
 
 
 def _waits_for_no_cpu(pid: int) -> bool:
     """Return whether no thread of a process waits for a CPU: the machine is not just busy.
 
-    Only Linux tells of threads; elsewhere some of the machine's cores must be idle.
+    Only Linux shows what threads do; elsewhere some of the machine's cores must be idle.
     """
     for _ in range(10):
         try:
-            # of each thread but the main one, which may compute: R for running or runnable, D for a disk
+            # of each thread but the main one, which may compute; R: it runs or could, D: it waits for a disk
             stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
         except OSError:
-            return psutil.pid_exists(pid) and psutil.cpu_percent(0.1) < IDLE_PERCENT
+            return psutil.pid_exists(pid) and psutil.cpu_percent(0.1) < BUSY_PERCENT
         states = {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
         if states and not states & set("RDZX"):
             return True

@@ -44,7 +44,7 @@ SLOWEST = 2.0  # seconds, at most
 SHARE = 0.004  # share of the machine's CPU time that refreshing may take
 MANY_RANKS = 16  # from this number on, one line of bars without text
 LINES_KEPT = 20  # last lines of each rank's output, shown under the cell
-TERMINAL_BYTES = 1 << 16  # at most, of each rank's output, printed per refresh
+TERMINAL_BYTES = 1 << 16  # of each rank's output, printed at most per refresh
 CELL = '<td style="padding-right:.8em; white-space:nowrap">'
 RED, ORANGE = "#d55e00", "#e69f00"
 STRAGGLER = "A straggler"
@@ -90,7 +90,7 @@ class SafeView(View):
 
     def finish(self) -> None:
         """Try even after a failed `update`: the final output may need less than the live one."""
-        self._try(self._view.finish, "the run is over, and what its display keeps cannot all be shown")
+        self._try(self._view.finish, "the run is over, but its display cannot be shown in full")
 
     def _try(self, show: Callable[[], None], trouble: str = "the run goes on without its display") -> None:
         try:
@@ -117,7 +117,7 @@ class Note(NamedTuple):
 
 
 def notes(run: Run, live: bool) -> Iterator[Note]:
-    """Yield what to warn of, the most urgent first; unless ``live``, only what still matters at the end."""
+    """Yield a run's warnings, the most urgent first; unless ``live``, only those that matter at the end."""
     if live and (text := stalled(run, silent_ranks(run))):
         yield Note("No progress", RED, f"no progress:\n{text}", text)
     if found := divergence(run):
@@ -134,10 +134,10 @@ class TerminalView(View):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        with contextlib.suppress(AttributeError):  # not UTF-8: it cannot take all that ranks print
+        with contextlib.suppress(AttributeError):  # stdout's encoding may lack what ranks print
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         self._read: dict[Path, int] = {}
-        self._told: set[str] = set()  # titles of the notes that still hold
+        self._warned: set[str] = set()  # titles of the notes at the last look
         self._job = ("", "")  # a job's state and reason
         self._look_again = time.monotonic() + WARN_SECONDS
 
@@ -148,7 +148,7 @@ class TerminalView(View):
         self._print_new(whole_lines=True)
         if time.monotonic() > self._look_again:
             self._look_again += 1
-            # who is late may change: that is told at the end
+            # the straggler may change: it is named at the end
             self._warn(note for note in notes(self.run.snapshot(), live=True) if note.title != STRAGGLER)
 
     def tell(self, remark: str) -> None:
@@ -162,10 +162,10 @@ class TerminalView(View):
             self._warn(notes(self.run, live=False))
 
     def _warn(self, found: Iterable[Note]) -> None:
-        """Print the notes that did not hold at the last look."""
-        before, self._told = self._told, set()
+        """Print the notes that are new since the last look."""
+        before, self._warned = self._warned, set()
         for note in found:
-            self._told.add(note.title)
+            self._warned.add(note.title)
             if note.title not in before:
                 self.tell(note.line)
 
@@ -188,7 +188,7 @@ class TerminalView(View):
                 data = file.read(TERMINAL_BYTES)
         except OSError:
             return []
-        if whole_lines:  # of a progress bar, skip what is replaced: it may not end its line for hours
+        if whole_lines:  # a progress bar may not end its line for hours: skip what it has replaced
             rest = data[data.rfind(b"\n") + 1 :]
             start += rest.rfind(b"\r", 0, -1) + 1
             data = data[: len(data) - len(rest)]
@@ -239,7 +239,7 @@ class NotebookView(View):
         self._handle = display({WIDGET: view}, raw=True, display_id=True)
 
     def _stop_button(self) -> Any:
-        """Return a Stop button, or a hint what to do instead where clicks arrive only after the cell."""
+        """Return a Stop button, or a hint where a click would arrive only after the cell has ended."""
         import ipywidgets
         from IPython import get_ipython
 
@@ -301,7 +301,7 @@ def _live_figure(world_size: int) -> RunFigure:
 
 
 def rehearse() -> None:
-    """Load what the first dashboard draws with, in a thread: matplotlib's global settings stay alone."""
+    """Load what the first dashboard draws with: in a thread, so it leaves matplotlib's settings alone."""
     import ipywidgets  # noqa: F401
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -19,13 +19,10 @@ LOOPBACKS = {"lo", "lo0"}  # Linux, macOS; where it has another name, gloo looks
 
 @contextlib.contextmanager
 def loopback_store() -> Iterator[int]:
-    """Open the store at which the ranks meet, on a free port of the loopback address; yield the port.
-
-    By default a ``TCPStore`` listens on every interface of the machine, so it is given a socket.
-    """
+    """Open the store at which the ranks meet, on a free port of the loopback address; yield the port."""
     from torch.distributed import TCPStore
 
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))  # without it, the store listens on every interface
     port = listener.getsockname()[1]
     store = TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -56,16 +53,16 @@ def loopback_environment() -> dict[str, str]:
     loopback = {name for _, name in socket.if_nameindex()} & LOOPBACKS
     return {
         **{f"{library}_SOCKET_IFNAME": name for name in loopback for library in ("GLOO", "NCCL")},
-        "TORCH_FR_BUFFER_SIZE": "16",  # else it keeps 2000 collectives, and reading those takes 20 ms
+        "TORCH_FR_BUFFER_SIZE": "16",  # by default 2000 collectives, which take 20 ms to read
     }
 
 
 def of_a_program(run: Run, world_size: int | None = None) -> dict[str, str]:
     """Return the environment of what `python` or `torchrun` starts; torchrun sets more for its ranks."""
-    mine = _of_a_run(run, world_size) | {"COURSE_KERNEL": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    mine["PYTHONSAFEPATH"] = "1"  # a random.py in the working folder is not Python's; see `entry_script._run`
-    mine["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of its logs, wherever it runs
-    return {name: value for name, value in mine.items() if not OF_A_RANK.fullmatch(name)}
+    variables = _of_a_run(run, world_size) | {"COURSE_KERNEL": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    variables["PYTHONSAFEPATH"] = "1"  # no random.py here hides Python's; see `entry_script._run`
+    variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"  # of its logs, wherever it runs
+    return {name: value for name, value in variables.items() if not OF_A_RANK.fullmatch(name)}
 
 
 def _of_a_run(run: Run, world_size: int | None) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Run the fork server, which has torch loaded (`rank.preload`): the ranks of `launch` are forked from it.
+"""Run the fork server, which has torch loaded (`rank.preload`) and forks the ranks of `launch`.
 
-So a rank starts within milliseconds, as a fresh process with none of the kernel's state and no CUDA context.
-Where there is no fork server, or what it forks crashes or hangs (macOS promises no forks), ranks are spawned:
-each loads PyTorch by itself.
+A rank then starts within milliseconds, as a fresh process without the kernel's state and CUDA context.
+Without a fork server, or if the processes that it forks crash or hang, as they may on macOS, ranks are
+spawned, and each loads PyTorch itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from ..compat import fork_server_pid
 from .guard import protect, release
 
-WAKE_SECONDS = 0.05  # between two looks of code that waits
+WAKE_SECONDS = 0.05  # how often waiting code looks again
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 CRASHES = signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP
-PROBE_SECONDS = 60  # for what it forks first; that takes a fraction of a second where cores are free
+PROBE_SECONDS = 60  # for the first process that it forks; on free cores, a fraction of a second is enough
 PRELOAD = "course_lib.rank.preload"  # the module that the fork server loads
 _main_lock = threading.Lock()  # launches in several threads hide __main__ one at a time
 _loaded: int | None = None  # pid of the fork server, once it has loaded torch
@@ -44,11 +44,11 @@ def warm_up() -> None:
         try:
             multiprocessing.forkserver.ensure_running()
         except OSError as error:
-            if error.errno is not None:  # no room, say; else Python refuses the path of its socket
+            if error.errno is not None:  # None: the socket's path is too long
                 raise
             _spawn_from_now_on(f"{error}; a shorter TMPDIR would help")
     pid = fork_server_pid()
-    if pid not in (None, _protected):  # while it loads, it does not notice the kernel's end
+    if pid not in (None, _protected):  # a server that still loads does not notice the kernel's end
         release([_protected] if _protected else [])
         protect([pid])
         _protected = pid
@@ -63,11 +63,11 @@ def _spawn_from_now_on(why: str) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Have processes that are started inside the block begin with SIGINT blocked, until they unblock it.
+    """Block SIGINT in the processes that are started inside the block; they unblock it themselves.
 
-    Jupyter interrupts the kernel's process group: this would end them while they load PyTorch.
+    Jupyter interrupts the kernel's process group: that would end them while they load PyTorch.
     """
-    multiprocessing.resource_tracker.ensure_running()  # later, it would unblock the signal
+    multiprocessing.resource_tracker.ensure_running()  # started inside the block, it would unblock the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -76,7 +76,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def load_here() -> None:
-    """Load here what the fork server loads, in a process that forks its fork servers from itself."""
+    """Load the fork server's modules into this process, which forks its fork servers from itself."""
     importlib.import_module(PRELOAD)
 
 
@@ -114,7 +114,7 @@ def without_main() -> Iterator[None]:
 def wait_until_loaded(stop: threading.Event) -> None:
     """Wait until the fork server has loaded torch, which takes seconds, or until ``stop`` is set.
 
-    If what it forks then crashes or hangs, it is not used any more.
+    If the process that it then forks crashes or hangs, it is no longer used.
     """
     global _loaded
     pid = fork_server_pid()

@@ -1,8 +1,8 @@
 """The guard: a process that briefly outlives a kernel, to kill everything that its runs have started.
 
-A rank that dies with its fork server has no time to end its DataLoader workers, one that holds the GIL has no
-thread to do it, and a Jupyter restart kills kernel and fork server at once. So a kernel starts the program
-`kill`, before its fork server and in a session of its own, and tells it by a pipe which processes to kill.
+A rank that dies with its fork server has no time to end its DataLoader workers. A rank in C code that holds
+the GIL has no thread to do so. Jupyter's restart kills the kernel and the fork server at once. So a kernel
+starts `kill` as a program, in its own session, before the fork server, and tells it by a pipe what to kill.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .. import kill
 
-OOM_SCORE = 500  # what a process scores that uses half of the memory, or of a container's limit
+OOM_SCORE = 500  # the score of a process that uses half of the memory, or of a container's limit
 
 _lock = threading.Lock()
 _guard: subprocess.Popen[bytes] | None = None
@@ -54,9 +54,9 @@ def release(pids: Iterable[int]) -> None:
 
 
 def _first_to_go(pids: Iterable[int]) -> None:
-    """Have Linux kill these when memory runs out, not the notebook's kernel: a rank's end is reported.
+    """Have Linux kill these rather than the notebook's kernel when memory runs out: their end is reported.
 
-    By default it kills the largest process. Child processes inherit the setting.
+    By default Linux kills the largest process. Child processes inherit the setting.
     """
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):  # only Linux has it

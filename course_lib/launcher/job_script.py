@@ -52,10 +52,7 @@ OWN = {
 def directives(options: Mapping[str, Any]) -> list[str]:
     """Convert keyword arguments to options of sbatch: ``time="1:00:00"`` becomes ``--time=1:00:00``.
 
-    Raises
-    ------
-    ValueError
-        A name is one that slurm() sets itself, or is not an option; a value is not one line of text.
+    Raise ValueError if slurm() sets an option itself, a name is no option, or a value is not one line.
     """
     lines = []
     for name, value in options.items():
@@ -75,14 +72,14 @@ def directives(options: Mapping[str, Any]) -> list[str]:
 
 def gpus_of_a_node(options: Mapping[str, Any]) -> int | None:
     """Return how many GPUs a job requests per node, by ``gpus_per_node=4`` or ``gres="gpu:a100:4"``."""
-    asked = options.get("gpus_per_node")
-    if asked is None:
+    gpus = options.get("gpus_per_node")
+    if gpus is None:
         gres = options.get("gres") or ""
         resources = map(str, gres if isinstance(gres, list | tuple) else gres.split(","))
-        asked = next((each for each in resources if re.match(r"gpu\b", each)), None)
-    if asked is None:
+        gpus = next((each for each in resources if re.match(r"gpu\b", each)), None)
+    if gpus is None:
         return None
-    last = str(asked).rpartition(":")[2]
+    last = str(gpus).rpartition(":")[2]
     return int(last) if last.isdecimal() and int(last) > 0 else 1
 
 
@@ -97,8 +94,8 @@ def job_script(
 ) -> str:
     """Return the text of a job's batch script.
 
-    ``shape`` has torchrun's options for the number of ranks, ``setup`` shell lines to run before anything
-    starts, ``options`` those of sbatch; ``exports`` are variables for the job, unless it has them already.
+    ``shape`` holds torchrun's options for the number of ranks, ``setup`` shell lines to run first,
+    ``options`` sbatch's options, and ``exports`` variables that the job gets unless it has them already.
     """
     name, *given = directives({"job_name": script.name, **options})
     own = [f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue", f"--chdir={shlex.quote(os.getcwd())}"]

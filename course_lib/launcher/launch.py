@@ -34,7 +34,7 @@ def launch(
     In each rank RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as
     torchrun sets them, so the function begins with ``dist.init_process_group(backend)``. The store at which
     the ranks meet listens on the loopback address only. All ranks are forked from one process, so a ``set``
-    of strings has the same order on each of them; under torchrun it has not: sort it where order counts.
+    of strings has the same order on all of them. Under torchrun it does not: sort it where order counts.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def launch(
     nprocs
         Number of ranks; by default one per GPU, or 2 without a GPU.
     device
-        ``"cpu"`` keeps the ranks off the GPUs, ``"cuda"`` demands one; by default they use what is there.
+        ``"cpu"`` keeps the ranks off the GPUs, ``"cuda"`` requires one; by default they use GPUs, if any.
     timeout
         Seconds until ranks that still run are killed, with a report of where each one was.
     dashboard
@@ -53,7 +53,7 @@ def launch(
     Returns
     -------
     Run
-        Its ``results``, ``logs`` and ``metrics`` are by rank.
+        ``results``, ``logs`` and ``metrics`` have an entry for each rank.
 
     Raises
     ------
@@ -67,8 +67,8 @@ def launch(
     ValueError, TypeError
         An argument is wrong; nothing was started.
     """
-    asked = Launch(function, args, kwargs, nprocs=nprocs, device=device, timeout=timeout)
-    return start(asked, view=lambda run: view_of(run, dashboard))
+    request = Launch(function, args, kwargs, nprocs=nprocs, device=device, timeout=timeout)
+    return start(request, view=lambda run: view_of(run, dashboard))
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class Launch:
     nprocs: int | None = None
     device: str | None = None
     timeout: float | None = None
-    environment: dict[str, str] = field(default_factory=dict)  # of the ranks, in addition
-    unpickle: bool = True  # load their results, which runs code that the ranks chose
+    environment: dict[str, str] = field(default_factory=dict)  # additional variables of the ranks
+    unpickle: bool = True  # load the ranks' results, which runs code that the ranks chose
 
 
-def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
+def start(request: Launch, view: Callable[[Run], View] = View) -> Run:
     """Run a function on several ranks and wait for them, as `launch` does."""
     called = time.time()
-    world_size = world_size_of(asked.nprocs, asked.device)
-    check_timeout(asked.timeout)
+    world_size = world_size_of(request.nprocs, request.device)
+    check_timeout(request.timeout)
     warm_up()
-    call, shared = packed(asked.function, asked.args, asked.kwargs)
-    gpus = 0 if asked.device == "cpu" else gpu_count()
+    call, shared = packed(request.function, request.args, request.kwargs)
+    gpus = 0 if request.device == "cpu" else gpu_count()
     with loopback_store() as port:
         # created last: an interrupt of the first call, while torch is imported, leaves no run behind
-        run = Run.create(name_of(asked.function), world_size, asked.unpickle, started=called)
+        run = Run.create(name_of(request.function), world_size, request.unpickle, started=called)
         shown = view(run)
         if 0 < gpus < world_size:
             shown.tell(f"{world_size} ranks share {gpus} GPU{'s' if gpus > 1 else ''}, over gloo")
@@ -105,11 +105,11 @@ def start(asked: Launch, view: Callable[[Run], View] = View) -> Run:
             kernel_pid=os.getpid(),
             call=call,
             shared=shared,
-            environment=of_a_launch(run, world_size, port, asked.device) | asked.environment,
+            environment=of_a_launch(run, world_size, port, request.device) | request.environment,
             cells={
                 name: entry
                 for name, entry in list(linecache.cache.items())  # a copy: other threads add to it
                 if len(entry) == 4 and entry[1] is None
             },
         )
-        return watch(run, lambda stop: Ranks(assignment, world_size, stop), asked.timeout, shown)
+        return watch(run, lambda stop: Ranks(assignment, world_size, stop), request.timeout, shown)

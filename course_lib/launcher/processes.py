@@ -27,10 +27,10 @@ from . import forkserver
 from .forkserver import uninterrupted, wait_until_loaded, without_main
 from .guard import protect, release
 
-LOAD_SECONDS = 120.0  # how long spawned ranks may take to load PyTorch before their time begins all the same
+LOAD_SECONDS = 120.0  # after which a timeout begins to count even if spawned ranks still load PyTorch
 INTERRUPT_SECONDS = 2.0  # for what a rank does on an interrupt, such as to save a checkpoint
 KILL_SECONDS = 5.0  # how long a killed process may take to be gone
-MOST_SHARED = 100  # a fork server passes on 254 files at most, of which a queue has two
+MOST_SHARED = 100  # a fork server passes on 254 files at most, and a queue has two
 FULL = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 NO_ROOM = (
     "The processes for {} ranks could not all be started: the system has no room for them. Usually a limit "
@@ -41,14 +41,14 @@ REPORT_SECONDS = 2.0  # how long a program may take to end after one of its rank
 
 
 class Execution:
-    """What runs the ranks, as `watch` needs it: it reports whether it runs, and can be killed."""
+    """Whatever runs the ranks, as `watch` sees it: it says whether it still runs, and can be killed."""
 
     def began(self) -> bool:
         """Return whether it has begun to run: the learner's ``timeout`` counts from then."""
         return True
 
     def wait(self, seconds: float) -> None:
-        """Wait until something may have happened, for about this long at most."""
+        """Wait until something may have happened, at most about ``seconds``."""
         raise NotImplementedError
 
     def exit_codes(self) -> dict[int | str, int | None]:
@@ -90,14 +90,14 @@ class Ranks(Execution):
             except BaseException as reason:
                 for process in set(multiprocessing.active_children()) - before:
                     process.kill()
-                # the fork server could not fork, and has ended, or this process has reached a limit itself
+                # the fork server could not fork and has ended, or this process itself has reached a limit
                 if isinstance(reason, EOFError) or getattr(reason, "errno", None) in FULL:
                     raise RuntimeError(NO_ROOM.format(world_size)) from reason
                 raise
         protect(process.pid for process in self._processes)
 
     def began(self) -> bool:
-        """Return whether all ranks run; where they are spawned, each has loaded PyTorch by then."""
+        """Return whether all ranks run; a spawned rank runs once it has loaded PyTorch."""
         forked = forkserver.METHOD == "forkserver"
         return forked or time.monotonic() > self._until or all(path.exists() for path in self._facts)
 
@@ -110,7 +110,7 @@ class Ranks(Execution):
 
     def interrupt(self) -> float:
         living = self._living()
-        self._family = families(living)  # a rank may end before what it has started
+        self._family = families(living)  # a rank may end before its children
         for process in living:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGINT)
@@ -140,7 +140,7 @@ class ExternalLauncher(Execution):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._end_by: float | None = None  # time.monotonic() at which its time to report a failure is up
+        self._end_by: float | None = None  # by time.monotonic(), when its time to report a failure is up
 
     def code(self) -> int | None:
         """Return the exit code of what started the ranks; None while it is running."""
@@ -156,7 +156,7 @@ class ExternalLauncher(Execution):
 
     def _has_failed_for_good(self, failed: list[int]) -> bool:
         """Return whether one of these ranks ends the program, and the time to report why is up."""
-        # torchrun asks ranks to end once another one has failed, and says how only when all are gone
+        # torchrun asks the other ranks to end once one has failed, and reports only when all are gone
         failures = [failure_of(self._run, rank, None) for rank in failed]
         by_itself = any(failure and not failure.asked_to_end for failure in failures)
         if self._run.record.facts.get("max_restarts") or not by_itself:

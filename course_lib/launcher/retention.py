@@ -21,7 +21,7 @@ _runs = itertools.count()
 
 
 def clear_now_and_then() -> None:
-    """Clear old runs after the first run of this process and each tenth one, in a thread: no run waits."""
+    """After the first run of this process and every tenth one, clear old runs in a thread: no run waits."""
     if next(_runs) % EVERY == 0:
         with contextlib.suppress(RuntimeError):  # the system has no room for a thread
             threading.Thread(target=clear_old_runs, name="course-retention").start()
@@ -30,7 +30,7 @@ def clear_now_and_then() -> None:
 def clear_old_runs() -> None:
     """Delete old runs: keep the last `KEPT_RUNS` of each living kernel, and as many of all others together.
 
-    So a kernel with many launches does not delete the runs of a notebook beside it. A running run is kept
+    So a kernel with many launches does not delete another notebook's runs. A run that is not over is kept
     while its kernel lives; a Slurm job, or a run of another machine that shares this disk, for `LONGEST`.
     """
     kept: Counter[Any] = Counter()

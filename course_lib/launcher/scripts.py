@@ -86,7 +86,7 @@ def torchrun(
     Raises
     ------
     FileNotFoundError, ValueError
-        There is no such script; a number is not a whole one, or too small. Otherwise as for `launch`.
+        There is no such script; a count is no whole number, or too small. Otherwise as for `launch`.
     """
     name, words = program_of(script, args)
     check_timeout(timeout)
@@ -97,7 +97,7 @@ def torchrun(
     world_size = nnodes * nproc_per_node
     meet = ["--standalone"] if nnodes == 1 else ["--rdzv-backend=c10d", "--rdzv-endpoint=HOST:PORT"]
     command = shlex.join([*map("=".join, fresh_store.items()), "torchrun", *shape, *meet, *words])
-    with loopback_store() as port:  # it loads PyTorch: an interrupt meanwhile leaves no run
+    with loopback_store() as port:  # loads PyTorch: an interrupt meanwhile leaves no run
         run = Run.create(name, world_size, command=command, max_restarts=max_restarts)
         meeting = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={uuid.uuid4().hex[:8]}"]
         meeting += ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]
@@ -111,7 +111,7 @@ def torchrun(
 
 
 def shape_of(nnodes: int, nproc_per_node: int, max_restarts: int) -> tuple[list[str], dict[str, str]]:
-    """Return torchrun's options for so many ranks and restarts, and the variables that go with them."""
+    """Return torchrun's options for these nodes, ranks and restarts, and the variables that restarts need."""
     check_count("nproc_per_node", nproc_per_node)
     check_count("max_restarts", max_restarts, 0)
     options = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]

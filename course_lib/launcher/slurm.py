@@ -83,7 +83,7 @@ def slurm(
     RankError, RankTimeout
         A rank failed, or Slurm ended the job; it was not done within ``timeout``.
     FileNotFoundError, ValueError
-        As for `torchrun`; an option is not one to give to sbatch; a run was not submitted to Slurm.
+        As for `torchrun`; an option is not for sbatch; a run was not submitted to Slurm.
     """
     check_timeout(timeout)
     if isinstance(script, Run):
@@ -108,14 +108,14 @@ def slurm(
         job.write_text(text)
         (run.folder / "torchrun").mkdir()
         run.record.note(command=shlex.join(["sbatch", str(job)]))
-        where = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
-        given = {
+        always = [f"--output={RankFiles(run.folder, PROGRAM).log}", "--export=ALL"]
+        variables = {
             "COURSE_RUN": str(run.folder),
             "PYTHONUNBUFFERED": "1",
             "MPLBACKEND": "Agg",
             "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "16"),  # see environment.py
         }
-        return cluster.submit(job, where, given)
+        return cluster.submit(job, always, variables)
 
     return watch(run, lambda _: SlurmJob(run, submit), timeout, view_of(run, dashboard))
 

@@ -15,9 +15,9 @@ from ..record.layout import PROGRAM, RankFiles
 from ..run.run import Run
 from .processes import ExternalLauncher
 
-LOOK_SECONDS = 0.2  # between two looks at its files: on a shared disk, each costs other users something
+LOOK_SECONDS = 0.2  # between two looks at the run's files: on a shared disk, each slows others down
 ASK_AT_LEAST, ASK_AT_MOST = 0.5, 10.0  # seconds between two queries to Slurm
-ASK_SHARE = 0.1  # the same interval, as a share of the time since its state changed
+ASK_SHARE = 0.1  # the same interval, as a share of the time since the job's state changed
 SETTLE_SECONDS = 15.0  # how long after the script's end Slurm may take to say how the job ended
 CANCEL_SECONDS = 90.0  # Slurm's KillWait is 30 s, for a job's processes to save something
 NODE_LOST = re.compile(r"Node failure on (\S+)")  # srun's words
@@ -34,7 +34,7 @@ class SlurmJob(ExternalLauncher):
             run.record.note(job=submit())
         assert run.job is not None
         self._number = run.job
-        self._since = time.monotonic()  # when it entered its present state
+        self._since = time.monotonic()  # when the job entered its present state
         self._status = cluster.JobStatus("PENDING")
         self._silence = ""  # why Slurm does not answer
         self._ended_at: float | None = None  # when its script's end was seen
@@ -42,9 +42,8 @@ class SlurmJob(ExternalLauncher):
         self._asks = threading.Thread(target=self._ask, name="course-slurm", daemon=True)
         self._asks.start()
 
-    # --- queries run in a thread: an answer may take a minute, and Stop must not wait for it ---------------
-
     def _ask(self) -> None:
+        """Query Slurm, in a thread: an answer may take a minute, and Stop must not wait for it."""
         forgotten = False
         while not self._enough.is_set():
             self._ask_now.clear()
@@ -52,7 +51,7 @@ class SlurmJob(ExternalLauncher):
                 status, self._silence = cluster.ask(self._number), ""
             except cluster.SlurmError as error:
                 status, self._silence = self._status, str(error)
-            known = status.state != "UNKNOWN" or forgotten  # UNKNOWN counts when it comes twice running
+            known = status.state != "UNKNOWN" or forgotten  # UNKNOWN counts the second time in a row
             forgotten = status.state == "UNKNOWN"
             if known and status != self._status:
                 self._status, self._since = status, time.monotonic()
@@ -61,15 +60,13 @@ class SlurmJob(ExternalLauncher):
             share = ASK_SHARE * (time.monotonic() - self._since)
             self._ask_now.wait(min(ASK_AT_MOST, max(ASK_AT_LEAST, share)))
 
-    # --- what `watch` calls --------------------------------------------------------------------------------
-
     def began(self) -> bool:
         return not self._status.waits
 
     def wait(self, seconds: float) -> None:
         time.sleep(max(seconds, LOOK_SECONDS))
         status, silence = self._status, self._silence
-        if silence and not status.over:  # nothing newer is known; say why
+        if silence and not status.over:  # Slurm does not answer: say why
             status = status._replace(reason=silence)
         with contextlib.suppress(OSError):
             self._run.record.note_job(status)
@@ -82,7 +79,7 @@ class SlurmJob(ExternalLauncher):
             self._ended_at = time.monotonic()
             self._ask_now.set()
         settled = time.monotonic() > self._ended_at + SETTLE_SECONDS
-        if not status.over:  # the script has left an exit code, but Slurm says nothing of an end
+        if not status.over:  # the script has left an exit code, but for Slurm the job is not over
             return exit_code if settled else None
         if status.state in ("COMPLETED", "FAILED") and exit_code is None and not settled:
             return None  # a new file on a shared disk may show up late
@@ -94,13 +91,12 @@ class SlurmJob(ExternalLauncher):
         codes = super().exit_codes()
         if codes[PROGRAM] and (why := self._ended_by_slurm()):
             if not RankFiles(self._run.folder, PROGRAM).failure.exists():
-                write_failure(self._run.folder, PROGRAM, "", why, [], "", exit_code=codes[PROGRAM])
-            return {PROGRAM: codes[PROGRAM]}  # what its ranks met then is a consequence
+                write_failure(self._run.folder, PROGRAM, message=why, exit_code=codes[PROGRAM])
+            return {PROGRAM: codes[PROGRAM]}  # its ranks failed as a consequence
         return codes
 
     def _ended_by_slurm(self) -> str:
-        status = self._status
-        exit_code = self._run.record.script_exit_code()
+        status, exit_code = self._status, self._run.record.script_exit_code()
         if status.state == "UNKNOWN" and exit_code is not None:
             return ""
         if why := cluster.ENDINGS.get(status.state):

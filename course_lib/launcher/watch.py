@@ -1,4 +1,4 @@
-"""Watch what was started until it ends, or must be ended."""
+"""Watch the processes of a run until they end, or must be ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .processes import Execution
 from .retention import clear_now_and_then
 
 LINGER_SECONDS = 5.0  # once all ranks have returned their results, they may take this long to end
-CONSEQUENCE_SECONDS = 0.5  # how much later than its consequence a cause may come to light
+CONSEQUENCE_SECONDS = 0.5  # how long after its consequence a cause may be recorded
 
 
 def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: float | None, view: View) -> Run:
@@ -64,7 +64,7 @@ def watch(run: Run, start: Callable[[threading.Event], Execution], timeout: floa
 
 
 def _load_results(run: Run) -> failed.RankError | None:
-    """Read the results while interrupts are held off, so that none is left half read."""
+    """Read the results while interrupts are held off; return the error if some cannot be read."""
     if not run.unpickles or not (unread := run.unread_results()):
         return None
     (rank, error), *more = unread.items()
@@ -93,7 +93,7 @@ def _follow(run: Run, ranks: Execution, timeout: float | None, view: View) -> Ba
             return failed.RankError(run, report_on(run, ranks.exit_codes(), failures))
         if all(code is not None for code in codes.values()):
             return None
-        now = time.monotonic()  # before the look: what is there then came in time
+        now = time.monotonic()  # taken before the look at the results: those found came in time
         if all(RankFiles(run.folder, rank).result.exists() for rank in codes):
             all_returned_at = min(all_returned_at, now)
             if now > all_returned_at + LINGER_SECONDS:
@@ -101,14 +101,14 @@ def _follow(run: Run, ranks: Execution, timeout: float | None, view: View) -> Ba
                 view.tell(waiting.what_lingers(run, left, LINGER_SECONDS))
                 return None
             if now > deadline:
-                return None  # its processes may take long to end, on a busy machine
+                return None  # on a busy machine, the processes may take long to end
         elif now > deadline:
             return failed.RankTimeout(run, report_on(run, ranks.exit_codes(), {}, timeout))
         view.update()
 
 
 def _interrupt(run: Run, ranks: Execution) -> tuple[float, list[int]]:
-    """Let all end by an interrupt; return how many seconds they had, and which ranks are still there."""
+    """Interrupt the ranks; return how many seconds they had to end, and which of them still run."""
     seconds, began = ranks.interrupt(), time.monotonic()
     while None in ranks.exit_codes().values() and time.monotonic() < began + seconds:
         ranks.wait(WAKE_SECONDS)
@@ -140,7 +140,7 @@ def _interrupts_seen(stop: threading.Event) -> Iterator[None]:
     with _threads:
         _stops.append(stop)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            if _seen:  # asyncio, say, may have put its handler over ours since
+            if _seen:  # another handler, such as asyncio's, may have replaced ours
                 faulthandler.unregister(signal.SIGINT)
             else:
                 _seen.append(tempfile.TemporaryFile())

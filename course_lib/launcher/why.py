@@ -1,4 +1,4 @@
-"""`why`: try a training function with one possible cause of its slowness after the other taken away."""
+"""`why`: run a training function again and again, each time without one possible cause of its slowness."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .dashboard import View
 from .launch import Launch, start
 
 ROUNDS = 3
-WARM_STEPS, WARM_SECONDS = 5, 0.3  # that each rank does before it is measured
-FEWEST_STEPS = 5  # that are measured
-ENOUGH = 1 / 3  # of a trial's seconds: what is over before is no measurement
-TIMES_SAMPLES = {ONE_RANK: 1, LARGER_BATCH: 4}  # that a step should have
-MOST_CHANGE = 0.2  # of these
+WARM_STEPS, WARM_SECONDS = 5, 0.3  # each rank does both before it is measured
+FEWEST_STEPS = 5  # to measure on each rank
+ENOUGH = 1 / 3  # share of a trial's seconds: a function that ends earlier is not measured
+TIMES_SAMPLES = {ONE_RANK: 1, LARGER_BATCH: 4}  # samples in a step, as a multiple of the unchanged run's
+MOST_CHANGE = 0.2  # share by which that multiple may differ
 
 
 def why(
@@ -37,40 +37,40 @@ def why(
     trial_seconds: float = 2.0,
     **kwargs: Any,
 ) -> Verdict:
-    """Find out why a training run is not faster, by trying it (lesson 14).
+    """Find out by trials why a training run is not faster (lesson 14).
 
-    The function runs for a few seconds as it is, with the first batches of its loader again and again (no
-    loader cost), without DDP's gradient synchronization, on one rank and, if it has a parameter
-    ``batch_size``, with a batch four times as large: each way in three rounds. Then the ranks are killed, and
-    nothing is kept. Only the time inside ``track(loader)`` is judged, from the sixth step on: what happens
-    once in an epoch counts if a trial lasts for several.
+    Each trial runs the function for a few seconds: as it is, with the first batches of its loader repeated
+    (no loader cost), without DDP's gradient synchronization, on one rank and, if it has a parameter
+    ``batch_size``, with a batch four times as large. There are three rounds of trials. A trial's ranks are
+    killed at its end, and nothing is kept. Only the time inside ``track(loader)`` counts, from the sixth step
+    on; what happens once in an epoch counts if a trial lasts for several epochs.
 
     Parameters
     ----------
     training
-        A function as for `launch`, which loops over ``track(loader)`` for some seconds at least. Or a `Run`:
-        then nothing is run, and the verdict is what its records show, of its loader and of a straggler.
+        A function as for `launch` that loops over ``track(loader)`` for at least a few seconds. Or a `Run`:
+        then nothing is started, and its records show whether its ranks wait for loaders or for a straggler.
     args, nprocs, device, kwargs
         As for `launch`.
     timeout
-        Seconds that a trial may take in all, as in `launch`.
+        Seconds that one trial may take, as in `launch`.
     dashboard
         Print what is tried in each round; False prints nothing.
     trial_seconds
-        For so long each rank is measured inside its loops, after its first steps.
+        How long each rank is measured inside its loops, after its first steps.
 
     Returns
     -------
     Verdict
-        Its cause, in a sentence, and the table of all trials.
+        The cause, in a sentence, and the table of all trials.
 
     Raises
     ------
     RankError
-        The unchanged training run failed, or was not measured after ``timeout`` seconds. If it fails in
-        another way, the table says so.
+        The unchanged function failed, or was not measured within ``timeout`` seconds. If a changed one
+        fails, the table says so.
     ValueError
-        It was over before it could be measured, or calls no `track`.
+        The function ended before it could be measured, or does not call `track`.
     TypeError
         The function does not take these arguments.
     """
@@ -82,7 +82,7 @@ def why(
     skipped: dict[str, str] = {}
     samples = 0.0  # in a step of rank 0
     for number in range(ROUNDS):
-        tried = list(rates)[:: -1 if number % 2 else 1]  # there and back: a machine gets warm
+        tried = list(rates)[:: -1 if number % 2 else 1]  # every other round backwards: machines heat up
         if dashboard:
             print(f"why: round {number + 1} of {ROUNDS}: {'; '.join(tried)}", flush=True)
         for way in tried:
@@ -105,31 +105,30 @@ def why(
     return verdict_on_trials(rates, skipped)
 
 
-def _ways(asked: Launch) -> dict[str, Launch]:
-    """Return what to launch for each way."""
-    ways = {way: replace(asked, environment={TRIAL: way}) for way in (AS_IT_IS, REPEATED_BATCHES)}
-    if world_size_of(asked.nprocs, asked.device) > 1:
-        ways[NO_GRADIENT_SYNC] = replace(asked, environment={TRIAL: NO_GRADIENT_SYNC})
+def _ways(unchanged: Launch) -> dict[str, Launch]:
+    ways = {way: replace(unchanged, environment={TRIAL: way}) for way in (AS_IT_IS, REPEATED_BATCHES)}
+    if world_size_of(unchanged.nprocs, unchanged.device) > 1:
+        ways[NO_GRADIENT_SYNC] = replace(unchanged, environment={TRIAL: NO_GRADIENT_SYNC})
         ways[ONE_RANK] = replace(ways[NO_GRADIENT_SYNC], nprocs=1)
-    given = inspect.signature(asked.function).bind(*asked.args, **asked.kwargs)
-    given.apply_defaults()
-    if type(size := given.arguments.get("batch_size")) is int:
-        given.arguments["batch_size"] = 4 * size
-        ways[LARGER_BATCH] = replace(ways[REPEATED_BATCHES], args=given.args, kwargs=given.kwargs)
+    bound = inspect.signature(unchanged.function).bind(*unchanged.args, **unchanged.kwargs)
+    bound.apply_defaults()
+    if type(size := bound.arguments.get("batch_size")) is int:
+        bound.arguments["batch_size"] = 4 * size
+        ways[LARGER_BATCH] = replace(ways[REPEATED_BATCHES], args=bound.args, kwargs=bound.kwargs)
     return ways
 
 
-def _trial(asked: Launch, seconds: float) -> tuple[list[float], float]:
-    """Run one trial for so many seconds and return what `_measured` does; ValueError if that is nothing."""
+def _trial(trial: Launch, seconds: float) -> tuple[list[float], float]:
+    """Run a trial for ``seconds`` and return what `_measured` returns; raise ValueError if that is None."""
     is_measured = threading.Event()
     try:
-        run = start(asked, lambda run: _UntilMeasured(run, seconds, is_measured))
+        run = start(trial, lambda run: _UntilMeasured(run, seconds, is_measured))
     except Stopped as stopped:
         if not is_measured.is_set():
             raise
         run = stopped.run
     try:
-        no_sync = asked.environment[TRIAL] == NO_GRADIENT_SYNC and asked.nprocs != 1
+        no_sync = trial.environment[TRIAL] == NO_GRADIENT_SYNC and trial.nprocs != 1
         if no_sync and not all(trace.facts.get("ddp") for trace in run.traces()):
             raise ValueError("the function makes no DistributedDataParallel")
         if found := _measured(run, ENOUGH * seconds):
@@ -146,7 +145,7 @@ def _trial(asked: Launch, seconds: float) -> tuple[list[float], float]:
 def _measured(run: Run, seconds: float) -> tuple[list[float], float] | None:
     """Return each rank's samples per second after its first steps, and the samples in a step of rank 0.
 
-    None before each rank has been seen for ``seconds``.
+    Return None until each rank has been measured for ``seconds``.
     """
     rates, batches = [], []
     for trace in run.traces():

@@ -26,7 +26,7 @@ def place() -> tuple[Any, str]:
     With a GPU for each rank on this machine: ``cuda:<local rank>`` and ``nccl``. With fewer GPUs: a shared
     GPU and ``gloo``, since NCCL refuses two ranks on one GPU. Without a GPU, or with an Apple GPU, since
     gloo carries no MPS tensors: ``cpu`` and ``gloo``. If srun starts the ranks without torchrun (lesson 17),
-    Slurm's variables count them unless LOCAL_WORLD_SIZE is set. If each rank sees one GPU, its own, as with
+    Slurm's variables count them unless LOCAL_WORLD_SIZE is set. If each rank sees only its own GPU, as with
     ``--gpus-per-task=1``: ``cuda:0`` and ``nccl``.
 
     Returns

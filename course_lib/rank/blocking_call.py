@@ -27,7 +27,7 @@ ROOT = {"broadcast": "src", "scatter": "src", "recv": "src", "reduce": "dst", "g
 
 
 def blocking_call(thread: int | None, launched: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return, as known, a thread's ``call``, ``meets``, ``joins``, ``lock_file``, and what it ``handles``."""
+    """Return what is known of a thread's wait: ``call``, ``meets``, ``joins``, ``lock_file``, ``handles``."""
     frame, wait = frame_of(thread), dict[str, Any]()
     with contextlib.suppress(Exception):  # the stack still shows where the rank is
         error = error_of(thread)
@@ -50,14 +50,14 @@ def blocking_call(thread: int | None, launched: Mapping[str, str] = os.environ) 
 
 
 def _meets(frame: FrameType) -> dict[str, Any]:
-    """Return with which ranks a function of torch.distributed meets; empty for any other frame.
+    """Return which ranks meet in a function of torch.distributed; empty for any other frame.
 
     Call it only for frames of torch: before Python 3.13, reading a frame's variables keeps them alive.
     """
     import torch.distributed as dist
 
     name, arguments = frame.f_code.co_name, frame.f_locals
-    checks = dist.get_debug_level() == dist.DebugLevel.DETAIL and "group" in arguments  # all meet before
+    checks = dist.get_debug_level() == dist.DebugLevel.DETAIL and "group" in arguments  # all meet first
     if name not in (*ROOT, "new_group", "monitored_barrier") and not checks:
         return {}
     everyone = list(range(dist.get_world_size()))
@@ -73,12 +73,12 @@ def _meets(frame: FrameType) -> dict[str, Any]:
         root = ranks[in_group]
     if name not in ("recv", "send"):
         return meets | {"root": root}
-    others = [rank for rank in ranks if rank != dist.get_rank()]  # recv takes from any, if it names none
+    others = [rank for rank in ranks if rank != dist.get_rank()]  # recv without a source takes from any
     return meets | {"ranks": others if root is None else [root], "number": arguments["tag"]}
 
 
 def _joins_by(arguments: Mapping[str, Any], launched: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the settings that init_process_group joins by: each as it is now and as it was at the launch."""
+    """Return the settings by which init_process_group joins: the value of each now and at the launch."""
     given = {name: arguments[name.lower()] for name in JOINS_BY[:2]}
     now = os.environ | {name: str(number) for name, number in given.items() if number >= 0}
     if (method := arguments["init_method"] or "env://") != "env://":
@@ -87,7 +87,7 @@ def _joins_by(arguments: Mapping[str, Any], launched: Mapping[str, str]) -> dict
 
 
 def _holder_of(path: str) -> int | None:
-    """Return the pid of the process that has locked a file; None without one here (Linux)."""
+    """Return the pid of the process on this machine that has locked a file, or None (Linux)."""
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         inode = f":{os.stat(path).st_ino}"
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
@@ -96,7 +96,7 @@ def _holder_of(path: str) -> int | None:
 
 
 def _call(frame: FrameType) -> str:
-    """Return the source of the call that has not ended, or the whole line where that source is no call."""
+    """Return the source of the call that a frame is in, or the whole line if that source is no call."""
     first, last, start, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     line = linecache.getline(frame.f_code.co_filename, first or frame.f_lineno)
     text = line.encode()[start : end if last == first else None].decode(errors="replace").strip()

@@ -21,7 +21,7 @@ class CollectiveLog:
         if flights == self._flights:
             return rows
         self._flights = flights
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # another torch's form
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # a changed form
             for group, number, entry in collectives():
                 if group == EVERYONE:
                     meets = entry["profiling_name"].rpartition(":")[2] not in ONE_WAY

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MAPPINGS = (dict, UserDict)  # transformers' collators make a UserDict
-CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` takes longer than isinstance
+CONTAINERS = (list, tuple, *MAPPINGS)  # built once: ``list | tuple | dict`` takes longer than isinstance does
 
 
 class Counters:
-    """Counters of the loops' progress: the loop's thread advances them, the recorder's reads them.
+    """Counters of the loops' progress: the loop's thread advances them, the recorder's thread reads them.
 
     If torchrun has restarted this rank, they go on from the last ``tick`` of the earlier attempt.
     """

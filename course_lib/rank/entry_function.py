@@ -45,7 +45,7 @@ class Assignment:
 
 
 def main(rank: int, assignment: Assignment) -> None:
-    """Be one rank of a launch, in a fresh process."""
+    """Run one rank of a launch, in a fresh process."""
     os.setsid()  # interrupts of the kernel do not reach us, and our DataLoader workers end with us
     changed = _take_environment(assignment.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
     # the fork server ends with the kernel
@@ -56,15 +56,15 @@ def main(rank: int, assignment: Assignment) -> None:
     files = RankFiles(assignment.folder, rank)
     send_output_to(files.log)
     failure_reporter = FailureReporter(functools.partial(report_failure, assignment.folder, rank))
-    itself = os.getpid()
-    atexit._clear()  # of what the fork server's libraries registered
+    pid = os.getpid()
+    atexit._clear()  # drops what the fork server's libraries registered
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         attach(rank)
         watch_children()
         result = _run(assignment, changed)
-        if os.getpid() != itself:
-            sys.exit(0)  # a process that the function forked returns as well
+        if os.getpid() != pid:
+            sys.exit(0)  # the function has forked this process and returned here as well
         note(phase=ENDING, result=type(result).__name__)
         _save_result(result, files.result)
         atexit._run_exitfuncs()
@@ -108,9 +108,9 @@ def _run(assignment: Assignment, changed: set[str]) -> Any:
     by_value.serve_multiprocessing()
     by_value.GIVEN[:] = assignment.shared
     function, args, kwargs = by_value.loads(assignment.call)
-    brought = getattr(inspect.unwrap(getattr(function, "func", function)), "__globals__", {})
-    if brought.get("__name__") == "__main__":  # pickle looks there for what a cell defines
-        vars(sys.modules["__main__"]).update({k: v for k, v in brought.items() if not k.startswith("__")})
+    names = getattr(inspect.unwrap(getattr(function, "func", function)), "__globals__", {})
+    if names.get("__name__") == "__main__":  # pickle looks there for what a cell defines
+        vars(sys.modules["__main__"]).update({k: v for k, v in names.items() if not k.startswith("__")})
     note(phase=AT_WORK)
     try:
         return function(*args, **kwargs)

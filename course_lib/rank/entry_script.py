@@ -1,7 +1,7 @@
 """Entry point of what `python` and `torchrun` start: ``python -m course_lib.rank.entry_script script.py …``.
 
-It runs the ``script.py`` of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), and
-each rank that the agent starts (``--rank script.py …``). Each records how it failed. Each but a job's agent
+It runs the script of `python`, torchrun's agent (``--torchrun …``; on a job's node ``--node …``), or a rank
+that the agent has started (``--rank script.py …``). Each records how it failed. Each, except a job's agent,
 ends with the process that started it, as a rank of `launch` does.
 """
 
@@ -30,7 +30,7 @@ from .failure import related, report_exception, watch_children, write_failure
 from .failure_reporter import FailureReporter, exit_code
 from .recorder import attach, note, report_failure
 
-RECORD_SECONDS = 0.5  # that ranks get to record where they are before the agent ends them; it takes 0.1
+RECORD_SECONDS = 0.5  # for ranks to record where they are before the agent ends them; it takes 0.1
 FRAME_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 TRACEBACK = re.compile(r"(?s)((?:.*?Traceback \([^\n]*\n(?:(?: [^\n]*)?\n)*)?)([^\s:]*):?(.*)")
 CHAIN = re.compile(
@@ -95,7 +95,7 @@ def run_agent(arguments: list[str], of_a_job: bool = False) -> None:
 def _before_it_is_ended(folder: Path, pid: int) -> None:
     """Let a rank record where it is before the agent ends it; ask all ranks before the first one is ended.
 
-    What ranks do from then on caused nothing: a rank had failed before, perhaps without a word.
+    Nothing that ranks do from then on is the cause: a rank has already failed, perhaps without a record.
     """
     if pid not in UNTIL:
         until, now = time.monotonic() + RECORD_SECONDS, str(time.time())
@@ -108,7 +108,7 @@ def _before_it_is_ended(folder: Path, pid: int) -> None:
 
 
 def _has_recorded(folder: Path, pid: int) -> bool:
-    """Return whether the rank of this process has recorded where it is, since it was asked."""
+    """Return whether the rank with this pid has recorded where it is, since it was asked."""
     for path in folder.glob("rank-*.where"):
         if read_json(path.with_suffix(".json")).get("process") == process_name(pid):
             return bool(read_json(path).get("asked"))
@@ -130,7 +130,7 @@ def _reserved_port() -> int:
 
 
 def run_rank(script: str, arguments: list[str]) -> None:
-    """Run a rank of torchrun, which has already redirected its output to a file."""
+    """Run a rank whose output torchrun has already redirected to a file."""
     folder, rank = Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"])
     end_with(int(os.environ["COURSE_KERNEL"]))
     files, attempt = RankFiles(folder, rank), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -209,7 +209,7 @@ def _report_spawned(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Return what `failure.described` does, from the text of a traceback, or of a group's."""
+    """Return what `failure.described` returns, from the text of a traceback, or of a group's."""
     if "Exception Group Traceback" in text:
         text = re.sub(r"^ +[|+] ?", "", text, flags=re.MULTILINE)
     stack, kind, message = TRACEBACK.findall(text)[0]

@@ -22,12 +22,12 @@ from ..hardware import memory
 from ..learner_code import is_learners, is_ours, with_source
 from ..record.layout import RankFiles, process_name
 
-WORKER_SECONDS = 0.5  # that a worker may take to end after its connection
-MOST_FRAMES = 12  # of more, the outermost and the innermost ones
+WORKER_SECONDS = 0.5  # how much longer than its connection a worker may last
+MOST_FRAMES = 12  # of a longer stack, the outermost and the innermost ones
 MOST_RELATED = 30  # exceptions that are recorded beside another one
-RELATED_FRAMES = 4  # of each of them
-ROOM_SECONDS = 0.5  # that another rank may take to make room on a full disk
-RECENT_SECONDS = 10.0  # a worker that ended since then may explain an error, or one that the error names
+RELATED_FRAMES = 4  # of each of these exceptions
+ROOM_SECONDS = 0.5  # how long another rank may take to make room on a full disk
+RECENT_SECONDS = 10.0  # a worker may explain an error if it ended this recently, or if the error names it
 LOST = (ConnectionError, EOFError)  # raised when the other end of a connection is gone
 _ended: dict[int, tuple[int, float]] = {}  # exit code by pid, and when that was seen
 
@@ -45,13 +45,13 @@ def report_exception(folder: Path, rank: int | str, error: BaseException) -> Non
 
 
 def related(how: str, exception: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of an exception beside another one, and how it belongs to that one."""
+    """Return the record of an exception that belongs to another one, in the way that `_related` yields."""
     text = f"{exception['type']}: {exception['message']}".removesuffix(": ")
     return {"how": how, "text": text, "frames": exception["frames"]}
 
 
 def _related(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
-    """Yield each exception that belongs to one, and how: it is inside the group, or led to it."""
+    """Yield each exception that belongs to an error, and how: it is inside the group, or led to the error."""
     parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     context = None if error.__suppress_context__ else error.__context__
     for how, each in [*(("inside", part) for part in parts), ("from", error.__cause__), ("during", context)]:
@@ -74,12 +74,12 @@ def _killed_workers(text: str, expected: bool) -> list[tuple[int, int]]:
     """
     until = time.monotonic() + (WORKER_SECONDS if expected else 0)
     while True:
-        multiprocessing.active_children()  # looks at each
+        multiprocessing.active_children()  # polls each
         since = time.time() - RECENT_SECONDS
         killed = [
             (pid, code)
             for pid, (code, at) in _ended.items()
-            if code < 0 and code != -signal.SIGTERM  # by which a DataLoader ends its workers
+            if code < 0 and code != -signal.SIGTERM  # the signal by which a DataLoader ends its workers
             if at >= since or re.search(rf"\b{pid}\b", text)
         ]
         if killed or time.monotonic() >= until:
@@ -90,7 +90,7 @@ def _killed_workers(text: str, expected: bool) -> list[tuple[int, int]]:
 def described(error: BaseException, most_frames: int = MOST_FRAMES) -> dict[str, Any]:
     """Return an exception's type, message and frames in the learner's code, as in a failure's record.
 
-    The message includes notes, and says where a line is that cannot be parsed.
+    The message includes notes and, for a line that cannot be parsed, its place.
     """
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
@@ -112,14 +112,14 @@ def write_failure(
     pid: int | None = None,
     **facts: Any,
 ) -> None:
-    """Record a failure; without a ``type``, the rank reported nothing, and only its exit code is known."""
+    """Record a failure; without a ``type``, only an exit code or a ``message`` about the rank is known."""
     record = {"time": time.time(), "type": type, "message": message, "frames": frames, "text": text}
     record |= {"exit_code": None, "process": process_name(pid or os.getpid())} | facts
     until = time.monotonic() + ROOM_SECONDS
     while True:
         try:
             return write_whole(RankFiles(folder, rank).failure, json.dumps(record))
-        except OSError as error:  # a full disk, a folder that was removed: `report` says that
+        except OSError as error:  # a full disk, a folder that was removed: `report` says so
             if error.errno != errno.ENOSPC or time.monotonic() > until:
                 return
             time.sleep(0.02)  # another rank may be about to make room

@@ -45,7 +45,7 @@ class FailureReporter:
         libc.sigfillset(every)
         start = functools.partial(_thread.start_new_thread, self.report_here, ())
         steps = start, functools.partial(libc.sigsuspend, every)
-        # one call, all of it in C: no handler runs before it returns, and sigsuspend does not
+        # one call, all of it in C: no handler runs before it returns, and it does not return
         self.report: Callable[[], object] = functools.partial(collections.deque, map(operator.call, steps), 0)
 
     def report_here(self) -> NoReturn:
@@ -60,7 +60,7 @@ class FailureReporter:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # a full disk, a closed stream, one of the program's own
                     stream.flush()
-            os._exit(code & 0xFF)  # a system keeps no more of it; a larger one would raise here
+            os._exit(code & 0xFF)  # a system keeps only these bits; a larger code would raise here
 
 
 def exit_code(error: BaseException) -> int:

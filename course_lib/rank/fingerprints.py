@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from ..record.series import Series, on_cpu
 
-SHARE = 0.005  # of the time in the loop that fingerprints may take
-FREE = 0.05  # seconds that they may take at first, so a short training is looked at in each step
-MOST = 256  # after about so many they are taken half as often, and so on: the file stays small
+SHARE = 0.005  # of the loop's time that fingerprints may take
+FREE = 0.05  # seconds that they may take at first: a short training run is checked in each step
+MOST = 256  # after about this many, they are taken half as often, and so on: the file stays small
 BLOCK = 1 << 20  # 8-byte words that are summed up at once
 BITS = 53  # of a fingerprint: a float64 holds an integer of this size exactly
 ODD = 0x1E3779B97F4A7C15  # an odd factor loses no bit
@@ -34,10 +34,10 @@ class Fingerprints:
         self._series = series
         self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         self._passes = self._steps = 0  # of loops that take fingerprints
-        self._pass_steps = 1  # of the last such pass
-        self._interval = 1  # steps from one to the next
-        self._seconds: tuple[float, ...] = ()  # that the last ones took
-        self._spent = 0.0  # seconds that all took
+        self._pass_steps = 1  # of the last of these loops
+        self._interval = 1  # steps from one fingerprint to the next
+        self._seconds: tuple[float, ...] = ()  # that each of the last three took
+        self._spent = 0.0  # seconds that all of them took
         self._last = (0, time.perf_counter())  # steps and time when the last one was taken
         self._pending: deque[tuple[Any, ...]] = deque()
         self._works = True
@@ -91,9 +91,9 @@ class Fingerprints:
             self._took(now - began)
         (steps, since), self._last = self._last, (self._steps, now)
         if self._steps > steps:
-            a_step = max(1e-9, began - since) / (self._steps - steps)
-            each = sum(self._seconds) / max(1, len(self._seconds))
-            enough = each / SHARE / a_step if self._spent > FREE else 1
+            step_seconds = max(1e-9, began - since) / (self._steps - steps)
+            seconds = sum(self._seconds) / max(1, len(self._seconds))
+            enough = seconds / SHARE / step_seconds if self._spent > FREE else 1
             self._interval = _power_of_two(max(enough, self._steps / MOST))
 
     def _took(self, seconds: float) -> None:
@@ -174,10 +174,10 @@ def _whole(tensor: Any) -> Any:
 
 
 def fingerprints(tensors: Iterable[Any]) -> Any:
-    """Return for each tensor an integer of `BITS` bits that depends on all its bytes, on its device.
+    """Return, on the tensors' device, an integer of `BITS` bits for each that depends on all its bytes.
 
-    The tensor's 8-byte words are added up, modulo 2⁶⁴, each times another odd factor: so the order counts,
-    and NaN is equal to itself.
+    The tensor's 8-byte words are multiplied by different odd factors and added up, modulo 2⁶⁴: so their order
+    counts, and NaN equals itself.
     """
     import torch
 
@@ -197,7 +197,7 @@ def fingerprints(tensors: Iterable[Any]) -> Any:
 
 
 def _weighted(numbers: Any) -> Any:
-    """Return the sum of numbers, each times another odd factor."""
+    """Return the sum of numbers, each multiplied by a different odd factor."""
     import torch
 
     device, count = numbers.device, len(numbers)

@@ -18,9 +18,9 @@ class Memory:
     """Measures how much memory this process holds, cheaply enough for ten readings a second.
 
     On the CPU, the exact figure is psutil's USS: pages that this process shares with no other, not even with
-    the one that forked it. It takes a walk over the page tables, 10 ms with torch loaded. Walks may take 0.5
-    % of the time at the start, when writing copies many shared pages, and ever less, down to 0.1 %. In
-    between, the change in resident size is added, which takes 10 µs to read.
+    the one that forked it. It takes a walk over the page tables, 10 ms with torch loaded. At first, while
+    writing copies many shared pages, walks may take 0.5 % of the time, and ever less later, down to 0.1 %.
+    Between walks, the change in resident size is added, which takes 10 µs to read.
     """
 
     OFTEN, SELDOM = 200, 1000  # a walk is due after this many times the last one's cost
@@ -28,7 +28,7 @@ class Memory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._exact_at = time.monotonic()
-        self._cost = TICK_INTERVAL / self.OFTEN  # the first walk: not in the first tenth of a second
+        self._cost = TICK_INTERVAL / self.OFTEN  # so the first walk comes after 0.1 s
         self._walks = 0
         self._own, self._resident = 0, self._resident_bytes()
 
@@ -65,10 +65,7 @@ class Memory:
 
 
 def driver_bytes(gpu: int) -> float:
-    """Return NVML's bytes of this process on one of torch's GPUs; NaN without NVML.
-
-    If NVML cannot tell processes apart, as in most containers, return the bytes of the whole GPU.
-    """
+    """Return NVML's bytes of this process on one of torch's GPUs; NaN without NVML."""
     import torch
 
     try:
@@ -80,6 +77,6 @@ def driver_bytes(gpu: int) -> float:
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return process.usedGpuMemory
-        return pynvml.nvmlDeviceGetMemoryInfo(handle).used
+        return pynvml.nvmlDeviceGetMemoryInfo(handle).used  # all processes': in most containers it lists none
     except Exception:  # no NVML, no permission, an unknown device: then there is no figure
         return math.nan

@@ -38,7 +38,7 @@ RANK_VARIABLES = re.compile(
     r"SLURMD_NODENAME|SLURM_(JOB_ID|NODEID|NNODES)"
 )
 FIRST_TICK = 0.03  # seconds; the rank's work begins before that
-GPU_SECONDS = 5.0  # that a rank's end waits for a GPU, which may wait for other ranks for ever
+GPU_SECONDS = 5.0  # for the GPU at a rank's end: it may wait for other ranks for ever
 
 _recorder: Recorder | None = None
 
@@ -70,14 +70,11 @@ def note(**facts: Any) -> None:
 
 
 def report_failure(folder: Path, rank: int, error: BaseException) -> int:
-    """Record how this rank fails, and write what is pending; return its exit code.
-
-    First note its collectives: torchrun ends all ranks once one has failed.
-    """
+    """Record how this rank fails, and write what is pending; return its exit code."""
     recorder = attach()
     if recorder:
         recorder.note(phase=ENDING)
-        recorder.note_collectives()
+        recorder.note_collectives()  # first: torchrun ends all ranks once one has failed
     report_exception(folder, rank, error)
     if recorder:
         recorder.close()
@@ -87,7 +84,7 @@ def report_failure(folder: Path, rank: int, error: BaseException) -> int:
 def send_output_to(path: Path) -> None:
     """Append everything that this process prints, from Python or from C, to a file."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, a full disk, a closed one
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, a full disk, a closed stream
             stream.flush()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
@@ -156,7 +153,7 @@ class Recorder:
             write_whole(self.files.facts, json.dumps(self._facts))
 
     def note_world(self, world_size: int) -> None:
-        if world_size > self._facts.get("world", 0) and self.pid == os.getpid():  # the largest one
+        if world_size > self._facts.get("world", 0) and self.pid == os.getpid():  # keep the largest
             self.note(world=world_size)
 
     def stack_signal(self) -> int | None:
@@ -198,12 +195,12 @@ class Recorder:
             self._stall_recorder.close()
 
     def _flush(self) -> bool:
-        """Write what is computed; return whether a GPU still computes some."""
+        """Write the values that are ready; return whether a GPU still computes others."""
         if not self._flushes:
             return False
         try:
             return any([self.series.flush(wait=False), self.fingerprints.flush()])
-        except Exception as error:  # wherever CUDA met it, each later call raises it again
+        except Exception as error:  # once CUDA has failed anywhere, each later call raises the error again
             self._flushes = False
             print(f"course_lib: what was logged on a GPU cannot be read: {error!r}", file=sys.stderr)
             return False

@@ -1,10 +1,9 @@
 """Record where a stuck rank is, since when, and in which collective.
 
 The recorder's thread looks at the main thread ten times a second, for some microseconds. It writes a record
-(``RankFiles.standstill``) while no collective begins, once the launcher asks all ranks (`layout.ASKED`) or
-torchrun's agent asks this one (`layout.end_request`), and at the rank's end. The record is about the main
-thread, other threads, and processes that the rank has forked, such as a DataLoader's workers.
-`report.waiting` reads it.
+(``RankFiles.standstill``) while no collective begins, when the launcher asks all ranks (`layout.ASKED`) or
+torchrun's agent asks this one (`layout.end_request`), and at the rank's end. The record covers the threads
+and the processes that the rank has forked, such as a DataLoader's workers. `report.waiting` reads it.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from ..stack_dumps import answer, request, size_of
 from .blocking_call import blocking_call
 from .threads import cpu_seconds, other_threads, stack_of
 
-STILL_SECONDS = 0.3  # after so long without a new collective, a rank gets a record
-POLLING_SHARE = 0.02  # a call of the learner's that uses less CPU than this share only polls: it is stuck
-THREADS_SECONDS = 2.0  # between two looks at other threads, unless asked: these may move all the time
-FORKED_SECONDS = 2.0  # that forked processes get to write their stacks; it takes milliseconds
+STILL_SECONDS = 0.3  # a rank without a new collective for this long gets a record
+POLLING_SHARE = 0.02  # a call that uses a smaller share of CPU time only polls: it is stuck
+THREADS_SECONDS = 2.0  # between two looks at other threads, unless asked: they may move all the time
+FORKED_SECONDS = 2.0  # for forked processes to write their stacks; it takes milliseconds
 MOST_FORKED = 32
 RECENT = 16  # collectives to record: a rank may have passed some that others called differently
-# In these collectives a rank does not wait for all others: it may be done while some still join
+# In these collectives a rank does not wait for all others, and may leave before some have joined
 ONE_WAY = ("broadcast", "gather", "reduce", "scatter")
 
 
@@ -58,7 +57,7 @@ class StallRecorder:
         self._threads_at = 0.0
         self._forked: list[str] | None = None  # stacks of the forked processes, once asked
         self._written = ""
-        # Known since the default group was made, also of groups that have been destroyed
+        # Collected since the default group was made; groups that have been destroyed stay
         self._default_group: Callable[[], Any] = lambda: None
         self._groups: dict[str, list[int]] = {}
         self._called: dict[str, int] = {}
@@ -78,7 +77,7 @@ class StallRecorder:
         if flights != self._flights:
             self._called_since = now
             with self._writing:
-                self._called |= flight()["called"]  # the recorder forgets them soon
+                self._called |= flight()["called"]  # the flight recorder forgets them soon
                 self._places = {}
         self._place, self._call, self._steps, self._flights = place, call, steps, flights
         asked = any(map(os.path.exists, self._asked_paths))
@@ -149,7 +148,7 @@ class StallRecorder:
         seen = flight()
         seen["called"] = self._called = self._called | seen["called"]
         if any((call["group"], call["number"]) not in self._places for call in seen["recent"]):
-            self._places = called_at()  # takes longer
+            self._places = called_at()  # slower than `flight`
         for call in seen["recent"]:
             call["place"] = self._places.get((call["group"], call["number"]))
         return seen
@@ -172,10 +171,10 @@ def flight() -> dict[str, Any]:
     """Return how many collectives each process group has called, those not over yet, and the latest."""
     called: dict[str, int] = {}
     calls, pending = list[dict[str, Any]](), []
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # another torch's form
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # the form may have changed
         found = [*collectives(), *collectives(of_nccl=True)]
         found.sort(key=lambda call: call[2].get("time_created_ns", 0))
-        # a group that was destroyed and made again has the same name, counts anew, and a higher id
+        # a group that was destroyed and made again has the same name and a higher id, and counts anew
         latest = {group: entry.get("pg_id", 0) for group, _, entry in found}
         for group, number, entry in found:
             everyone = EVERYONE + (OVER_NCCL if group.endswith(OVER_NCCL) else "")

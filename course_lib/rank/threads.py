@@ -18,21 +18,21 @@ MOST_ERRORS = 8
 
 
 def stack_of(thread: int | None) -> list[Place]:
-    """Return where a thread is, innermost first: with the learner's innermost line, however deep.
+    """Return a thread's stack, innermost first, down to the learner's innermost line at least.
 
-    Keep no frame: it would keep alive all that it refers to.
+    It holds no frames: a frame keeps alive everything that it refers to.
     """
-    frame, places, own = frame_of(thread), list[Place](), False
-    while frame is not None and not (own and len(places) >= MOST_FRAMES):
+    frame, places, has_learners = frame_of(thread), list[Place](), False
+    while frame is not None and not (has_learners and len(places) >= MOST_FRAMES):
         places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        own = own or is_learners(frame.f_code.co_filename)
+        has_learners = has_learners or is_learners(frame.f_code.co_filename)
         frame = frame.f_back
     half = MOST_FRAMES // 2
     return places if len(places) <= MOST_FRAMES else places[:half] + places[-half:]
 
 
 def cpu_seconds(thread: int | None) -> float:
-    """Return the CPU time of a thread that lives; NaN where the system counts no thread's."""
+    """Return the CPU time of a living thread; NaN on a system that does not count it for each thread."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(thread or 0))
     except (AttributeError, OSError):  # macOS
@@ -40,7 +40,7 @@ def cpu_seconds(thread: int | None) -> float:
 
 
 def other_threads() -> list[dict[str, Any]]:
-    """Describe other threads than the main one: in the learner's code, or awaited before the process ends."""
+    """Describe threads beside the main one that run the learner's code or keep the process from ending."""
     found = []
     for thread in threading.enumerate():
         stack = stack_of(thread.ident)
@@ -51,11 +51,11 @@ def other_threads() -> list[dict[str, Any]]:
 
 
 def note_exceptions(note: Callable[..., None]) -> None:
-    """Note each exception that ends a thread as a fact, before the hook that was installed handles it."""
+    """Note as a fact each exception that ends a thread; then call the hook that was installed before."""
     pid, noted, before = os.getpid(), list[dict[str, Any]](), threading.excepthook
 
     def hook(args: Any) -> None:
-        with contextlib.suppress(Exception):  # the other hook still reports it
+        with contextlib.suppress(Exception):  # the earlier hook still reports it
             name = args.thread.name if args.thread else "?"
             failed = args.exc_type is not SystemExit and not name.startswith("course-")  # those are ours
             if os.getpid() == pid and failed and len(noted) < MOST_ERRORS:

@@ -28,9 +28,9 @@ def batches_of(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def repeated(loader: Iterable[Any], place: Hashable) -> Iterator[Any]:
-    """Yield the first batches of a loader again and again: as many as it has, or without an end.
+    """Yield the first batches of a loader again and again: as many as it has, or endlessly without a length.
 
-    Loops at one place over loaders of one length share them: many programs make a new loader for each epoch.
+    Loops at one place over loaders of equal length share them: many programs make a loader for each epoch.
     """
     length = length_of(loader)
     batches = _kept.setdefault((place, length), [])

@@ -45,7 +45,7 @@ ARRIVAL = [
 EVERYONE = "0"  # torch's name for the group of all ranks
 OVER_NCCL = " over nccl"  # appended to a group's name: NCCL and gloo number its collectives separately
 STARTING, AT_WORK, ENDING = "starting", "at work", "ending"  # the phases of a rank, in its facts
-# What `why` asks of the ranks of a trial, in the environment variable of that name
+# The environment variable in which `why` tells a trial's ranks what to change, and its values
 TRIAL = "COURSE_TRIAL"
 REPEATED_BATCHES, NO_GRADIENT_SYNC = "first batches repeated", "no gradient sync"
 POINT = ["name", "seconds", "samples", "value"]  # one logged value; name is a line number in RankFiles.names
@@ -62,13 +62,13 @@ ROWS = {"ticks": TICK, "arrivals": ARRIVAL, "points": POINT, "fingerprints": FIN
 
 
 def _file(kind: str) -> cached_property[Path]:
-    """Return the path of a rank's file, such as ``rank-3.log``."""
+    """Return a property: the path of a rank's file, such as ``rank-3.log``."""
     return cached_property(lambda files: files.folder / f"rank-{files.rank}.{kind}")
 
 
 @lru_cache(maxsize=1024)
 def files_of(folder: Path, rank: int | str) -> RankFiles:
-    """Return `RankFiles`, the same for each look at a rank."""
+    """Return a rank's `RankFiles`, the same each time."""
     return RankFiles(folder, rank)
 
 
@@ -89,22 +89,22 @@ class RankFiles:
     tensors = _file("tensors")  # text: one line per tensor that has fingerprints
     result = _file("result")  # what the function returned, by `torch.save`, once the rank has succeeded
     failure = _file("failure.json")  # how the rank failed (`rank.failure`)
-    standstill = _file("where")  # JSON: where the rank is while no collective begins, once asked, at its end
+    standstill = _file("where")  # JSON: where the rank is while no collective begins, when asked, at its end
     stack = _file("stack")  # text: Python stacks of the rank, or of its forks, when a signal asked for them
     crash = _file("crash")  # text: the Python stacks of the rank's threads when it crashed in C
 
     def failure_of_attempt(self, attempt: int) -> Path:
-        """Return where an earlier attempt left how it failed, after which torchrun restarted the rank."""
+        """Return the file that says how an earlier attempt failed, before torchrun restarted the rank."""
         return self.folder / f"rank-{self.rank}.failure-{attempt}.json"
 
 
 def process_name(pid: int) -> str:
-    """Return a process's name, which no process on the job's other nodes has."""
+    """Return a name for a process that no other process on the job's nodes has."""
     return f"{os.environ.get('SLURM_NODEID', 0)}-{pid}"
 
 
 def end_request(folder: Path, process: str) -> Path:
-    """Return the file in which torchrun's agent notes when it asked a process where it is, before its end."""
+    """Return the file in which torchrun's agent notes when it asked a process where it is before its end."""
     return folder / f"end-of-{process}"
 
 

@@ -23,7 +23,7 @@ from .layout import JOB_ENDED, RUN, ranks_seen
 
 LASTING = ("queued", "running")  # states of a run that is not over
 MOST_RANKS = 1 << 16  # with more, run.json is damaged
-KINDS: dict[str, Any] = {  # of the values in run.json, if they are there
+KINDS: dict[str, Any] = {  # types of the values in run.json, where present
     **dict.fromkeys(("name", "state", "error", "nodes", "reason"), str),
     **dict.fromkeys(("world_size", "kernel_pid", "job"), int),
     **dict.fromkeys(("started", "seconds", "submitted", "queued_seconds"), int | float),
@@ -43,12 +43,11 @@ class RunRecord:
     """What the run.json in a run's folder says.
 
     Its ``facts`` are the run's name and world_size, its state, when it began, which kernel watches it, how it
-    ended; of a Slurm job also its number, when it was submitted, and what Slurm said last. ``watched`` is
-    whether this process watches the run, and writes the file.
+    ended; of a Slurm job also its number, when it was submitted, and what Slurm said last.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], watched: bool = False) -> None:
-        self.folder, self.facts, self.watched = folder, facts, watched
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        self.folder, self.facts = folder, facts
 
     @classmethod
     def create(cls, name: str, world_size: int, **facts: Any) -> RunRecord:
@@ -61,7 +60,7 @@ class RunRecord:
             safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:40]
             stamp = f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}"[:-3]  # milliseconds
             folder = Path(tempfile.mkdtemp(prefix=f"{stamp}_{safe}_", dir=runs))  # mode 0700
-            record = cls(folder, own | {"started": time.time()} | facts, watched=True)
+            record = cls(folder, own | {"started": time.time()} | facts)
             record.save()
         except OSError as error:
             raise type(error)(
@@ -84,8 +83,6 @@ class RunRecord:
 
     def save(self) -> None:
         write_whole(self.folder / RUN, json.dumps(self.facts))
-
-    # --- what it says -------------------------------------------------------------------------------------
 
     @property
     def world_size(self) -> int:
@@ -127,7 +124,7 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """From the call, or a job's start, to the end (so far)."""
+        """Seconds from the call, or a job's start, to the end (so far)."""
         return self.facts.get("seconds", self._seconds_so_far())
 
     def _seconds_so_far(self) -> float:
@@ -136,20 +133,18 @@ class RunRecord:
             return so_far
         if not self.facts.get("nodes"):
             return 0.0
-        try:  # perhaps nobody watched its end
+        try:  # nobody may have watched its end
             ended = (self.folder / JOB_ENDED).stat().st_mtime - self.facts["started"]
         except OSError:
             ended = self.facts.get("job_seconds")
         return so_far if ended is None else max(0.0, min(so_far, ended))
 
     def script_exit_code(self) -> int | None:
-        """Return the exit code that a job's script wrote at the end; None if it did not get there."""
+        """Return the exit code that a job's script wrote at its end; None if it has written none."""
         try:
             return int((self.folder / JOB_ENDED).read_text())
         except (OSError, ValueError):
             return None
-
-    # --- what is noted ------------------------------------------------------------------------------------
 
     def note(self, **facts: Any) -> None:
         """Add facts, and write the file if they are new."""
@@ -172,7 +167,6 @@ class RunRecord:
 
     def take_over(self) -> None:
         """Make this process the one that watches the run."""
-        self.watched = True
         self.facts |= read_json(self.folder / RUN)
         for name in ("error", "seconds"):
             self.facts.pop(name, None)
@@ -180,7 +174,6 @@ class RunRecord:
         self.save()
 
     def end(self, state: str, error: str = "") -> None:
-        """Note how the run ended."""
         self.facts["world_size"] = self.world_size
         if self.is_job:
             self.facts["queued_seconds"] = self.queued_seconds

@@ -22,14 +22,11 @@ MOST_PENDING = 50_000  # logged values that wait to be written
 
 
 class Series:
-    """The files of a rank's series, as `layout` describes them.
-
-    If torchrun has restarted this rank, ``last_tick`` is the last tick of the earlier attempt.
-    """
+    """The files of a rank's series, as `layout` describes them."""
 
     def __init__(self, files: RankFiles, launched: float) -> None:
         self._paths, self._rank, self._launched = files, files.rank, launched
-        self.last_tick = _last_tick(files)
+        self.last_tick = _last_tick(files)  # of an earlier attempt, if torchrun has restarted this rank
         self._names, self._tensors = (
             {name: number for number, name in enumerate(lines_of(path))}  # of an earlier attempt
             for path in (files.names, files.tensors)
@@ -40,7 +37,6 @@ class Series:
         self._files: dict[str, Any] | None = {}  # opened when something is written
 
     def tick(self, values: dict[str, float]) -> None:
-        """Append a row of `layout.TICK`."""
         self.append("ticks", [values[name] for name in TICK])
 
     def append(self, kind: str, values: Iterable[float]) -> None:
@@ -79,7 +75,7 @@ class Series:
             self.flush()
 
     def fingerprints(self, place: tuple[int, int, int], values: dict[str, int]) -> None:
-        """Append the fingerprints, by the tensor's name, of one place (attempt, pass, step)."""
+        """Append the fingerprints of one place (attempt, pass, step), given by tensor name."""
         rows = array("d")
         for name, value in values.items():
             rows.extend((*place, self._number(name, self._tensors, "tensors"), value))
@@ -96,10 +92,7 @@ class Series:
         return known[name]
 
     def flush(self, wait: bool = True) -> bool:
-        """Write the pending logged values; with ``wait``, wait for values that a GPU still computes.
-
-        Return whether some are left.
-        """
+        """Write pending values; ``wait`` for those that a GPU still computes. Return whether any are left."""
         if not self._reading.acquire(blocking=wait):
             return True
         try:

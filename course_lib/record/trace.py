@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def peak_bytes(ticks: dict[str, np.ndarray]) -> float:
 
 
 class Check(NamedTuple):
-    """When fingerprints were taken: the same on all ranks."""
+    """When fingerprints were taken, in numbers that ranks have in common."""
 
     attempt: int  # how often torchrun had restarted the ranks
     number: int  # of the pass over a loader
@@ -46,15 +46,14 @@ class Check(NamedTuple):
 
 
 def _content(read: Callable[[Path], Content], kind: str) -> cached_property[Content]:
-    """Return what is in a rank's file of a kind, empty if it is missing; `RankFiles` says what that is."""
+    """Return a property: the content of a rank's file (see `RankFiles`), empty if the file is missing."""
     return cached_property(lambda trace: read(getattr(trace.files, kind)))
 
 
 class Trace:
     """What one rank, or a program outside of its ranks (rank ``"program"``), has written by now.
 
-    Each file is read once, when it is first needed, except for the output. For a later look, make another
-    trace.
+    Each file except the output is read once, when it is first needed. For a later look, make another trace.
     """
 
     def __init__(self, folder: Path, rank: int | str) -> None:
@@ -75,8 +74,8 @@ class Trace:
     @cached_property
     def has_returned(self) -> bool:
         """Whether the rank has ended successfully, and not because torchrun's agent asked it to."""
-        at = self.facts.get("returned", 0)
-        return self.has_result or (bool(at) and not self.was_asked_to_end(self.facts.get("process", ""), at))
+        process, at = self.facts.get("process", ""), self.facts.get("returned", 0)
+        return self.has_result or (bool(at) and not was_asked_to_end(self.files.folder, process, at))
 
     @property
     def has_failed(self) -> bool:
@@ -90,14 +89,6 @@ class Trace:
             path = self.files.result if self.has_result else self.files.facts
             return time.time() - path.stat().st_mtime if self.has_returned else 0.0
         return 0.0
-
-    def failure_of_attempt(self, attempt: int) -> dict[str, Any]:
-        """Return how an earlier attempt of the rank failed, after which torchrun restarted it."""
-        return read_json(self.files.failure_of_attempt(attempt))
-
-    def was_asked_to_end(self, process: str, by: float) -> bool:
-        """Return whether torchrun's agent had asked a process to end by a certain time."""
-        return was_asked_to_end(self.files.folder, process, by)
 
     @property
     def stacks(self) -> str:
@@ -134,7 +125,6 @@ class Trace:
         return "".join(texts)
 
     def last_lines(self, count: int) -> list[str]:
-        """Return the last lines that the rank printed."""
         lines: list[str] = []
         files = self.log_files()
         for path in files if self.files.rank == PROGRAM else files[-2:]:  # of the last attempt
@@ -153,7 +143,7 @@ class Trace:
         """Every column of `layout.TICK`, with one entry per tick so far."""
         ticks = rows_of(self.files, "ticks")
         on_a_gpu = np.isfinite(ticks["reserved_bytes"])
-        if on_a_gpu.any():  # the rank held nothing there until then, and main memory does not count
+        if on_a_gpu.any():  # before that it held nothing there; main memory does not count
             ticks["memory_bytes"] = np.where(on_a_gpu, ticks["memory_bytes"], 0.0)
         return ticks
 
@@ -167,16 +157,16 @@ class Trace:
     def cpu_share(self, seconds: float) -> float:
         """Return the main thread's CPU time per second, of the last ``seconds`` up to 60; NaN if unknown."""
         now, used = (self.ticks[name][-TICKS_OF_A_MINUTE:] for name in ("seconds", "cpu_seconds"))
-        late = now >= now.max(initial=0) - seconds
-        since = np.ptp(now[late]) if late.any() else 0.0
-        return float(np.ptp(used[late]) / since) if since else math.nan
+        recent = now >= now.max(initial=0) - seconds
+        elapsed = np.ptp(now[recent]) if recent.any() else 0.0
+        return float(np.ptp(used[recent]) / elapsed) if elapsed else math.nan
 
     @cached_property
     def arrivals(self) -> dict[str, np.ndarray]:
-        """The columns of `layout.ARRIVAL`: when it called its latest collectives, by number."""
+        """The columns of `layout.ARRIVAL`: when the rank called its latest collectives, by number."""
         rows = rows_of(self.files, "arrivals", last=MOST_ARRIVALS)
-        anew = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # a new group
-        return {name: column[anew:] for name, column in rows.items()}
+        first = 1 + int(np.flatnonzero(np.diff(rows["number"]) <= 0).max(initial=-1))  # of the newest group
+        return {name: column[first:] for name, column in rows.items()}
 
     def fingerprints(self, last: int | None = None) -> dict[Check, np.ndarray]:
         """Return rows of (tensor, fingerprint) by check, from all rows or the ``last`` ones."""
@@ -209,9 +199,6 @@ class Trace:
         return {name: values[i] for i, name in enumerate(self.names) if i in values}
 
 
-# --- how files are read -----------------------------------------------------------------------------------
-
-
 def rows_of(files: RankFiles, kind: str, last: int | None = None) -> dict[str, np.ndarray]:
     """Read the columns of a rank's file of rows (the ``last`` ones), without a truncated last row."""
     path, columns = getattr(files, kind), ROWS[kind]
@@ -226,10 +213,7 @@ def rows_of(files: RankFiles, kind: str, last: int | None = None) -> dict[str, n
 
 
 def as_shown(text: str) -> str:
-    """Return a text as a terminal shows it: after a carriage return, a progress bar replaces its line.
-
-    Leave out gloo's message about each group.
-    """
+    """Return a text as a terminal shows it: only the last state of a progress bar, and no line of gloo's."""
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(line for line in shown if not GLOO_SAYS.fullmatch(line))
 

@@ -11,12 +11,12 @@ from ..record.layout import of_everyone
 from .facts import Absence, Apart, Call, Cause, Circle, Mismatch, OtherGroups, RankState
 from .wait_cause import NEW_GROUP, PARTNER
 
-MOST_RANKS = 8  # that a sentence, or the dashboard's warning, names one by one
+MOST_RANKS = 8  # named one by one in a sentence, or in the dashboard's warning
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"}
 SAME_GROUPS = "every rank has to call new_group for every group, in the same order"
 JOINS = "ranks that never joined under the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 UNFINISHED = "an operation that has not finished, such as a message whose other rank never came"
-# What a rank waits for outside of collectives, by the functions that its line has called, and the call itself
+# What a rank waits for outside of collectives, by the functions that its line has called or the call itself
 WAITS_FOR = [
     (r"distributed_c10d\.py:init_process_group", JOINS),
     (r"subprocess\.py:|popen_\w+\.py:wait", "a process that has not ended"),
@@ -47,7 +47,7 @@ FORMS = {  # for one rank and for several, in the past and in the present
 def cause_text(cause: Cause | None, states: Sequence[RankState], tense: int = PAST) -> str:
     """Say why ranks wait: for whom or, if they wait for no rank, for what; empty if that is not known."""
     if cause is None:
-        return _own_waits(states, tense, slept=True)
+        return _own_waits(states, tense, idle=True)
     absent = [state for state in states if isinstance(cause, Absence) and state.rank in cause.absent]
     return "; ".join(filter(None, [mismatch_text(cause, tense), _own_waits(absent, tense)]))
 
@@ -71,7 +71,7 @@ def mismatch_text(cause: Cause, tense: int = PAST) -> str:
 
 
 def _absence_text(cause: Absence, tense: int) -> str:
-    """Say which ranks have not made a call, who waits in it, and who else waits for those."""
+    """Say which ranks have not made a call, who waits in it, and who else waits for these ranks."""
     wait = _with_verb(cause.waiting, "wait", tense)
     missed = {
         "recv": f"sent what {wait} for in recv",
@@ -83,7 +83,7 @@ def _absence_text(cause: Absence, tense: int) -> str:
     for each in cause.further:
         wait = _with_verb(each.waiting, "wait", tense)
         text += f"; {wait} for {ranks_text(each.absent)} in {_call_text(each.call)}"
-    if cause.apart:  # one of the ranks may have called another one, too
+    if cause.apart:  # ranks may have called further collectives
         files = {os.path.basename(file) for file, _, _ in cause.apart.values()}
         where = {
             rank: f"at {f'{os.path.basename(file)}, ' * (len(files) > 1)}line {line}"
@@ -145,19 +145,16 @@ def _differences(calls: Mapping[int, Call]) -> str:
     return _by_text(next(different, types))
 
 
-# --- waits for no rank ------------------------------------------------------------------------------------
-
-
-def _own_waits(states: Iterable[RankState], tense: int, slept: bool = False) -> str:
-    """Say what ranks wait for, if for no other rank; ``slept``: also where they just stand."""
+def _own_waits(states: Iterable[RankState], tense: int, idle: bool = False) -> str:
+    """Say what ranks wait for other than ranks; with ``idle``, name the call if that is unknown."""
     ranks = defaultdict(list)
     for state in states:
-        ranks[_own_wait(state, slept)].append(state.rank)
+        ranks[_own_wait(state, idle)].append(state.rank)
     return "; ".join(f"{_with_verb(who, verb, tense)} {what}" for (verb, what), who in ranks.items() if what)
 
 
-def _own_wait(state: RankState, slept: bool) -> tuple[str, str]:
-    """Return the verb and what follows it; nothing if it waits for ranks."""
+def _own_wait(state: RankState, idle: bool) -> tuple[str, str]:
+    """Return the verb and what follows it; empty if the rank waits for ranks."""
     if state.silent is not None and state.position:
         held = f"Python's interpreter lock for {state.silent:.0f} s, so that no other thread could run"
         return "hold", held
@@ -176,10 +173,7 @@ def _own_wait(state: RankState, slept: bool) -> tuple[str, str]:
         what = next((what for pattern, what in WAITS_FOR if re.search(pattern, searched)), "")
     if what:
         return "wait", f"for {what}: {state.own_call}"
-    return "is", f"in {state.own_call}" if slept else ""
-
-
-# --- ranks ------------------------------------------------------------------------------------------------
+    return "is", f"in {state.own_call}" if idle else ""
 
 
 def _by_text(texts: Mapping[int, str]) -> str:

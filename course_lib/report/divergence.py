@@ -1,4 +1,4 @@
-"""`divergence`: since when ranks differ in what all of them should hold alike, in which tensor, and who."""
+"""`divergence`: which ranks differ in tensors that should be the same on all, in which ones, since when."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .cause_words import ranks_text
 if TYPE_CHECKING:
     from ..run.run import Run
 
-LATEST = 1 << 10  # rows of each rank, and four checks, that are read first: ranks that differ go on to differ
+LATEST = 1 << 10  # rows of each rank, and four checks, to read first: ranks that differ stay different
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference between ranks in what all should hold alike."""
+    """The first difference between ranks in tensors that should be the same on all."""
 
     tensors: list[str]  # those that differ, in the order of the model
     groups: list[list[int]]  # ranks that hold the same, the largest group first

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Related(NamedTuple):
     """An exception that belongs to another one."""
 
-    how: Literal["inside", "from", "during"]  # the group; or the other was raised from it, while handling it
+    how: Literal["inside", "from", "during"]  # in the group; the other was raised from it, or in handling it
     text: str  # type and message
     frames: list[dict[str, Any]]  # as of a `Failure`
 
@@ -27,27 +27,27 @@ class Failure:
     rank: int | str
     kind: Literal["raised", "signal", "exit code", "noted by the launcher"]
     time: float  # time.time() when it happened or was noticed
-    exception: str = ""  # the type of what was raised, SystemExit, too
+    exception: str = ""  # the type of what it raised, SystemExit, too
     message: str = ""  # of the exception, or the launcher's note
     related: list[Related] = field(default_factory=list)  # what Python's traceback shows beside it
     signal: str = ""  # as in "SIGKILL"
-    crashed_in: str = ""  # by that signal: which thread, unless it is the one of the frames
-    exit_code: int | None = None  # that of a signal is negative; None if it raised or was noted
+    crashed_in: str = ""  # which thread crashed, unless it is that of the frames
+    exit_code: int | None = None  # negative for a signal; None if it raised or was noted
     frames: list[dict[str, Any]] = field(default_factory=list)  # the learner's own, outermost first
-    last_lines: list[str] = field(default_factory=list)  # of its output, where they say why
+    last_lines: list[str] = field(default_factory=list)  # of its output, if they say why
     unrecorded: Literal["", "folder removed", "disk full"] = ""  # why it may have recorded no exception
-    workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of those that were killed
+    workers: list[tuple[int, str]] = field(default_factory=list)  # pid and signal of killed ones
     memory: list[int] | None = None  # total and available bytes then, if workers were killed
     asked_to_end: bool = False  # by torchrun, as another rank had failed
     lost_peer: bool = False  # another rank was gone
-    blames: list[int] = field(default_factory=list)  # the ranks that its message names, unless it is one
+    blames: list[int] = field(default_factory=list)  # ranks that its message names, unless it names itself
     lost_at: dict[str, Any] | None = None  # the frame in which it lost its peer
     timed_out: bool = False  # it gave up waiting for another rank
-    short_of_memory: bool = False  # the exception says so or, of a rank that was killed, the system
+    short_of_memory: bool = False  # the exception says so or, if the rank was killed, the system
 
     @property
     def consequence(self) -> bool:
-        """Something else came first."""
+        """Whether something else failed first."""
         return self.asked_to_end or self.lost_peer
 
 
@@ -56,14 +56,14 @@ Failures = Mapping[int | str, Failure]  # by rank
 
 
 class Call(NamedTuple):
-    """A call in which ranks meet: a collective, as PyTorch's flight recorder has it, or another one."""
+    """A call in which ranks meet: a collective, as PyTorch's flight recorder has it, or another call."""
 
     name: str
-    group: str = ""  # torch's name; empty for another call than a collective
+    group: str = ""  # torch's name; empty if the call is no collective
     number: int | None = None  # of a collective or a new group, counted on each rank; of a message, its tag
     sizes: Sequence[Sequence[int]] = ()
     dtypes: Sequence[str] = ()
-    ranks: Sequence[int] = ()  # who meets: the group, the new one, or whom a message is from or to
+    ranks: Sequence[int] = ()  # who meets: the group, the new group, or the other end of a message
     root: int | None = None  # of a broadcast, reduce, gather or scatter, if known
     place: Place | None = None  # the learner's line, if known
 
@@ -72,7 +72,7 @@ class Position(NamedTuple):
     """Where a rank is in the learner's code."""
 
     frame: dict[str, Any]  # the learner's innermost, with its source
-    function: str | None  # that its line has called; None if that line is busy itself
+    function: str | None  # called by its line; None if the line itself is busy
     waits: bool  # for other ranks, in torch.distributed
 
 
@@ -108,10 +108,10 @@ class RankState:
     called: dict[str, int] | None = None  # number of collectives by group; None if unknown
     waits_in: Call | None = None
     recent: list[Call] = field(default_factory=list)  # the latest collectives, whether over or not
-    groups: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each that it is in
+    groups: dict[str, list[int]] = field(default_factory=dict)  # the ranks of each group that it is in
     own_call: str = ""  # the source of the learner's call that has not ended, if the rank is idle in it
-    joins: dict[str, list[str]] = field(default_factory=dict)  # by name: its value, and that at the launch
-    lock_file: str = ""  # that it waits for in this call
+    joins: dict[str, list[str]] = field(default_factory=dict)  # by setting: its value now and at the launch
+    lock_file: str = ""  # that it waits for in its own call
     lock_holder: str = ""  # which rank or process has locked it
     silent: float | None = None  # seconds for which none of its threads ran, though its process lives
     beside: list[OtherActivity] = field(default_factory=list)
@@ -130,9 +130,9 @@ class Absence(NamedTuple):
     absent: list[int]
     waiting: list[int]
     call: Call
-    returned: bool  # all that are absent have returned
+    returned: bool  # whether all absent ranks have returned
     further: Sequence[Absence] = ()  # other waits, which this one explains
-    apart: Mapping[int, Place] = {}  # by rank, where the last that all have called was, if at different lines
+    apart: Mapping[int, Place] = {}  # where each called the last collective that all called, if lines differ
 
 
 class Circle(NamedTuple):
@@ -142,16 +142,16 @@ class Circle(NamedTuple):
 
 
 class OtherGroups(NamedTuple):
-    """Groups of different ranks that bear the same name."""
+    """Groups of one name that have different members on different ranks."""
 
     name: str
-    ranks: dict[int, Sequence[int]]  # the group's, by the rank that made it
+    ranks: dict[int, Sequence[int]]  # its members, by the rank that made it
 
 
 class Apart(NamedTuple):
-    """Ranks that join each other, but differ among themselves, or from what was launched."""
+    """Ranks whose settings for init_process_group differ, among themselves or from the launch."""
 
-    joins: dict[str, dict[int, tuple[str, str]]]  # by name and rank: its value, and that at the launch
+    joins: dict[str, dict[int, tuple[str, str]]]  # by setting and rank: its value now and at the launch
 
 
 Cause = Mismatch | Absence | Circle | OtherGroups | Apart  # why ranks wait
@@ -163,7 +163,7 @@ class Report:
 
     cause: Failure | None = None  # the first failure; None if no rank failed
     states: list[RankState] = field(default_factory=list)  # by rank
-    mismatch: Cause | None = None  # whom the ranks waited for, if that led to it and is known
+    mismatch: Cause | None = None  # why the ranks waited, if that led to the end and is known
     timeout: float | None = None  # seconds after which the ranks were not done
     before: Failure | None = None  # what ended the attempt before a restart
     divergence: Divergence | None = None  # the first difference in what `track(…, same=…)` compares

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..files import read_json
 from ..record.layout import PROGRAM
 from .cause_words import ranks_text
 from .facts import ExitCodes, Failure, Failures, Report
@@ -58,7 +59,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def first_failure(failures: Failures) -> Failure:
-    """Return the first failure: a rank's before the program's, a cause before its report or consequence."""
+    """Return the failure to name: a rank's before the program's, a cause before its report or consequence."""
 
     def order(failure: Failure) -> tuple[bool, bool, bool, float]:
         blamed = [failures[rank] for rank in failure.blames if rank in failures]
@@ -69,7 +70,7 @@ def first_failure(failures: Failures) -> Failure:
 
 
 def failures_of(run: Run, exit_codes: ExitCodes, known: Failures) -> Failures:
-    """Return the failures of those that have ended, by rank; a known exception is not read again."""
+    """Return the failures of the ranks that have ended; a known exception is not read again."""
     failures = {}
     for rank, code in exit_codes.items():
         # exit code 0 is enough for a program; a rank must have left its result as well
@@ -80,10 +81,10 @@ def failures_of(run: Run, exit_codes: ExitCodes, known: Failures) -> Failures:
 
 
 def failure_before(run: Run) -> Failure | None:
-    """Return what ended the attempt after which torchrun has last restarted the ranks, if it has."""
+    """Return the failure after which torchrun last restarted the ranks, if it has."""
     failures = dict[int | str, Failure]()
     for rank, trace in enumerate(run.traces() if run.restarts else ()):
-        record = trace.failure_of_attempt(run.restarts - 1)
+        record = read_json(trace.files.failure_of_attempt(run.restarts - 1))
         if failure := failure_in(run, trace, record, None):
             failures[rank] = failure
     return first_failure(failures) if failures else None

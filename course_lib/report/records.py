@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..learner_code import is_learners
-from ..record.layout import AT_WORK, PROGRAM, STARTING
+from ..record.layout import AT_WORK, PROGRAM, STARTING, was_asked_to_end
 from .facts import Call, Failure, OtherActivity, RankState, Related, ThreadError
 from .stacks import asked_stack, crash_position, others_in, position_in
 from .words import MESSAGE_LINES
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..record.trace import Trace
     from ..run.run import Run
 
-# What a rank's error says when another rank is gone; a connection of the program's own may be reset, too
+# What a rank's error says when another rank is gone; a program may lose connections of its own, too
 GONE = r"(connection (was )?(closed|reset|refused)|broken pipe|socket (timeout|error|closed))"
 LOST_PEER = re.compile(
     rf"\bgloo/.*{GONE}|{GONE}.*\bremote worker|^torch\.distributed\.\w+: .*{GONE}|recvvalue failed|"
@@ -34,12 +34,9 @@ CRASHES = {"SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"}  # `faulthandler`
 TIMED_OUT = re.compile(r"timed out waiting|wait timeout|failed to pass monitoredbarrier", re.IGNORECASE)
 NAMED = re.compile(r"\branks?[ :=#]{0,2}(?:dict_keys)?[(\[{]*(\d+(?:, *\d+)*)", re.IGNORECASE)
 NO_MEMORY = re.compile(r"MemoryError\b|an(not|'t) allocate memory")
-SIGNALS = {-number: number.name for number in signal.Signals}  # by the exit code that tells of one
+SIGNALS = {-number: number.name for number in signal.Signals}  # names, by the exit code that each causes
 WARN_SECONDS = 10.0  # without progress for this long, the dashboard says who waits where
-BUSY = 0.2  # with a larger share of CPU time in one place, a rank does not wait there
-
-
-# --- how it failed ----------------------------------------------------------------------------------------
+BUSY = 0.2  # a rank that uses a larger share of CPU time in one place does not wait there
 
 
 def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | None:
@@ -49,10 +46,10 @@ def failure_of(run: Run, rank: int | str, exit_code: int | None) -> Failure | No
 
 
 def failure_in(run: Run, trace: Trace, record: Mapping[str, Any], exit_code: int | None) -> Failure | None:
-    """Return the failure that a rank or the launcher has recorded, or that the exit code tells of, if any."""
+    """Return the failure that a rank or the launcher has recorded, or that the exit code shows, if any."""
     rank = trace.files.rank
     seen, exit_code = record.get("time", time.time()), record.get("exit_code", exit_code)
-    asked_to_end = bool(record) and trace.was_asked_to_end(record.get("process", ""), seen)
+    asked_to_end = bool(record) and was_asked_to_end(trace.files.folder, record.get("process", ""), seen)
     if record.get("type"):
         return _raised(run, trace, record, asked_to_end)
     if record.get("message"):
@@ -112,9 +109,6 @@ def _raised(run: Run, trace: Trace, record: Mapping[str, Any], asked_to_end: boo
     )
 
 
-# --- what it was doing ------------------------------------------------------------------------------------
-
-
 def state_of(
     run: Run,
     rank: int,
@@ -123,7 +117,7 @@ def state_of(
     silent: float | None = None,
     asked: bool = False,
 ) -> RankState:
-    """Return what a rank does: by its record or, if it was ``asked`` and cannot answer, by its stack."""
+    """Return what a rank does, from its record or, if it was ``asked`` and cannot answer, from its stack."""
     trace, lives = run.trace(rank), run.lives(rank)
     record, facts = trace.standstill, trace.facts
     unanswered = asked and not record.get("asked")
@@ -179,7 +173,7 @@ def _named(run: Run, pid: int | None) -> str:
 
 
 def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
-    """Return the call in which a rank waits: prefer the main thread's to an older one that is pending."""
+    """Return the call in which a rank waits: the main thread's rather than an older pending one."""
     if meets is None:
         return pending[0] if pending else None
     same = [call for call in pending if call.name == meets["name"]]
@@ -187,12 +181,12 @@ def _waits_in(pending: list[Call], meets: dict[str, Any] | None) -> Call | None:
 
 
 def _relevant(others: list[OtherActivity], state: RankState) -> list[OtherActivity]:
-    """Return what may keep a rank: threads in the learner's code, forked processes if it waits for no rank.
+    """Return what may hold a rank up: threads in the learner's code and, if it waits for no rank, its forks.
 
-    A process whose function has returned waits for all threads that are no daemons.
+    A process whose function has returned waits for all threads that are not daemons.
     """
     if state.phase == "returned":
-        if state.seconds is None:  # others may have waited for what its end has cut off
+        if state.seconds is None:  # others may have waited for threads that ended with it
             return [each for each in others if each.daemon and each.position and each.position.waits]
         return [each for each in others if not each.daemon]
     if state.phase not in (STARTING, AT_WORK):

@@ -35,18 +35,18 @@ def dumped(text: str) -> list[list[Place]]:
 
 
 def asked_stack(trace: Trace) -> list[Place]:
-    """Return the stack of the thread that a signal met, if it is in the learner's code, or another; or none.
+    """Return the first stack in the learner's code or, without one, the current thread's, if there is any.
 
-    The system lets the main thread handle a signal, unless another one is pending there.
+    The current thread is the one that handled the signal: the main thread, unless it had another one pending.
     """
     stacks = dumped(trace.stacks)
     return next(filter(position_of, stacks), stacks[0] if stacks else [])
 
 
 def crash_position(trace: Trace) -> tuple[Position | None, str]:
-    """Return where the learner's code was when a rank crashed in C, if it was written down anywhere.
+    """Return where the learner's code was when a rank crashed in C, if any file says so.
 
-    If another thread has crashed, also say where that one was, or that it runs no Python code.
+    If another thread crashed, also say where that thread was, or that it runs no Python code.
     """
     for end in trace.crash_texts():
         _, crashed, text = end.rpartition(CRASH)
@@ -56,7 +56,7 @@ def crash_position(trace: Trace) -> tuple[Position | None, str]:
         position = next(filter(None, map(position_of, stacks)), None)
         first = next(iter(stacks), [])
         foreign = [place for place in first if not is_ours(place[0])]
-        if not CURRENT.search(text) or (first and not foreign):  # std::terminate's
+        if not CURRENT.search(text) or (first and not foreign):  # by std::terminate
             return position, "in a thread that runs no Python code"
         if position is None or position_of(first) or not foreign:
             return position, ""
@@ -74,7 +74,7 @@ def position_of(stack: Sequence[Place], pending: bool = False) -> Position | Non
     if depth is None:
         return None
     inner = stack[:depth]
-    names = [name for file, _, name in reversed(inner) if file != compat.__file__]  # around torch's
+    names = [name for file, _, name in reversed(inner) if file != compat.__file__]  # our wrappers of torch's
     function = next((name for name in names if name not in WRAPPERS), None)
     return Position(with_source(*stack[depth]), function, pending or in_distributed(inner))
 
@@ -84,7 +84,7 @@ def in_distributed(stack: Sequence[Place]) -> bool:
 
 
 def position_in(record: Mapping[str, Any], stack: Sequence[Place]) -> Position | None:
-    """Return where a rank's main thread is, by its stack and by its record of the collectives that wait."""
+    """Return where a rank's main thread is, by its stack and its record of pending collectives."""
     other_waits = any(in_distributed(thread["stack"]) for thread in record.get("threads", []))
     return position_of(stack, bool(record.get("pending")) and not other_waits)
 
@@ -100,7 +100,7 @@ def others_in(record: Mapping[str, Any]) -> list[OtherActivity]:
 
 def _forked(text: str) -> OtherActivity | None:
     for stack in dumped(text):
-        # what lies below multiprocessing's first frame is where the parent forked it
+        # from multiprocessing's innermost frame outwards, the frames are the parent's at the fork
         own = list(itertools.takewhile(lambda place: not place[0].endswith(MULTIPROCESSING), stack))
         if position := position_of(own):
             loads = any(name == "_worker_loop" for _, _, name in own)

@@ -1,8 +1,8 @@
 """Find the rank that is late again and again.
 
 All ranks leave a collective such as `backward`'s all_reduce together, so a step takes equally long on all of
-them. But they do not enter it together, as PyTorch's flight recorder notes, though not over NCCL; on one
-machine all ranks share one clock. By chance each rank would be last equally often. A straggler makes the
+them. But they do not enter it together. PyTorch's flight recorder notes when each does, except over NCCL; on
+one machine all ranks share one clock. By chance each rank would be last equally often. A straggler makes the
 others wait in most steps, for longer than they make it wait, by more than chance explains, and in nearly
 every part of the run.
 """
@@ -19,8 +19,8 @@ FEWEST = 20  # collectives that all ranks were seen to call
 SHORTEST = 1.0  # seconds from the first to the last of these
 STEPS = 5  # in each part of the run that is assessed separately
 MOST_PARTS = 20
-MOSTLY = 0.8  # of these parts: in so many it must make the others wait for longer than they make it wait
-BY_CHANCE = 3.0  # standard deviations: coin tosses exceed these in one of seven hundred runs
+MOSTLY = 0.8  # share of parts in which it must make the others wait for longer than they make it wait
+BY_CHANCE = 3.0  # standard deviations: coin tosses exceed them in one of seven hundred runs
 LATE_SHARE = 0.05  # of a step, at least
 LATE_SECONDS = 1e-3  # at least: waking up may take as long
 
@@ -67,7 +67,7 @@ def straggler(run: Run) -> Straggler | None:
 def collective_arrivals(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the collectives in which all ranks wait for all, and when each rank called them.
 
-    That is in seconds since the launch, of shape (collectives, ranks), as far as the ranks have written it.
+    The times are in seconds since the launch, of shape (collectives, ranks).
     """
     by_rank = [trace.arrivals for trace in run.traces()]
     common = by_rank[0]["number"] if by_rank else np.empty(0)
@@ -81,16 +81,13 @@ def collective_arrivals(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return common[meets], np.stack(columns, axis=1)
 
 
-def _latest(arrivals: np.ndarray, begun: np.ndarray, a_step: float) -> tuple[int, float]:
-    """Return the rank that cost the others most, and how many seconds per step: 0 if not again and again.
-
-    There are ``a_step`` collectives in a step.
-    """
+def _latest(arrivals: np.ndarray, begun: np.ndarray, collectives_per_step: float) -> tuple[int, float]:
+    """Return the rank that cost the others most, and how many seconds per step: 0 if not again and again."""
     collectives, ranks = arrivals.shape
     last = arrivals.argmax(axis=1)
     waited = np.empty(arrivals.shape)
     for rank, called in enumerate(np.sort(arrivals, axis=0).T):
-        # no longer than since the rank's own latest call: before that it was at work
+        # a rank waits at most since its own latest call: before that it was at work
         latest = called[np.maximum(0, np.searchsorted(called, begun, side="right") - 1)]
         waited[:, rank] = np.maximum(0.0, begun - np.maximum(latest, np.append(0.0, begun[:-1])))
     waited[np.arange(collectives), last] = np.inf
@@ -98,10 +95,10 @@ def _latest(arrivals: np.ndarray, begun: np.ndarray, a_step: float) -> tuple[int
     cost[0] = 0.0  # what came before it is not known
     rank = int(np.bincount(last, weights=cost, minlength=ranks).argmax())
     net = np.where(last == rank, cost, -cost)
-    by_step = _by_part(net, a_step)
+    by_step = _by_part(net, collectives_per_step)
     if net.sum() < BY_CHANCE * np.sqrt((by_step**2).sum()):
         return rank, 0.0
-    by_part = _by_part(net, max(STEPS * a_step, collectives / MOST_PARTS))
+    by_part = _by_part(net, max(STEPS * collectives_per_step, collectives / MOST_PARTS))
     return rank, float(np.median(by_step)) if (by_part > 0).mean() >= MOSTLY else 0.0
 
 
@@ -112,10 +109,10 @@ def _by_part(values: np.ndarray, length: float) -> np.ndarray:
 
 
 def _others_wait(run: Run, rank: int) -> float:
-    """Return the least share of its time that another rank's main thread does not work; 1 if not known.
+    """Return the smallest share of time in which another rank's main thread is idle; 1 if unknown.
 
     It limits what a late rank can cost: if collectives run in parallel with the computation, perhaps nobody
-    waits for it. It is not known for a rank with a GPU, which waits for the GPU in ways of its own.
+    waits for it. It is unknown for a rank with a GPU, which waits for the GPU in its own ways.
     """
     shares = [1.0]
     for other in set(range(run.world_size)) - {rank}:
@@ -128,7 +125,7 @@ def _others_wait(run: Run, rank: int) -> float:
 
 
 def _step_seconds(run: Run) -> float:
-    """Return the seconds per step inside the `track` loops, averaged over the ranks; 0 if there is none."""
+    """Return the seconds per step inside the `track` loops, averaged over the ranks; 0 if unknown."""
     ticks = [trace.ticks for trace in run.traces()]
     rates = [each["tracked_seconds"][-1] / each["steps"][-1] for each in ticks if each["steps"][-1:].any()]
     return float(np.mean(rates)) if rates else 0.0

@@ -37,7 +37,7 @@ def symptoms() -> tuple[Symptom, ...]:
 
 
 def about(error: str) -> Symptom | None:
-    """Return the first row whose words in backticks an exception says, all of them; None if there is none."""
+    """Return the first row whose words in backticks are all in an exception's text, or None."""
     for row in symptoms():
         quoted = re.findall(r"`([^`]+)`", row.seen)
         if quoted and all(words in error for words in quoted):

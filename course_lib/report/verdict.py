@@ -1,7 +1,7 @@
-"""Find out why a training run is not faster: by trials of it, or by what a run has recorded.
+"""Find out why a training run is not faster, from trials of it or from a run's records.
 
-A trial is the same run for a few seconds, with one possible cause taken away. All ways are tried in each
-of several rounds. An effect counts if it is larger than the spread of the rounds.
+A trial runs the function for a few seconds with one possible cause taken away. Each of several rounds tries
+all ways. An effect counts if it is larger than the spread of the rounds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .straggler import straggler
 
 AS_IT_IS, ONE_RANK, LARGER_BATCH = "as it is", "one rank", "first batches repeated, × 4"
 LARGE = 0.1  # of the time: a cost that is worth a verdict
-SHORTEST = 1.0  # seconds inside loops: a shorter run says nothing of its loader
+SHORTEST = 1.0  # seconds inside loops: a shorter run says nothing about its loader
 COLUMNS = ("way", "samples/s of each rank", "slowest rank, by round", "times as fast")
 Rates = Sequence[Sequence[float]]  # samples per second, by round and rank
 
-# By way, the one from which it differs in one thing
+# What each way is compared with: a way from which it differs in one thing
 THAN = {
     REPEATED_BATCHES: AS_IT_IS,
     NO_GRADIENT_SYNC: AS_IT_IS,
@@ -113,7 +113,7 @@ class Effect:
 
 
 def verdict_on_trials(trials: Mapping[str, Rates], skipped: Mapping[str, str]) -> Verdict:
-    """Judge the trials of a training function; ``skipped`` says, by way that has no trials, why not."""
+    """Judge the trials of a training function; ``skipped`` says why a way has no trials, by way."""
     effects = _effects(trials)
     rank, late = _slowest_rank(trials.get(NO_GRADIENT_SYNC, ()))
     loader, sync, alone, larger = (effects.get(way, Effect()) for way in THAN)
@@ -154,13 +154,13 @@ def _effects(trials: Mapping[str, Rates]) -> dict[str, Effect]:
         if way == ONE_RANK and than not in trials:
             than = AS_IT_IS
         if way in trials and than in trials:
-            ranks = 1 if way == ONE_RANK else None  # of all, the slowest counts
+            ranks = 1 if way == ONE_RANK else None  # None: the slowest of all counts
             effects[way] = Effect(_slowest(trials[way], ranks), _slowest(trials[than], ranks))
     return effects
 
 
 def _slowest(rounds: Rates, ranks: int | None = None) -> list[float]:
-    """Return the rate of the slowest of the first ``ranks`` in each round: where all wait, all have it."""
+    """Return the slowest of the first ``ranks``' rates, by round; ranks that wait for each other share it."""
     return [min(by_rank[:ranks]) for by_rank in rounds]
 
 

@@ -1,7 +1,7 @@
 """Find out why ranks wait: whom they wait for, and in what their calls differ.
 
-All ranks of a process group number its collectives alike. So a rank that waits in one waits for those of the
-group that have not got that far, or that have called something else under that number.
+All ranks of a process group number its collectives in the same way. So a rank that waits in a collective
+waits for ranks of the group that have not reached its number, or have called something else under it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def wait_cause_of(states: Sequence[RankState]) -> Cause | None:
     """Return why the waiting ranks wait; None if that cannot be told.
 
     Ranks in ``init_process_group`` wait for those that have not called it. Otherwise the ranks' groups may
-    differ, or their calls in one group. If not, some ranks are missing where others wait; a rank that waits
-    elsewhere itself is no cause, unless ranks wait in a circle.
+    differ, or their calls in one group. If neither does, some ranks are missing where others wait. A rank
+    that itself waits elsewhere is no cause, unless ranks wait in a circle.
     """
     joins = {each.rank: each.joins for each in states if each.phase != "returned" and each.function == JOIN}
     absent = [state for state in states if state.rank not in joins and not state.called]
@@ -40,7 +40,7 @@ def wait_cause_of(states: Sequence[RankState]) -> Cause | None:
 
 
 def apart(run: Run) -> Apart | None:
-    """Return which ranks are, or were, in a smaller group of all ranks than what was launched."""
+    """Return the ranks whose group of all ranks is, or was, smaller than the number of ranks launched."""
     launched = run.world_size
     sizes = [trace.facts.get("world") or launched for trace in run.traces()]
     small = {rank: (str(size), str(launched)) for rank, size in enumerate(sizes) if size < launched}
@@ -48,7 +48,7 @@ def apart(run: Run) -> Apart | None:
 
 
 def _apart(joins: Mapping[int, Mapping[str, Sequence[str]]]) -> Apart | None:
-    """Return what keeps ranks apart that join: what differs from the launch or, if nothing, among them."""
+    """Return the settings that keep joining ranks apart: each differs from the launch or between ranks."""
     found = {}
     for name in dict.fromkeys(name for join in joins.values() for name in join):
         by_rank = {rank: (join[name][0], join[name][1]) for rank, join in joins.items() if name in join}
@@ -71,18 +71,15 @@ def _with_ranks(call: Call, states: Sequence[RankState]) -> Call:
     return call._replace(ranks=next(recorded, called))
 
 
-# --- calls that differ ------------------------------------------------------------------------------------
-
-
 def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups | None:
-    """Return the first group that is not the same on all ranks that made one of its name; given by rank."""
+    """Return the first group whose members differ between the ranks that made it; ``groups`` is by rank."""
     made: dict[str, dict[int, Sequence[int]]] = defaultdict(dict)
     for rank, by_name in enumerate(groups):
         for name, ranks in by_name.items():
             if not of_everyone(name):  # a program may have several worlds
                 made[name][rank] = ranks
     for name, by_rank in made.items():
-        meets = max(map(len, by_rank.values())) > 1  # alone, none meets another
+        meets = max(map(len, by_rank.values())) > 1  # in a group of one, nobody meets
         if meets and len({*map(tuple, by_rank.values())}) > 1:
             return OtherGroups(name, by_rank)
     return None
@@ -90,7 +87,7 @@ def other_groups(groups: Sequence[Mapping[str, Sequence[int]]]) -> OtherGroups |
 
 def _other_calls(states: Sequence[RankState], waits: Mapping[int, Call]) -> Mismatch | None:
     """Return the first collective on which ranks disagree, in a group in which a rank waits."""
-    calls = [(state.rank, call) for state in states for call in state.recent]  # over on some, perhaps
+    calls = [(state.rank, call) for state in states for call in state.recent]  # some may be over
     calls += waits.items()
     for group in dict.fromkeys(call.group for call in waits.values() if call.group):
         latest = max(call.number or 0 for call in waits.values() if call.group == group)
@@ -110,9 +107,6 @@ def _differ(calls: Collection[Call]) -> bool:
     return len(names) > 1 or len(roots) > 1 or (len(tensors) > 1 and not UNEVEN & names)
 
 
-# --- ranks that are missing -------------------------------------------------------------------------------
-
-
 def _missing(rank: int, call: Call, states: Sequence[RankState], waits: Mapping[int, Call]) -> list[int]:
     """Return the ranks for which a rank waits in a call: those that are known not to have called it."""
     others = [state for state in states if state.rank in call.ranks and state.rank != rank]
@@ -122,7 +116,7 @@ def _missing(rank: int, call: Call, states: Sequence[RankState], waits: Mapping[
 
 
 def _answers(state: RankState, other: Call | None, rank: int, call: Call) -> bool:
-    """Return whether a rank, which waits in the ``other`` call, meets the one that waits in this call."""
+    """Return whether a rank that waits in the ``other`` call meets ``rank``, which waits in this call."""
     if call.name in PARTNER:  # their message is on its way
         partner = Call(PARTNER[call.name], number=call.number)
         return other is not None and rank in other.ranks and other._replace(ranks=()) == partner
@@ -165,7 +159,7 @@ def _circle(
 def _first_absence(
     states: Sequence[RankState], waits: Mapping[int, Call], missing: Mapping[int, list[int]]
 ) -> Absence | None:
-    """Return the absence that explains the others: of ranks that do not wait for any rank themselves."""
+    """Return the absence that explains the others: its absent ranks themselves wait for no rank."""
     by_call: dict[tuple[str, int | None, str, tuple[int, ...]], list[int]] = defaultdict(list)
     for rank, call in waits.items():
         if missing[rank]:
@@ -174,7 +168,7 @@ def _first_absence(
     for waiting in by_call.values():
         call, absent = waits[waiting[0]], missing[waiting[0]]
         places = _last_places([each for each in states if each.rank in (*absent, *waiting)], call.group)
-        if call.group:  # a rank that could not answer, but is in that function by its stack, waits as well
+        if call.group:  # a rank that could not answer waits, too, if its stack is in that function
             silent = [state for state in states if state.called is None]
             waiting += [state.rank for state in silent if state.function == call.name]
         absence = _absence([each for each in states if each.rank in absent], sorted({*waiting}), call)

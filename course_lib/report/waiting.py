@@ -46,13 +46,13 @@ def explains(cause: Failure | None) -> bool:
 
 
 def stalled(run: Run, silent: Mapping[int, float]) -> str:
-    """Return a warning while ranks are stuck: which, where and for how long; empty while all progress."""
-    stood = [
+    """Return a warning while ranks are stuck: which, where and for how long; empty while none is."""
+    still_seconds = [
         silent.get(rank) or run.clock(rank) - trace.standstill.get("since", math.inf)
         for rank, trace in enumerate(run.traces())
         if not trace.has_returned
     ]
-    if stood and max(stood) < WARN_SECONDS:
+    if still_seconds and max(still_seconds) < WARN_SECONDS:
         return ""  # nearly every look of the dashboard ends here: states take longer
     states = [state_of(run, rank, silent=silent.get(rank)) for rank in range(run.world_size)]
     working = [state for state in states if state.phase != "returned"]
@@ -71,7 +71,7 @@ def doubts(run: Run) -> str:
 
 
 def what_lingers(run: Run, ranks: Sequence[int | str], seconds: float) -> str:
-    """Say what keeps the processes of ranks for so many seconds after their functions have returned."""
+    """Say what keeps processes of ranks alive ``seconds`` after their functions have returned."""
     head = f"These ranks were killed {seconds:g} s after their function had returned"
     lines = [f"{head} (torchrun would have kept waiting):"]
     for rank in ranks:

@@ -46,8 +46,7 @@ NO_MEMORY = (
     "Every rank has a model, gradients, optimizer state and data of its own: a smaller batch needs less, and "
     "so do fewer ranks (nprocs). Run.open().metrics has what each rank held."
 )
-# Advice on exceptions that give none themselves, by what torch, CUDA, NCCL (which changed its wording in
-# version 2.30) or the system says in them.
+# Advice on exceptions that give none, by the words in them; NCCL changed its own in version 2.30
 ADVICE = {
     r"Duplicate GPU detected|Multiple Ranks are using the same GPU": (
         "NCCL takes one rank for each GPU, and two of these ranks use the same one. Where there is a GPU "
@@ -132,7 +131,7 @@ def warning_text(run: Run, states: Sequence[RankState], why: str) -> str:
 
 
 def state_lines(run: Run, state: RankState, why: Cause | None = None) -> list[str]:
-    """Say what a rank was doing and at which line it made a call that does not match: it may have gone on."""
+    """Say what a rank was doing, and at which line it made a call that did not match, perhaps earlier."""
     text = f"{run.who(state.rank)} {state_text(run, state)}"
     call = why.calls.get(state.rank) if isinstance(why, Mismatch) else None
     line = line_of(with_source(*call.place)) if call and call.place else ""
@@ -232,7 +231,7 @@ def _failure_headline(failure: Failure, folder: Path) -> str:
 
 
 def _ended_by(signal: str, failure: Failure) -> str:
-    """Say how a signal has ended a rank that failed, or its worker."""
+    """Say how a signal has ended a rank or its worker."""
     if signal == "SIGKILL" and failure.short_of_memory:
         return OUT_OF_MEMORY
     return SIGNALS.get(signal, f"was ended by {signal}")
@@ -251,7 +250,7 @@ def advice(run: Run, failure: Failure) -> str:
 
 
 def _of_workers(run: Run, failure: Failure) -> str:
-    """Say how signals have ended a rank's workers, and what memory there was; empty without any."""
+    """Say which signals ended a rank's workers, and how much memory was available; empty if none did."""
     who = f"A worker of {run.who(failure.rank)}, process"
     sentences = [f"{who} {pid}, {_ended_by(name, failure)}." for pid, name in failure.workers]
     if failure.memory:
@@ -323,6 +322,6 @@ def show(frame: Mapping[str, Any]) -> str:
 
 
 def _left_out(frame: Mapping[str, Any]) -> str:
-    """Say how many calls follow a frame that are not shown; empty if none."""
+    """Say how many calls after a frame are not shown; empty if none."""
     calls = frame.get("left_out", 0)
     return f"[{calls} more call{'s' * (calls > 1)}]" if calls else ""

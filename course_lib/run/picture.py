@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 MANY_RANKS = 16  # from here on, a mean line and a band for the range instead of a line per rank
 THROUGHPUT_WINDOW = 1.0  # seconds that each point of the throughput curve looks back
 LIVE_SECONDS = 10.0  # the first length of a live picture's time axis, which then doubles
-LIVE_ROOM = 1.5  # top of the other axes, as a multiple of the highest point, so that it lasts a while
+LIVE_ROOM = 1.5  # top of the other axes, as a multiple of the highest point, so that they last a while
 LIVE_LOW = 5.0  # axes left by an earlier run are replaced if the curves fill less than 1/LIVE_LOW of them
-LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # saves the layout
+LIVE_MARGINS = {"left": 0.08, "right": 0.977, "top": 0.9, "bottom": 0.27, "wspace": 0.22}  # no fit: faster
 Curve = tuple[np.ndarray, np.ndarray]
 
 
@@ -42,7 +42,7 @@ def plot_run(run: Run) -> Picture:
 
 
 class RunFigure:
-    """A figure that is drawn once, then updated as a run goes on, and for the next run of as many ranks.
+    """A figure that is drawn once, then updated as a run goes on, and reused by the next with as many ranks.
 
     A live picture keeps axes, grid and labels as a background and redraws only curves and titles, which takes
     a fifth of the time; the background is redrawn when the curves have outgrown the axes.
@@ -63,7 +63,7 @@ class RunFigure:
 
     @styled()
     def update(self, run: Run) -> None:
-        """Draw what the ranks of a run have written by now; a different run replaces the one before."""
+        """Draw what the ranks of a run have written so far; another run replaces the previous one."""
         if run.folder != self._folder:
             self._folder = run.folder
             for artist in self._moving.values():

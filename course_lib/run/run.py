@@ -1,8 +1,8 @@
 """A run, during and after it: what each rank returned, printed and measured.
 
 Everything is read from the run's folder, which only its owner can enter. The newest 50 of each living kernel
-are kept, and 50 of all others; ``Run.open()`` reopens the last, even in another kernel. Metrics and texts are
-data, results are read as tensors, numbers, strings and containers of them: opening runs no code from there.
+are kept, and 50 of all others; ``Run.open()`` reopens the last, even in another kernel. It executes no code
+from the folder: metrics and texts are data, results are read as tensors, numbers, strings and containers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ..record.trace import Trace, peak_bytes
 if TYPE_CHECKING:
     from ..figures.style import Picture
 
-RECORD_BYTES = 1 << 16  # of free space; the record of a failure may take as many
+RECORD_BYTES = 1 << 16  # with less free space, the disk is full: a failure's record may take as many
 
 
 def _of_record(name: str, meaning: str) -> Any:
-    """Make a property of the record one of the run."""
+    """Return a property that reads the property of this name from the record."""
     return property(lambda run: getattr(run.record, name), doc=meaning)
 
 
 def _fact(name: str, default: Any, meaning: str) -> Any:
-    """Make a property of what run.json says."""
+    """Return a property that reads a fact of run.json."""
     return property(lambda run: run.record.facts.get(name, default), doc=meaning)
 
 
@@ -49,21 +49,19 @@ class Run:
     state: str = _of_record("state", '``"running"``, ``"done"``, ``"failed"``, ``"stopped"``, ``"queued"``.')
     error: str = _fact("error", "", "The report of the failure; empty if there was none.")
     started: float = _fact("started", math.nan, "``time.time()`` at the call or, for a job, at its start.")
-    seconds: float = _of_record("seconds", "From then to the end of the last rank, or so far.")
-    folder: Path = _of_record("folder", "The folder that it is kept in.")
+    seconds: float = _of_record("seconds", "From ``started`` to the end of the last rank, or so far.")
+    folder: Path = _of_record("folder", "The run's folder.")
     command: str = _fact("command", "", "What does the same in a terminal; empty for a `launch`.")
     is_job: bool = _of_record("is_job", "Whether it is meant for Slurm, already submitted or not.")
     job: int | None = _fact("job", None, "The job's number in Slurm's queue; None if there is no job.")
     nodes: str = _fact("nodes", "", "What Slurm allocated, such as ``node[1-2]``; empty before that.")
-    queued_seconds: float = _of_record("queued_seconds", "In the queue; whole ones once the job has started.")
+    queued_seconds: float = _of_record("queued_seconds", "In the queue; whole seconds once the job starts.")
 
     def __init__(self, record: RunRecord, *, unpickles: bool = False) -> None:
         self.record = record
-        self.unpickles = unpickles  # results are loaded whatever they hold, which may run code
+        self.unpickles = unpickles  # load results of any type, which may run code
         self._results: list[Any] | None = None
         self._traces: dict[int | str, Trace] | None = None  # of a snapshot
-
-    # --- made, opened, ended ------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, name: str, world_size: int, unpickles: bool = True, **facts: Any) -> Run:
@@ -74,7 +72,7 @@ class Run:
     def open(cls, folder: str | os.PathLike[str] | None = None) -> Run:
         """Open the run kept in a folder; by default the newest of this kernel or, if it has none, of all.
 
-        A job whose kernel is gone stands as that kernel last knew it: `slurm` watches it again.
+        A job whose kernel is gone is shown as that kernel last saw it; `slurm` watches it again.
 
         Raises
         ------
@@ -101,7 +99,7 @@ class Run:
 
     @property
     def unrecorded(self) -> Literal["", "folder removed", "disk full"]:
-        """Why a rank may have recorded nothing; empty if there is no sign that it could not."""
+        """Why a rank may have been unable to record anything; empty if no reason is seen."""
         try:
             return "disk full" if shutil.disk_usage(self.folder).free < RECORD_BYTES else ""
         except OSError:
@@ -128,13 +126,13 @@ class Run:
     def results(self) -> list[Any]:
         """What each rank returned, by rank, with tensors on the CPU; None for a rank that did not finish.
 
-        None, too, where it cannot be read here: the run has failed then, and its `error` says so.
+        None, too, for a result that cannot be read here: then the run has failed, and `error` says why.
 
         Raises
         ------
         ValueError
             The run was opened from its folder, and a result holds more than tensors, arrays, numbers, strings
-            and containers of them: that is only loaded from ranks that this process started.
+            and containers of them: other types are loaded only from ranks that this process started.
         """
         if self._results is None and self.unpickles and self.record.is_over:
             self.unread_results()
@@ -146,7 +144,7 @@ class Run:
         return self._results
 
     def unread_results(self) -> dict[int, Exception]:
-        """Read what each rank returned, and return what cannot be read, and why, by rank."""
+        """Read what each rank returned; return, by rank, why a result cannot be read."""
         self._results, unread = [None] * self.world_size, {}
         for rank in range(self.world_size):
             try:
@@ -177,7 +175,7 @@ class Run:
 
     @property
     def logs(self) -> list[str]:
-        """What each rank printed, by rank (of more than 1 MiB, the end; all of it is in the folder)."""
+        """What each rank printed, by rank; of more than 1 MiB, only the end (the folder has all of it)."""
         return [trace.log() for trace in self.traces()]
 
     @property
@@ -200,7 +198,7 @@ class Run:
     # --- what one rank has written so far -----------------------------------------------------------------
 
     def snapshot(self) -> Run:
-        """Return this run as it is now: what a rank has written is read once, when first asked for."""
+        """Return this run as it is now: what a rank has written is read once, when it is first needed."""
         if self._traces is not None:
             return self
         now = Run(self.record, unpickles=self.unpickles)
@@ -208,7 +206,7 @@ class Run:
         return now
 
     def trace(self, rank: int | str) -> Trace:
-        """Return what a rank has written by now or, of a snapshot, by then."""
+        """Return what a rank has written so far; in a snapshot, always the same."""
         if self._traces is None:
             return Trace(self.folder, rank)
         if rank not in self._traces:
@@ -228,9 +226,9 @@ class Run:
         return self.trace(rank).ticks
 
     def node_of(self, rank: int | str) -> str:
-        """Return Slurm's name for the node of a rank; empty without a job, or if the rank has not told it."""
-        told = self.facts(rank).get("environment", {}) if self.is_job else {}
-        return told.get("SLURMD_NODENAME", "")
+        """Return Slurm's name for a rank's node; empty without a job, or if the rank has not recorded it."""
+        variables = self.facts(rank).get("environment", {}) if self.is_job else {}
+        return variables.get("SLURMD_NODENAME", "")
 
     def clock(self, rank: int) -> float:
         """Return ``time.time()`` on a rank's machine; in a job, the time of the rank's last tick."""
@@ -255,7 +253,7 @@ class Run:
         return float(ticks["samples"][-1] / seconds[0]) if seconds.size and seconds[0] > 0 else 0.0
 
     def peak_memory_bytes(self, rank: int) -> float:
-        """Return the most bytes that a rank held: on a GPU by torch, else in ten readings a second."""
+        """Return the most bytes that a rank held: on a GPU as torch counts, else by ten readings a second."""
         return peak_bytes(self.ticks(rank))
 
     @property
