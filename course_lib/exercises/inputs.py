@@ -1,7 +1,7 @@
 """Make random inputs for judges: seeds, tensors, models, folders and machines of several kinds.
 
-A judge draws seeds and sizes, which cross to the ranks as plain data; both sides build the same from them.
-This exposes an answer that is right for one kind only, or that remembers its last call.
+A judge draws seeds and sizes and sends them to the ranks as plain data; both sides build the same inputs from
+them. Many kinds of inputs expose an answer that is right for one kind only, or that remembers its last call.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 OTHER_DISK = Path("/dev/shm")  # on Linux, another file system than that of temporary files
 LAYOUTS = ("plain", "turned", "every second", "a part")
-BIG = 2**60  # from here on float64 holds one whole number in 256
+BIG = 2**60  # above it, float64 has one in 256 of the whole numbers
 
 
 def seeds(rng: random.Random, count: int) -> list[int]:
-    """Draw seeds for generators, no two of them alike."""
+    """Draw seeds for generators, all of them different."""
     return rng.sample(range(2**31), count)
 
 
@@ -95,7 +95,7 @@ class Tied(nn.Module):
 def network(
     kind: int, values: int, inputs: int = 4, outputs: int = 2, frozen: bool = True, norm: bool = True
 ) -> nn.Module:
-    """Build a float64 model with features of models outside the lessons.
+    """Build a float64 model with what models outside the lessons have.
 
     It is nested three deep and has a shared parameter, layers without bias, underscores in its names, a layer
     in another mode than the rest, and both persistent and non-persistent buffers.
@@ -107,10 +107,10 @@ def network(
     values
         A seed for its numbers.
     frozen
-        Freeze one layer, so that it takes no part in the training.
+        Freeze one layer: training leaves it as it is.
     norm
         Add batch norm: its buffers change in each forward pass, and a whole batch gives other numbers than
-        its parts do.
+        its parts.
     """
     rng = random.Random(kind)
     wide, narrow = rng.sample(range(3, 8), 2)
@@ -143,12 +143,12 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Lay the numbers of several tensors end to end, in a tensor without a graph."""
+    """Concatenate the numbers of several tensors in a flat one, without a graph."""
     return torch.cat([tensor.flatten().detach() for tensor in tensors])
 
 
 def gradients_of(model: nn.Module) -> Tensor | None:
-    """Return all gradients of a model, end to end; None if a parameter has none."""
+    """Return all gradients of a model in a flat tensor; None if a parameter has none."""
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return flat(gradients) if len(gradients) == len(parameters) else None
@@ -166,7 +166,7 @@ def settings(model: nn.Module) -> dict[str, bool]:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """Provide an empty folder, if possible on another file system than that of temporary files."""
+    """Provide an empty folder, if possible on another file system than temporary files have."""
     other = OTHER_DISK if os.access(OTHER_DISK, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="course-", dir=other, ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -174,7 +174,7 @@ def folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def machine(gpus: int, environment: dict[str, str] | None = None, cores: int = 7) -> Iterator[None]:
-    """Simulate a machine with so many GPUs and cores, and with these environment variables."""
+    """Simulate a machine with these numbers of GPUs and cores, and with these environment variables."""
     with (
         mock.patch.dict(os.environ, environment or {}),
         mock.patch("os.cpu_count", return_value=cores),
@@ -190,9 +190,9 @@ def machine(gpus: int, environment: dict[str, str] | None = None, cores: int = 7
 
 @contextlib.contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Give this rank an RNG state and text hashes of its own, as a separately started process has.
+    """Give this rank an RNG state and text hashes of its own, like those of a process started separately.
 
-    Ranks are forked from one process, and would share these by chance.
+    Ranks are forked from one process, from which they would inherit the same.
     """
     torch.manual_seed(seed)
     random.seed(seed)
@@ -207,18 +207,18 @@ def hash_of_process(plain: Callable[[Any], int], seed: int, value: Any) -> int:
     return plain((seed, value)) if any(isinstance(part, str | bytes) for part in parts) else plain(value)
 
 
-PLAIN_SET = set  # as it is without `own_order_of_sets`
+PLAIN_SET = set  # which `own_order_of_sets` replaces
 
 
 class _WhatIsASet(type):
-    """Says that sets in braces, and all others, are sets as well."""
+    """Has ``isinstance(…, set)`` hold for plain sets, too, such as those in braces."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, PLAIN_SET) if cls is OwnOrder else type.__instancecheck__(cls, value)
 
 
 class OwnOrder(set[Any], metaclass=_WhatIsASet):
-    """A set that gives texts in an order of this rank's own; only a set in braces does not."""
+    """A set that gives texts in an order of this rank's own; sets in braces stay plain."""
 
     seed: ClassVar[int] = 0
 
@@ -249,7 +249,7 @@ for _name in (*OPERATORS, "union", "intersection", "difference", "symmetric_diff
 
 @contextlib.contextmanager
 def own_order_of_sets(seed: int) -> Iterator[None]:
-    """Let ``set(…)`` order texts as a separately started process does: in an order of this rank's own."""
+    """Have ``set(…)`` give texts in an order of this rank's own, like a process started separately."""
     OwnOrder.seed = seed
     with mock.patch("builtins.set", OwnOrder):
         yield
