@@ -13,9 +13,9 @@ import random
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial, partialmethod
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 OTHER_DISK = Path("/dev/shm")  # on Linux, another file system than that of temporary files
-LAYOUTS = ("plain", "turned", "every second", "a part")
 BIG = 2**60  # above it, float64 has one in 256 of the whole numbers
 
 
@@ -35,44 +34,15 @@ def seeds(rng: random.Random, count: int) -> list[int]:
 # --- tensors ----------------------------------------------------------------------------------------------
 
 
-def tensor(
-    seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float64, layout: str = "plain"
-) -> Tensor:
-    """Make a tensor of any dtype, with numbers that a smaller dtype would not preserve.
-
-    Parameters
-    ----------
-    seed
-        The same seed gives the same numbers in every layout.
-    shape
-        The tensor's shape; ``()`` and sizes of 0 are allowed.
-    layout
-        Its layout in memory, one of `LAYOUTS`: in "turned" the first axis varies fastest, "every second" has
-        gaps, and "a part" begins in the middle of its storage.
-    """
+def tensor(seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+    """Make a tensor of bools or real numbers, which a smaller dtype would not preserve."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
-        values = torch.randint(0, 2, shape, generator=generator) > 0
-    elif dtype.is_floating_point or dtype.is_complex:
-        real = torch.complex128 if dtype.is_complex else torch.float64
-        values = torch.randn(shape, generator=generator, dtype=real).to(dtype)
-    else:
-        values = torch.randint(0, min(torch.iinfo(dtype).max, 2**53), shape, generator=generator)
-        values = values + BIG if dtype == torch.int64 else values.to(dtype)
-    return with_layout(values, layout)
-
-
-def with_layout(values: Tensor, layout: str) -> Tensor:
-    """Return the same numbers in the same shape, in another memory layout."""
-    if layout == "plain" or values.dim() == 0:
-        return values
-    if layout == "turned":
-        return values.movedim(0, -1).contiguous().movedim(-1, 0)
-    length = len(values)
-    rows = values.new_zeros((2 * length + 2, *values.shape[1:]))
-    part = rows[: 2 * length : 2] if layout == "every second" else rows[1 : length + 1]
-    part.copy_(values)
-    return part
+        return torch.randint(0, 2, shape, generator=generator) > 0
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    values = torch.randint(0, min(torch.iinfo(dtype).max, 2**53), shape, generator=generator)
+    return values + BIG if dtype == torch.int64 else values.to(dtype)
 
 
 # --- models -----------------------------------------------------------------------------------------------
@@ -154,13 +124,6 @@ def gradients_of(model: nn.Module) -> Tensor | None:
     return flat(gradients) if len(gradients) == len(parameters) else None
 
 
-def settings(model: nn.Module) -> dict[str, bool]:
-    """Return, by name, the mode of each module, and whether each parameter is trained."""
-    modes = {f"{name or 'the model'}.training": module.training for name, module in model.named_modules()}
-    trained = {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
-    return modes | trained
-
-
 # --- the machine ------------------------------------------------------------------------------------------
 
 
@@ -205,51 +168,3 @@ def hash_of_process(plain: Callable[[Any], int], seed: int, value: Any) -> int:
     """Hash as in a separate process: text hashes differ between processes, but not between forked ranks."""
     parts = value if isinstance(value, tuple) else (value,)
     return plain((seed, value)) if any(isinstance(part, str | bytes) for part in parts) else plain(value)
-
-
-PLAIN_SET = set  # which `own_order_of_sets` replaces
-
-
-class _WhatIsASet(type):
-    """Has ``isinstance(…, set)`` hold for plain sets, too, such as those in braces."""
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, PLAIN_SET) if cls is OwnOrder else type.__instancecheck__(cls, value)
-
-
-class OwnOrder(set[Any], metaclass=_WhatIsASet):
-    """A set that gives texts in an order of this rank's own; sets in braces stay plain."""
-
-    seed: ClassVar[int] = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        items = list(PLAIN_SET.__iter__(self))
-        if any(isinstance(each, str) for each in items):  # numbers have one order everywhere
-            items.sort(key=lambda each: hash((self.seed, each)))
-        return iter(items)
-
-    def __reduce__(self) -> Any:
-        return _a_set, (list(self),)
-
-
-def _a_set(items: list[Any]) -> Any:
-    return set(items)  # with an order of its own where it arrives
-
-
-def _in_own_order(method: Any, *given: Any) -> Any:
-    made = method(*given)
-    return made if made is NotImplemented else OwnOrder(made)
-
-
-OwnOrder.__name__ = OwnOrder.__qualname__ = "set"
-OPERATORS = [f"__{right}{name}__" for name in ("or", "and", "sub", "xor") for right in ("", "r")]
-for _name in (*OPERATORS, "union", "intersection", "difference", "symmetric_difference", "copy"):
-    setattr(OwnOrder, _name, partialmethod(partial(_in_own_order, getattr(PLAIN_SET, _name))))
-
-
-@contextlib.contextmanager
-def own_order_of_sets(seed: int) -> Iterator[None]:
-    """Have ``set(…)`` give texts in an order of this rank's own, like a process started separately."""
-    OwnOrder.seed = seed
-    with mock.patch("builtins.set", OwnOrder):
-        yield
