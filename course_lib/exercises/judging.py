@@ -39,7 +39,7 @@ def read(text: str) -> Any:
 def with_two_world_sizes(*first: int) -> Callable[[SizedJudge], Judge]:
     """Decorate a judge that takes a world size to run with two: an answer may have one of them hard-coded.
 
-    Nothing counts before the judge has run with both, since an answer may fail, or hang, only with the second.
+    Nothing counts until the judge has run with both, since an answer may fail, or hang, with only the second.
     A fault with both is shown as it is with the first, which is one of ``first``, or 2 to 5. They are never 2
     and 3, for which two hand-written steps would be enough.
     """

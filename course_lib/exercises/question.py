@@ -2,8 +2,8 @@
 
 A judge reaches an answer only through `Ask`: ``ask(work, *args, nprocs=3)`` runs ``work(answer, *args)`` on
 fresh ranks (`in_rank`) and returns each rank's report, as plain data. So the judge never holds the answer or
-runs its code, a work contains no expected value, and only JSON passes between them. A judge reads a report only
-if it has the shape that stands next to the work (`shape`).
+runs its code, a work contains no expected value, and only JSON crosses between them. A judge refuses reports
+without the shape that stands next to the work (`shape`).
 """
 
 from __future__ import annotations

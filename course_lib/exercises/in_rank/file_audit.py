@@ -62,8 +62,8 @@ def audit_files(
         The folder to watch, with those below it: a rank writes notes of its own elsewhere.
     before
         Called before each step, with its kind and a file's name. The kind is one of `CHANGES`; or "open", for
-        writing; or "save", with the folder's name, in each `torch.save` after its file was opened. `before` may
-        wait, like a slow disk, or look at what a kill would leave. Of its own steps, only saves are counted.
+        writing; or "save", with the folder's name, in each `torch.save` after its file was opened. This call
+        may wait, like a slow disk, or look at what a kill would leave. Of its own steps, only saves count.
     """
     if not _hooked:
         sys.addaudithook(_on_event)

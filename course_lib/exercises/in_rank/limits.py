@@ -1,4 +1,4 @@
-"""Limit what a rank may use that runs an answer, and leave nothing running that the answer started."""
+"""Limit what an answer may use in a rank, and leave nothing running that it has started."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import psutil
 
 from ...kill import PR_SET_CHILD_SUBREAPER, kill_families, prctl
 
-MOST_BYTES = (
-    1 << 30
-)  # of memory, beyond what the rank starts with, so an endless list does not fill the machine
+MOST_BYTES = 1 << 30  # of memory, beyond what the rank starts with: an endless list fails before the machine
 ROUNDS = 5  # kill repeatedly: a dying process may have forked
 
 
@@ -39,12 +37,12 @@ def limited() -> Iterator[None]:
 
 
 def _kill_those_outside() -> None:
-    """Kill descendants in other sessions; the rest, such as DataLoader workers, ends with the rank's group."""
+    """Kill descendants in other sessions; those in this one, as DataLoader workers, end with its group."""
     for _ in range(ROUNDS):
         with contextlib.suppress(AttributeError):  # not on every system
             try:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # no children: skip the search, which is slow
+            except ChildProcessError:  # no children: skip the slow search
                 return
         away = []
         for child in psutil.Process().children(recursive=True):

@@ -146,13 +146,8 @@ def unwaited_work() -> Iterator[dict[int, tuple[str, Any]]]:
         yield pending
 
 
-OUTPUTS_FIRST = (
-    "gather",
-    "scatter",
-    "alltoall",
-    "all_to_all",
-)  # in the names of calls that take outputs first
-TO_EACH = ("alltoall", "all_to_all", "scatter")  # in the names of calls that give each rank a part of its own
+OUTPUTS_FIRST = ("gather", "scatter", "alltoall", "all_to_all")  # in names of calls: they take outputs first
+TO_EACH = ("alltoall", "all_to_all", "scatter")  # in names of calls: each rank gets a part of its own
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def in_group(work: Work) -> Work:
 
 
 def on_each_case(work: Work) -> Work:
-    """Wrap a work to run on several cases, one after the other; a list is a case's arguments."""
+    """Wrap a work to run on several cases, one after the other; a list has a case's arguments."""
 
     @functools.wraps(work)
     def on_all(answer: Any, cases: list[Any]) -> list[Any]:

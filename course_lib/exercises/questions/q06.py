@@ -16,12 +16,12 @@ from ..judging import far, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, a_module, question
 from ..shape import NUMBER, reports
 
-CLOSE = 1e-6  # the tensors are float64, and a share of the samples may be float32
+CLOSE = 1e-6  # the tensors are float64, but an answer may compute a rank's share in float32
 FIRST_SIZES = (3, 4, 5)  # tried first: an answer that divides by 2 must be wrong there
 
 
 def _model(kind: int, values: int) -> Any:
-    """Build a model whose parameters alone are drawn by ``values``."""
+    """Build a model in which ``values`` draws the parameters alone."""
     model = network(kind, values, norm=False)
     for buffer in model.buffers():
         buffer.zero_()
@@ -117,7 +117,7 @@ def hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     yield Finding(BEGINS, _all_hold(starts, begin), _seen(list(starts), begin), "apart")
     own = [_train(_model(kind, values[0]), data, [rank], count)[0] for rank in range(count)]
     first = [of_rank[0] for of_rank in gradients]
-    kept = [of_rank for of_rank, mine in zip(first, own, strict=True) if _any_alike(of_rank, mine)]
+    kept = [of_rank for of_rank, mine in zip(first, own, strict=True) if _any_equal(of_rank, mine)]
     hint = "other"
     if kept:
         hint = "own"
@@ -127,7 +127,7 @@ def hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     yield Finding(LATER, _all_hold(gradients, right), _seen(list(gradients), right), "later")
 
 
-def _any_alike(numbers: list[float], others: list[float]) -> bool:
+def _any_equal(numbers: list[float], others: list[float]) -> bool:
     return any(abs(a - b) < CLOSE for a, b in zip(numbers, others, strict=False))
 
 
@@ -177,7 +177,7 @@ KEPT = "a gradient that was None is still None"
             "alike": "Each rank has the same weight there; but they have different numbers of samples.",
             "sum": "That is a sum. How many samples, on all ranks together, is it the sum of?",
             "differ": "The ranks differ. Do all make the same calls, and divide by the same number?",
-            "other": "A sum over all samples, divided once: which sum does each rank begin with?",
+            "other": "It is a sum over all samples, divided once: which sum does each rank begin with?",
         },
         KEPT: {"given": "A parameter without a gradient must stay without one: an optimizer would use it."},
     },

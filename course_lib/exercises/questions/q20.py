@@ -65,7 +65,7 @@ SHARE = "each of these samples goes forward once, and the ranks' shares are equa
 HINTS_2 = {
     SAME: {
         "mean of means": "A sample must count for as much on a rank with many as on one with few.",
-        "factor": "The gradient is some times too large or too small. Who divides, and by what?",
+        "factor": "The gradient is too large or too small by some factor. Who divides, and by what?",
         "left out": "The last samples are left out. They count, too.",
         "other": "Which gradients does the step take, and from which samples?",
     },
@@ -156,8 +156,8 @@ def _right(
     of_ranks: bool = False,
     **wrong: Any,
 ) -> Tensor:
-    """Return one device's weights after some calls; in the last one the number of samples, the gradient's
-    or the rate's factor may be another, or the mean one of the ranks' means."""
+    """Return one device's weights after some calls; the last one may be wrong, by the number of samples, the
+    factor of the gradient or of the rate, or by a mean of the ranks' means."""
     model = _network(seed)
     optimizer = _optimizer(model, rates)
     for call in calls:
