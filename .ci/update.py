@@ -68,10 +68,9 @@ def keep_what_was_written(name: str, base: str) -> str | None:
         cells = [old.get(text_of(cell), cell) for cell in now["cells"]]
     except (Fault, OSError, ValueError, KeyError):  # new, removed here, or no notebook: leave it to git
         return None
-    changed = cells != before["cells"]
     text = json.dumps(before | {"cells": cells}, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     path.write_text(text, encoding="utf-8")  # as nbformat and JupyterLab write it
-    return text if changed else None
+    return text if cells != before["cells"] else None
 
 
 def text_of(cell: dict) -> tuple[str, str, str]:
@@ -90,15 +89,13 @@ def merge(branch: str) -> None:
 
 
 def broken(name: str) -> str:
-    """Return why JupyterLab could not handle a merged notebook; "" if it can."""
-    path = ROOT / name
-    if not path.exists():
-        return ""
+    """Return why JupyterLab cannot handle a merged notebook, or ""; nbformat would repair it silently."""
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]  # nbformat would fix them silently
+        ids = [cell.get("id") for cell in json.loads((ROOT / name).read_text("utf-8"))["cells"]]
+    except FileNotFoundError:
+        return ""
     except (ValueError, KeyError):
         return "git's merge is no notebook"
-    ids = [cell.get("id") for cell in cells]
     return "a cell stands twice" if len(set(ids)) < len(ids) else ""
 
 

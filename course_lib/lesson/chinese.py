@@ -134,11 +134,11 @@ def write(path: Path, found: dict[str, Any]) -> bool:
     """Write a notebook that differs from the last one made; return False if a learner has written in that."""
     made = {"all": hash_of(json.dumps(found)), "written": written(found)}
     if path.exists():
-        there = notebook(path)
-        before = there["metadata"].get("course_zh", {})
+        last = notebook(path)
+        before = last["metadata"].get("course_zh", {})
         if before.get("all") == made["all"]:
             return True
-        if before.get("written") != written(there):
+        if before.get("written") != written(last):
             return False
     path.parent.mkdir(parents=True, exist_ok=True)
     found["metadata"]["course_zh"] = made

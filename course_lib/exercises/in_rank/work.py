@@ -34,10 +34,10 @@ def run_work(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: 
         seen = work(answer, *args)
         if not _is_small(seen):
             raise Refused(f"your code returned more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
-        told = {"seen": seen}
+        report = {"seen": seen}
     except Refused as reason:
-        told = {"refused": str(reason)}
-    return json.dumps(told, default=_numbers_of)
+        report = {"refused": str(reason)}
+    return json.dumps(report, default=_numbers_of)
 
 
 def answer_in_a_rank(asked: Any, work: Work, answer: bytes, args: Any) -> None:

@@ -243,12 +243,12 @@ def _parallel(answer: Any, batch: dict[str, int]) -> Result:
 def _elsewhere(answer: Any, batch: dict[str, int]) -> tuple[list[list[str]], str]:
     """Return where chunks and weights met on two kinds of devices, and what failed with all on meta."""
     x, y = _inputs(batch | {"batch_size": 9})
-    mixed, there = _Noting(_net(batch), 3), _Noting(_net(batch), 3).to(META)
+    mixed, on_meta = _Noting(_net(batch), 3), _Noting(_net(batch), 3).to(META)
     with mock.patch("threading.excepthook"):
         with contextlib.suppress(Exception):  # nothing comes back from meta: a right answer fails in the end
             answer(mixed, x, y, [torch.device("cpu"), META, META])
         try:
-            at = answer(there, x, y, [META] * 3).device.type
+            at = answer(on_meta, x, y, [META] * 3).device.type
             raised = "" if at == "meta" else f"the loss is on {at}"
         except Exception as error:
             raised = reason(error)

@@ -64,15 +64,15 @@ START = "every rank has rank 0's parameters"
 def same_start(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     kind, *values = seeds(rng, 1 + count)
     now = ask(_started, kind, values, nprocs=count)
-    had = [_parameters(kind, seed) for seed in values]
+    before = [_parameters(kind, seed) for seed in values]
     hint = "not all"
-    if _all_hold(map(far, now, had), 0.0):
+    if _all_hold(map(far, now, before), 0.0):
         hint = "nothing"
-    elif any(_all_hold(now, other) for other in had[1:]):
+    elif any(_all_hold(now, other) for other in before[1:]):
         hint = "source"
     elif _all_hold(now, now[0]):
         hint = "arithmetic"
-    yield Finding(START, _all_hold(now, had[0]), _seen(now, had[0]), hint)
+    yield Finding(START, _all_hold(now, before[0]), _seen(now, before[0]), hint)
 
 
 @reports(lambda *_: [NUMBER, ...])
@@ -188,10 +188,10 @@ def average_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Find
     samples = rng.sample(range(2, 40), count)
     results = ask(_averaged, kind, drawn, samples, nprocs=count)
     now = [result["gradients"] for result in results]
-    had = torch.stack([flat(_drawn(kind, seed)) for seed in drawn])
-    weighted = (had * torch.tensor(samples)[:, None]).sum(0)
+    own = torch.stack([flat(_drawn(kind, seed)) for seed in drawn])
+    weighted = (own * torch.tensor(samples)[:, None]).sum(0)
     mean = weighted / sum(samples)
-    known = ((had.mean(0), "alike"), (had.sum(0), "sum"), (weighted, "sum"), (weighted / count, "sum"))
+    known = ((own.mean(0), "alike"), (own.sum(0), "sum"), (weighted, "sum"), (weighted / count, "sum"))
     hint = nearest(now[0], *known, otherwise="other", within=CLOSE)
     hint = hint if _all_hold(now, now[0]) else "differ"
     yield Finding(MEAN, _all_hold(now, mean), f"{_seen(now, mean)}; the samples of each: {samples}", hint)

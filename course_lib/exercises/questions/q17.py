@@ -135,10 +135,10 @@ def job_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             }
             for each in (job, job + 1, job + 100)
         ]
-        (told,) = ask(_submitted, script, nodes, gpus, minutes, jobs)
-        yield first_fault(ASKS, _of_directives(told["text"], nodes, gpus, minutes))
+        (submitted,) = ask(_submitted, script, nodes, gpus, minutes, jobs)
+        yield first_fault(ASKS, _of_directives(submitted["text"], nodes, gpus, minutes))
         ports = []
-        for each, calls in zip(jobs, told["calls"], strict=True):
+        for each, calls in zip(jobs, submitted["calls"], strict=True):
             yield first_fault(STARTS, _of_start(calls, script, nodes, gpus))
             options = _torchrun(calls[0])[0] if calls else {}
             host, _, port = options.get("rdzv-endpoint", "").rpartition(":")

@@ -125,7 +125,7 @@ def step_of_those_left(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         weights = [each["weights"] for each in of_call]
         rank, gap = furthest(far(own, _right(seed, rates, calls[: number + 1], ranks)) for own in weights)
         seen = f"{ranks} ranks, a batch of {samples}, at most {most} for each rank: "
-        told = f"after step {number + 1} rank {rank}'s weights are off by up to {gap:.2g}"
+        words = f"after step {number + 1} rank {rank}'s weights are off by up to {gap:.2g}"
 
         known: list[tuple[str, dict[str, Any]]]
         if used == samples:
@@ -139,13 +139,13 @@ def step_of_those_left(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         pairs = [(_right(seed, rates, calls[: number + 1], ranks, **wrong), hint) for hint, wrong in known]
         otherwise = "other" if used == samples else "other samples"
         hint = nearest(weights[rank], *pairs, otherwise=otherwise, within=CLOSE)
-        yield Finding(SAME if used == samples else LESS, gap < CLOSE, seen + told, hint)
+        yield Finding(SAME if used == samples else LESS, gap < CLOSE, seen + words, hint)
 
         taken = sorted(each for result in of_call for each in result["forward"])
         counts = [len(result["forward"]) for result in of_call]
-        told = f"the ranks took {', '.join(map(str, counts))}"
+        words = f"the ranks took {', '.join(map(str, counts))}"
         fair = taken == list(range(used)) and max(counts) - min(counts) < 2
-        yield Finding(SHARE, fair, seen + told, "share")
+        yield Finding(SHARE, fair, seen + words, "share")
 
 
 def _right(
