@@ -89,7 +89,7 @@ def styled() -> Iterator[None]:
 def new_figure(
     columns: int = 1, width: float = 8.6, height: float = 3.2, margins: Mapping[str, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Create an empty figure (inches) in the course's style, axes side by side; margins fit by default."""
+    """Create an empty figure (inches) in the course's style, axes side by side; no margins: fitted."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -85,7 +85,7 @@ Epoch = dict[str, Any]
         CLEARED: {
             "not cleared": "backward() adds to what .grad holds. What does it hold before?",
             "not moved": "The weights have not moved at all. What does the step find in .grad?",
-            "another step": "Each batch takes one step of this optimizer on its mean loss. What differs?",
+            "another step": "Each batch gives one step of this optimizer, on its mean loss. What differs?",
         },
         MODE: {"evaluation": "An evaluation came before. What ends its mode?"},
         WEIGHED: {

@@ -104,7 +104,7 @@ META = torch.device("meta")
             "another loss": "Does each output meet its own target, and does each sample count once?",
         },
         GRADIENTS: {
-            "no gradient": "The graph is cut. Which copy, or which plain number, leads no further back?",
+            "no gradient": "The graph is cut. Which copy, or which number, no longer leads to the model?",
             "a part is missing": "Part of the graph is missing. Does each replica lead back to the model?",
         },
     },

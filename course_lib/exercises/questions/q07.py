@@ -84,7 +84,7 @@ def _of_a_deal(count: int, ranks: int, shards: list[list[int]]) -> Finding:
         hint = "nothing"
     elif all(shard == shards[0] for shard in shards):
         hint = "all alike"
-    elif twice and all(len(neighbours[0] & others) < size / 4 for others in neighbours[1:]):  # by chance
+    elif twice and all(len(neighbours[0] & others) < size / 4 for others in neighbours[1:]):  # few by chance
         hint = "other orders"
     holds = not missing and all(len(shard) == size for shard in shards)  # so only the padding is read twice
     return Finding(DEALT, holds, f"{seen}; they read {[len(shard) for shard in shards]}", hint)

@@ -20,8 +20,8 @@ from ..wording import told
 
 ALPHA, BETA = "α is right, although the times vary", "and so is β"
 NEAR = 0.15
-# The largest size, in units of α/β, where a message costs 2α; and the sign of the last time's error, where
-# the first time is too long. Near α/β no time alone gives α or β; far from it, plain least squares loses α.
+# The largest size, in units of α/β, where a message costs 2α; and the sign of the last time's error (the
+# first time is too long). Near α/β no time alone gives α or β; plain least squares loses α on a wide range.
 RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1))
 TIMES, VARY, AT_THE_ENDS = 40, 0.05, 0.085
 
