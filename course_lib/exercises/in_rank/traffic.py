@@ -43,30 +43,22 @@ class Traffic:
     ----------
     calls : list of (str, int)
         Each call by gloo's name ("all_reduce", "send", "barrier"), and how many numbers this rank gave it.
-    unwaited : list of str
-        Calls with ``async_op`` that nobody waited for.
     stored : int
         How often this rank wrote to a store, another way to exchange something.
-    put, got : int
-        How much it wrote to stores, and read from them, in numbers of 8 bytes.
+    got : int
+        How much it read from stores, in numbers of 8 bytes.
     to : set of int
         Ranks that messages went to.
     """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
-    unwaited: list[str] = field(default_factory=list)
     stored: int = 0
-    put: int = 0
     got: int = 0
     to: set[int] = field(default_factory=set)
 
     def collectives(self) -> list[str]:
         """Return the names of all calls that are not messages."""
         return [name for name, _ in self.calls if name not in MESSAGES]
-
-    def sent(self) -> int:
-        """Return how many numbers this rank sent in messages."""
-        return sum(count for name, count in self.calls if name == "send")
 
     def received(self) -> int:
         """Return how many numbers came to this rank; a gather brings those of all ranks."""
@@ -82,7 +74,6 @@ def record_traffic() -> Iterator[Traffic]:
 
     def writes(real: Callable[..., Any], _: str, self: Any, *args: Any, **named: Any) -> Any:
         record.stored += 1
-        record.put += _numbers([*args[1:], *named.values()])  # the first one is a key
         return real(self, *args, **named)
 
     def reads(real: Callable[..., Any], _: str, self: Any, *args: Any, **named: Any) -> Any:
@@ -102,7 +93,6 @@ def record_traffic() -> Iterator[Traffic]:
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler,
     ):
         yield record
-        record.unwaited = [name for name, _ in pending.values()]
         # A gloo thread that ends a collective after the profiler has stopped may crash the process.
         let_end([work for name, work in pending.values() if not name.startswith(MESSAGES)])
     # Not profiler.events(): making an object of each operation took longer than all other judging.
