@@ -1,14 +1,15 @@
 """`make update`: update the course to its newest version and keep the learner's own changes.
 
 nbgitpuller (Project Jupyter) does the work, as on the servers of many classes: it commits what the learner
-changed, merges, and keeps the learner's lines where both sides changed the same ones. Before that, in each
-notebook that the new version changes, all changes but the learner's text are undone: running a lesson changes
-its outputs, and JupyterLab writes the Python version into a notebook as soon as it opens it.
+changed, merges, and keeps the learner's lines where both sides changed the same lines. Before that, this
+script undoes, in each notebook that the new version changes, all that the learner did not write: running a
+lesson changes its outputs, and JupyterLab writes Python's version into a notebook as soon as it opens it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Fault(Exception):
-    """Why the update stops: what went wrong and what to do, in one sentence."""
+    """The update stops; one sentence says what went wrong and what to do."""
 
 
 def update() -> None:
@@ -29,25 +30,22 @@ def update() -> None:
         print("This is the newest version of the course.")
         return
     notebooks = [name for name in news if name.endswith(".ipynb")]
-    mine = {name: text for name in notebooks if (text := keep_what_was_written(name, base)) is not None}
+    kept = {name: text for name in notebooks if (text := keep_what_was_written(name, base)) is not None}
     merge(branch)
-    for name, text in mine.items():
+    for name, text in kept.items():
         if fault := broken(name):
-            path = ROOT / name
-            beside = path.with_name(f"{path.stem}.mine.ipynb")
-            beside.write_text(text, encoding="utf-8")
+            mine = (ROOT / name).with_suffix(".mine.ipynb")
+            mine.write_text(text, encoding="utf-8")
             git("checkout", upstream, "--", name)
-            print(f"{name} could not be merged ({fault}): it is the new one now, yours is {beside.name}.")
+            print(f"{name} could not be merged ({fault}): it is the new one now, yours is {mine.name}.")
         else:
             print(f"{name}: what you wrote is kept, the rest is new.")
-    print(
-        f"The course is up to date (files that changed: {len(news)}). Restart the kernels of open notebooks,"
-        " and load these anew (File > Reload Notebook from Disk)."
-    )
+    todo = "Restart the kernels of open notebooks, and load these anew (File > Reload Notebook from Disk)."
+    print(f"The course is up to date (files that changed: {len(news)}). {todo}")
 
 
 def followed() -> tuple[str, str]:
-    """Return the branch of `origin` that this clone follows, and its name here: ("main", "origin/main")."""
+    """Return the branch of `origin` that this clone follows, and git's name for it: "main", "origin/main"."""
     if not (ROOT / ".git").exists():
         raise Fault("this folder is no git clone (a ZIP's?): clone the course, then copy your files over.")
     upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
@@ -58,27 +56,25 @@ def followed() -> tuple[str, str]:
 
 
 def keep_what_was_written(name: str, base: str) -> str | None:
-    """Undo a notebook's differences from `base`, except in cells in which the learner changed the text.
+    """Put back each cell of a notebook as it was in `base`, except where the learner changed the text.
 
-    Every other cell gets its outputs in `base` back. Return the notebook, or None if no difference is left.
+    Return the notebook, or None if it is the same as in `base` now.
     """
     path = ROOT / name
     try:
         before = json.loads(git("show", f"{base}:{name}"))
         now = json.loads(path.read_text(encoding="utf-8"))
-        old = {cell["id"]: cell for cell in before["cells"]}
-        pairs = [(cell, old.get(cell["id"])) for cell in now["cells"]]
-        cells = [was if says_the_same(cell, was) else cell for cell, was in pairs]
+        old = {text_of(cell): cell for cell in before["cells"]}
+        cells = [old.get(text_of(cell), cell) for cell in now["cells"]]
     except (Fault, OSError, ValueError, KeyError):  # new, removed here, or no notebook: leave it to git
         return None
-    changed = cells != before["cells"]
     text = json.dumps(before | {"cells": cells}, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     path.write_text(text, encoding="utf-8")  # as nbformat and JupyterLab write it
-    return text if changed else None
+    return text if cells != before["cells"] else None
 
 
-def says_the_same(cell: dict, was: dict | None) -> bool:
-    return was is not None and all("".join(cell[key]) == "".join(was[key]) for key in ("cell_type", "source"))
+def text_of(cell: dict) -> tuple[str, str, str]:
+    return cell["id"], cell["cell_type"], "".join(cell["source"])
 
 
 def merge(branch: str) -> None:
@@ -89,21 +85,17 @@ def merge(branch: str) -> None:
         # nbgitpuller writes what git says to stdout, and its own errors to stderr
         said = run.stdout if "CalledProcessError" in run.stderr else run.stderr
         raise Fault(f"nothing was merged, at most your own changes were committed: {said.splitlines()[-1]}")
-    for line in run.stdout.splitlines():
-        if line.startswith("Renamed "):
-            print(line)
+    print(*re.findall(r"(?m)^Renamed .*\n", run.stdout), sep="", end="")
 
 
 def broken(name: str) -> str:
-    """Return why JupyterLab could not handle a merged notebook; "" if it could."""
-    path = ROOT / name
-    if not path.exists():
-        return ""
+    """Return why JupyterLab cannot handle a merged notebook, or ""; nbformat would repair it silently."""
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]  # nbformat would fix them silently
+        ids = [cell.get("id") for cell in json.loads((ROOT / name).read_text("utf-8"))["cells"]]
+    except FileNotFoundError:
+        return ""
     except (ValueError, KeyError):
         return "git's merge is no notebook"
-    ids = [cell.get("id") for cell in cells]
     return "a cell stands twice" if len(set(ids)) < len(ids) else ""
 
 

@@ -1,7 +1,7 @@
 """`make versions`: write constraints.txt from the environment that has just passed all tests.
 
-The versions installed here were tested; the file lists them for every Python and platform that can have them.
-uv resolves the rest: packages or versions for another Python or system, each with a marker.
+The file lists the versions that are installed here, which were tested. uv adds what another Python or another
+system needs instead, with a marker.
 """
 
 from __future__ import annotations
@@ -13,31 +13,29 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("lab", "albert", "test", "site")  # what `make setup` installs
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 def main() -> None:
-    frozen = output_of([*PIP, "freeze", "--exclude-editable"])
-    versions = set(re.findall(r"(?m)^[\w.-]+==[^+\s]+", frozen))
-    subprocess.run([*PIP, "install", "--quiet", "uv"], check=True)  # only now: uv is no part of the course
+    installed = versions_in(output_of([*PIP, "freeze", "--exclude-editable"]))
+    output_of([*PIP, "install", "--quiet", "uv"])  # only now: uv is no part of the course
     written = Path(sys.prefix) / "constraints.txt"
-    written.write_text("\n".join(sorted(versions)))  # uv keeps the versions in its output file if it can
+    written.write_text("\n".join(sorted(installed)))  # uv keeps the versions in its output file if it can
     resolve = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal"]
-    resolve += [*(f"--extra={extra}" for extra in EXTRAS), "--python-version=3.11"]
-    output_of([*resolve, "--no-header", "--no-annotate", f"--output-file={written}"])
-    text = written.read_text()
-    resolved = {canonical(line) for line in re.findall(r"(?m)^[\w.-]+==[^\s;]+", text)}
-    installed = {canonical(line) for line in versions if not line.startswith("uv==")}
-    if lost := sorted(installed - resolved):
+    resolve += [f"--extra={extra}" for extra in ("lab", "albert", "test", "site")]  # as `make setup` does
+    resolve += ["--python-version=3.11", "--no-header", "--no-annotate", f"--output-file={written}"]
+    output_of(resolve)
+    resolved = versions_in(written.read_text())
+    if lost := sorted(each for each in installed - resolved if not each.startswith("uv==")):
         sys.exit(f"make versions: nothing needs {', '.join(lost)}: remove .venv-newest, and try again")
     os.replace(written, ROOT / "constraints.txt")
     print(f"constraints.txt: {len(resolved)} versions")
 
 
-def canonical(pinned: str) -> str:
-    name, _, version = pinned.partition("==")
-    return re.sub(r"[-_.]+", "-", name).lower() + "==" + version
+def versions_in(text: str) -> set[str]:
+    """Return each `name==version`, with the name as the package index spells it, without a local version."""
+    found = re.findall(r"(?m)^([\w.-]+)==([^+;\s]+)", text)
+    return {f"{re.sub('[-_.]+', '-', name).lower()}=={version}" for name, version in found}
 
 
 def output_of(command: list[str]) -> str:

@@ -22,13 +22,13 @@ nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # outputs contain more than one language
-exclude_patterns = ["lessons/scripts", "zh"]  # which `build.py` builds for itself
+exclude_patterns = ["lessons/scripts", "zh"]  # `zh` is a site of its own
 html_theme = "sphinx_book_theme"
 html_title = project
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_search_language = "zh"  # `Words`: English pages have Chinese words, too
+html_search_language = "zh"  # `Words`: English pages contain Chinese words, too
 templates_path = ["."]  # language.html
 html_use_index = False  # the glossary and the reference are short, and there is a search
 html_theme_options = {
@@ -50,7 +50,7 @@ napoleon_google_docstring = False
 
 
 class Words(SearchEnglish):
-    """English words, and each two Chinese characters that stand side by side: no dictionary is needed."""
+    """English words, and all pairs of adjacent Chinese characters: this needs no dictionary."""
 
     lang = "zh"
     js_splitter_code = r"""
@@ -65,22 +65,18 @@ function splitQuery(query) {
 
 def setup(app: Any) -> None:
     app.add_search_language(Words)
-    app.connect("html-page-context", lead_to_the_other_language)
+    app.connect("html-page-context", link_to_the_other_language)
     app.connect("html-page-context", name_the_arrows, priority=600)  # after the theme
 
 
-def lead_to_the_other_language(
-    app: Any, page: str, _template: str, context: dict[str, Any], _doctree: Any
-) -> None:
+def link_to_the_other_language(app: Any, page: str, _: str, context: dict[str, Any], *__: Any) -> None:
     chinese = app.config.language == "zh_CN"
     if chinese or any((Path(app.srcdir) / "zh").glob(f"{page}.*")):
         context["other_language"] = "en" if chinese else "zh-CN"
         context["other_page"] = f"{context['content_root']}{'..' if chinese else 'zh'}/{page}.html"
 
 
-def name_the_arrows(_app: Any, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
-    """Name the arrows that open the list of pages for screen readers, as the theme does not."""
-    without = context["generate_toctree_html"]
-    context["generate_toctree_html"] = lambda *given, **options: str(without(*given, **options)).replace(
-        "<summary>", '<summary aria-label="Its pages">'
-    )
+def name_the_arrows(_app: Any, _page: str, _template: str, context: dict[str, Any], *_: Any) -> None:
+    """Give the arrows in the list of pages a name, which the theme does not, for screen readers."""
+    by_theme, label = context["generate_toctree_html"], '<summary aria-label="Its pages">'
+    context["generate_toctree_html"] = lambda *a, **b: str(by_theme(*a, **b)).replace("<summary>", label)

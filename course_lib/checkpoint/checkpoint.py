@@ -29,10 +29,10 @@ class CheckpointError(RuntimeError):
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically, so that no reader ever finds half of one (lesson 10).
 
-    With a process group every rank calls it: rank 0 writes ``state``, and the others wait until it is done
-    or has failed. Without a group, the caller writes. The data is written beside the target, forced to the
-    disk, and renamed: a kill at any moment leaves either the old file or the new one, complete. Of a symbolic
-    link, the file that it points to is replaced.
+    In a process group, every rank calls it: rank 0 writes ``state``, and the others wait until it is done or
+    has failed. Without a group, the caller writes. The data is written beside the target, forced to the disk,
+    and renamed: a kill at any moment leaves either the old file or the new one, complete. If ``path`` is a
+    symbolic link, the file that it points to is replaced.
 
     ``state`` is a dict of tensors, numbers, strings and containers of them, which `load_checkpoint` can read.
     For a wrapped model take ``ddp.module.state_dict()``.
@@ -40,7 +40,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     Raises
     ------
     CheckpointError
-        The file cannot be written (no folder, no permission, a full disk): on every rank. It is unchanged.
+        The file cannot be written (no folder, no permission, a full disk). It is unchanged; all ranks raise.
     TypeError
         ``state`` is not a dict, or holds something that `load_checkpoint` would refuse; nothing is written.
     """
@@ -109,7 +109,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _fault(path: Path) -> str:
-    """Say what is wrong with a checkpoint, by its bytes alone; empty if nothing is seen."""
+    """Say what is wrong with a checkpoint, by its bytes alone; return an empty string if nothing is."""
     import torch
 
     with open(path, "rb") as file:
@@ -156,9 +156,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
         ],
     }
     if any(faults.values()):
-        told = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
-        raise CheckpointError(f"the weights do not fit this {type(model).__name__}. {told}")
-    full = model.state_dict()  # in the same order
+        named = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
+        raise CheckpointError(f"the weights do not fit this {type(model).__name__}. {named}")
+    full = model.state_dict()  # in the order of `want`
     model.load_state_dict({name: have[bare] for name, bare in zip(full, want, strict=True)})
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchvision.datasets import MNIST
 
 TRAIN_SIZE, TEST_SIZE = 18_000, 2_000  # digits; 18,000 gives 2, 3, 4, 6 or 8 ranks equal shards
-MEAN, STD = 0.1579, 0.2869  # of the made training digits, scaled to 0…1 (a test recomputes them)
+MEAN, STD = 0.1579, 0.2869  # of the training digits, scaled to 0…1 (a test recomputes them)
 
 # The fonts come with matplotlib. The test digits are set in ones that the training digits never use.
 TRAIN_FONTS = (
@@ -27,7 +27,7 @@ TRAIN_FONTS = (
     *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-BoldItalic"),
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmb10", "cmti10"),
 )
-# matplotlib before 3.11 has no cmti10: another typeface replaces it, and all other pictures stay the same
+# matplotlib before 3.11 has no cmti10: another typeface replaces it, and the other pictures stay the same
 STAND_INS = {"cmti10": "STIXGeneral"}
 TEST_FONTS = ("DejaVuSansMono-BoldOblique", "DejaVuSerif-Italic", "STIXGeneralBolIta", "cmss10", "cmtt10")
 
@@ -42,10 +42,10 @@ def to_tensor(image: Image) -> torch.Tensor:
 def digits(train: bool = True, *, transform: Callable | None = to_tensor) -> MNIST:
     """Load pictures of digits and their labels, as torchvision's own ``MNIST`` data set (lesson 02).
 
-    The first call makes the digits, without a network (about a second): set in many fonts, bent, rotated,
-    shifted, noisy. The 2,000 test digits are set in fonts that the 18,000 training digits never use; all
-    classes have the same size. One machine makes the same bytes each time; another processor may round a
-    pixel differently, and matplotlib before 3.11 lacks one of the training fonts, which another replaces.
+    The first call draws the digits, without a network (about a second): in many fonts, bent, rotated,
+    shifted, noisy. The 2,000 test digits use fonts that the 18,000 training digits never use; all classes
+    have the same size. One machine draws the same bytes each time; another processor may round a pixel
+    differently, and with matplotlib before 3.11 another font replaces one of the training fonts.
 
     ``transform`` is applied to each 28 × 28 PIL picture; by default it makes a float32 tensor (1, 28, 28),
     normalised with mean 0.1579 and standard deviation 0.2869, those of the training digits.

@@ -1,4 +1,4 @@
-"""Make a data set once, in the course's own folder, whoever asks for it and however many ask at once."""
+"""Make a data set once, in the course's own folder, however many processes ask for it at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from ..files import locked
 from ..home import home, refused
 
-LOCK_SECONDS = 60.0  # then make the files without the lock: a maker that hangs must not block everyone
+LOCK_SECONDS = 60.0  # then go on without the lock: a process that hangs must not block the others
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return a data set's folder in ``home()/data``; the first call makes it, and others wait for that.
 
-    ``make`` fills the folder that it is given. It may be killed, and another process may run it at the same
-    time: it must write each file with `whole_file`, the same bytes each time. If the folder cannot be written
-    to, or the disk is full, that raises `CourseHomeError`, and no half-made file is left.
+    ``make`` fills the folder that it gets. It may be killed, or run in another process at the same time, so
+    it must write each file with `whole_file`, the same bytes each time. If the folder cannot be written to,
+    or the disk is full, `CourseHomeError` is raised, and no half-made file is left.
     """
     folder = home() / "data" / name
     whole = folder / ".whole"  # the last file that is made
@@ -24,7 +24,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
         if not whole.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / ".lock", LOCK_SECONDS):
-                if not whole.exists():  # another process may have made them while this one waited
+                if not whole.exists():  # another process may have made it while this one waited
                     make(folder)
                     whole.touch()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Draw photograph-sized JPEGs in ImageNet's folder layout, for training that has to read and decode files."""
+"""Draw JPEGs as large as photographs in ImageNet's folder layout, for training that reads and decodes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 TRAIN_EACH, VAL_EACH = 64, 16  # pictures per class
 SHAPES = ((900, 660), (660, 900), (780, 780))  # width, height
-COARSE = 4  # they are drawn smaller by this factor, then enlarged
+COARSE = 4  # pictures are drawn smaller by this factor, then enlarged
 QUALITY = 75  # of the JPEGs
 
 Field = np.ndarray  # float32, one number per pixel
 
-# Each class is a repeating pattern: a function that says where its shape is, given u and v (the position,
-# counted in cells) and a and b (the position within a cell, -0.5 to 0.5).
+# Each class is a repeating pattern: a function that says where the shape is, given the position in cells (u
+# and v) and the position within a cell (a and b, -0.5 to 0.5).
 PATTERNS: dict[str, Callable[[Field, Field, Field, Field], Field]] = {
     "bricks": lambda u, v, a, b: (np.abs(b) > 0.4) | (np.abs((u + 0.5 * (np.floor(v) % 2)) % 1 - 0.5) > 0.42),
     "checks": lambda u, v, a, b: (a < 0) ^ (b < 0),
@@ -59,7 +59,7 @@ def pictures() -> Path:
 
 
 def _make(folder: Path) -> None:
-    """Draw all pictures. NumPy and Pillow release the GIL."""
+    """Draw all pictures, in threads: NumPy and Pillow release the GIL."""
     each = {"train": TRAIN_EACH, "val": VAL_EACH}
     names = [f"{split}/{kind}/{i:04}.jpg" for split in each for kind in PATTERNS for i in range(each[split])]
 

@@ -1,7 +1,7 @@
 """`course board`: a class at work, as one HTML file, from the files that learners share (`sharing`).
 
 Anybody may have written these files. A file is read only if it is small and regular (no link, no pipe), and
-counts only if every value in it is possible. Nothing in the page runs.
+counts only if every value in it is possible. The page runs no script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_BYTES = 32 << 10  # of a file; one with all questions takes 8 KiB
 MOST_FILES = 500
 AHEAD_SECONDS = 3600  # that a learner's clock may be ahead
 
-Learner = tuple[str, dict[str, Tries]]  # the name, and how it goes with each question
+Learner = tuple[str, dict[str, Tries]]  # a name, and the tries at each question
 
 
 def show(folder: Path, file: Path) -> None:
@@ -69,7 +69,7 @@ def class_at(folder: Path, now: float) -> str:
 
 
 def _table(exercise: str, learners: list[Learner], now: float) -> str:
-    """Return an exercise's table; the stuck come first, then the others who have begun it."""
+    """Return an exercise's table: who is stuck comes first, then who has begun, then the others."""
     asked = {number: asked for number, asked in sorted(QUESTIONS.items()) if number.startswith(exercise)}
     head = "".join(f"<th>{number} {each.form.partition('(')[0]}</th>" for number, each in asked.items())
     rows = []
@@ -88,10 +88,10 @@ def _cell(tries: Tries | None, most: float, now: float) -> str:
     if tries.points >= most:
         words, mark = f"✓ {words}", "all"
     elif is_stuck(tries, now):
-        words, mark = f"⚠ {words}, stuck for {_lasting(now - tries.since)}", "stuck"
+        words, mark = f"⚠ {words}, stuck for {_duration(now - tries.since)}", "stuck"
     last = "before it was shared"
     if tries.tries:
-        last = f"tries: {tries.tries}, the last {_lasting(now - tries.last)} ago"
+        last = f"tries: {tries.tries}, the last {_duration(now - tries.last)} ago"
     return f'<td class="{mark}">{words}<br><small>{last}</small></td>'
 
 
@@ -101,13 +101,13 @@ def is_stuck(tries: Tries, now: float) -> bool:
     return tries.in_vain >= STUCK_TRIES and is_long and now - tries.last <= 60 * LAST_MINUTES
 
 
-def _lasting(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes = max(0, int(seconds // 60))
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h"
 
 
 def read_class(folder: Path, now: float) -> tuple[list[Learner], int, int]:
-    """Return the learners in a folder by the newest files, how many cannot be read, and how many are left."""
+    """Return the learners of a folder's newest files, and how many files are unreadable and left out."""
     with os.scandir(folder) as entries:  # a file that is still being written has another ending
         paths = [each.path for each in islice(entries, 10 * MOST_FILES) if each.name.endswith(ENDING)]
     paths.sort(key=_written, reverse=True)
@@ -128,7 +128,7 @@ def _written(path: str) -> float:
 
 
 def read_learner(path: str, now: float) -> Learner:
-    """Read one file of a folder; raise OSError, ValueError or RecursionError if it is none of ours."""
+    """Read a learner's file; raise OSError, ValueError or RecursionError if it is not one."""
     no_link_no_wait = os.O_NOFOLLOW | os.O_NONBLOCK
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | no_link_no_wait)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

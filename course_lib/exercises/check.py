@@ -37,10 +37,10 @@ from .wording import reason, told
 
 LIMIT_SECONDS = 20.0  # for an answer's work on the ranks, their start included
 ALL_SECONDS = 30.0  # for all that a judge asks in one check
-SPAWNED = 5  # times as long where ranks are not forked, and each loads PyTorch at its start
+SPAWNED = 5  # times as long where ranks are not forked: each loads PyTorch when it starts
 MOST_BYTES = 16 << 20  # that a rank may report
-MOST_LETTERS = 600  # characters of what was seen, and of a line of a report
-REPORT_LINES = 14  # of the report of a failure
+MOST_LETTERS = 600  # characters of what was seen, or of a line of a failure's report
+REPORT_LINES = 14  # of a failure's report
 ENDLESS = "The check was still reading what your code returned. Does it ever end?"
 TOO_MUCH = "In a check, a rank may use 1 GiB of memory. Does what your code makes or returns ever end?"
 ABORTED = (
@@ -90,7 +90,7 @@ class Feedback:
         return f"{self.question}: {self.points:g} of {self.most:g} points"
 
     def _mark(self, finding: Finding) -> str:
-        """Return ✓, ✗ for the first property that does not hold, – for others: that may follow from it."""
+        """Return ✓, ✗ for the first property that does not hold, – for later ones: the first may be why."""
         first = next((each for each in self.findings if not each.ok), None)
         return "✓" if finding.ok else "✗" if finding is first else "–"
 
@@ -154,15 +154,15 @@ def in_words(error: RankError) -> str:
     lines = [line[:MOST_LETTERS] for line in str(error).splitlines()[:REPORT_LINES]]
     if isinstance(error, RankTimeout):
         lines[0] = f"your code was {lines[0]}"
-        hint = ENDLESS if any(map(_reads_what_came, error.report.states)) else ""
+        hint = ENDLESS if any(map(_is_in_the_judge, error.report.states)) else ""
     else:
         lines[0] = f"your code failed: {lines[0]}"
         hint = _hint(error.report)
     return "\n".join([*lines, *(["", hint] if hint else [])])
 
 
-def _reads_what_came(state: RankState) -> bool:
-    """Return whether a rank's stack was in a question's lines and in none of the learner's."""
+def _is_in_the_judge(state: RankState) -> bool:
+    """Return whether a rank was in a question's code, called from no line of the learner's."""
     return bool(state.stack) and state.stack[0][0].startswith(QUESTIONS_FOLDER) and state.position is None
 
 
@@ -180,7 +180,7 @@ def pickled(answer: Any) -> bytes:
     Raises
     ------
     Refused
-        It cannot be pickled: it raises anything at all, or does not come to an end.
+        Pickling it raises an error, or does not end.
     """
     sent: list[bytes] = []
     why: list[str] = []
@@ -206,7 +206,7 @@ def pickled(answer: Any) -> bytes:
 class RankRunner:
     """The notebook's `question.Ask`: it sends the answer to fresh ranks and gets JSON back.
 
-    Nothing that the ranks leave behind is unpickled here.
+    This process unpickles nothing that the ranks leave behind.
     """
 
     def __init__(self, asked: Question, answer: Any) -> None:
@@ -219,8 +219,8 @@ class RankRunner:
             self._pickled = pickled(self._answer)
         given = (self._asked.takes, self._asked.form), work, self._pickled, json.loads(json.dumps(args))
         warm_up()
-        wait_until_loaded(threading.Event())  # seconds, the first time, that do not count against the answer
-        if self._left is None:  # by now it is known how ranks start
+        wait_until_loaded(threading.Event())  # for seconds, the first time: the answer's limit begins later
+        if self._left is None:  # `METHOD` is known by now
             self._left = ALL_SECONDS * (1 if forkserver.METHOD == "forkserver" else SPAWNED)
         limit, began = seconds_for(self._left), time.monotonic()
         try:
@@ -235,7 +235,7 @@ class RankRunner:
 
 
 def seconds_for(left: float) -> float:
-    """Return how long an answer's work on the ranks may take, given the time left for the whole check.
+    """Return how long an answer may work on the ranks, given the seconds left for the whole check.
 
     Raises
     ------
@@ -248,7 +248,7 @@ def seconds_for(left: float) -> float:
 
 
 def told_by_ranks(work: Work, given: tuple[Any, ...], nprocs: int, limit: float) -> list[str]:
-    """Run a work on fresh ranks and return the text that each leaves as its answer, unexamined.
+    """Run a work on fresh ranks and return the text that each of them leaves, unexamined.
 
     Raises
     ------

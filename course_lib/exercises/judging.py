@@ -1,4 +1,4 @@
-"""What judges share: reading what the ranks left, comparing it with what is right, and choosing hints."""
+"""What judges share: they read reports, compare them with what is right, and choose hints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from .question import Ask, Finding, Judge, Refused
 
-Faults = Iterator[tuple[str, str]]  # each is what was seen, and a hint
+Faults = Iterator[tuple[str, str]]  # what was seen, and a hint
 SizedJudge = Callable[[Ask, random.Random, int], Iterator[Finding]]  # with a world size
 
 
 def read(text: str) -> Any:
-    """Read what `in_rank.work.run_work` wrote; it is untrusted, and is only data whatever it contains.
+    """Read what `in_rank.work.run_work` wrote: untrusted, but as JSON it can only become data.
 
     Raises
     ------
@@ -27,21 +27,21 @@ def read(text: str) -> Any:
         The work refused the answer, or `run_work` did not write the text.
     """
     try:
-        told = json.loads(text)
-        refused = told.get("refused")
+        report = json.loads(text)
+        refused = report.get("refused")
         if refused is None:
-            return told["seen"]
+            return report["seen"]
     except (ValueError, KeyError, AttributeError, RecursionError):
         refused = "the check's report cannot be read"
     raise Refused(str(refused))
 
 
 def with_two_world_sizes(*first: int) -> Callable[[SizedJudge], Judge]:
-    """Decorate a judge that takes a world size: it runs with two, as one may be hard-coded in an answer.
+    """Decorate a judge that takes a world size to run with two: an answer may have one of them hard-coded.
 
-    Both are judged before anything counts, since an answer may fail, or hang, with the second one alone. What
-    is wrong with both is shown as it is with the first, which is one of ``first``, or 2 to 5. They are never
-    2 and 3: two hand-written steps would do for both.
+    Nothing counts until the judge has run with both, since an answer may fail, or hang, with only the second.
+    A fault with both is shown as it is with the first, which is one of ``first``, or 2 to 5. They are never 2
+    and 3, for which two hand-written steps would be enough.
     """
 
     def decorated(judge: SizedJudge) -> Judge:
@@ -57,7 +57,7 @@ def with_two_world_sizes(*first: int) -> Callable[[SizedJudge], Judge]:
 
 
 def by_call(results: Iterable[list[Any]]) -> list[list[Any]]:
-    """Turn what each rank reports of several calls into what all ranks report of each call."""
+    """Turn reports by rank and call into reports by call and rank."""
     return [list(of_call) for of_call in zip(*results, strict=True)]
 
 
@@ -84,13 +84,13 @@ def furthest(gaps: Iterable[float]) -> tuple[int, float]:
 
 
 def place_of_furthest(numbers: Any, right: Tensor | float) -> int:
-    """Return the index, over all numbers of a tensor, of the one furthest from the right one, or of a NaN."""
+    """Return the index, in the flat tensor, of the number furthest from the right one; a NaN is furthest."""
     gaps = torch.as_tensor(numbers, dtype=torch.float64) - right
     return int(gaps.abs().nan_to_num(math.inf).argmax())
 
 
 def in_digits(*numbers: float) -> list[str]:
-    """Format numbers with as many digits as tell them apart, and at least four."""
+    """Format numbers with enough digits to tell them apart, and at least four."""
     for digits in (4, 8, 12, 17):
         words = [f"{number:.{digits}g}" for number in numbers]
         if len(set(words)) == len(set(numbers)):
@@ -99,7 +99,7 @@ def in_digits(*numbers: float) -> list[str]:
 
 
 def nearest(value: Any, *known: tuple[Any, str], otherwise: str, within: float) -> str:
-    """Return the hint for the first known wrong value that an answer has hit, or ``otherwise``."""
+    """Return the hint of the first known wrong value that equals the answer's, or ``otherwise``."""
     return next((hint for wrong, hint in known if far(value, wrong) < within), otherwise)
 
 

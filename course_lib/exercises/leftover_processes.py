@@ -11,14 +11,14 @@ import psutil
 from ..kill import kill_families
 from ..launcher.dashboard import View
 
-CLOCK_SECONDS = 2.0  # how much two clocks may disagree about when a process began
+CLOCK_SECONDS = 2.0  # by which two clocks may differ on when a process began
 
 
 class LeftoversEnd(View):
     """A view that shows nothing, and kills escaped processes once the ranks are gone.
 
-    Such a process has the run's folder in its environment, or has a file in it open. One that clears both,
-    from a rank that ends itself at once, is not found.
+    Such a process has the run's folder in its environment, or has a file in that folder open. One that has
+    neither, from a rank that ended itself at once, is not found.
     """
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""The frame of an HTML page in which nothing runs, and nothing is loaded from elsewhere."""
+"""The frame of an HTML page that runs no script and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pre{{white-space:pre-wrap}}img{{max-width:100%}}</style></head><body><h1>{title}
 
 
 def page(title: str, body: str, reloaded_seconds: float = 0) -> str:
-    """Return a page with this title, which is escaped, and this HTML; it may reload itself without end.
+    """Return a page with this title, which is escaped, and this HTML; it may reload itself again and again.
 
     Lone surrogates, which JSON may contain but a file cannot, become escapes.
     """

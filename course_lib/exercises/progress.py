@@ -14,11 +14,11 @@ PARTS = {
     "08": "First ranks, 00 to 08",
     "13": "Right and robust, 09 to 13",
     "20": "Scale, 14 to 20",
-}  # by last
+}  # by its last exercise
 
 
 def note(number: str, points: float, most: float) -> None:
-    """Keep the best result of a question; a folder that cannot be written to does not spoil a check."""
+    """Keep a question's best result; a check goes on if the folder cannot be written to."""
     with contextlib.suppress(OSError, CourseHomeError), one_at_a_time():
         best = results()
         if points >= best.get(number, (-1.0, most))[0]:
@@ -27,7 +27,7 @@ def note(number: str, points: float, most: float) -> None:
 
 
 def one_at_a_time() -> contextlib.AbstractContextManager[bool]:
-    """Let one kernel at a time read and write; where there are no locks, the last to write wins."""
+    """Let one kernel at a time read and write; without locks, the last one to write wins."""
     return locked(home() / "progress.lock")
 
 

@@ -1,9 +1,9 @@
-"""A question of an exercise: what is asked for, and the judge that yields findings on an answer.
+"""A question of an exercise: what it asks for, and the judge, which yields findings on an answer.
 
 A judge reaches an answer only through `Ask`: ``ask(work, *args, nprocs=3)`` runs ``work(answer, *args)`` on
-fresh ranks (`in_rank`) and returns what it returned there, by rank, as plain data. So a judge neither has the
-answer nor runs its code, a work contains no expected value, and only JSON crosses between them. A judge reads
-no report that is not of the shape written next to its work (`shape`).
+fresh ranks (`in_rank`) and returns each rank's report, as plain data. So the judge never holds the answer or
+runs its code, a work contains no expected value, and only JSON crosses between them. A judge refuses reports
+without the shape that stands next to the work (`shape`).
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class Ask(Protocol):
     """The only way for a judge to reach an answer."""
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-        """Run ``work(answer, *args)`` on ranks; return, by rank, its numbers, strings, lists and dicts.
+        """Run ``work(answer, *args)`` on ranks; return each rank's numbers, strings, lists and dicts.
 
         Raises
         ------
         Refused
-            `Question.takes` or the work has found that the answer is not of the kind asked for.
+            The answer is not of the kind that is asked for, as `Question.takes` or the work found.
         """
 
     def folder(self) -> contextlib.AbstractContextManager[Path]:
-        """Provide an empty folder for the ranks; its path need not exist where the judge is."""
+        """Provide an empty folder for the ranks; the judge may be unable to reach it."""
 
 
 class Asking:
-    """An `Ask` that refuses a report which is not of its work's shape (see `shape.reports`)."""
+    """An `Ask` that refuses a report without the shape that its work must give (see `shape.reports`)."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
-        told = self._ask(work, *args, nprocs=nprocs)
-        if where := misfit(told, shape_of(work, args)):
+        reports = self._ask(work, *args, nprocs=nprocs)
+        if where := misfit(reports, shape_of(work, args)):
             raise Refused(MISSHAPEN.format(where))
-        return told
+        return reports
 
     def folder(self) -> contextlib.AbstractContextManager[Path]:
         return self._ask.folder()
@@ -102,11 +102,11 @@ class Question:
         return float(sum(self.properties.values()))
 
     def findings(self, ask: Ask, rng: random.Random) -> Iterator[Finding]:
-        """Yield every property as it was judged; one that the judge does not reach does not hold.
+        """Yield a finding for every property; a property that the judge does not reach does not hold.
 
-        Of several findings for one property, the first that does not hold counts. A property that rests on
-        one that does not hold does not hold either. If the judge fails after every property has held, none
-        counts: what the failure cut off might have refuted any of them.
+        Of several findings on a property, the first that does not hold counts. If a property does not hold,
+        those that depend on it do not either. If the judge raises after every property has held, none of them
+        counts: the rest of the judge might have refuted any of them.
         """
         judged: dict[str, Finding] = {}
         trouble: Exception | None = None
@@ -169,10 +169,10 @@ def question(
     takes
         Refuses an answer of another kind, in the rank: `a_function` or `a_module`.
     depends_on
-        For a property, an earlier one that must hold for it to count.
+        For a property, an earlier one without which it does not count.
     hints
-        For a property, each fault that its judge can name as a finding's ``hint``, and the sentence that a
-        learner reads.
+        For a property, the faults that its judge names in a finding's ``hint``, each with the sentence that
+        the learner reads.
     """
 
     def register(judge: Judge) -> Judge:

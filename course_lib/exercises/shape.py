@@ -1,14 +1,14 @@
-"""The shape of what a work reports: written next to the work, checked where its report comes back.
+"""The shape of a work's report: written next to the work, checked when the report comes back.
 
-A shape is written as the report would be, with a type in the place of a value:
+A shape looks like the report, with types in place of values:
 
-- ``bool``, ``str``, ``int`` (of 64 bits; no bool) and ``float`` (finite, as a work measures it);
-- `NUMBER`: also nan and inf, as an answer may compute them; `TENSOR`: nested lists of them, as of a tensor;
-- ``object``: anything, for what is only compared with the right value;
+- ``bool``, ``str``, ``int`` (64 bits, not a bool) and ``float`` (finite: the work measured it);
+- `NUMBER`: also nan and inf, which an answer may compute; `TENSOR`: nested lists of numbers, as in a tensor;
+- ``object``: anything, where the judge only compares it with the right value;
 - ``[a, b]``: a list of these two; ``[a, ...]``: any number of them; ``[a, a, ...]``: at least one;
 - ``{"key": a}``: a dict with these keys; ``{str: a}``: with any keys;
 - ``(a, b)``: one of these;
-- any other value, such as None or ``"done"``: itself.
+- any other value, such as None or ``"done"``: this value.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHAPES: dict[Callable[..., Any], Callable[..., Any]] = {}  # by work
 def reports(shape: Callable[..., Any]) -> Callable[[Reported], Reported]:
     """Decorate a work with the shape of its report, as a function of the arguments that the judge gives it.
 
-    Where the ranks report differently, that function returns a function of the rank. A shape stays with the
-    judge: no rank that runs the work needs it.
+    If the shape differs between ranks, that function returns a function of the rank. The shape stays with the
+    judge: the ranks that run the work do not need it.
     """
 
     def register(work: Reported) -> Reported:
@@ -45,13 +45,13 @@ def of_size(each: Any, *sizes: int) -> Any:
 
 
 def shape_of(work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return the shape of what a work reports for these arguments, or a function of the rank."""
+    """Return the shape of a work's report for these arguments, or a function of the rank."""
     return SHAPES[work](*args) if work in SHAPES else object
 
 
-def misfit(told: list[Any], shape: Any) -> str:
-    """Return where the reports of all ranks are not of a shape, in words; empty if they are."""
-    for rank, report in enumerate(told):
+def misfit(by_rank: list[Any], shape: Any) -> str:
+    """Return, in words, where the first report without the shape differs from it; empty if all have it."""
+    for rank, report in enumerate(by_rank):
         try:
             path = _first_misfit(report, shape(rank) if _is_function(shape) else shape)
         except RecursionError:  # lists in lists in lists
@@ -62,7 +62,7 @@ def misfit(told: list[Any], shape: Any) -> str:
 
 
 def _first_misfit(value: Any, shape: Any) -> str | None:
-    """Return the path to the first part that is not of its shape, as in ``[2]['sum']``; None if all are."""
+    """Return the path to the first part without its shape, as in ``[2]['sum']``; None if all have it."""
     if isinstance(shape, tuple):
         paths = [_first_misfit(value, one) for one in shape]
         return None if None in paths else max(paths, key=lambda path: len(path or ""))
@@ -110,7 +110,7 @@ def _is(value: Any, shape: Any) -> bool:
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
-    """Return the sizes of nested lists of numbers, or bools, that are even as a tensor's; None for others."""
+    """Return the sizes of nested lists of numbers or bools; None if they are not as regular as a tensor."""
     if not isinstance(value, list):
         return () if isinstance(value, bool) or _is(value, NUMBER) else None
     inner = {_sizes(item) for item in value}

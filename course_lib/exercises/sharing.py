@@ -1,6 +1,6 @@
 """Share a learner's progress with a class, as a file of points and tries, for `course board`.
 
-Tries are noted only while they are shared. The folder may be one where strangers write, too.
+Tries are counted only while they are shared. Strangers may be able to write to the folder, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tries:
 
 
 def read_questions(found: Any, latest: float = math.inf) -> dict[str, Tries]:
-    """Read what an untrusted file says of the questions; raise ValueError for what cannot be."""
+    """Read the questions in an untrusted file; raise ValueError for a value that is not possible."""
     most = {"points": 1e3, "tries": 1e6, "in_vain": 1e6, "last": latest, "since": latest}
     for tries in found.values() if isinstance(found, dict) else [None]:
         if not isinstance(tries, dict) or tries.keys() != most.keys():
@@ -64,7 +64,7 @@ class Sharing:
     questions: dict[str, Tries]
 
     def write(self, path: str | Path) -> None:
-        """Write all of it; `whole_file` creates a file of its own, so no planted link diverts it."""
+        """Write it as JSON; `whole_file` creates a new file, so no planted link diverts it."""
         with whole_file(Path(path)) as file:
             os.fchmod(file.fileno(), 0o644)  # the teacher is another user
             file.write(json.dumps(asdict(self)).encode())
@@ -75,7 +75,7 @@ def _kept_in() -> Path:
 
 
 def _kept() -> Sharing | None:
-    """Read what is shared; None if nothing is, or if the record of it is damaged."""
+    """Read what is shared; return None if nothing is, or if the file is damaged."""
     try:
         kept = json.loads(_kept_in().read_text())
         return Sharing(str(kept["path"]), str(kept["name"]), read_questions(kept["questions"]))
@@ -138,7 +138,7 @@ def share_progress(folder: str | os.PathLike[str] | None, name: str = "") -> Non
             raise OSError(f"{place} is not a folder that you can write in: ask your teacher for the class's")
         questions = before.questions if before else {n: Tries(points) for n, (points, _) in results().items()}
         sharing = Sharing(str(place / f"learner-{secrets.token_hex(8)}{ENDING}"), name, questions)
-        sharing.write(_kept_in())  # first: what is not kept, nobody could take away
+        sharing.write(_kept_in())  # first: without it, nobody could remove the shared file
         try:
             sharing.write(sharing.path)
         except OSError:

@@ -1,4 +1,4 @@
-"""Describe in words what an answer returned or raised, whatever its own classes do meanwhile."""
+"""Describe in words what an answer returned or raised, even if its own classes raise meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def number(value: Any) -> float | str:
 
 
 def told(value: Any) -> str:
-    """Describe in words a returned value that is not of the kind asked for."""
+    """Describe in words a returned value of another kind than asked for."""
     return "nothing (None)" if value is None else shown(value)
 
 

@@ -1,1 +1,1 @@
-"""Drawing code that knows nothing of runs."""
+"""Pictures, drawn by code that knows nothing of runs."""

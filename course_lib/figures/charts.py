@@ -56,7 +56,7 @@ def bars(
     """Draw bars by name, each labelled with its number.
 
     Several numbers, as of repeated runs, are one bar: their median, with a line from the least to the most.
-    "128 tokens: DDP" and "512 tokens: DDP" have one colour: that of what follows the colon.
+    "128 tokens: DDP" and "512 tokens: DDP" have the same colour: it belongs to the words after the colon.
     """
     spreads = np.array([np.quantile(each, (0, 0.5, 1)) for each in values.values()])
     least, median, most = spreads.T
@@ -81,8 +81,8 @@ def stacked_bars(
 ) -> Picture:
     """Draw bars by name, each made of named parts, with the sum at its end (lesson 03).
 
-    A part has one colour in all bars, and is 0 where a bar lacks it. `form` is the format of the sums; empty,
-    it leaves them out, as when all are the same.
+    A part has one colour in all bars, and is 0 where a bar lacks it. `form` is the format of the sums; if it
+    is empty, they are left out, as for bars of equal length.
     """
     parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
     widths = np.array([[bar.get(part, 0.0) for bar in values.values()] for part in parts])
@@ -105,7 +105,7 @@ def stacked_bars(
 
 
 def _from_above(axes: Axes, title: str, xlabel: str, right: float) -> None:
-    """Order horizontal bars from above, from 0 to ``right``."""
+    """Order horizontal bars from the top down; the axis goes from 0 to ``right``."""
     axes.set(title=title, xlabel=xlabel, xlim=(0, right))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

@@ -1,8 +1,8 @@
 """Draw a collective, before and after, from the values that the ranks really held (lesson 05).
 
-A value has the colour of the rank that it came from, a sum has stripes of all the ranks that are in it: the
-values alone tell. Where each rank sends one of several pieces, as in a step round a ring, that piece and the
-one it receives have a frame.
+A value has the colour of the rank that it came from, and a sum has stripes in the colours of its ranks: the
+values alone show which. If each rank sends one of several pieces, as in a step round a ring, the piece sent
+and the piece received have frames.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_RANKS, MOST_VALUES = 8, 16  # more could not be read
-UNKNOWN = "#d9d9d9"  # for a value that nothing the ranks held at the start explains
+UNKNOWN = "#d9d9d9"  # for a value that the ranks' values at the start do not explain
 SPACE, GROUP_GAP, ROW = 0.14, 0.34, 1.42  # in boxes, as all lengths where no other unit is named
 ABOVE, BELOW = 1.3, 0.75  # the first and the last row; "before" and "after" stand above
 INCHES = 0.43  # of a box, at most
 TITLE, NAME = 0.36, 0.3  # inches
 PLATE = {"boxstyle": "round,pad=0.15", "facecolor": "white", "lw": 0}
 ONE, SEVERAL = 7.6, 9.2  # inches, the width of a picture of one collective and of several
-OTHER_COLUMNS = 4.6  # the ranks' names and the arrows
+OTHER_COLUMNS = 4.6  # for the ranks' names and the arrows
 
 Held = list[list[float]]  # one rank's values, in groups (the tensors of a list)
 Origin = frozenset[int]  # the ranks that a value came from
@@ -37,8 +37,8 @@ def collective(before: Sequence[Any], after: Sequence[Any], title: str) -> Pictu
     """Draw what each rank held before and after a collective, coloured by the ranks it came from (lesson 05).
 
     Each rank held a number, a tensor, a list of tensors (drawn apart from each other), or None for nothing.
-    Take whole numbers whose sums can be told apart, such as 1, 10, 100. The result of MAX or MIN is drawn as
-    a copy, that of AVG or PRODUCT in grey.
+    Take whole numbers with sums that can be told apart, such as 1, 10, 100. A result of MAX or MIN is drawn
+    as a copy, one of AVG or PRODUCT in grey.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def collectives(
 ) -> Picture:
     """Draw several collectives side by side, given by name as ``(before, after)``; see `collective`.
 
-    The colours refer to ``start``, what the ranks held at the very beginning: by default to each ``before``.
+    The colours refer to ``start``, what the ranks held at the very beginning; by default, to each ``before``.
     """
     steps = {
         name: [list(map(_groups, held)) for held in (before, after, start or before)]
@@ -94,7 +94,7 @@ def _groups(value: Any) -> list[list[float]]:
 
 
 def origins(before: list[Held], after: list[Held]) -> list[list[list[Origin]]]:
-    """Find, for each value after, the ranks whose values before are in it: one if copied, more if summed."""
+    """Find the ranks from whose values each value in ``after`` comes: one if copied, more if summed."""
     flat = (itertools.chain(*held) for held in before)
     table = list(itertools.zip_longest(*flat, fillvalue=math.nan))  # by place, then by rank
     ranks = len(before)
@@ -116,7 +116,7 @@ def _columns(held: list[Held]) -> float:
 
 
 def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -> None:
-    """Draw a row per rank, with arrows; ``width`` is in boxes, and a box is so many ``points`` wide."""
+    """Draw a row per rank, with arrows; ``width`` is in boxes, and ``points`` is the width of a box."""
     before, after, start = step
     ranks = len(before)
     axes.axis("off")
@@ -148,7 +148,7 @@ def _draw(axes: Axes, step: Sequence[list[Held]], width: float, points: float) -
 def _travelled(
     before: list[Held], after: list[Held], came: list[list[list[Origin]]]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return, by rank, the piece it sent and the one it received, if each rank sent one of several."""
+    """Return, by rank, the piece sent and the piece received, if each rank sent one of several."""
     if len(before[0]) < 2 or len({len(held) for held in (*before, *after)}) > 1:
         return {}, {}
     sent, received = dict[int, int](), dict[int, int]()

@@ -1,4 +1,4 @@
-"""Pictures for `play`: each draws what a rule of the course gives for the values of its sliders."""
+"""Pictures for `play`: each applies a rule of the course to the values of the picture's sliders."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def sampler_indices(
     return seen
 
 
-# α in seconds and bytes/s of all_reduces, as measured by others. α is what the smallest took; the bandwidth
-# is nccl-tests' bus bandwidth for the largest: an all_reduce over n ranks counts 2(n − 1)/n of its bytes.
+# α in seconds and bytes/s of all_reduces, as others measured them. α is the time of the smallest; bytes/s are
+# nccl-tests' bus bandwidth for the largest, where an all_reduce over n ranks counts 2(n − 1)/n of its bytes.
 LINKS = {
     "PCIe": (24e-6, 41e9),  # 8 RTX PRO 6000, PCIe 5 with P2P: voipmonitor/rtx6kpro, May 2026
     "NVLink": (19e-6, 482e9),  # 8 H200, NVLink 4 with NVLS: S. Bekman, ml-engineering, October 2026
@@ -70,10 +70,10 @@ LINKS = {
 def message_cost(
     link: str = "this machine", kib: float = 1024, alpha_us: float = 750, gb_per_s: float = 1.1
 ) -> Picture:
-    """Draw the time of a message against its size, over four links, with a star on one (lesson 09).
+    """Draw the time of a message against its size over four links, with a star on one link (lesson 09).
 
-    That one is ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``. `alpha_us` and `gb_per_s`
-    (10⁹ bytes) are this machine's latency and bandwidth, by default those of two CPU ranks with gloo.
+    `link` is ``"this machine"``, ``"PCIe"``, ``"NVLink"`` or ``"InfiniBand"``. `alpha_us` and `gb_per_s` (10⁹
+    bytes) are this machine's latency and bandwidth, by default those of two CPU ranks with gloo.
     """
     links = {"this machine": (1e-6 * alpha_us, 1e9 * gb_per_s), **LINKS}
     chosen, took = kib * KIB, message_seconds(kib * KIB, *links[link])
@@ -81,9 +81,9 @@ def message_cost(
     title = f"{_size(chosen)} over {link}: {_time(took)}, {links[link][0] / took:.0%} of it latency"
     figure, axes = figure_with_margins(7.2, 3.6, left=0.94, top=0.29, bottom=0.83)
     with styled():
-        for name, its in links.items():
+        for name, costs in links.items():
             look = {"linewidth": 3} if name == link else {"linestyle": (0, (2, 2)), "linewidth": 1.5}
-            axes.plot(sizes, [message_seconds(size, *its) for size in sizes], label=name, **look)
+            axes.plot(sizes, [message_seconds(size, *costs) for size in sizes], label=name, **look)
         axes.plot(chosen, took, "*", color="black", markersize=13, zorder=4, label="your message")
         axes.set(title=title, xlabel="size of the message", ylabel="time", ylim=(1e-5, 10), yscale="log")
         axes.set_xscale("log", base=2)
@@ -91,7 +91,7 @@ def message_cost(
         axes.set_yticks(times, list(map(_time, times)))
         axes.minorticks_off()
         figure.legend(loc="lower center", ncols=5, columnspacing=1.2)
-    words = "; ".join(f"{name}: {_time(message_seconds(chosen, *its))}" for name, its in links.items())
+    words = "; ".join(f"{name}: {_time(message_seconds(chosen, *costs))}" for name, costs in links.items())
     return Picture(figure, f"{title}. Time against size, both logarithmic. {_size(chosen)} over {words}.")
 
 
@@ -119,7 +119,7 @@ def step_timeline(
     forward_ms: float = 32,
     backward_ms: float = 65,
 ) -> Picture:
-    """Draw a step under DDP: what `backward` hides of the all_reduces, and what not (lesson 14).
+    """Draw a step under DDP: how much of the all_reduces `backward` hides (lesson 14).
 
     `gbit_per_s` is the bandwidth of the link between neighbours in the ring, 10⁹ bits/s. The default model is
     ResNet-50 in float32 on a V100: 25.6 million parameters, 97 ms a step of 32 pictures (pytorch,
@@ -149,10 +149,10 @@ def bucket_spans(
 ) -> list[Span]:
     """Return when each bucket's all_reduce begins and ends, in seconds.
 
-    `backward` gives the gradients, in bytes, evenly from `begin` to `end`. A bucket leaves when it is full
+    `backward` computes the gradients, in bytes, evenly from `begin` to `end`. A bucket leaves when it is full
     and the one before has arrived. Round a ring it takes 2(n − 1) α + 2(n − 1)/n · S / bandwidth
-    (bytes and bytes/s; Patarasuk and Yuan 2009), with α = `STEP_ALPHA`. That DDP's first bucket is smaller is
-    left out.
+    (bytes and bytes/s; Patarasuk and Yuan 2009), with α = `STEP_ALPHA`. All buckets have one size, although
+    DDP's first one is smaller.
     """
     spans, full, free = [], 0.0, begin
     while ranks > 1 and full < gradients:
@@ -179,10 +179,10 @@ def memory_use(
     batch: int = 8,
     gpu_gib: float = 24,
 ) -> Picture:
-    """Draw what training needs on each GPU, beside what the GPU has (lessons 02 and 18).
+    """Draw the memory that training needs on each GPU, beside the GPU's own (lessons 02 and 18).
 
-    The default is BERT-large with 512 tokens; its activations are what the documentation of Hugging Face
-    transformers (January 2022) measured, less 16 bytes for each parameter. `memory_bytes` has the formula.
+    The default is BERT-large with 512 tokens; its activations are the memory that Hugging Face transformers'
+    documentation (January 2022) measured, minus 16 bytes a parameter. `memory_bytes` has the formula.
 
     The optimizer is ``"Adam"``, ``"SGD"`` or ``"SGD, momentum"``, the precision ``"float32"`` or
     ``"bf16 mixed"``, the sharding ``"DDP"``, ``"ZeRO-1"`` or ``"FSDP"``. Activations are given in float32;
@@ -203,10 +203,10 @@ def memory_bytes(
 ) -> dict[str, float]:
     """Return the bytes of weights, gradients, optimizer and activations on one rank.
 
-    In float32 with Adam 4 + 4 + 8 = 16 bytes a parameter. In bf16 mixed 2 + 2 + 12, 4 of the last a float32
-    copy of the weights (ZeRO, Rajbhandari et al. 2020, section 3.1); ``torch.autocast`` keeps float32 weights
-    and gradients instead. `activations`, bytes in float32, are halved in bf16. ZeRO-1 divides the optimizer's
-    part by the ranks, FSDP all three. DDP's buckets, FSDP's gathered layer and what CUDA needs are left out.
+    In float32 with Adam, a parameter takes 4 + 4 + 8 = 16 bytes. In bf16 mixed it takes 2 + 2 + 12, with 4 of
+    the 12 for a float32 copy (ZeRO, Rajbhandari et al. 2020, section 3.1); ``torch.autocast`` keeps float32
+    weights and gradients instead. `activations`, bytes in float32, are halved in bf16. ZeRO-1 divides the
+    optimizer's part by the ranks, FSDP all three. DDP's buckets, FSDP's gathered layer and CUDA are left out.
     """
     weight, gradient, copy = BYTES[precision]
     each = {"weights": weight, "gradients": gradient, "optimizer": copy + STATES[optimizer]}
@@ -218,7 +218,7 @@ def memory_bytes(
 def rank_grid(nodes: int = 2, gpus: int = 4) -> Picture:
     """Draw the ranks of a job: a row for each node, a column for each local rank (lessons 04 and 08).
 
-    Below stands what to type on each node; the last rank's variables are those that torchrun sets. There is
+    Below it are the command for each node, and the variables that torchrun sets for the last rank. There is
     room for 8 nodes of 8 GPUs.
     """
     world = nodes * gpus
@@ -245,8 +245,8 @@ def global_batch(
 ) -> Picture:
     """Draw one step of the optimizer: a row for each rank, a box for each piece, one all_reduce (lesson 11).
 
-    `samples` are one epoch; `lr` was found for batches of 48: of k times as many samples, it is k times `lr`.
-    There is room for 16 ranks with 8 pieces.
+    `samples` are one epoch. `lr` is for batches of 48 samples; with k times as many, the learning rate is k
+    times `lr`. There is room for 16 ranks with 8 pieces.
     """
     from matplotlib.patches import Rectangle
 
@@ -267,7 +267,7 @@ def global_batch(
 
 
 def _boxes(axes: Axes, texts: list[list[str]], rows: list[str], columns: list[str]) -> None:
-    """Draw a row of boxes, each with a text, in a rank's colour, below each other; a box has the size 1."""
+    """Draw rows of boxes of size 1, each with a text; a row has a rank's colour."""
     for y, row in enumerate(texts):
         places = [(x + 0.03, 0.94) for x in range(len(row))]
         axes.broken_barh(places, (y + 0.08, 0.84), color=rank_color(y))
@@ -279,11 +279,11 @@ def _boxes(axes: Axes, texts: list[list[str]], rows: list[str], columns: list[st
 
 
 def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60) -> Picture:
-    """Draw one GPU and the workers of its loader, whose batches it waits for or not (lesson 15).
+    """Draw one GPU and the workers of its loader, and when the GPU waits for a batch (lesson 15).
 
-    The workers, at most 16, load whole batches in turns, each at most two ahead, as a `DataLoader`'s do;
-    without any, the rank loads between two steps. To load a batch takes one process `load_ms`, the rest of a
-    step takes `rest_ms`.
+    The workers, at most 16, take turns to load whole batches, each at most two ahead, as in a `DataLoader`.
+    Without workers, the rank loads between two steps. Loading a batch takes a process `load_ms`; the rest of
+    a step takes `rest_ms`.
     """
     load, rest = load_ms / 1e3, rest_ms / 1e3
     loaded, used = loader_spans(workers, load, rest, max(8, 2 * workers))
@@ -307,7 +307,7 @@ def loader_timeline(workers: int = 1, load_ms: float = 150, rest_ms: float = 60)
 def loader_spans(workers: int, load: float, rest: float, steps: int) -> tuple[list[Span], list[Span]]:
     """Return when each batch is loaded, and when the GPU computes with it: begin and end, by batch.
 
-    Batch k comes from worker k mod `workers`, and is asked for when batch k − 2 · `workers` is taken.
+    Batch k comes from worker k mod `workers`, which may start it when batch k − 2 · `workers` is taken.
     """
     loaded, used = [(0.0, 0.0)] * workers, [(0.0, 0.0)] * 2 * workers  # as if there were batches before
     done = 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Table = list[list[list[int]]]  # by epoch, by sample: the ranks that saw it, once for each time
 MOST_RANKS, MOST_EPOCHS, MOST_SAMPLES = len(RANK_COLORS), 24, 40
-NAMED = 6  # the text lists up to this many samples by number; of more it gives the count
+NAMED = 6  # the text lists up to this many samples by number; of more, it gives the count
 
 
 def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Picture:
@@ -62,7 +62,7 @@ def shard_map(seen: Seen | Mapping[str, Seen], samples: int, title: str) -> Pict
 
 
 def _table(seen: Seen, samples: int, name: str) -> Table:
-    """Order by epoch and sample what is given by rank and epoch."""
+    """Order the indices by epoch and sample, instead of by rank and epoch."""
     where = f" of {name!r}" if name else ""
     epochs = max(map(len, seen), default=0)
     if not (1 <= len(seen) <= MOST_RANKS and 1 <= epochs <= MOST_EPOCHS and 1 <= samples <= MOST_SAMPLES):
@@ -82,7 +82,7 @@ def _table(seen: Seen, samples: int, name: str) -> Table:
 
 
 def _draw(axes: Axes, table: Table, deep: float) -> None:
-    """Draw the cells of a kind together: a patch or a text for each would take longer than a slider waits."""
+    """Draw cells of a kind together; a slider cannot wait for a patch or a text for each."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -130,7 +130,7 @@ def _handles(ranks: int, cells: list[list[int]]) -> list[Any]:
 
 
 def _words(name: str, table: Table, ranks: int) -> str:
-    """Describe each epoch, with the counts; epochs that are alike share a sentence."""
+    """Describe each epoch, with the counts; equal epochs share a sentence."""
     epochs: dict[str, list[str]] = {}
     for epoch, row in enumerate(table):
         share = [str(sum(cell.count(rank) for cell in row)) for rank in range(ranks)]
@@ -138,8 +138,8 @@ def _words(name: str, table: Table, ranks: int) -> str:
         none = _some([x for x, cell in enumerate(row) if not cell])
         text = f"the ranks saw {', '.join(share)} samples" if ranks > 1 else f"{share[0]} samples"
         epochs.setdefault(f"{text}; more than once: {more}; not at all: {none}", []).append(str(epoch))
-    told = " ".join(f"Epoch {', '.join(those)}: {sentence}." for sentence, those in epochs.items())
-    return f"{name}: {told}" if name else told
+    words = " ".join(f"Epoch {', '.join(numbers)}: {sentence}." for sentence, numbers in epochs.items())
+    return f"{name}: {words}" if name else words
 
 
 def _some(numbers: list[int]) -> str:

@@ -89,7 +89,7 @@ def styled() -> Iterator[None]:
 def new_figure(
     columns: int = 1, width: float = 8.6, height: float = 3.2, margins: Mapping[str, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Create an empty figure (inches) in the course's style, its axes side by side; no margins: fitted."""
+    """Create an empty figure (inches) in the course's style, axes side by side; no margins: fitted."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -103,7 +103,7 @@ def new_figure(
 def figure_with_margins(
     width: float, height: float, left: float, top: float, bottom: float, right: float = 0.22
 ) -> tuple[Figure, Axes]:
-    """Create a figure with one pair of axes inside margins (inches): fitting them would take longer."""
+    """Create a figure with one pair of axes inside margins (inches); to fit these would take longer."""
     margins = {"left": left / width, "right": 1 - right / width, "top": 1 - top / height}
     figure, (axes,) = new_figure(width=width, height=height, margins=margins | {"bottom": bottom / height})
     return figure, axes
@@ -115,7 +115,7 @@ def left_of(names: Iterable[str]) -> float:
 
 
 def without_lines(axes: Axes) -> None:
-    """Take the lines away that are not needed around boxes: grid, ticks, frame."""
+    """Remove the lines that boxes do not need: grid, ticks, frame."""
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

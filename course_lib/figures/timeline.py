@@ -12,7 +12,7 @@ from .style import COLORS, Picture, figure_with_margins, ink_on, left_of, styled
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHORT = 0.2  # seconds: what takes less is told in milliseconds
+SHORT = 0.2  # seconds: shorter times are in milliseconds
 Bar = tuple[str, str, float, float]
 
 
@@ -30,12 +30,12 @@ def timeline(
     Parameters
     ----------
     bars
-        ``(row, phase, start, end)`` for each stretch of time, in seconds on one clock that all rows share,
-        such as ``time.time()`` of one machine. A row is a name, or the number of a rank.
+        ``(row, phase, start, end)`` for each stretch of time, in seconds on one clock for all rows, such as
+        ``time.time()`` on one machine. A row is a name, or the number of a rank.
     since
         The time on that clock that is 0 on the axis.
     first
-        Phases that take the first colours, even if they do not occur: related pictures then use the same.
+        Phases that take the first colours, even if they do not occur, so that related pictures use the same.
     """
     drawn: list[Bar] = [
         (f"rank {row}" if isinstance(row, int) else row, phase, start - since, end - since)
@@ -50,7 +50,7 @@ def timeline(
     figure, axes = figure_with_margins(8.2, height, left_of(rows), top=0.35, bottom=0.95 + more)
     with styled():
         for number, phase in enumerate(phases):
-            if mine := [(rows.index(row), start, end) for row, its, start, end in drawn if its == phase]:
+            if mine := [(rows.index(row), start, end) for row, each, start, end in drawn if each == phase]:
                 y, starts, ends = map(np.array, zip(*mine, strict=True))
                 look = {"color": COLORS[number % len(COLORS)], "edgecolor": "white", "linewidth": 0.6}
                 axes.barh(y, ends - starts, left=starts, height=0.68, label=phase, **look)
@@ -71,8 +71,8 @@ def timeline(
     words: dict[str, list[str]] = {row: [] for row in rows}
     for row, phase, start, end in drawn:
         words[row].append(f"{phase} from {scale * start:{form}} to {scale * end:{form}} {unit}")
-    told = "; ".join(f"{row}: {', '.join(stretches)}" for row, stretches in words.items())
-    return Picture(figure, f"{title}. {told}.")
+    alt = "; ".join(f"{row}: {', '.join(stretches)}" for row, stretches in words.items())
+    return Picture(figure, f"{title}. {alt}.")
 
 
 def _label(axes: Axes, bars: list[Bar], rows: list[str], phases: list[str]) -> None:

@@ -1,7 +1,7 @@
-"""`course zh`: the Chinese edition in `zh/`: the English notebooks, with Chinese text where there is some.
+"""`course zh`: make the Chinese edition in `zh/`: the English notebooks, with the Chinese text that exists.
 
-`lessons/zh` has the Chinese, in files of blocks. A block's heading, `<!-- name hash -->`, has the name of a
-Markdown cell, or the number of a page's section, and the hash of the English text that it translates.
+`lessons/zh` has the Chinese, in files of blocks. A block's heading, `<!-- name hash -->`, names a Markdown
+cell, or gives the number of a page's section, and has the hash of the English text that the block translates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChineseError(Exception):
 
 
 def translated(root: Path) -> dict[Path, Path]:
-    """Return the file of blocks, which may be missing, of each lesson, solution and page of a checkout."""
+    """Return, for each lesson, solution and page of a checkout, its file of blocks, which may be missing."""
     chinese = root / "lessons" / "zh"
     if not chinese.is_dir():
         raise ChineseError(f"there is no folder {chinese}: run this where the course is checked out")
@@ -42,7 +42,7 @@ def translated(root: Path) -> dict[Path, Path]:
 
 
 def notebook(path: Path, text: str | None = None) -> dict[str, Any]:
-    """Return a notebook; ``text`` is what to take for the file's."""
+    """Return a notebook, from ``text`` instead of the file if it is given."""
     try:
         found = json.loads(path.read_text("utf-8") if text is None else text)
         texts(found), written(found), found["metadata"].get("course_zh")
@@ -58,7 +58,7 @@ def texts(found: dict[str, Any]) -> dict[str, str]:
 
 
 def written(found: dict[str, Any]) -> str:
-    """Return a hash of what people write in a notebook; JupyterLab appends empty cells."""
+    """Return a hash of what people wrote in a notebook, without the empty cells that JupyterLab appends."""
     sources = ((cell["cell_type"], "".join(cell["source"])) for cell in found["cells"])
     return hash_of(json.dumps([each for each in sources if each[1].strip()]))
 
@@ -80,7 +80,7 @@ def blocks(file: Path) -> dict[str, tuple[str, str]]:
 
 
 def in_chinese(english: dict[str, str], file: Path) -> dict[str, str]:
-    """Return the texts in Chinese, or below a mark in English where no block fits."""
+    """Return the texts in Chinese; where no block fits, the English below a mark."""
     have = {made_from: chinese for made_from, chinese in blocks(file).values()}
     return {name: have.get(hash_of(text), OUTDATED + text) for name, text in english.items()}
 
@@ -90,14 +90,14 @@ def page_in_chinese(page: Path, file: Path) -> str:
 
 
 def notebook_in_chinese(found: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the notebook with the texts that have Chinese, all as they are if none has."""
+    """Return the notebook with its texts in Chinese, or as it is if there is no file of blocks."""
     chinese = in_chinese(texts(found), file) if file.exists() else {}
     cells = [cell | {"source": chinese.get(cell.get("id"), cell["source"])} for cell in found["cells"]]
     return found | {"cells": cells}
 
 
 def outdated(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the heading that a block needs where it does not fit, the English, and the Chinese."""
+    """Yield, for each block that does not fit, the heading that it needs, the English, and the Chinese."""
     for path, file in translated(root).items():
         english = sections(path) if path.suffix == ".md" else texts(notebook(path))
         have = blocks(file) if file.exists() else {}
@@ -109,9 +109,9 @@ def outdated(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def build(root: Path, exercise: Callable[[Path], str]) -> list[Path]:
-    """Make the Chinese edition, or what is new of it; ``exercise`` blanks a solution.
+    """Make the Chinese edition, or renew it; ``exercise`` turns a solution into its exercise.
 
-    A notebook in which a learner has written stays; those of which there is a new one are returned.
+    A notebook in which a learner has written stays; return those that are out of date for this reason.
     """
     kept = []
     for path, file in translated(root).items():
@@ -131,14 +131,14 @@ def build(root: Path, exercise: Callable[[Path], str]) -> list[Path]:
 
 
 def write(path: Path, found: dict[str, Any]) -> bool:
-    """Write a notebook if it is new; return False if it is, and a learner has written in the file's."""
+    """Write a notebook that differs from the last one made; return False if a learner has written in that."""
     made = {"all": hash_of(json.dumps(found)), "written": written(found)}
     if path.exists():
-        there = notebook(path)
-        before = there["metadata"].get("course_zh", {})
+        last = notebook(path)
+        before = last["metadata"].get("course_zh", {})
         if before.get("all") == made["all"]:
             return True
-        if before.get("written") != written(there):
+        if before.get("written") != written(last):
             return False
     path.parent.mkdir(parents=True, exist_ok=True)
     found["metadata"]["course_zh"] = made

@@ -1,4 +1,4 @@
-"""`guess`: buttons that take one answer before the cell that gives it away; `guesses`: how they compare."""
+"""`guess`: buttons for one guess, before a cell shows the answer; `guesses`: guesses beside answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..notebook import in_kernel, shell
 
 @dataclass(repr=False)
 class Guess:
-    """One question of this notebook: what could be chosen, and what was."""
+    """One question of this notebook: its options, and the one that was chosen."""
 
     options: tuple[str, ...]
     chosen: str | None = None
@@ -26,7 +26,7 @@ _asked: dict[object, Guess] = {}  # by cell, in order
 def guess(*options: str) -> None:
     """Show buttons for the reader's guess at the question above (lesson 00). The first click is final.
 
-    Without a front end that shows buttons, the options are printed, and the notebook goes on.
+    Where no front end shows buttons, the options are printed, and the notebook goes on.
     """
     question = _asked.setdefault(_cell() or options, Guess(options))
     if question.options != options:  # the cell was edited
@@ -56,11 +56,11 @@ def guesses(*answers: str) -> None:
 
 
 def _cell() -> object:
-    """Return the id of the cell that runs, its number where the front end tells none, None without cells."""
+    """Return the id of the running cell, its number if the front end sends no id, or None without cells."""
     try:
         return shell().get_parent()["metadata"]["cellId"]
     except (AttributeError, KeyError, TypeError):
-        return getattr(shell(), "execution_count", None)  # nbclient tells no id, and runs a cell once
+        return getattr(shell(), "execution_count", None)  # nbclient sends no id, and runs a cell once
 
 
 def _show_buttons(question: Guess) -> None:

@@ -1,4 +1,4 @@
-"""Count the bytes that this process has really sent, by the system's own count for each connection."""
+"""Count the bytes that this process has really sent: the system counts them for each connection."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def bytes_sent() -> int | None:
     """Return the bytes that this process has sent over the TCP connections that it has open now (lesson 05).
 
     Call it before and after a collective: gloo's ranks talk over TCP, and the difference is what this rank
-    sent, including a few hundred bytes of bookkeeping. Between the GPUs of one machine, NCCL uses other ways
-    (NVLink, PCIe, shared memory), which this does not see. A connection that is closed takes its count with
-    it: let no rank leave before all have made their second call (a barrier).
+    sent, including a few hundred bytes of bookkeeping. This does not see NVLink, PCIe and shared memory,
+    which NCCL uses between the GPUs of one machine. When a connection is closed, its count is gone: use a
+    barrier so that no rank leaves before all have made their second call.
 
-    None without an open TCP connection, or if the system does not report it: Linux does, since 4.19.
+    Return None without an open TCP connection, or if the system does not count: Linux does, since 4.19.
     """
     try:
         descriptors = os.listdir("/proc/self/fd")

@@ -21,8 +21,8 @@ COLLECTIVES = {"allreduce": "all_reduce", "allgather": "all_gather"}  # c10d's n
 class LiveMemory:
     """A ledger of tensors by owner and kind that keeps none of them alive (lesson 03).
 
-    It counts the storage behind a tensor, the memory itself: views of one storage count once, under the owner
-    and kind that were noted first, until it is freed. What was never noted is not included.
+    It counts storages, the memory behind tensors: views of one storage count once, under the owner and kind
+    that were noted first, until the storage is freed. Tensors that were never noted do not count.
 
     Examples
     --------
@@ -49,7 +49,7 @@ class LiveMemory:
 
         def keep(tensor: Tensor) -> Tensor:
             self.note(owner, kind, [tensor])
-            return tensor.detach()  # attached, it would make the graph keep itself alive
+            return tensor.detach()  # otherwise the graph could keep itself alive
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             yield
@@ -66,26 +66,26 @@ class LiveMemory:
 class LivePeak:
     """Counts the bytes of the tensors that are alive inside the block, after each operation (lesson 18).
 
-    It counts each storage once, at the size that it has at that moment (FSDP empties and fills them). It sees
-    nothing of what an operation uses for itself, or of what the allocator or a backend holds. It slows small
-    operations down: do not time what runs inside.
+    It counts each storage once, at its present size (FSDP empties and fills storages). It does not see the
+    memory that an operation uses internally, or that the allocator or a backend holds. It slows small
+    operations down: do not time code inside the block.
 
     ``kinds()`` returns the tensors of each kind; it is called after each operation. A storage in two kinds
-    counts for the first, one that only a collective has had as "collectives' buffers", any other as
-    "activations and results in between". A DTensor counts with this rank's part.
+    counts for the first. One in no kind counts as "collectives' buffers" if a collective has had it, else as
+    "activations and results in between". Of a DTensor, this rank's part counts.
 
     Attributes
     ----------
     counting : bool
-        Set it to False for steps that only make what then stays: what they make is known later, and none of
-        the figures below includes them. It saves most of the time.
+        Set it to False for steps that only make what stays, such as a model. Their tensors count later, but
+        none of the figures below includes the steps themselves. This saves most of the time.
     history : list of int
         The bytes after each operation.
     at_peak : dict
-        The bytes by kind, at the first moment when most were alive. It may differ a little from run to run:
-        a backend's threads free what they have sent when they get to it.
+        The bytes by kind, at the first moment when most were alive. They may differ a little from run to run:
+        a backend's threads free what they have sent some time later.
     most : dict
-        The most bytes of each kind, each at a moment of its own.
+        The most bytes of each kind, whenever that was.
     largest : list of (int, str, str, tuple)
         The storages at the peak, the largest first: bytes, kind, the operation that made it, shape.
     collectives : list of (str, int)
@@ -159,7 +159,7 @@ class LivePeak:
         """Return the bytes that are alive now, by kind, and the storages that hold them."""
         kinds = self._kinds()
         kind_of = dict.fromkeys(self._sent, BUFFERS)
-        for kind, tensors in reversed(list(kinds.items())):  # a storage that is in two kinds keeps the first
+        for kind, tensors in reversed(list(kinds.items())):  # so the first kind of a storage wins
             kind_of |= dict.fromkeys(_storages(tensors), kind)
         storages: list[Storage] = [
             (size, kind_of.get(storage, REST), *made)
@@ -173,7 +173,7 @@ class LivePeak:
 
 
 def _storages(tensors: Tensors) -> Iterator[Any]:
-    """Yield the memory of each tensor that has some, of a DTensor this rank's."""
+    """Yield the storage of each tensor that has memory; of a DTensor, this rank's."""
     for tensor in tensors:
         if tensor is not None and tensor.device.type != "meta":
             yield local_part(tensor).untyped_storage()

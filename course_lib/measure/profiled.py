@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 PAUSE = 1e-4  # seconds: a shorter pause between two operations is Python overhead, not waiting
-BESIDES = ("c10d::", "torch.distributed.ddp", "Memcpy", "Memset")  # these do not compute
+BESIDES = ("c10d::", "torch.distributed.ddp", "Memcpy", "Memset")  # beginnings of events that do not compute
 BY_BACKEND = re.compile(r"(?:gloo|nccl):_?(\w+)")  # c10d's name for a collective that a backend runs
 BY_KERNEL = re.compile(r"nccl\w*?Kernel_(\w+?)_")  # NCCL's own name, on a GPU
 Stretch = tuple[float, float]  # seconds by time.time()
@@ -17,8 +17,8 @@ Stretch = tuple[float, float]  # seconds by time.time()
 class Span(NamedTuple):
     """An interval in which a rank did one thing, in seconds by time.time(), one clock for a machine's ranks.
 
-    It ``"computes"``, or it ``"sends"``: a collective, from when the backend (a thread of gloo, a kernel of
-    NCCL) starts it until it is done. Between these, it waits.
+    It ``"computes"``, or it ``"sends"``: a collective, from the moment when the backend (a thread of gloo, a
+    kernel of NCCL) starts it until it is done. Between intervals, the rank waits.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 def profiled() -> Iterator[list[Span]]:
     """Profile the code inside the block; the list that it yields is filled when the block ends (lesson 14).
 
-    On a GPU, which has not been tried, what "computes" is its kernels, not the host, which runs ahead.
+    On a GPU (not tried yet), its kernels are what "computes", not the host, which runs ahead.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def _computes(event: Any) -> bool:
 
 
 def _joined(stretches: Iterable[Stretch], pause: float = 0.0) -> list[Stretch]:
-    """Merge intervals that overlap, or with at most ``pause`` seconds between them."""
+    """Merge intervals that overlap, or that have at most ``pause`` seconds between them."""
     joined: list[Stretch] = []
     for start, end in sorted(stretches):
         if joined and start - joined[-1][1] <= pause:

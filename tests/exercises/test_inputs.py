@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import random
 from pathlib import Path
 
@@ -13,39 +12,16 @@ import torch
 
 from course_lib.exercises import inputs
 from course_lib.exercises.inputs import (
-    LAYOUTS,
     flat,
     folder,
     gradients_of,
     machine,
     network,
-    own_order_of_sets,
     own_randomness,
     seeds,
     tensor,
     trainable,
 )
-
-DTYPES = (torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (5,), (3, 4)])
-def test_a_layout_changes_no_number(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    plain = tensor(3, shape, dtype)
-    assert (plain.shape, plain.dtype) == (shape, dtype)
-    for layout in LAYOUTS:
-        assert torch.equal(tensor(3, shape, dtype, layout), plain)
-
-
-def test_layouts_lie_as_they_say() -> None:
-    assert [tensor(3, (3, 4), layout=layout).is_contiguous() for layout in LAYOUTS] == [
-        True,
-        False,
-        False,
-        True,
-    ]
-    assert tensor(3, (3, 4), layout="a part").storage_offset() == 4
 
 
 @pytest.mark.parametrize(
@@ -130,21 +106,3 @@ def test_processes_share_neither_rng_state_nor_the_hash_of_a_text() -> None:
             assert hash((3, 4)) == (3, 4).__hash__(), "numbers have one hash everywhere"
     assert draws[0] == draws[2]
     assert all(one != other for one, other in zip(*draws[:2], strict=True))
-
-
-def test_processes_do_not_share_the_order_of_a_set() -> None:
-    names = ["loss", "norm", "seconds", "tokens", "samples"]
-    orders = []
-    for seed in (1, 2, 1):
-        with own_order_of_sets(seed):
-            one = set(names)
-            made = [one, set().union(names), set() | one, {"loss"} | one, one - {"none"}, one.copy()]
-            made += [pickle.loads(pickle.dumps(one)), one & {*names}, set() ^ one]
-            orders.append(list(one))
-            assert all(list(each) == orders[-1] for each in made), "however it is made"
-            assert all(isinstance(each, set) and each == {*names} for each in [*made, {*names}])
-            assert not isinstance(names, set)
-            assert repr(set()) == "set()"
-            assert list(set(range(5))) == list(range(5)), "numbers have one order everywhere"
-    assert orders[0] == orders[2] != orders[1]
-    assert type(set()) is type({1})

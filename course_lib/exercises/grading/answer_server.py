@@ -1,13 +1,13 @@
 """In the sandbox: run a submission's cells, or its answers on ranks, as the grader asks.
 
-Everything here is in the submission's reach and may be changed by it, so the grader trusts none of it.
-Requests and replies are JSON, one per line.
+A submission can reach and change everything here, so the grader trusts none of it. Requests and replies are
+JSON, one per line.
 
 A request is one of these, with an ``"id"`` that its replies repeat:
 
 - ``{"do": "run", "files": {path: base64}, "steps": […], "seconds": …}``: run a notebook. A step is
-  ``{"cell": name, "source": …}``, with ``"definitions": true`` if nothing else of it is to run, or, where an
-  answer should be, ``{"question": number, "name": …}``. Replies: ``{"at": place}`` before each step;
+  ``{"cell": name, "source": …}``, with ``"definitions": true`` if only these are to run, or, where an answer
+  should be, ``{"question": number, "name": …}``. Replies: ``{"at": place}`` before each step;
   ``{"answer": number, "pickled": base64}`` or ``{"answer": number, "refused": words}``; ``{"done": true}``.
 - ``{"do": "keep", "files": {path: base64}, "pickled": base64, "cells": {name: source}}``: keep the answer for
   the next requests. Reply: ``{"done": true}``, once ranks can start at once.
@@ -45,11 +45,11 @@ DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, as
 spawn = multiprocessing.util.spawnv_passfds  # starts multiprocessing's own programs
 
 
-def serve(way: int) -> None:
-    """Answer the requests that come on a socket's file descriptor, until there are no more."""
+def serve(descriptor: int) -> None:
+    """Answer the requests that come on a socket, by its file descriptor, until there are no more."""
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork_server_by_fork):
         warm_up()
-    with socket.socket(fileno=way) as connection, connection.makefile("rb") as requests:
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as requests:
         for line in requests:
             request = json.loads(line)
             for reply in DO[request["do"]](request):
@@ -57,7 +57,7 @@ def serve(way: int) -> None:
 
 
 def _fork_server_by_fork(path: Any, command: list[str], passed: Any) -> int:
-    """Start the fork server as a fork of this process, which has PyTorch, instead of as a new Python."""
+    """Start the fork server by forking this process, which has PyTorch, not as a new Python."""
     if "multiprocessing.forkserver" not in command[-1]:
         return spawn(path, command, passed)
     pid = os.fork()
@@ -70,7 +70,7 @@ def _fork_server_by_fork(path: Any, command: list[str], passed: Any) -> int:
 
 
 def close_all_but(*kept: int) -> None:
-    """Close all file descriptors but these and the standard ones, as a new program would have them."""
+    """Close all file descriptors but these and the standard ones, as for a new program."""
     most = max(os.sysconf("SC_OPEN_MAX"), 1 << 16)
     for last, following in itertools.pairwise([2, *sorted(kept), most]):
         os.closerange(last + 1, following)
@@ -105,9 +105,9 @@ def run(request: Message) -> Iterator[Message]:
 
 
 class _Definitions(ast.NodeTransformer):
-    """Leaves of a cell imports, functions, classes, and assignments without a call.
+    """Keeps only a cell's imports, functions, classes, and assignments without a call.
 
-    So decorators, default arguments and the bodies of classes are run.
+    Decorators, default arguments and the bodies of classes still run.
     """
 
     def visit_Module(self, cell: ast.Module) -> ast.Module:
@@ -116,7 +116,7 @@ class _Definitions(ast.NodeTransformer):
 
 
 def _defines(part: ast.stmt) -> bool:
-    if isinstance(part, ast.Try):  # around imports
+    if isinstance(part, ast.Try):  # as around imports
         handled = [each for handler in part.handlers for each in handler.body]
         return all(map(_defines, [*part.body, *handled, *part.orelse, *part.finalbody]))
     if isinstance(part, DEFINES):
@@ -130,8 +130,8 @@ def _shell() -> Any:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    face: Any = sys.modules[__name__.partition(".")[0]]
-    face.check = face.progress = lambda *_: None  # the judges are not here; the grader asks on its own
+    package: Any = sys.modules[__name__.partition(".")[0]]
+    package.check = package.progress = lambda *_: None  # no judge is here; the grader asks by itself
     config = Config({"HistoryManager": {"enabled": False}})
     return InteractiveShell.instance(config=config, colors="NoColor")
 
@@ -144,7 +144,7 @@ def _run_cell(shell: Any, name: str, source: str, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """Interrupt as the kernel does, then again every second; code that resists meets the grader's limit."""
+    """Interrupt like a kernel, then again every second; the grader's limit ends code that resists."""
     for number in (signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)

@@ -1,9 +1,9 @@
 """`course grade`: score a class's submissions in parallel, in worker processes.
 
-Each learner's submissions have walls, and cores, of their own. One that may have lost points because others
-had its cores is judged again, alone. A score is kept as soon as it is known, under a hash of the notebook and
-what lies beside it, the seed, the limit, the code of the exercises and PyTorch's version. So an interrupted
-batch goes on where it stopped.
+Each learner's submissions have walls, and cores, of their own. If a submission may have lost points because
+others used its cores, it is judged again, alone. Each score is saved at once, under a hash of the notebook,
+the files beside it, the seed, the limit, the exercises' code and PyTorch's version: an interrupted batch goes
+on where it stopped.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .session import CannotJudge
 from .submissions import Submission, Unreadable
 from .walls import END_SECONDS, HOUSE, START_SECONDS, Walls, unprotected
 
-MOST_TIMES = 6.0  # the time for a start and the cells, for one submission, whatever it does
-PATIENCE = 4.0  # how many times the limits of time, for one that is judged again, alone
+MOST_TIMES = 6.0  # times the limit for a start and the cells: the most for one submission
+PATIENCE = 4.0  # times each time limit, for a submission that is judged again, alone
 KEPT = "submissions"  # the folder of scores, one JSON file each
 
 
@@ -52,7 +52,7 @@ class Graded:
 
 
 Task = tuple[Submission, Path]  # and the file for its score
-Cores = list[int]  # for what is in one worker's walls; none stands for all
+Cores = list[int]  # for one worker's walls; an empty list stands for all cores
 ALONE: list[Cores] = [[]]
 
 
@@ -65,18 +65,18 @@ def grade_class(
     out: TextIO = sys.stderr,
     outputs: Sequence[Path] = (),
 ) -> list[Graded]:
-    """Score all notebooks in the folders, but for those whose score is in ``report``.
+    """Score all notebooks in the folders, except those whose score is in ``report``.
 
     ``jobs`` learners are graded at a time, each on an equal share of the cores; no more than there are cores.
-    A notebook's cells together may take ``seconds``, and each question as many, up to `check.ALL_SECONDS`.
-    Another seed draws other inputs. What lies at ``outputs`` is no learner's. `NoSubmissions` is raised if
-    there is nothing to grade.
+    A notebook's cells together may take ``seconds``, and so may each question, up to `check.ALL_SECONDS`.
+    Another seed draws other inputs. Files at ``outputs`` are no learner's. `NoSubmissions` is raised if there
+    is nothing to grade.
     """
     submitted = submissions.submissions(folders, [report, *outputs])
     if warning := unprotected():
         print(f"course grade: {warning}", file=out)
     (report / KEPT).mkdir(parents=True, exist_ok=True)
-    score.answer_names()  # loads the judges, before workers do
+    score.answer_names()  # loads the judges before any worker does
     paths = {each: report / KEPT / f"{_key(each, seed, seconds)}.json" for each in submitted}
     scores = {path: kept for path in paths.values() if (kept := _kept(path))}
     if scores:
@@ -101,7 +101,7 @@ def grade_class(
 
 
 def _key(submission: Submission, seed: str, seconds: float) -> str:
-    """Return a hash of the notebook, its name, what lies beside it, the seed, the limit and the judges."""
+    """Return a hash of the notebook, its name, the files beside it, the seed, the limit and the judges."""
     try:
         text = submissions.content(submission.path, submission.root)
     except Unreadable as why:
@@ -128,8 +128,8 @@ def _kept(path: Path) -> Score | None:
 
 @contextlib.contextmanager
 def _nothing_left_in_the_temporary_folder(report: Path) -> Iterator[None]:
-    """Have PyTorch's cache in the report until the end, and load no torchvision, which no judge needs."""
-    folder = report.resolve() / "cache"  # the next grader removes that of one that was killed
+    """Keep PyTorch's cache in the report until the end, and load no torchvision, which no judge needs."""
+    folder = report.resolve() / "cache"  # if this grader is killed, the next one removes it
     try:
         with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder), COURSE_LEAN="1"):
             yield
@@ -138,7 +138,7 @@ def _nothing_left_in_the_temporary_folder(report: Path) -> Iterator[None]:
 
 
 def _places(jobs: int) -> list[Cores]:
-    """Share out the cores (Linux): without some of its own, a submission could be starved by another one."""
+    """Divide the cores among the workers (Linux): otherwise one submission could starve another."""
     jobs = min(jobs, hardware.cores())
     if jobs == 1 or not hasattr(os, "sched_setaffinity"):
         return ALONE * jobs
@@ -162,7 +162,7 @@ def _scored(
                     worker.end()
                     workers.remove(worker)
                     places.append(worker.cores)
-                    groups += [worker.tasks] if worker.tasks else []  # those after the one that it failed at
+                    groups += [worker.tasks] if worker.tasks else []  # after the one at which it failed
     finally:
         for worker in workers:
             worker.end()
@@ -176,11 +176,11 @@ class Worker:
         wait_until_loaded(threading.Event())
         self.tasks, self.cores = tasks, cores  # tasks: those without a score
         context: Any = multiprocessing.get_context(forkserver.METHOD)
-        self._way, its = context.Pipe(duplex=False)
-        self._process: Any = context.Process(target=_work, args=(its, tasks, cores, seed, seconds, patience))
+        self._way, end = context.Pipe(duplex=False)
+        self._process: Any = context.Process(target=_work, args=(end, tasks, cores, seed, seconds, patience))
         with without_main():
             self._process.start()
-        its.close()
+        end.close()
         protect([self._process.pid])
         self.ways = (self._way, self._process.sentinel)
         self._most = MOST_TIMES * (START_SECONDS + seconds) * patience
@@ -189,9 +189,9 @@ class Worker:
         self._family: list[psutil.Process] = []
 
     def scored(self) -> Iterator[tuple[Task, Score]]:
-        """Yield the submissions that have a score by now, and the one that it failed at, if it did."""
+        """Yield the submissions that have a score by now, and the one at which the worker failed, if any."""
         has_ended = self._process.exitcode is not None
-        with contextlib.suppress(psutil.Error):  # what it has started loses its parent with it
+        with contextlib.suppress(psutil.Error):  # once it has ended, it is no longer their parent
             self._family = psutil.Process(self._process.pid).children(recursive=True) or self._family
         with contextlib.suppress(OSError, EOFError):
             while self.tasks and self._way.poll():
@@ -211,7 +211,7 @@ class Worker:
 
     def end(self) -> None:
         """End the worker and everything behind its walls."""
-        self._process.join(0 if self.tasks or self._failed else END_SECONDS)  # who has scored all tidies up
+        self._process.join(0 if self.tasks or self._failed else END_SECONDS)  # after the last, it tidies up
         if self._process.exitcode is None:
             with contextlib.suppress(psutil.Error):
                 self._family = [psutil.Process(self._process.pid)]

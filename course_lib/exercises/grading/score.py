@@ -28,14 +28,14 @@ from .session import Session, SessionEnded
 from .submissions import Exercise, Submission, Unreadable
 from .walls import START_SECONDS, Walls
 
-GRACE_SECONDS = 30.0  # beyond a limit that the sandbox itself keeps, for reports and the end of ranks
+GRACE_SECONDS = 30.0  # after a limit that the sandbox itself keeps, for reports and the end of ranks
 CELL_SECONDS = 60.0  # for one cell
 MOST_STARTS = 6  # of a notebook, when its cells end the process that runs them
-AGAIN = 0.25  # of the first start's time, for each further one
+AGAIN = 0.25  # of the first start's time limit, for each further start
 MOST_ANSWER = 24 << 20  # characters of a pickled answer, in base64
 MOST_PARTS = 2 * MOST_NUMBERS  # commas and brackets in what a rank reports
 MOST_PATH = 200  # characters
-MOST_LETTERS = 4000  # characters of what is said about a ✗, or went wrong
+MOST_LETTERS = 4000  # characters about a ✗, or about what went wrong
 
 Message = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Score:
     trouble: list[str] = field(default_factory=list)
     feedback: dict[str, Feedback] = field(default_factory=dict)  # by question
     ungraded: str = ""  # why there is no grade, if that is not the learner's fault
-    struck: bool = field(default=False, compare=False)  # points were lost, and a limit has struck
+    struck: bool = field(default=False, compare=False)  # points were lost, and a limit was reached
 
     @property
     def points(self) -> float:
@@ -64,12 +64,12 @@ class Score:
     @classmethod
     def from_json(cls, text: str) -> Score:
         """Read what `to_json` wrote; raise ValueError, TypeError or KeyError if it did not."""
-        told = json.loads(text)
+        found = json.loads(text)
         feedback = {
             number: Feedback(number, [Finding(**finding) for finding in known["findings"]], known["trouble"])
-            for number, known in told["feedback"].items()
+            for number, known in found["feedback"].items()
         }
-        return cls(**told | {"feedback": feedback})
+        return cls(**found | {"feedback": feedback})
 
 
 def answer_names() -> dict[str, str]:
@@ -105,13 +105,13 @@ def score_notebook(
     Parameters
     ----------
     seconds
-        All cells together may take as many, and so may each question, but at most `ALL_SECONDS`; of all
-        these limits, ``walls.patience`` times as many.
+        The limit for all cells together, and for each question, which has at most `ALL_SECONDS`. All limits
+        are multiplied by ``walls.patience``.
     files
-        What lies beside the notebook, by path.
+        The files beside the notebook, by path.
     """
     exercise = submissions.read(text, name, answer_names())
-    names = {number: of for number, of in answer_names().items() if number.startswith(exercise.number)}
+    names = {number: name for number, name in answer_names().items() if number.startswith(exercise.number)}
     beside = {path: base64.b64encode(content).decode() for path, content in (files or {}).items()}
     walls.struck = False
     answers, notes = answers_of(exercise, names, seconds, walls, beside)
@@ -120,8 +120,7 @@ def score_notebook(
     sources = {cell.name: cell.source for cell in exercise.cells}
     for number in names:
         kept = {"do": "keep", "cells": sources, "files": beside} | answers.get(number, {})
-        drawn = f"{seed} {hashed} {number}"
-        score.feedback[number] = _feedback(number, kept, drawn, seconds, walls)
+        score.feedback[number] = _feedback(number, kept, f"{seed} {hashed} {number}", seconds, walls)
     score.struck = walls.struck and score.points < score.most
     return score
 
@@ -138,13 +137,13 @@ def answers_of(
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     """Run a notebook; return its answer to each question, pickled and never opened, or why there is none.
 
-    When a cell ends the process, or never comes to an end, the notebook is run again with only what this cell
-    defines, and then without it. The last time, only what is defined is run, of all cells.
+    If a cell ends the process, or does not end, the notebook runs again with only this cell's definitions,
+    and then without it. In the last start, only the definitions of all cells run.
     """
     steps: list[Message] = [{"cell": cell.name, "source": cell.source} for cell in exercise.cells]
     asked = {number: {"question": number, "name": name} for number, name in names.items()}
     steps = [asked.get(cell.number or "", step) for cell, step in zip(exercise.cells, steps, strict=True)]
-    steps += asked.values()  # at the end, those without an answer at their check
+    steps += asked.values()  # once more at the end, for answers that were not there at their check
     notes: list[str] = []
     answers: dict[str, dict[str, str]] = {}
     left = most = (START_SECONDS + seconds) * walls.patience
@@ -187,7 +186,7 @@ def answers_of(
 
 
 def _note(answers: dict[str, dict[str, str]], number: str, found: dict[str, str]) -> None:
-    """Note an answer: the first one that was pickled stays, whatever a later start makes of it."""
+    """Note an answer, unless an earlier start pickled one, which stays."""
     if "pickled" not in answers.get(number, {}):
         answers[number] = found
 
@@ -207,12 +206,12 @@ def _answer(reply: Message) -> dict[str, str]:
 def _feedback(number: str, kept: Message, seed: str, seconds: float, walls: Walls) -> Feedback:
     """Return the feedback on a question; the same seed draws the same inputs.
 
-    Each question has a session of its own, so no answer meets what another one has left behind or seen there.
+    Each question has a session of its own: no answer finds what another one left behind, or saw what it saw.
     """
-    # For what a judge draws without the generator that it is given
-    shared = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
-    for seeds in (random.seed, np.random.seed, torch.manual_seed):
-        seeds(shared)
+    # A judge may draw from the global generators, too
+    seed_number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+        set_seed(seed_number)
     if "pickled" not in kept:
         why = kept.get("refused", "the notebook did not get as far as this question")
         feedback = judged(number, NoAnswer(why), random.Random(seed))
@@ -227,7 +226,7 @@ def _feedback(number: str, kept: Message, seed: str, seconds: float, walls: Wall
 
 
 class NoAnswer:
-    """A `question.Ask` without an answer: it refuses, and says why."""
+    """A `question.Ask` where there is no answer: it says why."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -241,7 +240,7 @@ class NoAnswer:
 class SandboxAsk:
     """The grader's `question.Ask`: the answer is in the sandbox, and JSON comes back.
 
-    A work goes there by value, with what it needs from its own file: the judges, the expected values and the
+    A work is sent by value, with what it needs from its own file: the judges, the expected values and the
     points stay here.
     """
 
@@ -249,7 +248,7 @@ class SandboxAsk:
         self, session: Session, asked: Question, kept: Message, seconds: float, patience: float
     ) -> None:
         self._session, self._asked, self._patience = session, asked, patience
-        self._kept: Message | None = kept  # the request to keep the answer, until it is sent
+        self._kept: Message | None = kept  # the request to keep the answer; None once it is sent
         self._left = min(ALL_SECONDS, seconds)
 
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
@@ -268,7 +267,7 @@ class SandboxAsk:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """Provide an empty folder in the sandbox; for this process it does not exist."""
+        """Provide an empty folder in the sandbox; this process cannot see it."""
         yield Path(str(self._reply({"do": "folder"}, START_SECONDS).get("folder"))[:MOST_PATH])
 
     def _reply(self, request: Message, seconds: float) -> Message:
@@ -281,7 +280,7 @@ class SandboxAsk:
 
 
 def _seen(reply: Message, nprocs: int) -> list[Any]:
-    """Return what the works saw, by rank, from a reply that may be anything."""
+    """Return what the work saw on each rank, from a reply that may be anything."""
     texts = reply.get("texts")
     if isinstance(texts, list) and len(texts) == nprocs and all(isinstance(text, str) for text in texts):
         if any(sum(map(text.count, ",[{")) > MOST_PARTS for text in texts):

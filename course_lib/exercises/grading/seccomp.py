@@ -1,9 +1,9 @@
 """Allow the system calls that Python and PyTorch need in the sandbox, by a seccomp filter for bubblewrap.
 
-What is not in the list does not exist there: keyrings, other processes' memory, other cores, and System V
+Other calls do not exist there: those for keyrings, other processes' memory, other cores, and for System V
 memory and files without a name (memfd), which count towards no limit. Calls that only root may make, such as
-``mount``, are in it, since the supervisor makes them; a session has no capabilities. A new user namespace
-would give it all of them, and so exposes more of the kernel to attack.
+``mount``, are allowed, since the supervisor makes them; a session has no capabilities. A new user namespace
+would give it all capabilities, and would expose more of the kernel to attack.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def seccomp_filter() -> bytes:
         return b""
     architecture, makes_namespaces, makes_sockets, calls = MACHINES[platform.machine()]
     allow, deny = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERROR | errno.ENOSYS)
-    # An instruction: what to do, how many to skip if the test holds, how many if not, and its number
+    # An instruction: what to do, how many to skip if the test holds, how many if not, and the operand
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUALS, 1, 0, architecture), deny, (LOAD, 0, 0, NUMBER)]
     for number in makes_namespaces:
         program += [(EQUALS, 0, 4, number), (LOAD, 0, 0, FIRST_ARGUMENT)]

@@ -14,18 +14,18 @@ from typing import Any
 
 MOST_REPLY_BYTES = 48 << 20  # of one line: five ranks' answers, encoded as JSON once more
 MOST_STRINGS = 100  # in a line
-MOST_REST = 1000  # bytes of a line outside of them: a list takes twenty times the memory of its text
+MOST_REST = 1000  # bytes of a line outside its strings: a list takes twenty times the memory of its text
 A_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?')  # in JSON
 LOOK_SECONDS = 0.25  # between two looks at memory and processes
-STRUCK = 0.9  # of a limit that the sandbox keeps; as seen from here, it may have begun later
+STRUCK = 0.9  # of a limit that the sandbox keeps: its clock may have started later than ours
 
 
 class SessionEnded(Exception):
-    """The session is over before its time; the message tells the learner why."""
+    """The session ended too early; the message tells the learner why."""
 
 
 class CannotJudge(BaseException):
-    """This machine cannot judge now; not an Exception, so that no judge takes it for an answer's fault."""
+    """This machine cannot judge now; not an Exception, lest a judge take it for the answer's fault."""
 
 
 class Session:
@@ -45,7 +45,7 @@ class Session:
         self._rest = bytearray()  # of a message that has come in part
         self._checked = 0.0
         self._since, self._until = 0.0, math.inf  # for the replies
-        self.struck = False  # whether a limit has struck, of time or another
+        self.struck = False  # whether a limit was reached, of time or another
 
     def limit(self, seconds: float) -> None:
         """Set how long the replies from now on may take."""
@@ -53,11 +53,11 @@ class Session:
         self._until = self._since + seconds
 
     def note_limit(self, seconds: float) -> None:
-        """Note whether a limit of so many seconds, which the sandbox keeps, has struck since `limit`."""
+        """Note whether a limit of these seconds, which the sandbox keeps, was reached since `limit`."""
         self.struck |= time.monotonic() - self._since >= STRUCK * seconds
 
     def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send a request and yield the replies to it, and to no other; what they contain is untrusted.
+        """Send a request and yield the replies to it, and to no other; their contents are untrusted.
 
         `SessionEnded` is raised if the process does not read or reply any more, or not in time, if a reply is
         too long, or if the sandbox exceeds its limits.

@@ -1,4 +1,4 @@
-"""Find the notebooks that a class submitted, by learner, and read one, whatever it turns out to be."""
+"""Find the notebooks that a class submitted, by learner, and read them, whatever is in the files."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Submission:
     learner: str
     path: Path
     is_alone: bool = False  # in a folder of the learner's own
-    root: Path | None = None  # the folder that it was found in, which learners cannot replace
+    root: Path | None = None  # the folder in which it was found, which learners cannot replace
 
     @property
     def name(self) -> str:
-        """The name of its file, in characters that can be written anywhere."""
+        """Its file's name, in characters that can be written anywhere."""
         return _in_letters(self.path.name)
 
 
@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass
 class Exercise:
-    """A notebook as it was read: its exercise's number, its code cells, and what was odd about it."""
+    """A notebook: the number of its exercise, its code cells, and what was odd when it was read."""
 
     number: str  # "06"
     cells: list[Cell]
@@ -66,17 +66,16 @@ class Exercise:
 
 
 class NoSubmissions(Exception):
-    """There is nothing to grade; the message says where it was looked for."""
+    """There is nothing to grade; the message names the folders."""
 
 
 def submissions(folders: Sequence[Path], outputs: Collection[Path] = ()) -> list[Submission]:
-    """Find all notebooks in the folders, sorted by learner and path; include links, to be refused by name.
+    """Find all notebooks in the folders, sorted by learner and path.
 
-    A notebook directly in a folder belongs to the learner that its file name gives, or, if it is named as an
-    exercise is, to the one that the folder's name gives; one further down to the learner that the subfolder's
-    name gives. Links to folders are not followed. A subfolder without a notebook is in the list, too, to be
-    refused. What the grader writes, ``outputs``, is left out. `NoSubmissions` is raised if a folder cannot be
-    read, or if there is no notebook in any.
+    A notebook directly in a folder is named after its learner; if it has an exercise's name, the folder is.
+    Further down, the subfolder is. The list includes links, and subfolders without a notebook, so that they
+    are refused by name; links to folders are not followed. It leaves out ``outputs``, which the grader
+    writes. `NoSubmissions` is raised if a folder cannot be read, or if there is no notebook.
     """
     submitted: dict[tuple[str, str], Submission] = {}
     written = set(map(os.path.realpath, outputs))
@@ -109,9 +108,9 @@ def _notebooks_in(folder: Path) -> Iterator[Path]:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk as `os.walk` does, but not too deep, into no hidden folder, and not from a link.
+    """Walk like `os.walk`, but not too deep, into no hidden folder, and not from a link.
 
-    What cannot be listed is passed over.
+    Folders that cannot be listed are skipped.
     """
     for place, names, found in os.walk(folder) if not os.path.islink(folder) else ():
         is_deep = len(Path(place).parts) - len(folder.parts) >= MOST_DEPTH
@@ -124,10 +123,10 @@ def _is_hidden(name: str) -> bool:
 
 
 def helpers(submission: Submission) -> tuple[dict[str, bytes], list[str]]:
-    """Return the files beside a notebook in the learner's own folder, and what was left out of them.
+    """Return the files beside a notebook in the learner's own folder, and a note on those left out.
 
-    Neither notebooks nor hidden files are among them, nothing is that a link leads to, and no folder with
-    notebooks, which may be another learner's.
+    Notebooks, hidden files and the targets of links are not among them, nor are folders with notebooks, which
+    may be another learner's.
     """
     files: dict[str, bytes] = {}
     left_out = []
@@ -158,14 +157,14 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _in_letters(name: str) -> str:
-    """Return a file's name as text, with the bytes escaped that are not UTF-8; no two names as the same."""
+    """Return a file's name as text, with bytes that are not UTF-8 escaped; different names stay different."""
     return os.fsencode(name.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
 
 
 def content(path: Path, root: Path | None = None) -> bytes:
     """Return a file's bytes; raise `Unreadable` if it is a link, a pipe or a folder, or too long.
 
-    Of the folders on the way to it, those below ``root`` may be no links, either.
+    No folder between ``root`` and the file may be a link, either.
     """
     root = root or path.parent
     try:
@@ -196,9 +195,9 @@ def content(path: Path, root: Path | None = None) -> bytes:
 
 
 def read(text: bytes, name: str, questions: Collection[str]) -> Exercise:
-    """Read the exercise from a notebook's bytes; the file's name, too, may say which of the exercises it is.
+    """Read an exercise from a notebook's bytes; the file's name may help to tell which exercise it is.
 
-    `Unreadable` is raised if it is not a notebook, or not one of an exercise of this course.
+    `Unreadable` is raised if it is not a notebook, or not of an exercise of this course.
     """
     try:
         whole = json.loads(text.decode(json.detect_encoding(text), "replace"))
@@ -220,7 +219,7 @@ def read(text: bytes, name: str, questions: Collection[str]) -> Exercise:
 
 
 def _marks(cell: dict[str, Any]) -> Iterator[str]:
-    """Yield the names in a cell that say where it comes from."""
+    """Yield a cell's names, which may say what exercise it comes from."""
     about = cell.get("metadata")
     nbgrader = about.get("nbgrader") if isinstance(about, dict) else None
     for mark in (nbgrader.get("grade_id") if isinstance(nbgrader, dict) else None, cell.get("id")):
@@ -229,7 +228,7 @@ def _marks(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def _exercise(code: list[dict[str, Any]], name: str, known: set[str]) -> str:
-    """Return which exercise it is, as most of its cells say, or else the file's name."""
+    """Return the exercise that most of the cells name, or else the file's name."""
     for marks in ((mark for cell in code for mark in _marks(cell)), [name]):
         named = Counter(found[1] for mark in marks if (found := OF_AN_EXERCISE.match(mark)))
         if numbers := [number for number, _ in named.most_common() if number in known]:
@@ -251,7 +250,7 @@ def _cells(code: list[dict[str, Any]], number: str, questions: Collection[str]) 
 
 
 def _more_than_a_check(cell: Cell) -> str:
-    """Say so if a cell that checks a question has more in it, which is not run."""
+    """Say so if a cell with a check contains more than the check, which does not run."""
     if cell.number is None:
         return ""
     lines = [line.strip() for line in A_WHOLE_CHECK.sub("", cell.source).splitlines()]
@@ -261,7 +260,7 @@ def _more_than_a_check(cell: Cell) -> str:
 
 
 def _checked(cell: dict[str, Any], source: str, number: str) -> str | None:
-    """Return the question that a cell is there to check, by its own name or else by its only line."""
+    """Return the question that a cell checks, by the cell's name or else by its only line."""
     for mark in _marks(cell):
         if named := re.fullmatch(rf"e{number}-(\d)-check", mark):
             return f"{number}.{named[1]}"

@@ -1,9 +1,9 @@
 """In the sandbox: load PyTorch once, and start a process for each session.
 
-Loading PyTorch takes seconds, forking a process that has it some milliseconds. Each session has Linux
+Loading PyTorch takes seconds, but forking a process that has it takes milliseconds. Each session has Linux
 namespaces of its own: processes, a /tmp, a /dev/shm, System V memory and a loopback network that no other
-session sees. When their process 1 is killed, the kernel kills all the others and empties the rest. bubblewrap
-cannot make these namespaces for a fork, only for a new program. This process runs no code of a submission.
+session sees. When their process 1 is killed, the kernel kills their other processes and frees the rest.
+bubblewrap makes such namespaces only for a new program, not for a fork. This process runs no submitted code.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def main(user: int, processes: int, file_bytes: int, data_bytes: int, disk_bytes: int) -> None:
-    """Set limits that nothing can raise afterwards, load what sessions need, and start and end them.
+    """Set limits that nothing can raise afterwards, load what sessions need, then start and end sessions.
 
-    A byte on standard input ends the session, if there is one, and with a socket starts another one, which
-    serves that socket. The answer is the same byte.
+    A byte on standard input ends the session, if there is one; with a socket, it also starts another session,
+    which serves that socket. The same byte goes back.
 
-    A session becomes ``user``, who owns nothing here, unless that is 0. Its /tmp and its /dev/shm have
-    ``disk_bytes`` each. Where no namespaces can be made that is 0: this process serves the only session
-    itself, and the grader ends it.
+    A session runs as ``user``, who owns nothing here, unless this is 0. Its /tmp and its /dev/shm have
+    ``disk_bytes`` each. If this is 0, no namespaces can be made: this process serves the only session itself,
+    and the grader ends it.
     """
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -58,43 +58,43 @@ def main(user: int, processes: int, file_bytes: int, data_bytes: int, disk_bytes
     load_here()
     process_1 = 0
     while True:
-        command, ways, _, _ = socket.recv_fds(control, 1, 1)
+        command, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if process_1:
             os.kill(process_1, signal.SIGKILL)
             os.waitpid(process_1, 0)  # returns when the kernel has ended the namespaces' last process
-        if ways and not disk_bytes:
+        if sockets and not disk_bytes:
             control.send(command)
             control.close()
-            return serve(*ways)
-        process_1 = _start(ways[0], user, disk_bytes) if ways else 0
-        if not command or (ways and not process_1):
+            return serve(*sockets)
+        process_1 = _start(sockets[0], user, disk_bytes) if sockets else 0
+        if not command or (sockets and not process_1):
             return
         control.send(command)
 
 
-def _start(way: int, user: int, disk_bytes: int) -> int:
+def _start(connection: int, user: int, disk_bytes: int) -> int:
     """Start a session in new namespaces; return the pid of their process 1, or 0 if they cannot be made."""
     _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # to adopt process 1 when its parent has ended
-    ready, told = os.pipe()
+    reader, writer = os.pipe()
     parent = os.fork()  # a process can make a namespace for the pids of its children only once
     if parent == 0:
         with contextlib.suppress(BaseException):
-            close_all_but(told, way)
+            close_all_but(writer, connection)
             _libc("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
             if os.fork() == 0:
-                _process_1(told, way, user, disk_bytes)
+                _process_1(writer, connection, user, disk_bytes)
         os._exit(0)
     os.waitpid(parent, 0)
-    os.close(told)
-    os.close(way)
-    pid = os.read(ready, 20)
-    os.close(ready)
+    os.close(writer)
+    os.close(connection)
+    pid = os.read(reader, 20)
+    os.close(reader)
     return int(pid or 0)
 
 
-def _process_1(told: int, way: int, user: int, disk_bytes: int) -> None:
-    """Set up the namespaces, let a child serve the session, and reap orphans until it has ended."""
-    pid = os.readlink("/proc/self").encode()  # in the supervisor's /proc: the pid by which it can kill this
+def _process_1(writer: int, connection: int, user: int, disk_bytes: int) -> None:
+    """Set up the namespaces, have a child serve the session, and reap orphans until the child has ended."""
+    pid = os.readlink("/proc/self").encode()  # as the supervisor's /proc has it, who can kill this by it
     _libc("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     for place in (b"/tmp", b"/dev/shm"):
         size = f"size={disk_bytes},mode=1777".encode()
@@ -106,12 +106,12 @@ def _process_1(told: int, way: int, user: int, disk_bytes: int) -> None:
     _give_up_capabilities()
     server = os.fork()
     if server == 0:
-        os.close(told)
-        serve(way)
+        os.close(writer)
+        serve(connection)
         os._exit(0)
     _libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody may inspect it
-    os.write(told, pid)
-    os.close(way)  # so that the grader sees when the session has ended
+    os.write(writer, pid)
+    os.close(connection)  # so that the grader sees when the session has ended
     while os.wait()[0] != server:
         pass
 

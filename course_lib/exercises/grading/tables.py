@@ -18,7 +18,7 @@ from ..question import QUESTIONS
 from .batch import Graded
 from .score import Score
 
-# nbgrader's export has these columns first; those that are not known here stay empty.
+# The first columns of nbgrader's export; those that the course does not know stay empty.
 OF_NBGRADER = (
     *("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email"),
     *("raw_score", "late_submission_penalty", "score", "max_score"),
@@ -27,7 +27,7 @@ A_FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # how a spreadsheet's for
 
 
 class LearnerGrades:
-    """What one learner submitted; of several notebooks for one exercise, the one with most points counts."""
+    """What a learner submitted; of several notebooks for an exercise, the one with most points counts."""
 
     def __init__(self, name: str, graded: Iterable[Graded]) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class LearnerGrades:
 
 
 def notes(score: Score) -> list[str]:
-    """Return what is said beside the points of a submission."""
+    """Return what stands beside the points of a submission."""
     again = f"it has no grade yet: {score.ungraded}. The same command grades it again"
     return [*score.trouble, *[again] * bool(score.ungraded)]
 
@@ -106,8 +106,8 @@ def _number(points: float | None) -> str:
 def _text(words: str) -> str:
     """Escape words so that each reader finds the same columns, and no spreadsheet runs them as a formula.
 
-    Two names of submissions that differ still do so afterwards, since any backslash in these is doubled. A
-    quotation mark becomes a typographic one, since not all readers know that a doubled one is one.
+    Different names of submissions stay different, since their backslashes are doubled. Quotation marks become
+    typographic ones: not all readers know that two in a row stand for one.
     """
     kept = [each if each.isprintable() and each != "\u201d" else ascii(each)[1:-1] for each in words]
     words = "".join(kept).replace('"', "\u201d")

@@ -13,7 +13,7 @@ OWN = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)  # in /proc/N/sta
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Return a process's memory without files' pages: quick, but pages that forks share count in each."""
+    """Return a process's memory without pages of files; quick, but counts shared pages in each fork."""
     with suppress(OSError):
         status = Path(f"/proc/{process.pid}/status").read_text()
         return 1024 * sum(map(int, OWN.findall(status)))
@@ -23,7 +23,7 @@ def own_bytes(process: psutil.Process) -> int:
 
 
 def proportional_bytes(process: psutil.Process) -> int:
-    """Return memory, with shared pages divided among their users (PSS) where that is known; slow."""
+    """Return a process's memory, with shared pages divided among processes (PSS) where possible; slow."""
     try:
         return process.memory_full_info().pss
     except (psutil.AccessDenied, AttributeError):

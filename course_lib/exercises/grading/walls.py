@@ -1,10 +1,10 @@
 """Walls around submissions: a sandboxed process that answers requests, with limits on all that it uses.
 
-With bubblewrap it sees no network, no processes but its own, and of files only `SYSTEM`, `OF_ETC`, Python,
-its packages, and this library without the judges. Without it, only the limits apply (see `unprotected`).
+With bubblewrap it sees no network, no processes but its own, and no files but `SYSTEM`, `OF_ETC`, Python, its
+packages, and this library without the judges. Without bubblewrap, only the limits apply (see `unprotected`).
 
-A `session.Session` runs a submission's code, in Linux namespaces of its own, which the `supervisor` in the
-sandbox makes and ends. Where it cannot, each session has a sandbox of its own.
+A `session.Session` runs a submission's code in Linux namespaces of its own, which the sandbox's `supervisor`
+makes and ends. If it cannot make any, each session has a sandbox of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .usage import own_bytes, proportional_bytes, tasks_of_this_user
 HOUSE = Path(__file__).parents[2]  # course_lib
 QUESTIONS = HOUSE / "exercises" / "questions"
 # Threads count, too. The solutions of 05, 09, 13 and 15, on up to five ranks, have at most 39 on two cores; a
-# pool of torch's or of NumPy's has one for each core of the machine. An answer may start six times as many.
+# thread pool of torch or NumPy has one for each core of the machine. An answer may start six times as many.
 MOST_PROCESSES = 6 * (40 + (os.cpu_count() or 1))
 MOST_FILE_BYTES = 256 << 20
 MOST_DISK_BYTES = 512 << 20  # in each of /tmp and /dev/shm, which are in memory
@@ -64,7 +64,7 @@ def unprotected() -> str:
 
 
 def _a_user() -> int:
-    """Return, for root, the id of a user who owns nothing, another one in each process; else 0."""
+    """Return the id of a user who owns nothing, another one in each process; 0 if this is not root."""
     if os.geteuid() != 0:
         return 0
     first, _, count = map(int, Path("/proc/self/uid_map").read_text().split("\n")[0].split())
@@ -73,9 +73,9 @@ def _a_user() -> int:
 
 
 def _bubblewrap(user: int, namespaces: bool = False, seccomp: int | None = None) -> list[str]:
-    """Return the bwrap command to put before a program's; the program can become ``user``, if that is not 0.
+    """Return the bwrap command that goes before a program's; unless ``user`` is 0, the program can become it.
 
-    With ``namespaces`` it may make some, too. ``seccomp`` is the file descriptor of a seccomp filter.
+    With ``namespaces``, it can make namespaces. ``seccomp`` is the file descriptor of a seccomp filter.
     """
     kinds = ["pid", "net", "ipc", "uts", "cgroup-try", *["user"] * (not user)]
     command = [shutil.which("bwrap") or "bwrap", *(f"--unshare-{kind}" for kind in kinds)]
@@ -95,7 +95,7 @@ def _bubblewrap(user: int, namespaces: bool = False, seccomp: int | None = None)
     for name in OF_ETC:
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for place in _places():
-        for parent in reversed(Path(place).parents[:-1]):  # those that bwrap makes are for root alone
+        for parent in reversed(Path(place).parents[:-1]):  # if bwrap made them, only root could enter
             command += ["--perms", "0755", "--dir", str(parent)]
         command += ["--ro-bind", place, place]
     if QUESTIONS.is_dir():
@@ -104,7 +104,7 @@ def _bubblewrap(user: int, namespaces: bool = False, seccomp: int | None = None)
 
 
 def _places() -> list[str]:
-    """Return the folders of this Python, its packages and this library, without those of the system."""
+    """Return the folders of this Python, its packages and this library that are not in `SYSTEM`."""
     program = Path(sys.executable).resolve().parents[1]
     places = {sys.prefix, sys.base_prefix, str(program), *site.getsitepackages(), str(HOUSE)}
     places |= {site.getusersitepackages()} if site.ENABLE_USER_SITE else set()
@@ -114,7 +114,7 @@ def _places() -> list[str]:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Return the sandbox's environment; of ours it has only where Python finds what it needs."""
+    """Return the sandbox's environment, which says where Python finds what it needs."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/bin", "/bin"]),
         "PYTHONPATH": str(HOUSE.parent),
@@ -134,23 +134,23 @@ def _environment(folder: str) -> dict[str, str]:
 class Walls(AbstractContextManager["Walls"]):
     """A sandboxed process and all that it starts; a context manager that leaves nothing of them.
 
-    The calling process adopts their orphans, and kills them: it must start nothing else meanwhile.
+    The calling process adopts orphans and kills them, so it must start nothing else meanwhile.
 
     Parameters
     ----------
     cores
-        The only ones that they may use; by default all that the calling process may. With bubblewrap, they
-        cannot change that.
+        The only cores that they may use; by default, all of the calling process. With bubblewrap, they cannot
+        change that.
     patience
-        How many times the usual limits of time a submission has.
+        The factor by which all time limits are multiplied.
     """
 
     def __init__(self, cores: Collection[int] = (), patience: float = 1.0) -> None:
         self._cores, self.patience = cores, patience
-        self.struck = False  # whether a limit has, in any of the sessions
+        self.struck = False  # whether a limit was reached in any session
         self._bubblewrap = not unprotected()
-        hidden = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # by a session's own
-        self._namespaces = self._bubblewrap and not hidden  # until a start fails
+        hidden = any(place.startswith(("/tmp/", "/dev/shm/")) for place in _places())  # by its own /tmp
+        self._namespaces = self._bubblewrap and not hidden  # False once a start has failed
         self._process: subprocess.Popen[bytes] | None = None
         self._others: set[psutil.Process] = set()  # what this process had started before
 
@@ -159,7 +159,7 @@ class Walls(AbstractContextManager["Walls"]):
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Open a session: a sandboxed process that has seen nothing yet, and that leaves nothing behind.
+        """Open a session: a sandboxed process that has seen nothing yet and leaves nothing behind.
 
         `CannotJudge` is raised if it does not start.
         """
@@ -199,9 +199,9 @@ class Walls(AbstractContextManager["Walls"]):
         _inherit(True)
         self._folder = None if self._bubblewrap else tempfile.TemporaryDirectory(prefix="course-grade-")
         folder = self._folder.name if self._folder else "/tmp"
-        self._control, its = socket.socketpair()
+        self._control, theirs = socket.socketpair()
         self._control.settimeout(START_SECONDS)
-        with its, tempfile.TemporaryFile() as file:
+        with theirs, tempfile.TemporaryFile() as file:
             calls = file.write(seccomp_filter())
             file.seek(0)
             if self._bubblewrap:
@@ -209,7 +209,7 @@ class Walls(AbstractContextManager["Walls"]):
             with _on(self._cores):
                 self._process = subprocess.Popen(
                     command,
-                    stdin=its.fileno(),
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=_environment(folder),
@@ -238,7 +238,7 @@ class Walls(AbstractContextManager["Walls"]):
             self._folder.cleanup()
 
     def _family(self) -> set[psutil.Process]:
-        """Return the sandbox's processes: all descendants of this process that it did not have before."""
+        """Return the sandbox's processes: this process's descendants, except those from before."""
         return set(psutil.Process().children(recursive=True)) - self._others
 
     def _check_limits(self) -> None:

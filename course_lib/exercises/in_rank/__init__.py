@@ -1,1 +1,1 @@
-"""What runs in the ranks of an exercise, in one process with the answer."""
+"""What runs in the ranks of an exercise, in the same process as the answer."""

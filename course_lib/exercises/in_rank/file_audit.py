@@ -1,7 +1,7 @@
-"""Record what an answer does to files, whichever way: by Python's audit events and in torch's own writer.
+"""Record what an answer does to files, by Python's audit events and in torch's own writer.
 
-A `torch.save` that was imported by name, `pickle.dump` and `Path.write_bytes` look alike there. Works run
-under it in a rank.
+These see any way to write: a `torch.save` that was imported by name, `pickle.dump`, `Path.write_bytes`. Works
+run under them in a rank.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unittest import mock
 
 import torch
 
-SAVES = ("_save", "_legacy_save")  # where torch.save ends up, one for each of its formats
-NAMES = ("os.rename", "os.link")  # audit events that give a file a name, their second argument
+SAVES = ("_save", "_legacy_save")  # what torch.save calls, one for each of its formats
+NAMES = ("os.rename", "os.link")  # audit events that give a file a new name, their second argument
 CHANGES = ("os.remove", "os.truncate", *NAMES)  # besides "open"
 
 
@@ -47,7 +47,7 @@ class FileAudit:
 
 _audits: list[FileAudit] = []
 _hooked: list[bool] = []  # an audit hook stays until the process ends
-_here = threading.local()  # whether this thread is inside `before`
+_thread = threading.local()  # its `in_before`: whether it is inside `before`
 
 
 @contextlib.contextmanager
@@ -61,9 +61,9 @@ def audit_files(
     folder
         The folder to watch, with those below it: a rank writes notes of its own elsewhere.
     before
-        Called before each step, with its kind and a file's name: one of `CHANGES`; "open", of a file for
-        writing; "save" (and the folder's name), in each `torch.save` after its file was opened. It may wait
-        as a slow disk does, or look at what a kill would leave. Of what it does, only saves are counted.
+        Called before each step, with its kind and a file's name. The kind is one of `CHANGES`; or "open", for
+        writing; or "save", with the folder's name, in each `torch.save` after its file was opened. This call
+        may wait, like a slow disk, or look at what a kill would leave. Of its own steps, only saves count.
     """
     if not _hooked:
         sys.addaudithook(_on_event)
@@ -97,23 +97,23 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
         return
     if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
         return
-    names = [arg for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)]  # not an open file
+    names = [arg for arg in args[:2] if isinstance(arg, str | bytes | os.PathLike)]  # no open files
     if names:
         for audit in list(_audits):
             _record(audit, event, *(names if event in NAMES else names[:1]))
 
 
 def _record(audit: FileAudit, what: str, *names: Any) -> None:
-    """Record a step if one of its names is in the folder, and it is not one of `before`'s own."""
+    """Record a step if one of its names is in the folder, unless the step is one of `before`'s own."""
     places = [os.path.realpath(os.fsdecode(name)) + os.sep * (what == "save") for name in names]
-    if getattr(_here, "busy", False) or not any(place.startswith(audit.folder) for place in places):
+    if getattr(_thread, "in_before", False) or not any(place.startswith(audit.folder) for place in places):
         return
     if what in ("open", "os.truncate"):
         audit.opened.append(places[0])
     elif what in ("os.remove", "os.rename"):
         audit.gone.append(places[0])
-    _here.busy = True
+    _thread.in_before = True
     try:
         audit.before(what, places[0])
     finally:
-        _here.busy = False
+        _thread.in_before = False

@@ -1,4 +1,4 @@
-"""Limit what a rank that runs an answer may use, and leave nothing running that the answer has started."""
+"""Limit what an answer may use in a rank, and leave nothing running that it has started."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROUNDS = 5  # kill repeatedly: a dying process may have forked
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """In a rank, limit an answer's memory, and at the end kill what it has started in other sessions.
+    """In a rank, limit an answer's memory, and at the end kill what it started in other sessions.
 
-    A signal to the rank's process group does not reach a process in a session of its own, and an orphan is
-    no longer a descendant of the rank; so, on Linux, the rank adopts orphans as their subreaper. Elsewhere
-    memory has no limit, and an orphan that has cleared its environment may be left running.
+    A signal to the rank's process group does not reach a process in a session of its own, and an orphan is no
+    longer a descendant. So, on Linux, the rank is made the subreaper of its orphans. On other systems memory
+    has no limit, and an orphan that has cleared its environment may be left running.
     """
     with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # `data` is Linux's alone
         import resource
@@ -33,16 +33,16 @@ def limited() -> Iterator[None]:
     try:
         yield
     finally:
-        _end_who_left()
+        _kill_those_outside()
 
 
-def _end_who_left() -> None:
-    """Kill descendants in other sessions; those in this one (DataLoader workers, say) end with its group."""
+def _kill_those_outside() -> None:
+    """Kill descendants in other sessions; those in this one, as DataLoader workers, end with its group."""
     for _ in range(ROUNDS):
         with contextlib.suppress(AttributeError):  # not on every system
             try:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # no children: the quick way out
+            except ChildProcessError:  # no children: skip the slow search
                 return
         away = []
         for child in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""Measure what an answer keeps in memory: of forward passes, of samples that it was given, in all tensors."""
+"""Measure how much of its forward passes an answer keeps in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class _ForwardPass:
-    """A forward pass; it lives as long as anything that its graph has saved for the backward pass."""
+    """A forward pass; it lives as long as any tensor that its graph has saved for the backward pass."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ def watch_retention(model: nn.Module, size: Callable[[Tensor], int]) -> list[int
     """Watch a model permanently; return a list that grows with each forward pass that builds a graph.
 
     Each entry is the total size of all passes whose tensors are kept at that time: that pass, and earlier
-    ones with graphs not yet freed. A backward pass frees its graph unless it is told to retain it.
+    passes whose graphs are not freed yet. A backward pass frees its graph unless told to retain it.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def watch_retention(model: nn.Module, size: Callable[[Tensor], int]) -> list[int
 
     def begins(*_: Any) -> None:
         this = _ForwardPass()
-        # Detached: a graph that keeps its own output would be a reference cycle and outlive its last use.
+        # Detached: a graph that keeps its own output is a reference cycle, which outlives its last use.
         hooks = saved_tensors_hooks(lambda tensor: _Saved(tensor.detach(), this), lambda saved: saved.tensor)
         hooks.__enter__()
         begun.append((hooks, this))

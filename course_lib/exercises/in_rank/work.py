@@ -34,19 +34,19 @@ def run_work(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: 
         seen = work(answer, *args)
         if not _is_small(seen):
             raise Refused(f"your code returned more than {MOST_NUMBERS:,} numbers; far fewer are asked for")
-        told = {"seen": seen}
+        report = {"seen": seen}
     except Refused as reason:
-        told = {"refused": str(reason)}
-    return json.dumps(told, default=_numbers_of)
+        report = {"refused": str(reason)}
+    return json.dumps(report, default=_numbers_of)
 
 
 def answer_in_a_rank(asked: Any, work: Work, answer: bytes, args: Any) -> None:
     """In a rank of a run, leave what `run_work` returns for a pickled answer in the run's folder.
 
-    That file can be forged: the answer runs in this process, and may write the file itself and end the
-    process. No secret helps, since the process would have to know it. So a judge sends no expected value
-    here; every report must be of the shape that its work gives it (`shape.reports`), and a judge compares it
-    with what follows from the draw.
+    An answer can forge that file: it runs in this process, and may write the file itself and end the process.
+    No secret helps, since the process would have to know it. So a judge sends no expected value here, refuses
+    reports without the shape that their work must give (`shape.reports`), and compares them with what follows
+    from its draw.
     """
     path = answer_file(Path(os.environ["COURSE_RUN"]), int(os.environ["RANK"]))
     with limited():
@@ -84,7 +84,7 @@ def _numbers_of(value: Any) -> Any:
 
 
 def in_group(work: Work) -> Work:
-    """Wrap a work to run in one gloo group: no rank begins before all have joined, or ends before all have.
+    """Wrap a work to run in one gloo group: no rank begins before all have joined, or leaves before all end.
 
     The environment puts each rank on a node of its own, so that a local rank cannot pass for a rank.
 
@@ -109,11 +109,11 @@ def in_group(work: Work) -> Work:
         with unwaited_work() as pending:
             try:
                 result = work(answer, *args)
-            except Refused:  # on this rank alone; the others must not wait for it
+            except Refused:  # perhaps on this rank alone: the others must not wait for it
                 meet("ends")
                 raise
         names = [name for name, _ in pending.values()]
-        let_end([work for _, work in pending.values()])  # no rank leaves while another is at work on it
+        let_end([work for _, work in pending.values()])  # another rank may still need this one for it
         meet("ends")
         if names:
             raise Refused(UNWAITED.format(rank, " and ".join(dict.fromkeys(names))))
@@ -123,7 +123,7 @@ def in_group(work: Work) -> Work:
 
 
 def on_each_case(work: Work) -> Work:
-    """Wrap a work to run on each of several cases, one after the other; a list is several arguments."""
+    """Wrap a work to run on several cases, one after the other; a list has a case's arguments."""
 
     @functools.wraps(work)
     def on_all(answer: Any, cases: list[Any]) -> list[Any]:
@@ -138,7 +138,7 @@ def on_a_node_of_its_own() -> None:
 
 
 def the_number(value: Any, what: str) -> float:
-    """Return `number`, or refuse a value with a message that begins with what was asked for."""
+    """Convert a value to a number, or refuse it with a message that begins with what was asked for."""
     converted = number(value)
     if isinstance(converted, str):
         raise Refused(f"{what}; it returned {converted}")
@@ -146,6 +146,6 @@ def the_number(value: Any, what: str) -> float:
 
 
 def refuse_unless(holds: bool, what: str, value: Any) -> None:
-    """Refuse a returned value for which this does not hold; the message begins with what was asked for."""
+    """Refuse a returned value unless this holds; the message begins with what was asked for."""
     if not holds:
         raise Refused(f"{what}; it returned {told(value)}")

@@ -38,7 +38,7 @@ KINDS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8",
         },
         OWN: {
             "shares": "On the same device, which of your calls makes a copy? See the lesson's rule.",
-            "input changed": "The input may only be read. Who may still need it as it was?",
+            "input changed": "The input may only be read. Who may still need it unchanged?",
         },
         THERE: {"not moved": "The second argument says where. What does a tensor's own move return?"},
     },
@@ -64,7 +64,7 @@ def fresh(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         fault = "input changed" if made["shared"].startswith("your call") else "shares"
         yield Finding(OWN, not made["shared"], f"{given}: {made['shared']}", fault)
         yield Finding(
-            THERE, made["far"] == str(FAR), f"{given} was to go to {FAR}: {made['far']}", "not moved"
+            THERE, made["far"] == str(FAR), f"{given} should be on {FAR}: it is on {made['far']}", "not moved"
         )
 
 
@@ -96,7 +96,7 @@ def _cases(seed: int) -> dict[str, Any]:
 def _fresh(answer: Any, seed: int) -> list[Result]:
     results: list[Result] = []
     for data, again in zip(_cases(seed).values(), _cases(seed).values(), strict=True):
-        before = str(data)  # with requires_grad
+        before = str(data)  # which shows requires_grad, too
         made, far_away = _tensor_of(answer, data, "cpu"), _tensor_of(answer, again, FAR)
         if isinstance(made, str) or isinstance(far_away, str):
             results.append({"instead": made if isinstance(made, str) else far_away})
@@ -137,11 +137,11 @@ Case = tuple[str, str, torch.device, dict[str, Any], list[str]]
     {AMONG: 2, INSIDE: 2, PLAIN: 2},
     hints={
         AMONG: {
-            "another device": "Left behind is what is not on the given device, whichever that is.",
+            "another device": "A tensor is left behind if it is not on the given device, whichever that is.",
             "other names": NAMES,
         },
         INSIDE: {
-            "not inside": "A model has two kinds of tensors, and not all are saved. What gives each of them?",
+            "not inside": "A model has two kinds of tensors, and not all are saved. What gives each kind?",
             "other names": NAMES,
             "it writes": READS,
         },
@@ -160,8 +160,8 @@ def left_behind(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     for (what, given, device, _, right), result in zip(_things(seed), results, strict=True):
         got = result["got"]
         seen = f"{given}, and the device is {device}: it gave {got}, and should return {right}"
-        alike = isinstance(got, list) and bool(set(got) & set(right))
-        named = isinstance(got, list) and (set(got) == set(right) or (what != AMONG and got and not alike))
+        some = isinstance(got, list) and bool(set(got) & set(right))
+        named = isinstance(got, list) and (set(got) == set(right) or (what != AMONG and got and not some))
         named = named or ".." in str(got)
         yield Finding(what, got == right, seen, "other names" if named else faults[what])
         seen = f"{given}: after your call it has other parameters, buffers or attributes"
@@ -175,14 +175,14 @@ class _OnTheNext(torch.Tensor):
 
 
 def _layer() -> nn.Sequential:
-    """Build, far away, a linear and a norm with a buffer that is not saved."""
+    """Build a linear layer and a norm on `FAR`, and a buffer that is not saved."""
     layer = nn.Sequential(OrderedDict(linear=nn.Linear(3, 3), _norm=nn.BatchNorm1d(3, affine=False)))
     layer.register_buffer("table_", torch.ones(2), persistent=False)
     return layer.to(FAR)
 
 
 def _things(seed: int) -> list[Case]:
-    """Return the cases: property, description, device, arguments, and the names of what is left behind."""
+    """Return the cases: property, description, device, arguments, and the names of tensors left behind."""
     rng = random.Random(seed)
     names = rng.sample(["images", "labels", "weight", "mask", "targets", "tokens"], 4)
     net = rng.choice(["model", "net", "student", "teacher", "encoder"])
@@ -234,7 +234,7 @@ def _left_behind(answer: Any, seed: int) -> list[Result]:
 
 
 def _held(things: dict[str, Any]) -> list[list[tuple[str, int]]]:
-    """Return names and ids of all that the modules hold."""
+    """Return the names and ids of all that the modules hold."""
     models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
     modules = [module for model in models for module in model.modules()]
     parts = [part for module in modules for part in (vars(module), module._parameters, module._buffers)]

@@ -28,7 +28,7 @@ CLOSE = 1e-5  # tolerance: an answer may compute in float32
 
 EQUAL, UNEVEN = "right where all batches have the same size", "right where batches have different sizes"
 WEIGHTS = {
-    "means over samples": "A sum of means, divided by a number of samples: a batch size too small.",
+    "means over samples": "Each mean is divided by its batch's size already. What makes it a sum again?",
     "batches alike": "Each batch has the same weight here. Should a batch of 2 count as much as one of 8?",
     "divided by something else": "The sum over the samples is right. What should it be divided by?",
     "another sum": "Work out the sum over all samples first. What does each batch add to it?",
@@ -49,7 +49,7 @@ def mean_loss(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     values = ask(_mean_losses, [[mine, sizes] for mine, (_, sizes) in zip(means, cases, strict=True)])[0]
     for (what, sizes), mine, value in zip(cases, means, values, strict=True):
         total, count = sum(map(operator.mul, mine, sizes)), sum(sizes)
-        seen = f"mean losses {mine} of batches of {sizes}: {value:.4f}, and it is {total / count:.4f}"
+        seen = f"mean losses {mine} of batches of {sizes}: {value:.4f}, and it should be {total / count:.4f}"
         divisors = (1, len(sizes), sizes[0] * len(sizes))
         fault = nearest(
             value,
@@ -85,17 +85,17 @@ Epoch = dict[str, Any]
         CLEARED: {
             "not cleared": "backward() adds to what .grad holds. What does it hold before?",
             "not moved": "The weights have not moved at all. What does the step find in .grad?",
-            "another step": "One step of this optimizer for each batch, along its mean loss. What differs?",
+            "another step": "Each batch gives one step of this optimizer, on its mean loss. What differs?",
         },
         MODE: {"evaluation": "An evaluation came before. What ends its mode?"},
         WEIGHED: {
             "batches alike": "As in question 02.1: the last batch is smaller.",
             "of the dataset": "That is divided by the size of the dataset. Does the loader give all of it?",
             "no number": "It must return the mean loss of the epoch, a number.",
-            "another loss": "It is the loss that each step follows, over all batches. What differs?",
+            "another loss": "It is the loss that the steps follow, as a mean over all samples. What differs?",
         },
         RELEASED: {
-            "graph kept": "A loss that is added up as a tensor keeps its graph. What leaves the graph behind?"
+            "graph kept": "A loss that is added up as a tensor keeps its graph. What gives the number alone?"
         },
     },
 )
@@ -164,7 +164,7 @@ class _Token:
 
 
 class _Watched(nn.Module):
-    """A wrapper that records modes, the first outputs for each batch, and how many old graphs are alive."""
+    """A wrapper that records modes, the first output for each batch, and how many old graphs are alive."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def _trained(answer: Any, epoch: Epoch) -> Result:
 
 
 def _weights(epoch: Epoch, steps: bool = True, clear: bool = True) -> Tensor:
-    """Return the weights after an epoch that is right, or without steps, or never clears."""
+    """Return the weights after a right epoch, after one without steps, or after one that never clears."""
     net, optimizer = _training(epoch)
     for x, y in _loader(epoch) if steps else ():
         if clear:

@@ -34,9 +34,9 @@ EVEN = "a batch that can be shared evenly"
 LAST = "a batch whose last chunk is smaller"
 FEWER = "a batch for which there are more devices than chunks"
 SIZES = {
-    "another sum": "Add yours up: each sample is in one chunk, and none is made up.",
-    "an empty chunk": "A chunk with nothing in it is no chunk: that device gets none.",
-    "too even": "That is as even as possible. chunk is simpler: all equal, and the last has what is left.",
+    "another sum": "Add yours up: each sample is in one chunk, and there are no others.",
+    "an empty chunk": "A chunk is never empty: that device gets none.",
+    "too even": "That is as even as possible. chunk is simpler: all are equal, and the last has the rest.",
     "other sizes": "Round up for the first ones. What is left for the last?",
 }
 
@@ -61,7 +61,7 @@ def chunk_sizes(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             fault = "another sum"
         elif max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes):
             fault = "too even"
-        seen = f"{case[0]} samples over {case[1]} devices: {sizes}, and it is {right}"
+        seen = f"{case[0]} samples over {case[1]} devices: {sizes}, and it should be {right}"
         yield Finding(what, sizes == right, seen, fault)
 
 
@@ -104,7 +104,7 @@ META = torch.device("meta")
             "another loss": "Does each output meet its own target, and does each sample count once?",
         },
         GRADIENTS: {
-            "no gradient": "The graph is cut. Which copy, or which plain number, has lost its origin?",
+            "no gradient": "The graph is cut. Which copy, or which number, no longer leads to the model?",
             "a part is missing": "Part of the graph is missing. Does each replica lead back to the model?",
         },
     },
@@ -241,14 +241,14 @@ def _parallel(answer: Any, batch: dict[str, int]) -> Result:
 
 @reports(lambda batch: [[[str, str], ...], str])
 def _elsewhere(answer: Any, batch: dict[str, int]) -> tuple[list[list[str]], str]:
-    """Return where chunks and weights met on two kinds of devices, and what failed on meta alone."""
+    """Return where chunks and weights met on two kinds of devices, and what failed with all on meta."""
     x, y = _inputs(batch | {"batch_size": 9})
-    mixed, there = _Noting(_net(batch), 3), _Noting(_net(batch), 3).to(META)
+    mixed, on_meta = _Noting(_net(batch), 3), _Noting(_net(batch), 3).to(META)
     with mock.patch("threading.excepthook"):
         with contextlib.suppress(Exception):  # nothing comes back from meta: a right answer fails in the end
             answer(mixed, x, y, [torch.device("cpu"), META, META])
         try:
-            at = answer(there, x, y, [META] * 3).device.type
+            at = answer(on_meta, x, y, [META] * 3).device.type
             raised = "" if at == "meta" else f"the loss is on {at}"
         except Exception as error:
             raised = reason(error)

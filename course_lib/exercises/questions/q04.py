@@ -102,11 +102,11 @@ def join(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     ranks = [(turn + process) % count for process in range(count)]
     results = ask(_joined, ranks, nprocs=count)
     bad = first_wrong(result["met"] == [count, "gloo", True] for result in results)
-    size, backend, there = results[bad]["met"]
+    size, backend, at_store = results[bad]["met"]
     seen = f"{count} processes: the one called with rank {ranks[bad]} is in a group of {size}, over {backend}"
     fault = "no group" if not size else "another size" if size != count else "another way"
-    seen += ", which did not meet at the open store" * (fault == "another way" and not there)
-    yield Finding(MET, [size, backend, there] == [count, "gloo", True], seen, fault)
+    seen += ", which did not meet at the open store" * (fault == "another way" and not at_store)
+    yield Finding(MET, [size, backend, at_store] == [count, "gloo", True], seen, fault)
     own = [result["rank"] for result in results]
     seen = f"called with the ranks {ranks}, the processes have the ranks {own} in their group"
     yield Finding(CALLED, own == ranks, seen, "another rank" if size else REST)
@@ -117,7 +117,7 @@ def join(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
 
 @reports(lambda _: {"met": [int, str, bool], "rank": (int, None), "local": (str, None)})
 def _joined(answer: Any, ranks: list[int]) -> Result:
-    """Call the answer as mp.spawn would, in a process without the variables of a launcher."""
+    """Call the answer as mp.spawn would, in a process without a launcher's variables."""
     process, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     for name in (*OF_A_LAUNCHER, "MASTER_ADDR", "MASTER_PORT"):

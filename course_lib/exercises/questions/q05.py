@@ -19,8 +19,8 @@ from ..question import Ask, Finding, Refused, Result, Work, question
 from ..shape import NUMBER, of_size, reports
 from ..wording import told
 
-FIRST = (3, 5)  # the world sizes tried first: no powers of two, for which a butterfly is right, too
-LIMIT = 2**30  # of integers too large for float32; float64 holds them and their sums
+FIRST = (3, 5)  # the world sizes tried first: no powers of two, for which a butterfly would be right, too
+LIMIT = 2**30  # of whole numbers that float32 cannot hold, but float64 can, and their sums
 Case = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ WATCHED: Result = {"others": [str, ...], "bytes": int, "to": [int, ...]}
 
 def _watched(answer: Callable[..., Any], *args: Any) -> tuple[Any, Result]:
     """Call the answer in a rank; return its value, its collectives, what it sent, and to whom."""
-    shares: list[float] = []  # of a message, as if each other rank got a part
+    shares: list[float] = []  # `noting_bytes` divides a message's bytes by the number of other ranks
     with record_traffic() as seen, noting_bytes(shares.append):
         value = answer(*args)
     others = [name for name in seen.collectives() if name != "barrier"]
@@ -70,13 +70,13 @@ TO_RIGHT = "each rank sends to its right neighbour only"
     depends_on={KEPT: FROM_LEFT},
     hints={
         FROM_LEFT: {
-            "another form": "A message fills a tensor of yours. Of which shape and dtype should that be?",
+            "another form": "A message fills a tensor of yours. Which shape and dtype must this have?",
             "the other way": "That is the right neighbour's. Which way do the messages go?",
             "not all alike": "Some ranks have it, others do not. Where does the last one send?",
             "not what came": "That is not what was sent. Into which tensor did it go, and was it there yet?",
         },
         TO_RIGHT: {"to others": "Which rank should get a rank's tensor, and which should not?"},
-        KEPT: {"overwritten": "The message went into the tensor that was to be sent. It needs another one."},
+        KEPT: {"overwritten": "The message went into the tensor that is sent. It needs a tensor of its own."},
     },
 )
 @with_two_world_sizes(*FIRST)
@@ -172,7 +172,7 @@ def _pieces(case: Case, rank: int) -> Tensor:
 
 
 def _of_sum(pieces: list[Tensor], drawn: Tensor) -> Finding:
-    """Check rank r's piece r; ``pieces`` and ``drawn`` are after and before the call, by rank and piece."""
+    """Check rank r's piece r; by rank and piece, ``drawn`` is from before the call, ``pieces`` from after."""
     count, total = len(pieces), drawn.sum(0)
     right = [torch.equal(pieces[rank][rank], total[rank]) for rank in range(count)]
     shown = first_wrong(right)
@@ -201,6 +201,6 @@ def _scattered(answer: Any, cases: list[Case]) -> list[Result]:
         pieces = list(_pieces(case, dist.get_rank()))
         if not case["views"]:
             pieces = [piece.clone() for piece in pieces]
-        _, seen = _watched(answer, list(pieces))  # who puts another tensor into the list changes none of ours
+        _, seen = _watched(answer, list(pieces))  # a copy: another tensor in the list changes none of ours
         results.append(seen | {"pieces": torch.stack(pieces).tolist()})
     return results

@@ -16,12 +16,12 @@ from ..judging import far, furthest, nearest, with_two_world_sizes
 from ..question import Ask, Finding, Refused, Result, a_module, question
 from ..shape import NUMBER, reports
 
-CLOSE = 1e-6  # the tensors are float64, and a share of the samples may be float32
+CLOSE = 1e-6  # the tensors are float64, but an answer may compute a rank's share in float32
 FIRST_SIZES = (3, 4, 5)  # tried first: an answer that divides by 2 must be wrong there
 
 
 def _model(kind: int, values: int) -> Any:
-    """Build a model whose parameters alone are drawn by ``values``."""
+    """Build a model in which ``values`` draws the parameters alone."""
     model = network(kind, values, norm=False)
     for buffer in model.buffers():
         buffer.zero_()
@@ -64,15 +64,15 @@ START = "every rank has rank 0's parameters"
 def same_start(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     kind, *values = seeds(rng, 1 + count)
     now = ask(_started, kind, values, nprocs=count)
-    had = [_parameters(kind, seed) for seed in values]
+    before = [_parameters(kind, seed) for seed in values]
     hint = "not all"
-    if _all_hold(map(far, now, had), 0.0):
+    if _all_hold(map(far, now, before), 0.0):
         hint = "nothing"
-    elif any(_all_hold(now, other) for other in had[1:]):
+    elif any(_all_hold(now, other) for other in before[1:]):
         hint = "source"
     elif _all_hold(now, now[0]):
         hint = "arithmetic"
-    yield Finding(START, _all_hold(now, had[0]), _seen(now, had[0]), hint)
+    yield Finding(START, _all_hold(now, before[0]), _seen(now, before[0]), hint)
 
 
 @reports(lambda *_: [NUMBER, ...])
@@ -117,7 +117,7 @@ def hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     yield Finding(BEGINS, _all_hold(starts, begin), _seen(list(starts), begin), "apart")
     own = [_train(_model(kind, values[0]), data, [rank], count)[0] for rank in range(count)]
     first = [of_rank[0] for of_rank in gradients]
-    kept = [of_rank for of_rank, mine in zip(first, own, strict=True) if _any_alike(of_rank, mine)]
+    kept = [of_rank for of_rank, mine in zip(first, own, strict=True) if _any_equal(of_rank, mine)]
     hint = "other"
     if kept:
         hint = "own"
@@ -127,7 +127,7 @@ def hand_ddp(ask: Ask, rng: random.Random, count: int) -> Iterator[Finding]:
     yield Finding(LATER, _all_hold(gradients, right), _seen(list(gradients), right), "later")
 
 
-def _any_alike(numbers: list[float], others: list[float]) -> bool:
+def _any_equal(numbers: list[float], others: list[float]) -> bool:
     return any(abs(a - b) < CLOSE for a, b in zip(numbers, others, strict=False))
 
 
@@ -177,7 +177,7 @@ KEPT = "a gradient that was None is still None"
             "alike": "Each rank has the same weight there; but they have different numbers of samples.",
             "sum": "That is a sum. How many samples, on all ranks together, is it the sum of?",
             "differ": "The ranks differ. Do all make the same calls, and divide by the same number?",
-            "other": "A sum over all samples, divided once: which sum does each rank begin with?",
+            "other": "It is a sum over all samples, divided once: which sum does each rank begin with?",
         },
         KEPT: {"given": "A parameter without a gradient must stay without one: an optimizer would use it."},
     },
@@ -188,10 +188,10 @@ def average_gradients(ask: Ask, rng: random.Random, count: int) -> Iterator[Find
     samples = rng.sample(range(2, 40), count)
     results = ask(_averaged, kind, drawn, samples, nprocs=count)
     now = [result["gradients"] for result in results]
-    had = torch.stack([flat(_drawn(kind, seed)) for seed in drawn])
-    weighted = (had * torch.tensor(samples)[:, None]).sum(0)
+    own = torch.stack([flat(_drawn(kind, seed)) for seed in drawn])
+    weighted = (own * torch.tensor(samples)[:, None]).sum(0)
     mean = weighted / sum(samples)
-    known = ((had.mean(0), "alike"), (had.sum(0), "sum"), (weighted, "sum"), (weighted / count, "sum"))
+    known = ((own.mean(0), "alike"), (own.sum(0), "sum"), (weighted, "sum"), (weighted / count, "sum"))
     hint = nearest(now[0], *known, otherwise="other", within=CLOSE)
     hint = hint if _all_hold(now, now[0]) else "differ"
     yield Finding(MEAN, _all_hold(now, mean), f"{_seen(now, mean)}; the samples of each: {samples}", hint)

@@ -54,12 +54,12 @@ Call = tuple[int, int, int, int]  # samples, ranks, epoch, seed
         DEALT: {
             "all alike": "All ranks read the same. Where does the rank come in?",
             "other orders": "The ranks deal from different orders. What must they have in common?",
-            "overlap": "The padded order holds each sample, and as many for each rank. Which are one rank's?",
+            "overlap": "The padded order gives each rank the same number of samples. Which are this rank's?",
             "nothing": "Nothing comes back. Which part of the order does each rank read?",
         },
         ORDER: {
             "by chance": "The order differs in another process. What makes it start from the same state?",
-            "no change": "One of them changes nothing here. On which two numbers does the order depend?",
+            "no change": "Epoch or seed changes nothing here. On which two numbers must the order depend?",
         },
     },
 )
@@ -84,9 +84,9 @@ def _of_a_deal(count: int, ranks: int, shards: list[list[int]]) -> Finding:
         hint = "nothing"
     elif all(shard == shards[0] for shard in shards):
         hint = "all alike"
-    elif twice and all(len(neighbours[0] & others) < size / 4 for others in neighbours[1:]):  # some are chance
+    elif twice and all(len(neighbours[0] & others) < size / 4 for others in neighbours[1:]):  # few by chance
         hint = "other orders"
-    holds = not missing and all(len(shard) == size for shard in shards)  # so no more twice than needed
+    holds = not missing and all(len(shard) == size for shard in shards)  # so only the padding is read twice
     return Finding(DEALT, holds, f"{seen}; they read {[len(shard) for shard in shards]}", hint)
 
 
@@ -134,9 +134,9 @@ EVALUATED: list[int] = []  # samples evaluated by this rank, with any copy of th
     {SHARED: 2, EXACT: 3, FEW: 1},
     hints={
         SHARED: {
-            "padding": "That is padding. Here no rank waits for another's step: need a shard be filled up?",
+            "padding": "That is padding. No rank waits for another's step here: why fill up a shard?",
             "remainder": "The remainder is left out. It belongs to the set, too.",
-            "all": "One rank does all the work, or each does. What is this rank's part of it?",
+            "all": "One rank does all the work, or every rank does. What is this rank's part of it?",
             "overlap": "Each sample belongs to one rank, and each rank has some. Which are this rank's?",
         },
         EXACT: {
@@ -180,7 +180,7 @@ def _of_sets(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _of_values(results: list[Result], right: list[int]) -> tuple[bool, str, str]:
-    """Judge what the ranks returned, by what each of them evaluated and got right."""
+    """Judge the values that the ranks returned, by the samples that each evaluated and got right."""
     values, truth = [result["value"] for result in results], sum(right) / len(right)
     rank, gap = furthest(far(value, truth) for value in values)
     seen = f"{sum(right)} of {len(right)} are right, which is {truth:.4f}; rank {rank} of {len(values)}"
@@ -199,7 +199,7 @@ def _asked(ask: Ask, rng: random.Random, rights: list[list[int]], ranks: int) ->
     for right in rights:
         classes = rng.randint(3, 6)
         labels = [rng.randrange(classes) for _ in right]
-        # the label if right, else the next class
+        # The label if the model is right, else the next class
         said = [(label + 1 - ok) % classes for label, ok in zip(labels, right, strict=True)]
         calls.append({"classes": classes, "labels": labels, "said": said, "seed": rng.randrange(2**31)})
     by_rank = ask(_evaluated, calls, nprocs=ranks)

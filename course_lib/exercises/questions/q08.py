@@ -43,7 +43,7 @@ ON_GPU = "on a GPU, device_ids names that GPU"
         ON_CPU: {
             "an error": "Read the lesson's error for a CPU model again: what must device_ids be there?",
             "no DDP": "The training loop calls what you return, and that has to average the gradients.",
-            "another model": "Is it the given model that you wrap, unchanged?",
+            "another model": "Do you wrap the given model itself, unchanged?",
         },
         ON_GPU: {
             "an error": "Here the device is a GPU (the check needs none). DDP must be called all the same.",
@@ -109,7 +109,7 @@ def _on_gpu(answer: Any, gpu: int) -> Result:
 
     elsewhere = 3 if gpu != 3 else 5  # a local rank need not be the index of its GPU
     with FakeTensorMode():
-        model = nn.Linear(4, 2, device=torch.device("cuda", gpu))  # so its weights say
+        model = nn.Linear(4, 2, device=torch.device("cuda", gpu))  # on that GPU, as far as its weights say
     same = mock.MagicMock(return_value=model)
     with (
         machine(8, {"LOCAL_RANK": str(elsewhere), "RANK": str(gpu + 8)}),
@@ -132,7 +132,7 @@ WHOLE = "a kill in the middle of a save leaves a checkpoint to resume from"
 NEVER, AT_ONCE = -2, -1  # when a start is killed; otherwise in an epoch
 NOTE = {"epoch": (int, None), "state": [NUMBER, ...], "file": (int, None), "wrote": int}
 MOST_MOMENTS = 12  # of one save, at which a kill is tried
-Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at the end
+Notes = list[dict[str, Any]]  # of one start: a note as each epoch begins, and one at the end
 
 
 @question(
@@ -144,7 +144,7 @@ Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at t
         GOES_ON: {
             "starts over": "It started over. What should a start look for before its first epoch?",
             "another epoch": "Which epoch comes after the last one that was saved?",
-            "not saved": "A kill there costs more than one epoch. When must `path` hold a new checkpoint?",
+            "not saved": "A kill then costs more than one epoch. When must `path` hold a new checkpoint?",
             "no end": "A run that is complete has nothing left to do.",
         },
         SAME: {
@@ -157,7 +157,7 @@ Notes = list[dict[str, Any]]  # of one start: one as each epoch begins, one at t
         },
         WHOLE: {
             "half a file": "Half a file had the name of the whole one. When may a file get that name?",
-            "two steps": "A kill may come between two steps. What must change in a single one?",
+            "two steps": "A kill may come between two steps. What must change in a single step?",
         },
     },
 )
@@ -226,7 +226,7 @@ def _epoch(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Non
         optimizer.zero_grad()
         (model(x) - x[:, :2]).square().mean().backward()
         optimizer.step()
-    optimizer.param_groups[0]["lr"] *= 0.8  # so momentum is not all that has to be restored
+    optimizer.param_groups[0]["lr"] *= 0.8  # so that more than momentum has to be restored
 
 
 def _state(model: nn.Module) -> list[float]:
@@ -247,11 +247,11 @@ CHECKPOINT = "checkpoint.pt"
 
 
 class _Killed(BaseException):
-    """What ends a start in the middle of an epoch."""
+    """Ends a start in the middle of an epoch."""
 
 
 def _start(answer: Any, plan: dict[str, Any], place: str, values: int, kill: int) -> Notes:
-    """Start the training, and end it in an epoch, or never. Keep what a kill in one save would leave."""
+    """Start the training; end it in an epoch, or never. Keep what a kill during one save would leave."""
     model, optimizer = _begun(plan, values)
     path, notes = Path(place, CHECKPOINT), list[dict[str, Any]]()
 
@@ -282,7 +282,7 @@ def _start(answer: Any, plan: dict[str, Any], place: str, values: int, kill: int
 
 
 def _keep_moments(plan: dict[str, Any], what: str, name: str) -> None:
-    """Copy the folder as it is before a step; if that opens a file, also as a kill in the write leaves it."""
+    """Copy the folder as it is before a step, and as a kill leaves it while an opened file is written."""
     for step in [f"before {what} of {name}", f"writing {name}"][: 1 + (what == "open")]:
         number = len(list(Path(plan["moments"]).iterdir()))
         if number < MOST_MOMENTS and what != "save":
@@ -307,7 +307,7 @@ def _started(answer: Any, plan: dict[str, Any], values: list[int], kill: int) ->
 @reports(lambda plan, values: [[str, str, [int, ...]], ...])
 @in_group
 def _from_moments(answer: Any, plan: dict[str, Any], values: int) -> list[Any]:
-    """Start again from what lay there at each moment of a save: the moment, an error, and the epochs."""
+    """Start from the folder as it was at each moment of a save; return moments, errors and epochs."""
     results = []
     for place in sorted(Path(plan["moments"]).iterdir()):
         try:

@@ -20,8 +20,8 @@ from ..wording import told
 
 ALPHA, BETA = "α is right, although the times vary", "and so is β"
 NEAR = 0.15
-# The largest size in units of α/β, where a message costs 2α, and the sign of the last time's error (the first
-# time is too long). Near α/β no single time gives α or β; with a wide range, plain least squares loses α.
+# The largest size, in units of α/β, where a message costs 2α; and the sign of the last time's error (the
+# first time is too long). Near α/β no time alone gives α or β; plain least squares loses α on a wide range.
 RANGES = ((5, -1), (5, 1), (3000, 1), (3000, -1))
 TIMES, VARY, AT_THE_ENDS = 40, 0.05, 0.085
 
@@ -33,7 +33,7 @@ TIMES, VARY, AT_THE_ENDS = 40, 0.05, 0.085
     hints={
         ALPHA: {
             "swapped": "That is β. Which of the two does your fit return first?",
-            "first time": "That is the time of the smallest message. Its bytes took some of it.",
+            "first time": "That is the time of the smallest message. Its bytes took a part of that time.",
             "unweighted": "An error of a twentieth counts as much for a small message as for a large one.",
             "off": "Each time is off by several percent. Does your line use them all, in seconds?",
         },

@@ -44,9 +44,9 @@ PLAIN = "if only some names begin with it, all stay as they are"
     },
 )
 def without_prefix(ask: Ask, rng: random.Random) -> Iterator[Finding]:
-    # each begins with a letter of "module", which str.lstrip would take off
+    # Each begins with a letter of "module", which str.lstrip would remove
     a, b, c = [f"{rng.choice(['dense', 'embed', 'outer', 'lower'])}{rng.randrange(100)}" for _ in range(3)]
-    inside = [  # the names that are right, for each kind of model
+    inside = [  # the right names, for each kind of model
         (OUTER, [f"{a}.weight", f"{a}.bias", f"{b}.0.weight"]),
         (INNER, [f"submodule.{a}.weight", f"{b}.module.bias", f"{c}module.bias"]),
         (INNER, [f"module.{a}.weight", f"module.{b}.bias"]),  # twice before each name
@@ -90,13 +90,13 @@ HEARD = "if the disk is full, every rank raises an error, and none waits for a t
         ONE: {
             "writers": "There is one file, for one rank's state. Which rank writes it?",
             "name": "What is in the file under the name that was asked for, when all is done?",
-            "early": "What lets no rank go on before all have reached it? And where must it be called?",
+            "early": "Which call lets no rank go on before all have reached it? And where does it belong?",
             "an error": "Read the error: what does your code assume about the disk that is not true?",
         },
         FULL: {"emptied": "Opening a file for writing empties it. Is there another name, and a way to swap?"},
         HEARD: {
             "others": "Rank 0 knows that it failed. How do the others learn of it, and what do they do then?",
-            "late": "Rank 0 has left. What must it still do before it leaves, whatever goes wrong?",
+            "late": "Rank 0 has left. Whatever goes wrong, what must it do before it leaves?",
         },
     },
 )
@@ -252,7 +252,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
 
 @reports(lambda *_: None)
 def _written(_: Any, kind: int, values: list[int], place: str) -> None:
-    """Write the files, in a rank of its own, since all that it saves in the end is tagged with a GPU."""
+    """Write the files, in a process of their own: at the end, it tags all that it saves with a GPU."""
     plain, of_ddp, of_gpu = (_Net(kind, seed).state_dict() for seed in values)
     of_ddp = {f"module.{name}": value for name, value in of_ddp.items()}
     files = {
@@ -271,7 +271,7 @@ def _written(_: Any, kind: int, values: list[int], place: str) -> None:
 
 @reports(lambda *_: [[[object, str]] * len(KINDS), [[str, bool]] * len(OTHERS)])
 def _loaded(answer: Any, kind: int, place: str) -> list[Any]:
-    """Load every file; return the states and errors, and whether code of a file ran."""
+    """Load every file; return the states and errors, and whether a file's code ran."""
     results: list[Any] = [[], []]
     for what in (*KINDS, *OTHERS):
         model, error = _Net(kind, 0), ""

@@ -66,7 +66,7 @@ RATE, BATCH, WARM_UP = 0.004, 48, 3840  # as the exercise says
             "another batch": "How many samples do all ranks send forward before one step?",
         },
         WARM: {
-            "from the start": "The full learning rate, from the start.",
+            "from the start": "That is the full learning rate, from the start.",
             "one step late": "The samples of the step itself count, too: step 0 must move something.",
             "another share": "Which share of the 3,840 samples have all ranks seen at the end of this step?",
         },
@@ -113,7 +113,7 @@ def _rates(answer: Any, *arguments: int) -> float:
 GRADIENT = "every rank holds the gradient of the mean loss over all samples of all ranks"
 ONCE = "the gradients travel once"
 PIECES = "one piece after the other: forward, backward, then the next"
-NEAR = 3e-7  # tolerance: a share of the samples may be computed in float32
+NEAR = 3e-7  # tolerance: an answer may compute a rank's share in float32
 
 
 @question(
@@ -126,16 +126,16 @@ NEAR = 3e-7  # tolerance: a share of the samples may be computed in float32
             "not averaged": "The ranks hold different gradients, or none. Which backward pass averages them?",
             "another length": "The direction is right, the length is not. Who divides the sum of all losses, "
             "and by what?",
-            "old gradients": "It is the right one, added to what was in .grad before your call.",
-            "another weight": "Pieces and ranks differ in length. Does a sample count for as much in each?",
+            "old gradients": "It is the right one, added to what .grad held before your call.",
+            "another weight": "Pieces and ranks differ in length. Does a sample count the same in each?",
         },
         ONCE: {
             "every pass sends": "Each pass sends them. DDP decides when a forward begins: which passes must "
             "send?",
-            "more than the sum": "More travels than the gradients, once. What must a rank know of others?",
+            "more than the sum": "More travels than the gradients. What must a rank know of the others?",
         },
         PIECES: {
-            "more than a piece": "Only one piece fits into memory. What is kept of a forward pass, "
+            "more than a piece": "Only one piece fits into memory. What does a forward pass keep, "
             "and until when?",
         },
     },
@@ -178,7 +178,7 @@ def accumulate(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _in_pieces(rng: random.Random, total: int, pieces: int) -> list[int]:
-    """Cut up so many samples unevenly."""
+    """Cut a number of samples into pieces of different lengths."""
     while True:
         cuts = [0, *sorted(rng.sample(range(1, total), pieces - 1)), total]
         lengths = [end - start for start, end in pairwise(cuts)]
@@ -235,7 +235,7 @@ SCALE = 40.0  # of the gradients: a large norm alone is no error
         ALL: {
             "one rank knew": "One rank knew it and the others did not. What do all of them hold "
             "after the average?",
-            "into the weights": "It went into the weights. Which number tells every rank of it, before the "
+            "into the weights": "It went into the weights. Which number shows it to every rank, before the "
             "step?",
             "a step all the same": "A step was made without it. With momentum, even a gradient of 0 moves "
             "the weights.",
@@ -244,7 +244,7 @@ SCALE = 40.0  # of the gradients: a large norm alone is no error
 )
 @with_two_world_sizes()
 def step_together(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
-    broken = rng.randrange(1, ranks)  # not rank 0, which thus cannot know by itself
+    broken = rng.randrange(1, ranks)  # not rank 0, which cannot know of it by itself
     calls: list[dict[str, Any]] = []
     for ratio, spoilt in ((0.15, ""), (2.5, ""), (1.0, "nan"), (1.0, "inf")):
         seed, weights = seeds(rng, 2)

@@ -34,7 +34,7 @@ UNCHANGED = "the gradient that backward is given keeps its numbers"
         SUMMED: {
             "none": "What your backward pass returns becomes the gradient. What does it return?",
             "own loss": "The other ranks' losses depend on this tensor, too. Does your backward say so?",
-            "another": "Which ranks' gradients are in it, and each how often?",
+            "another": "Which ranks' gradients are in it, and how often is each?",
         },
         UNCHANGED: {"in place": "Others may still need it as it is. Add up in a tensor of your own."},
     },
@@ -82,13 +82,13 @@ ONCE = "the number of collectives does not grow with the norms"
     hints={
         MEAN: {
             "unchanged": "Nothing has changed. The new values must get into the model's own buffers.",
-            "some ranks": "Some ranks have it, and others do not. Does each of them get the result?",
+            "some ranks": "Some ranks have it, and others do not. Does every rank get the result?",
             "some norms": "Some channels are right, and others are not. Which part belongs to which norm?",
-            "another mean": "Think of the samples of all ranks together, equally many from each.",
+            "another mean": "Think of all ranks' samples together, the same number from each rank.",
         },
         VARIANCE: {
             "mean of variances": "That is the mean of the variances. The ranks' means differ, too.",
-            "another variance": "Think of all samples, and of their distances from the mean of all ranks.",
+            "another variance": "Think of all samples, and of their distances from the mean over all ranks.",
         },
         ONCE: {"norm by norm": "What can be concatenated can travel together."},
     },

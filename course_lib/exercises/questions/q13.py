@@ -1,4 +1,4 @@
-"""The questions of lesson 13: two functions in which ranks fall out of step."""
+"""The questions of lesson 13: two functions in which the ranks can fall out of step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, reports
 from ..wording import number, told
 
-NEAR = 1e-5  # sums may be in float32
+NEAR = 1e-5  # an answer may add up in float32
 
 
 def _two_numbers(rng: random.Random) -> tuple[int, int]:
@@ -37,7 +37,7 @@ NOTHING = "also where a rank has no batch at all"
     depends_on={NOTHING: UNEVEN},
     hints={
         UNEVEN: {
-            "own mean": "That is one rank's own mean. What about the others' batches?",
+            "own mean": "That is one rank's own mean. What about the other ranks' batches?",
             "mean of means": "Each rank has the same weight there; each batch should. Divide later.",
             "no number": "Every rank returns a number.",
             "another mean": "The mean over all is one sum divided by one count. Of what?",
@@ -163,7 +163,7 @@ def _of_means_of(counts: Counts) -> list[float]:
 
 
 def _counts(rng: random.Random, ranks: int, tie: bool = False, empty: int | None = None) -> Counts:
-    """Draw counts; as a rule ranks alone, and the mean of their accuracies, stop elsewhere than all."""
+    """Draw counts; as a rule, a rank alone, or the mean of the accuracies, would stop in another epoch."""
     while True:
         evaluated = [0 if rank == empty else rng.randint(6, 30) for rank in range(ranks)]
         counts: Counts = [

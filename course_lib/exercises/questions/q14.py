@@ -29,7 +29,7 @@ QUEUE = "a bucket waits until the one before it has arrived"
         BEHIND: {
             "nothing hidden": "Nothing is hidden there. When may the first bucket leave?",
             "too early": "The last bucket is hidden there, too, or one is sent before it is ready.",
-            "another time": "How many seconds does a bucket take, and from when on?",
+            "another time": "How many seconds does a bucket take, and when does it start?",
         },
         QUEUE: {
             "all at once": "All travel at once there, each at full speed. There is one link.",
@@ -58,7 +58,7 @@ def step_seconds(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _case(rng: random.Random, what: str) -> tuple[float, float, list[int], float]:
-    """Draw arguments where every bucket hides but the last, or where one in the middle begins the queue."""
+    """Draw arguments where all buckets but the last are hidden, or where one in the middle starts a queue."""
     while True:
         buckets = [rng.randint(10**5, 10**6) * rng.choice((1, 3, 8)) for _ in range(rng.randint(4, 7))]
         speed = rng.uniform(1e9, 5e9)
@@ -115,7 +115,7 @@ OVERLAPS = "time in which intervals of one list overlap counts once"
         },
         OVERLAPS: {
             "sends": "Two buckets at once are not twice the time.",
-            "computes": "An operation may lie within another. For how long does the rank compute then?",
+            "computes": "One operation may lie within another. How long does the rank compute then?",
         },
     },
 )
@@ -134,7 +134,7 @@ def hidden(ask: Ask, rng: random.Random) -> Iterator[Finding]:
 
 
 def _intervals(rng: random.Random, overlap: str) -> tuple[list[Interval], list[Interval]]:
-    """Draw when a rank computes and sends; intervals of one of the lists may overlap."""
+    """Draw when a rank computes and when it sends; the intervals of one list may overlap."""
     computes, at = [], rng.uniform(1, 5)
     sends: list[Interval] = []
     sent = at + rng.uniform(-0.01, 0.02)
@@ -157,7 +157,7 @@ def _intervals(rng: random.Random, overlap: str) -> tuple[list[Interval], list[I
 
 
 def _measure(*lists: list[Interval]) -> float:
-    """Return the time during which something in each list is under way."""
+    """Return the time during which every list has an interval."""
     edges = sorted({edge for intervals in lists for interval in intervals for edge in interval})
     return sum(
         b - a

@@ -33,7 +33,7 @@ EVEN = "no reader has two files more than another"
             "for every worker": "Each file is opened by every worker of a rank. What tells them apart?",
             "for every rank": "Each file is opened on every rank. What tells the ranks apart?",
             "some for nobody": "Some files are for no reader. How many readers are there in all?",
-            "another": "Number all readers, of all ranks, from 0 on. Which files are for which number?",
+            "another": "Number all readers, of all ranks, from 0 on. Which files go to which number?",
         },
         EVEN: {"in blocks": "Deal the files out one by one, over all readers of all ranks."},
     },
@@ -93,8 +93,8 @@ Case = dict[str, Any]
     hints={
         EXACT: {
             "own share": "That is this rank's own share. What about the others?",
-            "another share": "Which pictures are counted, by whom? Is the label among the k highest scores, "
-            "for each k?",
+            "another share": "Which pictures are counted, and by which rank? Is the label among the k "
+            "highest scores, for each k?",
         },
         PADDING: {
             "repeats": "The repeated pictures are in it. Which places of which rank hold them?",
@@ -133,7 +133,7 @@ def top_k(ask: Ask, rng: random.Random, ranks: int) -> Iterator[Finding]:
 
 
 def _case(rng: random.Random, ranks: int, size: int, classes: int, ks: list[int]) -> Case:
-    """Draw a case in which a wrong count is not right by chance: the last batch is shorter, for one."""
+    """Draw a case in which no wrong count is right by chance; the last batch, for example, is shorter."""
     batch = rng.choice([length for length in (3, 4, 5) if -(-size // ranks) % length])
     while True:
         case = {"size": size, "classes": classes, "ks": ks, "batch": batch, "ranks": ranks}
@@ -168,8 +168,8 @@ def _scores(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     scores = torch.rand(case["size"], case["classes"], generator=generator, dtype=torch.float64)
     labels = torch.randint(case["classes"], (case["size"],), generator=generator)
     if rest := case["size"] % case["ranks"]:
-        # Hits are the repeated pictures, and the last one of each rank that repeats none: each one counts.
-        # The last rank's last but one is a miss: leaving it out repairs no count.
+        # The repeated pictures are hits, and so is the last one of each rank that repeats none: each matters.
+        # The last rank's last but one is a miss, so that leaving it out does not correct a count.
         ends = [*range(case["ranks"] - rest), *range(case["size"] - rest, case["size"])]
         labels[ends] = scores[ends].argmax(1)
         labels[-rest - 1] = scores[-rest - 1].argmin()

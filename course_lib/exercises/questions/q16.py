@@ -20,7 +20,7 @@ from ..question import Ask, Finding, Refused, Result, question
 from ..shape import NUMBER, reports
 from ..wording import number
 
-NEAR, CLOSE = 1e-6, 1e-9  # of a gradient, whose share of the tokens may be a float32, and of the mean loss
+NEAR, CLOSE = 1e-6, 1e-9  # for a gradient, which an answer may scale in float32, and for the mean loss
 WORDS = 11  # in the vocabulary
 IGNORED = -100
 
@@ -31,9 +31,9 @@ AGAIN = "the same four numbers hide the same tokens, in every process"
 HINTS_1 = {
     OTHERS: {
         "one number": "These differ in one of the four numbers. Does your seed depend on all of them?",
-        "alike": "How do four numbers become one, so that no two quadruples become the same?",
+        "alike": "How do four numbers become one, so that no other four become the same?",
     },
-    AGAIN: {"by chance": "What does your seed depend on, beside the four numbers?"},
+    AGAIN: {"by chance": "What does your seed depend on, besides the four numbers?"},
 }
 LENGTH = 120
 MASK = 4  # the id of [MASK]; those below are special
@@ -52,7 +52,7 @@ def mask(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     places = [base] + [[value + (i == at) for i, value in enumerate(base)] for at in range(4)]
     a, b = rng.sample(range(4), 2)
     places.append([value + (i == a) - (i == b) for i, value in enumerate(base)])  # an equal sum
-    # Weighted sums, as in 1000 * step + rank, are equal where one number makes up for the weight of another.
+    # In a weighted sum, such as 1000 * step + rank, one number may make up for another's weight.
     places += [[size * (i == at) for i in range(4)] for at in range(4) for size in (1, *SIZES)]
     ids = [rng.randrange(MASK + 1, 400) for _ in range(LENGTH)]
     (first,), (again,) = (ask(_masks, ids, each, rng.randrange(2**31)) for each in (places, [base]))
@@ -93,14 +93,14 @@ SILENT = "where a rank asks nothing, or all ranks, nothing is lost, and nothing 
 HINTS_2 = {
     GRADIENT: {
         "pieces": "Each piece has the same weight here, whether it asks for one token or for twenty.",
-        "ranks": "It is right on each rank, but each rank has the same weight, with few questions or many.",
+        "ranks": "It is right on each rank, but each rank weighs the same, with few asked tokens or many.",
         "ddp": "It is too small by a factor of the number of ranks. What does DDP divide by?",
         "counts": "Which tokens have a question, and on which ranks are they counted?",
     },
-    LOSS: {"mean": "A mean of all ranks: which losses are added up, and what are they divided by?"},
+    LOSS: {"mean": "A mean over all ranks: which losses are added up, and what are they divided by?"},
     SILENT: {"nothing": "A rank without a question takes part, with nothing. And what is 0 divided by 0?"},
 }
-Piece = tuple[int, int, int]  # sentences, their length, number of tokens asked for
+Piece = tuple[int, int, int]  # the numbers of sentences, of their tokens, and of tokens asked for
 
 
 @question(

@@ -23,8 +23,8 @@ BLOCKS = "with the ranks of a node side by side, each node sends over one edge o
 ORDER = "in any other order, each edge counts for the node that it leaves"
 HINTS_1 = {
     BLOCKS: {
-        "how much": "How much does a rank of so many send to its neighbour, from the beginning to the end?",
-        "inside": "A part of that goes to a rank on the same node, and over no cable.",
+        "how much": "With n ranks, how much does each send to its neighbour, from the beginning to the end?",
+        "inside": "A part of that goes to a rank on the same node, over no cable.",
         "the last rank": "Which rank comes after the last one?",
         "both ends": "An edge counts for the node that it leaves, not for the one where it arrives.",
     },
@@ -87,7 +87,7 @@ HINTS_2 = {
     ASKS: {
         "nodes": "Directives stand above the first command, one a line, each with its value.",
         "ntasks-per-node": "A task is one torchrun here. How many of them does a node need?",
-        "gpus-per-node": "Without that, the nodes may come without GPUs. The number is that of one node.",
+        "gpus-per-node": "Without it, the nodes may come without GPUs. The number is for one node.",
         "time": "A number alone is minutes to Slurm, and two with a colon are minutes and seconds.",
     },
     STARTS: {
@@ -105,7 +105,7 @@ HINTS_2 = {
         "it small enough?"
     },
 }
-# So a job file is read by bash itself: srun and torchrun note the words that they get.
+# bash itself reads a job file, where srun and torchrun only note the words that they get.
 BEFORE = """
 note() { printf '%s\\x1f' "$@" >&3; printf '\\x1e' >&3; }
 srun() { case " $* " in *" hostname "*) echo "$ADDRESS";; *) note srun "$@";; esac; }
@@ -135,10 +135,10 @@ def job_file(ask: Ask, rng: random.Random) -> Iterator[Finding]:
             }
             for each in (job, job + 1, job + 100)
         ]
-        (told,) = ask(_submitted, script, nodes, gpus, minutes, jobs)
-        yield first_fault(ASKS, _of_directives(told["text"], nodes, gpus, minutes))
+        (submitted,) = ask(_submitted, script, nodes, gpus, minutes, jobs)
+        yield first_fault(ASKS, _of_directives(submitted["text"], nodes, gpus, minutes))
         ports = []
-        for each, calls in zip(jobs, told["calls"], strict=True):
+        for each, calls in zip(jobs, submitted["calls"], strict=True):
             yield first_fault(STARTS, _of_start(calls, script, nodes, gpus))
             options = _torchrun(calls[0])[0] if calls else {}
             host, _, port = options.get("rdzv-endpoint", "").rpartition(":")
@@ -172,7 +172,7 @@ def _of_directives(text: str, nodes: int, gpus: int, minutes: int) -> Faults:
 
 
 def _torchrun(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split torchrun's words in those of an srun into options, by name, and the rest."""
+    """Split the words after torchrun, in a call of srun, into options by name and the rest."""
     rest, options = words[words.index("torchrun") + 1 :] if "torchrun" in words else [], dict[str, str]()
     while rest and rest[0].startswith("-"):
         name, given, value = rest.pop(0).lstrip("-").partition("=")
@@ -196,7 +196,7 @@ def _of_start(calls: list[list[str]], script: str, nodes: int, gpus: int) -> Fau
 
 @reports(lambda *asked: {"text": str, "calls": [[[str, str, ...], ...]] * len(asked[-1])})
 def _submitted(answer: Any, script: str, nodes: int, gpus: int, minutes: int, jobs: Any) -> dict[str, Any]:
-    """Return a job file's text, and for each job what its body calls: each word as bash gives it."""
+    """Return a job file's text, and the calls in its body for each job: their words, as bash gives them."""
     text = answer(script, nodes, gpus, minutes)
     refuse_unless(isinstance(text, str), "job_file(…) returns the text of a job file", text)
     if (bash := shutil.which("bash")) is None:

@@ -25,7 +25,7 @@ CLOSE = 1e-9  # the tensors are float64
 
 
 class Net(nn.Module):
-    """A row of equal blocks between a first and a last layer, as the lesson's, with a buffer."""
+    """A row of equal blocks between a first and a last layer, like the lesson's model, with a buffer."""
 
     def __init__(self, width: int, blocks: int, seed: int) -> None:
         super().__init__()
@@ -56,11 +56,11 @@ BLOCKS = "each block is gathered by itself, and what the blocks have left by the
 STEPS = "after each step the ranks have the weights of one device"
 HINTS_1 = {
     BLOCKS: {
-        "all at once": "More than a block is there at once. What must be wrapped, beside the model itself?",
+        "all at once": "More than one block is there at once. What must be wrapped, besides the model?",
         "in pieces": "A block is one unit here: a gather for each of its layers is one message too many.",
         "not sharded": "Something is never gathered, so every rank holds all of it. What is not wrapped?",
     },
-    STEPS: {"other parameters": "Which parameters has the optimizer: those from before or those of now?"},
+    STEPS: {"other parameters": "Which parameters does the optimizer have: the earlier or the present ones?"},
 }
 
 
@@ -133,15 +133,15 @@ ALONE = "no other rank writes"
 HINTS_2 = {
     FILE: {
         "no file": "When save is over, the file must be there.",
-        "shards": "That is no plain tensor of the whole. What gathers the shards, and who takes part in it?",
-        "names": "What else does a model hold, beside its parameters?",
+        "shards": "That is not the whole as a plain tensor. What gathers the shards, and who takes part?",
+        "names": "What else does a model hold, besides its parameters?",
     },
     DEALT: {
-        "other numbers": "Which rank has read the file, and how does each of the others get its part, for "
+        "other numbers": "Which rank has read the file, and how does each other rank get its part, for "
         "everything in it?",
         "new parameters": "An optimizer that was made before still has the old parameters.",
     },
-    ALONE: {"others write": "All ranks take part in the gathering. Who has the result, and writes?"},
+    ALONE: {"others write": "All ranks take part in the gathering. Which one has the result, and writes?"},
 }
 
 
@@ -180,7 +180,7 @@ def _of_file(found: dict[str, Any], right: dict[str, Tensor]) -> Faults:
 
 
 def _local(net: nn.Module, rank: int, ranks: int) -> Tensor:
-    """Return a rank's rows of all parameters, and all buffers, end to end."""
+    """Return a rank's rows of all parameters, and all buffers, in a flat tensor."""
     rows = [[*each.detach().chunk(ranks), *[each[:0]] * ranks][rank] for each in net.parameters()]
     return flat([*rows, *net.buffers()])
 
@@ -196,7 +196,7 @@ def _in_shards(net: list[int]) -> nn.Module:
 
 
 def _path(folder: str, rank: int) -> Path:
-    """Return a rank's own path: as on nodes that share no disk."""
+    """Return a path of the rank's own, as on nodes that share no disk."""
     path = Path(folder) / f"node-{rank}" / "whole.pt"
     path.parent.mkdir(exist_ok=True)
     return path

@@ -28,7 +28,7 @@ HINTS_1 = {
     MEAN: {
         "sum": "That is the sum over the ranks.",
         "one rank": "That is what one rank has found alone. What should all ranks hold after a meeting?",
-        "not the mean": "A rank steps for itself, and then the tensors themselves take their mean.",
+        "not the mean": "Each rank makes its own step, and then the tensors themselves are averaged.",
     },
     WHEN: {
         "no last": "The steps since the last meeting are each rank's own. They count, too.",
@@ -132,28 +132,28 @@ HINTS_2 = {
     FIRST: {
         "sum": "That is the sum of what the ranks have sent. With a hook, DDP no longer divides it.",
         "plain": "That is the mean of the gradients themselves, as without a hook.",
-        "apart": "The ranks hold different gradients. Has all of it arrived by then, and from all of them?",
+        "apart": "The ranks hold different gradients. Has every message arrived by then, from every rank?",
         "read wrong": "What does `arriving` make of each message, and what of all of them together?",
     },
     FEEDBACK: {
-        "no feedback": "These are the signs of this gradient alone. What was left before did not come, or "
-        "is not found again when DDP has rebuilt its buckets.",
-        "left wrong": "What is unsent is the sum that was wanted, less what arrives of it: of this rank, by "
-        "parameter, in a tensor of its own.",
+        "no feedback": "These are the signs of this gradient alone. What was left unsent before is not "
+        "added, or not found again after DDP has rebuilt its buckets.",
+        "left wrong": "What stays unsent is the sum that was to be sent, minus what arrives of it: for this "
+        "rank alone, by parameter, in a tensor of its own.",
     },
     BITS: {"too much": "The message has all that the others need. What else travels?"},
     PROMISE: {
         "waits": "Backward stands still meanwhile. What can the hook return before anything has arrived, and "
-        "where is what is left to do then done?"
+        "where does the rest of the work go?"
     },
 }
 PASSES = 3
-SIZES = (16, 1, 32, 16, 32)  # Means of so many small whole numbers are exact, so no rounding decides a sign.
+SIZES = (16, 1, 32, 16, 32)  # powers of two: means of small whole numbers are exact, and their signs, too
 BUCKET = 0.0002  # MB: two or three parameters
 
 
 class _Given(nn.Module):
-    """A model with the gradients that it is called with; it uses its parameters in a given order."""
+    """A model that gets the gradients it is called with; it uses its parameters in a given order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def send_signs(ask: Ask, rng: random.Random) -> Iterator[Finding]:
     yield first_fault(
         FEEDBACK, _of_passes(seed, ranks, by_call(each["gradients"] for each in results), later)
     )
-    most = sum(4 + size // 8 + 1 for size in SIZES)  # bytes: scales, bits, and no byte quite full
+    most = sum(4 + size // 8 + 1 for size in SIZES)  # bytes: of a scale, of the bits, and one not quite full
     rank, sent = furthest(max(each["sent"]) for each in results)
     seen = (
         f"in a pass rank {rank} sent {sent:.0f} bytes to each of the others; its messages have {most} at most"
@@ -245,7 +245,7 @@ def _with_signs(answer: Any, seed: int, order: list[int], late: int) -> Result:
         model.zero_grad()
         loss = ddp(_drawn(seed, step, rank), order)
         dist.barrier()
-        time.sleep(0.03 * (rank == late))  # the others would wait for it
+        time.sleep(0.03 * (rank == late))  # a hook that waits would wait for it
         each = [0.0]
         with noting_bytes(each.append), noting_waits(partial(waits.append, True)):
             loss.backward()

@@ -65,7 +65,7 @@ SHARE = "each of these samples goes forward once, and the ranks' shares are equa
 HINTS_2 = {
     SAME: {
         "mean of means": "A sample must count for as much on a rank with many as on one with few.",
-        "factor": "The gradient is some times too large or too small. Who divides, and by what?",
+        "factor": "The gradient is too large or too small by some factor. Who divides, and by what?",
         "left out": "The last samples are left out. They count, too.",
         "other": "Which gradients does the step take, and from which samples?",
     },
@@ -125,7 +125,7 @@ def step_of_those_left(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         weights = [each["weights"] for each in of_call]
         rank, gap = furthest(far(own, _right(seed, rates, calls[: number + 1], ranks)) for own in weights)
         seen = f"{ranks} ranks, a batch of {samples}, at most {most} for each rank: "
-        told = f"after step {number + 1} rank {rank}'s weights are off by up to {gap:.2g}"
+        words = f"after step {number + 1} rank {rank}'s weights are off by up to {gap:.2g}"
 
         known: list[tuple[str, dict[str, Any]]]
         if used == samples:
@@ -139,13 +139,13 @@ def step_of_those_left(ask: Ask, rng: random.Random) -> Iterator[Finding]:
         pairs = [(_right(seed, rates, calls[: number + 1], ranks, **wrong), hint) for hint, wrong in known]
         otherwise = "other" if used == samples else "other samples"
         hint = nearest(weights[rank], *pairs, otherwise=otherwise, within=CLOSE)
-        yield Finding(SAME if used == samples else LESS, gap < CLOSE, seen + told, hint)
+        yield Finding(SAME if used == samples else LESS, gap < CLOSE, seen + words, hint)
 
         taken = sorted(each for result in of_call for each in result["forward"])
         counts = [len(result["forward"]) for result in of_call]
-        told = f"the ranks took {', '.join(map(str, counts))}"
+        words = f"the ranks took {', '.join(map(str, counts))}"
         fair = taken == list(range(used)) and max(counts) - min(counts) < 2
-        yield Finding(SHARE, fair, seen + told, "share")
+        yield Finding(SHARE, fair, seen + words, "share")
 
 
 def _right(
@@ -156,8 +156,8 @@ def _right(
     of_ranks: bool = False,
     **wrong: Any,
 ) -> Tensor:
-    """Return one device's weights after some calls; in the last one the number of samples, the gradient's
-    or the rate's factor may be another, or the mean one of the ranks' means."""
+    """Return one device's weights after some calls; the last one may be wrong, by the number of samples, the
+    factor of the gradient or of the rate, or by a mean of the ranks' means."""
     model = _network(seed)
     optimizer = _optimizer(model, rates)
     for call in calls:
