@@ -103,11 +103,11 @@ site: setup  ## the lessons with their saved outputs, the exercises and the refe
 	@echo "The pages begin at .site/html/index.html"
 
 bench: setup  ## what the course promises about speed, measured; ARGS="--rounds 3 --only starts"
-	@$(IN_VENV) python tests/benchmarks/bench.py $(ARGS)
+	@$(IN_VENV) python -m tests.benchmarks.bench $(ARGS)
 	@COURSE_KERNELS=30 $(IN_VENV) python -m pytest -sq tests/faults/test_many.py -k kernels
 
 host: setup  ## what a kernel takes of a server's memory; COURSE_LEAN=1 for a lean one
-	@$(IN_VENV) python tests/benchmarks/host.py
+	@$(IN_VENV) python -m tests.benchmarks.host
 
 gpu:  ## on a machine with a GPU: its tests, the lessons, the figures they show of it; tests/gpu/run.py has the options
 	@"$(PYTHON)" tests/gpu/run.py $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(OUT),--out "$(OUT)") $(ARGS)

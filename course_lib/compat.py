@@ -1,7 +1,7 @@
 """What the course takes from private names of Python and other libraries, and what it changes in torch.
 
-Docstrings say in which versions a name was seen. `tests/test_compat.py` tries each name on the installed
-version. If one has changed, the test names the library and its version.
+Docstrings say in which versions a name was seen. If the installed version has changed one, a test fails: most
+of these are in `tests/test_compat.py`, which prints the versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""environment.yml and pyproject.toml ask for the same packages, in the same ranges."""
+"""environment.yml and pyproject.toml ask for the same packages and ranges; constraints.txt has them all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def ranges(requirements: list[str]) -> dict[str, str]:
     return {canonicalize_name(requirement.name): str(requirement.specifier) for requirement in parsed}
 
 
-def test_the_two_files_ask_for_the_same() -> None:
+def test_all_files_ask_for_the_same() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]  # what a class or a release wants besides is its own
     by_pip = ranges(project["dependencies"] + extras["lab"] + extras["albert"] + extras["test"])
+    assert by_pip.keys() <= ranges((ROOT / "constraints.txt").read_text().splitlines()).keys()
     by_pip = {CONDA_NAMES.get(name, name): specifier for name, specifier in by_pip.items()}
 
     content = yaml.safe_load((ROOT / "environment.yml").read_text())

@@ -63,21 +63,8 @@ def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     assert set(os.listdir(tmp_path)) == {"a", ".b.1-00.part", "a.part", ".a.old"}
 
 
-def test_a_text_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a", "größer")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "a", "half a pair: \ud800")
-    assert os.listdir(tmp_path) == ["a"]
-    assert (tmp_path / "a").read_text(encoding="utf-8") == "größer"
-
-
 def test_one_at_a_time_has_a_lock(tmp_path: Path) -> None:
     with locked(tmp_path / "lock") as first, locked(tmp_path / "lock", seconds=0.2) as second:
         assert (first, second) == (True, False)
     with locked(tmp_path / "lock", seconds=0.2) as third:
         assert third
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "no/a"):
-        pass

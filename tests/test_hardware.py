@@ -10,8 +10,7 @@ import psutil
 import pytest
 import torch
 
-from course_lib import __main__ as command
-from course_lib import machine, place
+from course_lib import machine
 from course_lib.hardware import cores, memory
 
 module = __import__("sys").modules["course_lib.hardware"]
@@ -25,13 +24,6 @@ def test_counts_what_the_system_counts() -> None:
     assert found.backends["gloo"] is torch.distributed.is_gloo_available()
 
 
-def test_without_a_gpu_two_cpu_ranks_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    found = machine()
-    assert (found.world_size, found.backend) == (2, "gloo")
-    assert found.plan == "2 CPU ranks, gloo"
-
-
 @pytest.mark.parametrize(("gpus", "plan"), [(1, "1 GPU rank, nccl"), (4, "4 GPU ranks, nccl")])
 def test_with_gpus_a_rank_for_each(monkeypatch: pytest.MonkeyPatch, gpus: int, plan: str) -> None:
     properties = types.SimpleNamespace(name="A GPU", total_memory=80 * 2**30)
@@ -42,21 +34,6 @@ def test_with_gpus_a_rank_for_each(monkeypatch: pytest.MonkeyPatch, gpus: int, p
     assert found.plan == plan
     assert found.accelerators == [f"cuda:{i} A GPU, 80.0 GiB" for i in range(gpus)]
     assert f"cuda:{gpus - 1} A GPU" in repr(found)
-
-
-def test_an_apple_gpu_is_shown_and_ranks_are_cpu_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An imitation: torch says that it can use MPS."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(command, "CHECKS", {})
-    assert command.main(["doctor"]) == 0
-    card = capsys.readouterr().out
-    assert "mps:0 Apple GPU (shares main memory)\n" in card
-    assert "2 CPU ranks, gloo: gloo carries no MPS tensors" in card
-    assert "so ranks are CPU processes" in card
-    assert place() == (torch.device("cpu"), "gloo")
 
 
 def test_text_and_card_say_the_same() -> None:

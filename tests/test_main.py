@@ -52,10 +52,6 @@ def test_doctor_says_which_versions_differ_from_the_tested_ones(
     assert command.versions() == "all as tested", "who emptied it wanted others"
 
 
-def test_a_checkout_and_a_wheel_know_what_was_tested() -> None:
-    assert command.TESTED.read_text() == (Path(__file__).parents[1] / "constraints.txt").read_text()
-
-
 def test_the_pair_that_does_not_fit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision.ops
 
@@ -65,10 +61,3 @@ def test_the_pair_that_does_not_fit_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torchvision.ops, "nms", refuse)
     with pytest.raises(RuntimeError, match="nms does not exist"):
         command.CHECKS["torch and torchvision"]()
-
-
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(["diagnose"])
-    assert ended.value.code == 2
-    assert "diagnose" in capsys.readouterr().err

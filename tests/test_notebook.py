@@ -21,12 +21,6 @@ def test_a_plain_python_is_no_notebook() -> None:
     assert told.stdout == "None False\n"
 
 
-def test_an_ipython_that_is_only_half_loaded_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    assert shell() is None
-    assert not in_kernel()
-
-
 def test_a_terminals_ipython_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = types.ModuleType("IPython")
     terminal.get_ipython = lambda: types.SimpleNamespace(compile=None)  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ What pip, pytest and JupyterLab do then is theirs; `make setup` with a real pip 
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import os
 import re
@@ -18,8 +17,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from tests.support.processes import processes_marked, wait_for
 
@@ -37,7 +34,6 @@ case "$*" in
 "pip install"*)
     cp "$venv/course-setup/constraints.txt" "$CALLS.constraints"
     while [ -e hold ]; do touch held; sleep 0.02; done
-    if [ -n "$REAL_PIP" ]; then exec "$REAL_PIP" -m "$@"; fi
     echo "$SAYS" >"$venv/course-setup/log" ;;
 jupyterlab*) echo "JUPYTER_PATH=$JUPYTER_PATH" >>"$CALLS" ;;
 esac
@@ -85,8 +81,8 @@ class Course:
         (self.programs / name).write_text(text)
         (self.programs / name).chmod(0o755)
 
-    def environment(self, **extra: str) -> dict[str, str]:
-        return {
+    def start(self, *command: str, **extra: str) -> subprocess.Popen[str]:
+        environment = {
             "PATH": f"{self.programs}:/usr/local/bin:/usr/bin:/bin",
             "PYTHONPATH": str(self.programs),
             "CALLS": str(self.calls_file),
@@ -95,12 +91,10 @@ class Course:
             **{name: value for name, value in os.environ.items() if name == "COURSE_TEST_MARK"},
             **extra,
         }
-
-    def start(self, *command: str, **extra: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
             cwd=self.root,
-            env=self.environment(**extra),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -228,26 +222,12 @@ def test_oldest_and_newest_have_their_own_folders_and_versions(course: Course) -
     assert {path.name for path in course.root.glob(".venv*")} == {".venv-oldest", ".venv-newest"}
 
 
-def test_the_tested_versions_are_names_and_versions_within_our_ranges() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
-    ranges = {canonicalize_name(each.name): each.specifier for each in map(Requirement, asked)}
-    tested: dict[str, list[str]] = {}
-    for line in TESTED.splitlines():
-        assert re.fullmatch(r"[\w.-]+==[\w.!]+( ; .+)?", line), line
-        requirement = Requirement(line)
-        (pinned,) = requirement.specifier
-        tested.setdefault(canonicalize_name(requirement.name), []).append(pinned.version)
-    installed_by_set_up = ranges.keys() - {"nbgrader", "torchft"}
-    assert installed_by_set_up <= tested.keys()
-    for name in installed_by_set_up:
-        assert [version for version in tested[name] if version not in ranges[name]] == [], name
-
-
 # Faults, one sentence each
 
 
 FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device: '/x'"
+NO_NETWORK = """WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after
+connection broken by 'NewConnectionError('<…>: Failed to establish a new connection: [Errno 111]')'"""
 CONFLICT = """2026-11-29T01:00:00,000 ERROR: Cannot install torch because of conflicting dependencies.
 2026-11-29T01:00:00,000 ERROR: ResolutionImpossible: for help visit a page"""
 
@@ -255,16 +235,11 @@ CONFLICT = """2026-11-29T01:00:00,000 ERROR: Cannot install torch because of con
 @pytest.mark.parametrize(
     ("machine", "sentence"),
     [
-        (
-            {"OLD": "3.9.2"},
-            "Python 3.9.2 is too old: name 3.11 or newer, as in `PYTHON=python3.12 make setup`.",
-        ),
+        ({"OLD": "3.9.2"}, "Python 3.9.2 is too old: name 3.11 or newer, as in `PYTHON=python3.12 make"),
         ({"MISSING": "ensurepip"}, f"on Debian, `sudo apt install python3.{sys.version_info[1]}-venv`."),
-        (
-            {"FREE_GB": "1.25"},
-            "9.4 GB of disk are needed, 1.2 are free: make room, or see ",
-        ),
+        ({"FREE_GB": "1.25"}, "9.4 GB of disk are needed, 1.2 are free: make room, or see "),
         ({"FAILING": "pip install", "SAYS": FULL}, "the disk is full: make room, and run this again."),
+        ({"FAILING": "pip install", "SAYS": NO_NETWORK}, "pip reaches no package index: is there a network?"),
         ({"FAILING": "pip install", "SAYS": CONFLICT}, "pip failed: Cannot install torch because of"),
     ],
 )
@@ -276,21 +251,12 @@ def test_what_is_missing_is_told_in_one_sentence(
     assert "Set-up done" in course.make("setup")
 
 
-def test_no_network_is_told(course: Course) -> None:
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "1", "PIP_CONFIG_FILE": os.devnull}
-    told = course.fault(REAL_PIP=sys.executable, PIP_DRY_RUN="1", **nowhere)
-    assert told == "pip reaches no package index: is there a network?"
-
-
 def test_a_moved_course_is_told(course: Course, tmp_path: Path) -> None:
     course.make("setup")
     course.root.rename(tmp_path / "moved")
     course.root = tmp_path / "moved"
-    told = course.fault()
-    assert (
-        told
-        == f".venv was made in {tmp_path / 'a course'} and only works there: remove it, and run this again."
-    )
+    told = f".venv was made in {tmp_path / 'a course'} and only works there: remove it"
+    assert course.fault().startswith(told)
 
 
 def test_an_old_python_can_read_the_set_up_and_knows_which_is_needed() -> None:
@@ -312,49 +278,16 @@ def test_no_python_at_all_is_told(course: Course, tmp_path: Path) -> None:
 # The other commands
 
 
-def test_make_test_and_test_all_run_what_they_say_and_stop_at_what_fails(course: Course) -> None:
+def test_make_test_all_runs_both_parts_whatever_fails_and_says_so(course: Course) -> None:
     course.make("setup")
-    forms = ["workflows .github/workflows/*.yml", "actions .github/actions/*/action.yml"]
-    lint = ["ruff check", "ruff format --check", "mypy"]
-    lint += [f"check_jsonschema -qq --builtin-schema vendor.github-{each}" for each in forms]
-    nbval = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300 --nbval-kernel-startup-timeout=300"
-    pytest_ = f"pytest -p tests.support.tiers {nbval} --durations=10"
-    short = f"{pytest_} -n 4 -m short lessons tests"
-    everything = [f"{pytest_} -n 4 -m not night and not alone lessons tests"]
-    everything += [f"{pytest_} -m not night and alone tests"]
-
-    def called(*arguments: str, failing: str = "none") -> tuple[int, list[str], str]:
-        course.calls()
-        status, told = course.run("make", *arguments, FAILING=failing)
-        return status, course.calls(), (told.splitlines() or [""])[-1]
-
-    status, made, last = called("test")
-    assert (status, made) == (0, [*lint, short])
-    assert "`make test-all` runs what was deselected" in last
-    assert called("test", "LF=1")[1][-1] == short.replace("-m short", "-m short --again")
     passed = "make test-all: lint passed, and all tests and notebooks that ran."
-    assert called("test-all") == (0, lint + everything, passed)
-    assert called("lint")[:2] == (0, lint)
-    for failing, until in {"ruff format": 2, "github-actions": 5, "-n 4": 7, "and alone": 7}.items():
-        status, made, last = called("test-all", failing=failing)
-        assert (status != 0, made, "passed" in last) == (True, (lint + everything)[:until], False)
-
-
-def test_make_oldest_tries_the_core_and_six_lessons(course: Course) -> None:
-    (course.root / "lessons").mkdir()
-    for number in ("00", "01", "02", "06", "07", "08"):
-        (course.root / "lessons" / f"{number}_topic.ipynb").touch()
-    told = course.make("oldest")
-    _, doctor, tests, notebooks = course.calls()
-    assert told.endswith("make oldest: doctor, tests and notebooks passed with the lowest versions.\n")
-    assert doctor == "course_lib doctor"
-    files = [word for word in tests.split() if word.startswith("tests/")]
-    assert len(files) > 3
-    assert [path for path in files if not (ROOT / path).exists()] == []
-    assert re.findall(r"\d\d_topic", notebooks) == ["00_topic", "02_topic", "06_topic", "08_topic"]
-    for failing, until in {"doctor": 1, "launcher": 2, "00_topic": 3}.items():
-        status, told = course.run("make", "oldest", FAILING=failing)
-        assert (status != 0, len(course.calls()), "passed" in told) == (True, until, False)
+    for failing, parts in {"nothing": 2, "ruff format": 0, "-n 4": 2, "and alone": 2}.items():
+        course.calls()
+        status, told = course.run("make", "test-all", FAILING=failing)
+        assert sum(call.startswith("pytest ") for call in course.calls()) == parts
+        assert (status == 0) == (passed in told) == (failing == "nothing")
+    course.make("test", "LF=1")
+    assert course.calls()[-1].endswith(" -n 4 -m short --again lessons tests")
 
 
 def test_make_lesson_and_lab_hand_their_words_on(course: Course) -> None:
@@ -377,18 +310,6 @@ def test_make_names_its_commands(course: Course) -> None:
     told = set(re.findall(r"^make ([\w-]+): ", course.make(), re.M))
     for page in ("README.md", "lessons/README.md", "AGENTS.md", "CONTRIBUTING.md"):
         assert set(re.findall(r"(?:^|`)make ([\w-]+)", (ROOT / page).read_text(), re.M)) <= told, page
-    assert {
-        "setup",
-        "lab",
-        "update",
-        "test",
-        "oldest",
-        "lint",
-        "lesson",
-        "look",
-        "bench",
-        "gpu",
-    } <= told
 
 
 # .ci/run

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,21 +56,16 @@ print("holds", flush=True)
         self.process.communicate()
 
 
-@pytest.fixture
-def plain(stacks: Path) -> Iterator[Process]:
-    with Process(stacks) as process:
-        yield process
-
-
-def test_it_answers_from_inside_c_code_each_time(plain: Process, stacks: Path) -> None:
-    assert plain.number == signal.SIGRTMAX
-    for _ in range(2):
-        start = size_of(stacks)
-        assert request(plain.process.pid, plain.number)
-        text = wait_for(lambda start=start: answer(stacks, start, time.monotonic() + 10))
-        assert text.startswith("Current thread 0x")
-        assert text.count('File "<string>"') == 1
-    assert plain.process.poll() is None
+def test_it_answers_from_inside_c_code_each_time(stacks: Path) -> None:
+    with Process(stacks) as plain:
+        assert plain.number == signal.SIGRTMAX
+        for _ in range(2):
+            start = size_of(stacks)
+            assert request(plain.process.pid, plain.number)
+            text = wait_for(lambda start=start: answer(stacks, start, time.monotonic() + 10))
+            assert text.startswith("Current thread 0x")
+            assert text.count('File "<string>"') == 1
+        assert plain.process.poll() is None
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.hardware import cores
-from grading import of_a_class
-from starts import from_cell_to_result
-from steps import cost
-from table import Section, text_of
+from tests.benchmarks.grading import of_a_class
+from tests.benchmarks.starts import from_cell_to_result
+from tests.benchmarks.steps import cost
+from tests.benchmarks.table import Section, text_of
 
 PIECES: dict[str, Callable[[argparse.Namespace, Path], Section]] = {
     "starts": lambda asked, folder: from_cell_to_result(asked.rounds, folder),
     "steps": lambda asked, folder: cost(asked.rounds, folder, asked.steps),
-    "grading": lambda asked, folder: of_a_class(asked.submissions, folder),
+    "grading": lambda asked, folder: of_a_class(30, folder),
 }
 
 
@@ -38,7 +38,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="times that each contender is measured")
     parser.add_argument("--only", nargs="+", choices=PIECES, default=list(PIECES), help="these parts alone")
     parser.add_argument("--steps", type=int, default=200_000, help="of a loop that does nothing")
-    parser.add_argument("--submissions", type=int, default=30, help="of exercise 06, graded once")
     return parser.parse_args()
 
 

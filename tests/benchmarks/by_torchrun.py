@@ -2,6 +2,6 @@
 
 import sys
 
-from work import leave
+from tests.benchmarks.work import leave
 
 leave(sys.argv[1])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from course_lib.exercises.generate import blank
 from course_lib.hardware import cores
-from kernel import ROOT, environment
-from table import Section
+from tests.benchmarks.kernel import ROOT, environment
+from tests.benchmarks.table import Section
 
 NAME = "06_ddp_with_spawn.ipynb"
 POINTS = {"full": 10.0, "none": 0.0, "part": 8.0}  # of 10, by kind of submission

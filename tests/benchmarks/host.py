@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from course_lib.hardware import cores, memory
-from kernel import Kernel
+from tests.benchmarks.kernel import Kernel
 
 MIB = 1 << 20
 LAUNCHES = """

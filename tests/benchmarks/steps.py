@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kernel import Kernel
-from table import Section, Take, interleaved, ratio
+from tests.benchmarks.kernel import Kernel
+from tests.benchmarks.table import Section, Take, interleaved, ratio
 
 CELL = """
 import json
 from course_lib import launch
-from steps import microseconds
+from tests.benchmarks.steps import microseconds
 print(json.dumps(launch(microseconds, {rounds}, {steps}, nprocs=1, dashboard=False).results[0]))
 """
 BATCHES = ", batches of tensors"

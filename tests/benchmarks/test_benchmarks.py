@@ -9,28 +9,29 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.alone
-BENCH = Path(__file__).parent / "bench.py"
+ROOT = Path(__file__).parents[2]
+
+
+def said(*words: str) -> str:
+    command = [sys.executable, "-m", *words]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
 def test_the_cheapest_part_ends_in_a_table() -> None:
-    options = ["--rounds", "1", "--only", "steps", "--steps", "1000"]
-    run = subprocess.run([sys.executable, str(BENCH), *options], capture_output=True, text=True, timeout=600)
-
-    assert run.returncode == 0, run.stderr
+    table = said("tests.benchmarks.bench", "--rounds", "1", "--only", "steps", "--steps", "1000")
     for what in ("bare loop", "track", "log(loss=0.5)"):
-        (row,) = [line for line in run.stdout.splitlines() if line.strip().startswith(what + "  ")]
+        (row,) = [line for line in table.splitlines() if line.strip().startswith(what + "  ")]
         assert float(row.split(what)[1].split()[0]) > 0, row
 
 
 def test_what_a_learner_takes_of_a_servers_memory_ends_in_a_table() -> None:
-    command = [sys.executable, str(BENCH.with_name("host.py"))]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-
-    assert run.returncode == 0, run.stderr
+    table = said("tests.benchmarks.host")
     taken = {
         what: [int(number.replace(",", "")) for number in line.removeprefix(what).split()]
         for what in ("a kernel that has run nothing", "a kernel between two launches")
-        for line in run.stdout.splitlines()
+        for line in table.splitlines()
         if line.startswith(what)
     }
     fresh, launched = taken.values()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 
 import torch
@@ -24,31 +23,9 @@ def check(results: list[list[float]], ranks: int = 2) -> None:
         raise RuntimeError(f"wrong results: {results}")
 
 
-def work_as(rank: int, ranks: int, port: int) -> list[float]:
-    """Do `work` in a process that has no rank yet: set torchrun's variables first."""
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",  # the store already exists
-        TORCHELASTIC_RESTART_COUNT="0",
-    )
-    return work()
-
-
-def loopback_store() -> dist.TCPStore:
-    """Start a store like the course's own, in a process that must not load the course."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-
-
-def leave(folder: str, result: list[float] | None = None) -> None:
-    """Write the result, by default of `work`, to a file: for launchers that return nothing."""
-    Path(folder, f"result-{os.environ['RANK']}").write_text(json.dumps(result or work()))
+def leave(folder: str) -> None:
+    """Write the result of `work` to a file: torchrun returns nothing."""
+    Path(folder, f"result-{os.environ['RANK']}").write_text(json.dumps(work()))
 
 
 def collect(folder: str) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Many at once: kernels, launches and ranks, far more than the machine has cores."""
+"""Many at once: kernels and launches, far more than the machine has cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 from course_lib.hardware import memory
 from course_lib.launcher import guard
@@ -83,20 +82,6 @@ def test_many_kernels_launch_at_the_same_moment(tmp_path: Path, monkeypatch: pyt
             assert kernel.log.read_text() == ""
         wait_for(lambda: not any(kernel.left() for kernel in kernels), what="all processes to be gone")
     print(f"{count} kernels: {time.monotonic() - began:.1f} s from the first to the end of the last")
-
-
-def test_64_ranks_reduce() -> None:
-    def total() -> float:
-        dist.init_process_group("gloo")
-        reduced = torch.tensor(float(dist.get_rank()))
-        dist.all_reduce(reduced)
-        dist.destroy_process_group()
-        return reduced.item()
-
-    run = quiet_launch(total, nprocs=64, timeout=300)
-
-    print(f"64 ranks: {run.seconds:.1f} s")
-    assert run.results == [sum(range(64))] * 64
 
 
 def test_large_results_that_are_dropped_leave_nothing_in_the_kernel() -> None:

@@ -136,16 +136,13 @@ def test_a_program_that_is_one_rank_itself(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.metrics[0]["i"], range(5))
 
 
-def test_a_program_that_raises_before_its_ranks_or_cannot_be_read(tmp_path: Path) -> None:
+def test_a_program_that_raises_before_its_ranks(tmp_path: Path) -> None:
     path = script(tmp_path, "import os\n\ndef read():\n    open('/no/such/file')\n\nread()\n")
     error = failing(path)
     assert str(error).startswith("the program raised FileNotFoundError: [Errno 2]")
     assert "---->    4     open('/no/such/file')" in str(error)
     assert "runpy" not in str(error)
     assert error.rank == "program"
-
-    error = failing(script(tmp_path, "x = 1\nprint('hello'\n"))
-    assert str(error).startswith("the program raised SyntaxError: '(' was never closed (script.py, line 2)")
 
 
 def test_a_program_that_exits(tmp_path: Path) -> None:
@@ -162,7 +159,6 @@ def test_a_program_that_exits(tmp_path: Path) -> None:
 
     path = script(tmp_path, "import sys\nsys.exit('no data here')\n")
     assert "no data here" in str(failing(path))
-    assert quiet_python(script(tmp_path, "import sys\nsys.exit(0)\n")).state == "done"
 
 
 # --- interrupted, and its kernel killed -------------------------------------------------------------------

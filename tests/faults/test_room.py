@@ -16,8 +16,6 @@ from tests.support.cells import cell, quiet_launch
 from tests.support.programs import ENOUGH, assert_none_left, calling_work, script
 
 pytestmark = pytest.mark.alone
-LAUNCHERS = ["launch", "torchrun"]
-MIB = 1 << 20
 
 FILLS = """
     import os
@@ -112,16 +110,17 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("how", FULL)
-def test_a_full_disk(how: str, launcher: str, small_disk: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "how"), [*(("launch", how) for how in FULL), ("torchrun", "it goes on")]
+)
+def test_a_full_disk(launcher: str, how: str, small_disk: Path, tmp_path: Path) -> None:
     source = FILLS + "\n    def work():\n        fill()\n"
     source += "".join(f"        {line}\n" for line in FULL[how].splitlines())
     one = {"nprocs": 1} if launcher == "launch" else {"nproc_per_node": 1}  # another might not even begin
     run, report = outcome(launcher, source, tmp_path, **one)
     print(report)
 
-    if how == "it goes on" and launcher == "torchrun":
+    if launcher == "torchrun":
         assert report == "", "nothing of it needs the disk"
     else:
         words = ["the disk that holds the run is full", "No space left on device"]
@@ -147,10 +146,12 @@ def test_a_disk_that_is_full_before_the_run(small_disk: Path) -> None:
         quiet_launch(lambda: 1)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("ends", ["return", "raise ValueError('unheard')"])
+@pytest.mark.parametrize(
+    ("launcher", "ends"),
+    [("launch", "return"), ("launch", "raise ValueError('unheard')"), ("torchrun", "return")],
+)
 def test_a_folder_that_is_removed_under_the_run(
-    ends: str, launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launcher: str, ends: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, report = outcome(launcher, REMOVES.replace("RAISES", ends), tmp_path)
 
@@ -158,7 +159,7 @@ def test_a_folder_that_is_removed_under_the_run(
     assert f"how this run ended cannot be kept: [Errno 2] No such file or directory: '{run.folder}" in (
         capsys.readouterr().err
     )
-    if ends == "return" and launcher == "torchrun":
+    if launcher == "torchrun":
         assert report == "", "nothing of it needs the folder"
     else:
         assert "ended with exit code 1; the run's folder was removed" in report.splitlines()[0]

@@ -20,7 +20,6 @@ from course_lib.launcher.dashboard import (
     MANY_RANKS,
     TERMINAL_BYTES,
     TerminalView,
-    View,
     bars_html,
     printed_lines,
     view_of,
@@ -98,12 +97,6 @@ def test_a_progress_bar_is_one_line_and_whole_in_the_file(capsys: pytest.Capture
     assert printed_lines(run) == ["rank 0 | epoch 1", "rank 0 | done", "rank 0 | loss 0.5"]
     assert run.logs[0] == "epoch 1\ndone\nloss 0.5\n"
     assert run.trace(0).files.log.read_bytes().count(b"\r") == 2002
-
-
-def test_dashboard_false_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert type(view_of(Run.create("train", 1), False)) is View
-    quiet_launch(lambda: print("hello"), nprocs=1)
-    assert capsys.readouterr().out == ""
 
 
 def test_the_bars_show_step_values_and_last_line_and_no_markup_of_the_ranks() -> None:

@@ -9,8 +9,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -84,8 +86,7 @@ WHY_SPAWNED = {
 }
 
 PROGRAM = """
-import json, os, time
-from pathlib import Path
+import json, sys, time
 import pytest, torch, torch.distributed as dist
 from course_lib import RankTimeout, launch, place
 
@@ -106,15 +107,15 @@ if __name__ == "__main__":
     from course_lib.launcher import forkserver
     from tests.support.programs import Jump, all_at
 
-    forkserver.PROBE_SECONDS = PROBE
+    forkserver.PROBE_SECONDS, *lines = map(int, sys.argv[1:])
     run = launch(adds, nprocs=2, device="cpu", dashboard=False)
-    told = {"results": run.results, "held": [run.peak_memory_bytes(rank) for rank in range(2)]}
-    Jump(pytest.MonkeyPatch(), lambda: all_at(LINES))
+    held = [run.peak_memory_bytes(rank) for rank in range(2)]
+    print(json.dumps({"results": run.results, "held": held}), flush=True)
+    Jump(pytest.MonkeyPatch(), lambda: all_at(*lines))
     try:
         launch(stands, nprocs=2, device="cpu", timeout=120, dashboard=False)
     except RankTimeout as error:
-        told["report"] = str(error)
-    print(json.dumps(told), flush=True)
+        print(json.dumps({"report": str(error)}), flush=True)
     launch(stands, nprocs=2, device="cpu", dashboard=False)
 """
 LINES = [
@@ -123,38 +124,52 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("what", HIDDEN)
-def test_a_launch_without(what: str, tmp_path: Path, course_home: Path) -> None:
-    """Ranks add up, one that stands still is found, and all end with a kernel that is killed."""
-    (tmp_path / "sitecustomize.py").write_text(dedent(HIDDEN[what]))
-    program_text = PROGRAM.replace("LINES", ", ".join(map(str, LINES)))
-    program_text = program_text.replace("= PROBE", "= 1" if what == "forks that end" else "= 600")
-    (tmp_path / "program.py").write_text(program_text)
-    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    command, environment = [sys.executable, str(tmp_path / "program.py")], {"PYTHONPATH": paths}
-    with open(tmp_path / "said", "w+") as said:
+def told_without(
+    what: str, folder: Path, enough: Callable[[dict[str, Any]], object]
+) -> tuple[dict[str, Any], str]:
+    """Run the program until it has told enough, and kill it; return that, and all that was printed."""
+    (folder / "sitecustomize.py").write_text(dedent(HIDDEN[what]))
+    (folder / "program.py").write_text(PROGRAM)
+    environment = {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[2])])}
+    probe_seconds = 1 if what == "forks that end" else 600
+    command = [sys.executable, str(folder / "program.py"), *map(str, (probe_seconds, *LINES))]
+
+    def told() -> dict[str, Any]:
+        lines = (folder / "said").read_text().splitlines(keepends=True)
+        whole = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+        return {name: value for each in whole for name, value in each.items()}
+
+    with open(folder / "said", "w") as said:
         program = subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said)
         try:
-            wait_for(lambda: told_in(said.name) or program.poll() is not None)
-            wait_for(lambda: all_at(*LINES) or program.poll() is not None)
+            wait_for(lambda: enough(told()) or program.poll() is not None)
         finally:
             program.kill()
             program.wait()
-    print(others := (tmp_path / "said").read_text())
-    told = json.loads(*told_in(said.name))
+    print(text := (folder / "said").read_text())
+    return told(), text
+
+
+@pytest.mark.parametrize("what", ["what forked ranks can do without", "everything"])
+def test_a_launch_without(what: str, tmp_path: Path, course_home: Path) -> None:
+    """Ranks add up, one that stands still is found, and all end with a kernel that is killed."""
+    told, text = told_without(what, tmp_path, lambda told: "report" in told and all_at(*LINES))
 
     assert told["results"] == [3.0, 3.0]
     assert all(0 < held < 2**40 for held in told["held"])  # a forked rank that ends at once has under 1 MiB
     missing = "not done after 120 s: rank 1 never called all_reduce (collective 1), in which rank 0 waited"
     assert told["report"].startswith(missing)
     assert f"rank 1 was at program.py, line {LINES[1]}: time.sleep" in told["report"]
-    assert "sitecustomize" not in others, "it failed to hide something"
-    assert ("so each loads PyTorch by itself" in others) == (what in WHY_SPAWNED)
-    assert WHY_SPAWNED.get(what, "") in others
+    assert "sitecustomize" not in text, "it failed to hide something"
+    assert "so each loads PyTorch by itself" not in text
     home = str(course_home)
     wait_for(lambda: not processes_marked("COURSE_HOME", home), what="the end of all that it has started")
 
 
-def told_in(path: str) -> list[str]:
-    lines = Path(path).read_text().splitlines(keepends=True)
-    return [line for line in lines if line.startswith("{") and line.endswith("\n")]
+@pytest.mark.parametrize("what", WHY_SPAWNED)
+def test_why_ranks_are_spawned_is_told(what: str, tmp_path: Path) -> None:
+    told, text = told_without(what, tmp_path, lambda told: told)
+    assert told["results"] == [3.0, 3.0]
+    why = f"ranks cannot be forked here ({WHY_SPAWNED[what]}"
+    assert why in text
+    assert ", so each loads PyTorch by itself" in text

@@ -105,10 +105,8 @@ def test_the_script_is_one_to_read(script: str, submitted: list[Any], tmp_path: 
     ("options", "ranks"),
     [
         ({}, 2),
-        ({"gpus_per_node": 4}, 4),
         ({"gpus_per_node": "a100:8"}, 8),
         ({"gres": "gpu:3"}, 3),
-        ({"gres": "gpu"}, 1),
         ({"gres": ["craynetwork:1", "gpu:h100:6"]}, 6),
         ({"gres": "shard:2"}, 2),
     ],

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course_lib import Run, launch, python, torchrun
+from course_lib import Run, launch, torchrun
 from tests.support.processes import Socket, listening, wait_for
 
 LOOPBACK = {"127.0.0.1", "::1"}
@@ -33,20 +33,6 @@ RANKS = """
             time.sleep(0.01)
         dist.destroy_process_group()
     """
-SCRIPT = "reduce_until_told()\n"
-SPAWNING = """
-import torch.multiprocessing as mp
-
-def begin(rank):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    store = dist.FileStore(os.environ["THERE"] + "/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    dist.init_process_group = lambda *_: None
-    reduce_until_told()
-
-if __name__ == "__main__":
-    mp.spawn(begin, nprocs=2)
-"""
 
 
 @contextlib.contextmanager
@@ -74,12 +60,6 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def script(folder: Path, source: str = SCRIPT) -> Path:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(RANKS) + source)
-    return path
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -98,12 +78,10 @@ def test_a_launch_listens_on_loopback_alone(there: Path, course_home: Path) -> N
         assert [mode(path) for path in (course_home, course_home / "runs", run.folder)] == [0o700] * 3
 
 
-@pytest.mark.parametrize("max_restarts", [0, 1])
-def test_of_torchrun_only_its_own_store_for_the_ranks_listens_everywhere(
-    max_restarts: int, there: Path
-) -> None:
-    path = script(there)
-    with at_work(lambda: torchrun(path, max_restarts=max_restarts, dashboard=False), there) as (run, found):
+def test_of_torchrun_only_its_own_store_for_the_ranks_listens_everywhere(there: Path) -> None:
+    path = there / "script.py"
+    path.write_text(textwrap.dedent(RANKS) + "reduce_until_told()\n")
+    with at_work(lambda: torchrun(path, dashboard=False), there) as (run, found):
         ours = {each for each in found if each.pid == os.getpid()}
         everywhere = {each for each in found if each.host not in LOOPBACK}
         assert {each.host for each in ours} == {"127.0.0.1"}
@@ -112,14 +90,5 @@ def test_of_torchrun_only_its_own_store_for_the_ranks_listens_everywhere(
         says = "store that torchrun itself opens for the ranks listens on every interface"
         assert says in " ".join((torchrun.__doc__ or "").split())
         assert everywhere, "torchrun's own store keeps to loopback now: its docstring says otherwise"
-        owners = {str(psutil.Process(each.pid).cmdline()[-4:]) for each in everywhere}
-        print(f"{max_restarts=}: on every interface, port {everywhere} of {owners}")
         assert mode(run.folder) == 0o700, "torchrun's logs are inside"
         assert (run.folder / "torchrun" / "node-0").is_dir()
-
-
-def test_a_program_with_its_own_ranks_listens_on_loopback_alone(there: Path) -> None:
-    with at_work(lambda: python(script(there, SPAWNING), dashboard=False), there) as (run, found):
-        assert found, "gloo's own sockets"
-        assert {each.host for each in found} <= LOOPBACK
-        assert mode(run.folder) == 0o700

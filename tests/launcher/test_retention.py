@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,15 +98,6 @@ def test_a_launch_opens_no_file_of_other_runs(course_home: Path, monkeypatch: py
     others = [path for path in opened if not path.startswith(str(run.folder))]
     assert [path for path in others if path.startswith(str(course_home))] == []
     assert len(others) <= 20, others
-
-
-def test_without_room_for_a_thread_a_run_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(**_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(retention, "_runs", itertools.count())
-    monkeypatch.setattr(retention, "threading", SimpleNamespace(Thread=no_room))
-    assert quiet_launch(int).state == "done"
 
 
 def test_a_long_run_is_not_old_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

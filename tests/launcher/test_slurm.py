@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from course_lib import RankError, RankTimeout, Run, slurm
-from course_lib.cluster import SlurmError
 from course_lib.report.failed import Stopped
 from tests.support.kernels import Kernel
 from tests.support.needs import missing
@@ -200,16 +199,6 @@ def test_not_done_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert state_of(error.run.job) == "CANCELLED"
 
 
-def test_cancelled_by_somebody_else(folder: Path) -> None:
-    act = when(lambda run: run.state == "running", lambda run: said("scancel", run.job))
-    error = failing(RankError, script(folder, SLEEPS))
-    act.join()
-
-    words = "the job (on node[1-2]) was cancelled (scancel, by a person or by the cluster)"
-    assert str(error).splitlines()[0] == words
-    assert error.rank == "program"
-
-
 def test_a_node_is_lost(folder: Path) -> None:
     down = ["scontrol", "update", "nodename=node2", "state=down", "reason=test"]
     act = when(at_work, lambda _: said(*down))
@@ -255,13 +244,6 @@ def test_a_drained_node_is_waited_for(folder: Path) -> None:
     assert list(run.logs) == ["done\n", "done\n"], "also of a script that calls nothing of the course's"
     assert run.state == "done"
     assert run.queued_seconds >= 1
-
-
-def test_what_slurm_refuses(folder: Path) -> None:
-    with pytest.raises(SlurmError, match="sbatch refused the job: invalid partition specified: nope;"):
-        quiet_slurm(script(folder, ""), partition="nope")
-    assert Run.open().state == "failed"
-    assert "Invalid partition name" in Run.open().error
 
 
 # --- without a kernel -------------------------------------------------------------------------------------

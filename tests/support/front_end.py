@@ -12,8 +12,9 @@ from jupyter_client.manager import start_new_kernel
 class FrontEnd:
     """``shown``: the contents of all displays, in order, as updated; ``widgets``: their states, by id."""
 
-    def __init__(self, home: Path) -> None:
-        self.manager, self.client = start_new_kernel(env={**os.environ, "COURSE_HOME": str(home)})
+    def __init__(self, home: Path, **variables: str) -> None:
+        environment = {**os.environ, "COURSE_HOME": str(home), **variables}
+        self.manager, self.client = start_new_kernel(env=environment)
         self.shown: list[dict[str, Any]] = []
         self.widgets: dict[str, dict[str, Any]] = {}
 
