@@ -6,8 +6,6 @@ The moving picture of the README, `lessons/images/killed_rank.gif`.
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,8 +13,8 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
 
+from tests.browser.look import PANEL, opened
 from tests.notebooks.execute import ROOT
-from tests.support.lab import Lab, Notebook, fresh_page
 
 PICTURE = ROOT / "lessons" / "images" / "killed_rank.gif"
 CELL = """\
@@ -58,26 +56,20 @@ def film() -> list[tuple[bytes, float]]:
     """Return screenshots of the notebook's cell, each with the seconds that it is to be shown."""
     frames: list[tuple[bytes, float]] = []
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        (folder / "course").mkdir()
-        notebook = new_notebook(cells=[new_code_cell(CELL)], metadata={"kernelspec": KERNEL})
-        nbformat.write(notebook, folder / "course" / "train.ipynb")
-        (folder / "jupyter").mkdir()
-        lab = Lab(folder / "course", folder / "jupyter", Path(os.environ.get("COURSE_HOME", folder / "home")))
-        try:
-            with fresh_page(shutil.which("chromium") or "chromium", folder / "chromium", 850) as page:
-                notebook = Notebook(page, lab, "train.ipynb")
-                page.keyboard.press("Control+b")  # the file browser goes
-                notebook.run_all()
-                page.wait_for_selector(".jp-OutputArea-output img, .jp-OutputArea-output .widget-html")
-                panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer")
-                panel.evaluate("panel => { panel.scrollTop = 330 }")  # the end of the cell, and its outputs
-                while not page.locator("text=was killed").count():
-                    frames.append((panel.screenshot(), BETWEEN))
-                    page.wait_for_timeout(1000 * BETWEEN)
-                frames.append((panel.screenshot(), STAYS))
-        finally:
-            lab.close()
+        course = Path(made, "course")
+        course.mkdir()
+        written = new_notebook(cells=[new_code_cell(CELL)], metadata={"kernelspec": KERNEL})
+        nbformat.write(written, course / "train.ipynb")
+        with opened(course, "train.ipynb", 850) as notebook:
+            page = notebook.page
+            notebook.run_all()
+            page.wait_for_selector(".jp-OutputArea-output img, .jp-OutputArea-output .widget-html")
+            panel = page.locator(PANEL)
+            panel.evaluate("panel => { panel.scrollTop = 330 }")  # the end of the cell, and its outputs
+            while not page.locator("text=was killed").count():
+                frames.append((panel.screenshot(), BETWEEN))
+                page.wait_for_timeout(1000 * BETWEEN)
+            frames.append((panel.screenshot(), STAYS))
     return frames
 
 

@@ -10,6 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +31,32 @@ def look(path: Path, into: Path, seconds: float) -> int:
     """
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+        course = Path(made, "course")
         for each in FOLDERS:
-            shutil.copytree(ROOT / each, folder / "course" / each)
-        (folder / "jupyter").mkdir()
-        lab = Lab(folder / "course", folder / "jupyter", Path(os.environ.get("COURSE_HOME", folder / "home")))
-        try:
-            with fresh_page(shutil.which("chromium") or "chromium", folder / "chromium", HEIGHT) as page:
-                notebook = Notebook(page, lab, str(path.relative_to(ROOT)))
-                page.keyboard.press("Control+b")  # the file browser goes
-                count = screenfuls(page, into / f"{path.stem}-1-opened")
-                notebook.run_all()
-                notebook.wait_idle(seconds)
-                count += screenfuls(page, into / f"{path.stem}-2-run")
-                if touch(page):
-                    count += screenfuls(page, into / f"{path.stem}-3-touched")
-        finally:
-            lab.close()
+            shutil.copytree(ROOT / each, course / each)
+        with opened(course, str(path.relative_to(ROOT)), HEIGHT) as notebook:
+            count = screenfuls(notebook.page, into / f"{path.stem}-1-opened")
+            notebook.run_all()
+            notebook.wait_idle(seconds)
+            count += screenfuls(notebook.page, into / f"{path.stem}-2-run")
+            if touch(notebook.page):
+                count += screenfuls(notebook.page, into / f"{path.stem}-3-touched")
     return count
+
+
+@contextmanager
+def opened(course: Path, name: str, height: int) -> Iterator[Notebook]:
+    """Open a notebook of a folder in JupyterLab, which gets the space beside that folder."""
+    beside = course.parent
+    (beside / "jupyter").mkdir()
+    lab = Lab(course, beside / "jupyter", Path(os.environ.get("COURSE_HOME", beside / "home")))
+    try:
+        with fresh_page(shutil.which("chromium") or "chromium", beside / "chromium", height) as page:
+            notebook = Notebook(page, lab, name)
+            page.keyboard.press("Control+b")  # the file browser goes
+            yield notebook
+    finally:
+        lab.close()
 
 
 def screenfuls(page: Any, name: Path) -> int:

@@ -70,5 +70,4 @@ def _looked_at(page: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         wrong += violations(page, scheme, AXE)
-    page.screenshot(path=place / "board.png")
     assert (wrong, dialogs, asked) == ([], [], {f"file://{place}/board.html"})

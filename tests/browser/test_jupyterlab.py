@@ -103,7 +103,7 @@ def pictures(page: Any) -> int:
     return page.locator(".jp-OutputArea-output.jp-RenderedImage img").count()
 
 
-def test_lesson_00_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: Path) -> None:
+def test_lesson_00_runs_is_stopped_and_reopened(lab: Lab, page: Any) -> None:
     add_cells(lab.folder / LESSON, PATIENCE)
     notebook = Notebook(page, lab, LESSON)
     notebook.run_all()
@@ -117,7 +117,6 @@ def test_lesson_00_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
         return len(sources - {None}) >= 3
 
     wait_for(moved, LIMIT / 1000, "three different pictures of a run")
-    page.screenshot(path=tmp_path / "dashboard.png")
 
     # the added cell runs until Stop is pressed
     page.locator(".jp-CodeCell").last.locator(".course-dashboard").wait_for()
@@ -150,7 +149,6 @@ def test_lesson_00_runs_is_stopped_and_reopened(lab: Lab, page: Any, tmp_path: P
         ".jp-OutputArea-output.jp-RenderedImage img", "images => images.map(image => image.naturalWidth)"
     )
     assert all(width > 300 for width in widths), widths
-    page.screenshot(path=tmp_path / "reopened.png")
 
 
 PLAYS = """
@@ -212,7 +210,7 @@ def test_a_guess_is_locked_in_an_answer_is_folded_and_a_slider_draws(lab: Lab, p
 
 
 @pytest.mark.night
-def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> None:
+def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any) -> None:
     path = "lessons/hang.ipynb"
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
     nbformat.write(nbformat.v4.new_notebook(metadata=kernel), lab.folder / path)
@@ -222,7 +220,6 @@ def test_a_hang_is_told_while_it_lasts(lab: Lab, page: Any, tmp_path: Path) -> N
 
     warning = page.locator(".course-dashboard .course-warning")
     page.wait_for_function("document.querySelector('.course-warning')?.innerText.includes('No progress')")
-    page.screenshot(path=tmp_path / "warning.png")
     told = warning.inner_text()
     assert "rank 1 has not called all_reduce (collective 1), in which rank 0 waits" in told
     assert re.search(r"rank 0 waits in all_reduce for \d\d", told)

@@ -84,28 +84,22 @@ WRONG = {
     "no JSON": b"{",
     "no text": b"\xff\xfe\x00",
     "a list": b"[]",
-    "no name": b'{"questions": {}}',
     "a name that is none": b'{"name": 3, "questions": {}}',
     "no questions": b'{"name": "anna"}',
-    "questions that are none": b'{"name": "anna", "questions": [1]}',
     "nested": b"[" * 20_000,
-    "nested objects": b'{"a":' * 5_000,
     "long": b'{"name": "anna", "questions": {}}' + b" " * 40_000,
     "a number of many digits": b'{"name": "anna", "questions": {"06.1": ' + b"9" * 5_000 + b"}}",
 }
 IMPOSSIBLE = {
     "more than there is": {"points": 4},
     "huge": {"points": 1e308},
-    "infinite": {"points": math.inf},
     "not a number": {"points": math.nan},
     "negative": {"points": -1},
     "a list": {"points": []},
     "true": {"points": True},
-    "words": {"tries": "<b>"},
     "half a try": {"tries": 2.5},
     "too many tries": {"tries": 10**4000, "in_vain": 10**4000},
     "in the future": {"last": NOW + 86400},
-    "at no time": {"since": math.nan},
     "more fields": {"code": "import os"},
 }
 

@@ -14,7 +14,6 @@ from course_lib.exercises import inputs
 from course_lib.exercises.inputs import (
     flat,
     folder,
-    gradients_of,
     machine,
     network,
     own_randomness,
@@ -22,15 +21,6 @@ from course_lib.exercises.inputs import (
     tensor,
     trainable,
 )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "smaller"),
-    [(torch.float64, torch.float32), (torch.int64, torch.float64), (torch.int32, torch.float32)],
-)
-def test_the_numbers_do_not_survive_a_smaller_type(dtype: torch.dtype, smaller: torch.dtype) -> None:
-    numbers = tensor(3, (9,), dtype)
-    assert (numbers.to(smaller).to(dtype) != numbers).any()
 
 
 def _all_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -52,16 +42,6 @@ def test_a_network_is_of_many_kinds() -> None:
         assert {module.training for module in model.modules()} == {True, False}
         assert model(tensor(1, (6, 4))).isfinite().all()
     assert len(forms) > 10
-
-
-def test_flat_numbers_and_gradients() -> None:
-    model = torch.nn.Linear(2, 1)
-    assert flat([torch.ones(1, 2, requires_grad=True), torch.zeros(1)]).tolist() == [1.0, 1.0, 0.0]
-    assert gradients_of(model) is None
-    model(torch.tensor([[2.0, 3.0]])).sum().backward()
-    assert gradients_of(model).tolist() == [2.0, 3.0, 1.0]
-    model.bias.grad = None
-    assert gradients_of(model) is None
 
 
 def test_what_is_frozen_is_not_trainable() -> None:

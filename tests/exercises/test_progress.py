@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from course_lib import progress
+from course_lib import progress, share_progress
 from course_lib.exercises import questions
 from course_lib.exercises.progress import note
 from course_lib.exercises.question import QUESTIONS
@@ -16,18 +16,25 @@ from course_lib.exercises.question import QUESTIONS
 NOTES = """
 import sys
 from course_lib.exercises.progress import note
+from course_lib.exercises.sharing import note_try
 
 for i in range(40):
     note(f"{sys.argv[1]}.{i}", i, 40.0)
+    note_try("06.1", 1)
 """
 
 
-def test_kernels_that_note_at_once_lose_nothing(course_home: Path) -> None:
+def test_kernels_that_note_at_once_lose_nothing(course_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    share_progress(tmp_path / "class", "anna")
     kernels = [subprocess.Popen([sys.executable, "-c", NOTES, str(which)]) for which in range(4)]
     assert [each.wait(120) for each in kernels] == [0] * 4
     kept = json.loads((course_home / "progress.json").read_text())
     assert kept == {f"{which}.{i}": [i, 40.0] for which in range(4) for i in range(40)}
-    assert sorted(path.name for path in course_home.iterdir()) == ["progress.json", "progress.lock"]
+    (shared,) = (tmp_path / "class").iterdir()
+    assert json.loads(shared.read_text())["questions"]["06.1"]["tries"] == 4 * 40
+    left = sorted(path.name for path in course_home.iterdir())
+    assert left == ["progress.json", "progress.lock", "sharing.json"]
 
 
 def test_a_part_is_done_when_each_of_its_questions_has_all_points(course_home: Path) -> None:

@@ -13,15 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.exercises.in_rank.work import in_group, on_each_case, refuse_unless, run_work
+from course_lib.exercises.in_rank.work import in_group, run_work
 from course_lib.exercises.judging import (
-    by_call,
     far,
-    first_fault,
-    first_wrong,
     furthest,
     in_digits,
-    nearest,
     place_of_furthest,
     read,
     with_two_world_sizes,
@@ -70,24 +66,6 @@ def test_a_refusal_crosses() -> None:
         crossed(refuses)
     with pytest.raises(Refused, match=r"f\(x\) is a function; this is 3, an int"):
         crossed(lambda answer: 1, 3)
-
-
-def test_a_work_on_each_case_has_a_list_as_its_arguments() -> None:
-    def work(answer: Any, *given: Any) -> list[Any]:
-        return [answer, *given]
-
-    assert on_each_case(work)("f", [[1, 2], {"a": 3}, [], 4]) == [
-        ["f", 1, 2],
-        ["f", {"a": 3}],
-        ["f"],
-        ["f", 4],
-    ]
-
-
-def test_what_is_not_as_asked_is_refused_in_words() -> None:
-    refuse_unless(True, "f(x) returns a dict", {})
-    with pytest.raises(Refused, match=r"^f\(x\) returns a dict; it returned nothing \(None\)$"):
-        refuse_unless(False, "f(x) returns a dict", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"other": 1}', "[" * 100_000])
@@ -148,30 +126,6 @@ def test_the_furthest_rank_and_number() -> None:
     assert place_of_furthest([1.0, 4.0, 3.5], right) == 1
     assert place_of_furthest([9.0, 2.0, math.nan], right) == 2
     assert place_of_furthest(torch.tensor([[1.0, 1.5], [1.0, 5.0]]), 1.0) == 3
-
-
-def test_the_rank_to_show_is_the_first_that_is_not_right() -> None:
-    assert [first_wrong(right) for right in ([True, False, False], [True, True], [])] == [1, 0, 0]
-
-
-def test_what_ranks_report_is_turned_into_what_calls_had() -> None:
-    assert by_call([["a0", "b0"], ["a1", "b1"], ["a2", "b2"]]) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
-    with pytest.raises(ValueError, match="shorter"):
-        by_call([[1, 2], [1]])
-
-
-def test_the_nearest_known_mistake() -> None:
-    known = ((1.0, "one"), ([2.0, 3.0], "two"), (1.05, "late"))
-    assert [nearest(value, *known, otherwise="none", within=0.1) for value in (1.02, [2.0, 3.05], 9.0)] == [
-        "one",
-        "two",
-        "none",
-    ]
-
-
-def test_the_first_fault_is_shown() -> None:
-    assert first_fault("a", []) == Finding("a", True)
-    assert first_fault("a", iter([("seen", "hint"), ("later", "")])) == Finding("a", False, "seen", "hint")
 
 
 def test_two_world_sizes_are_judged_before_any_counts() -> None:

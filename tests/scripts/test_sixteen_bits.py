@@ -10,7 +10,6 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import PIL.Image
@@ -29,13 +28,15 @@ def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPTS.parent)
 
 
-def type_by_rank(program: str, in_hardware: list[bool], folder: Path) -> Any:
-    """What each rank takes whose GPU has bfloat16 in hardware, or emulates it as torch does before Ampere."""
+@pytest.mark.parametrize("in_hardware", [[True, True], [True, False]], ids=str)
+def test_all_ranks_take_float16_where_one_has_no_bfloat16(in_hardware: list[bool]) -> None:
+    """Its GPU emulates bfloat16, as torch does before Ampere."""
+    folder = str(SCRIPTS.parent)
 
     def work() -> str:
         import torch.distributed as dist
 
-        sys.path.insert(0, str(folder))
+        sys.path.insert(0, folder)
         dist.init_process_group("gloo")
         mine, real = in_hardware[dist.get_rank()], torch.tensor
         supported = mock.Mock(side_effect=lambda including_emulation=True: mine or including_emulation)
@@ -43,19 +44,17 @@ def type_by_rank(program: str, in_hardware: list[bool], folder: Path) -> Any:
             mock.patch("torch.cuda.is_bf16_supported", supported),
             mock.patch("torch.tensor", lambda value, device: real(value)),  # on the CPU instead
         ):
-            found = importlib.import_module(f"scripts.{program}").sixteen_bits(SimpleNamespace(type="cuda"))
+            program = importlib.import_module("scripts.train_ddp")
+            found = program.sixteen_bits(SimpleNamespace(type="cuda"))
         dist.destroy_process_group()
         return str(found)
 
-    return launch(work, nprocs=len(in_hardware), device="cpu", dashboard=False, timeout=120)
-
-
-@pytest.mark.parametrize("program", ["train_ddp", "train_imagenet"])
-@pytest.mark.parametrize("in_hardware", [[True, True], [True, False]], ids=str)
-def test_all_ranks_take_float16_where_one_has_no_bfloat16(program: str, in_hardware: list[bool]) -> None:
-    run = type_by_rank(program, in_hardware, SCRIPTS.parent)
+    run = launch(work, nprocs=2, device="cpu", dashboard=False, timeout=120)
     assert run.results == [f"torch.{'bfloat16' if all(in_hardware) else 'float16'}"] * 2
     assert [log.count(SAID) for log in (run.logs[0], run.logs[1])] == [int(not all(in_hardware)), 0]
+    texts = [(SCRIPTS / f"{name}.py").read_text() for name in ("train_ddp", "train_imagenet")]
+    ours, theirs = (re.search(r"(?ms)^def sixteen_bits.*?(?=^@)", text)[0] for text in texts)
+    assert ours == theirs
 
 
 def trained(tmp_path: Path, program: str, kind: str, *words: object) -> tuple[str, float]:

@@ -65,17 +65,6 @@ def without_statistics(state: dict) -> tuple[dict, dict[str, torch.Tensor]]:
     return state, found
 
 
-def same(a: object, b: object) -> bool:
-    """Bit for bit, all the way down."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, folder: Path) -> None:
     """To the last digit, though the one had a worker for each rank, and the others none or two.
 
@@ -117,7 +106,8 @@ def test_two_ranks_stopped_in_an_epoch_and_resumed_are_one_run(tmp_path: Path, f
     assert output.startswith("done already: 1 epochs, and 20 pictures of the next\nepoch 2: ")
     whole, parts = (state(tmp_path / name) for name in ("whole.pt", "parts.pt"))
     (whole, one), (parts, other) = map(without_statistics, (whole, parts))
-    assert same(whole, parts)
+    assert whole.pop("of") == parts.pop("of") == {"arch": "resnet8", "classes": 3}
+    torch.testing.assert_close(parts, whole, rtol=0, atol=0)
     assert len(one) > 0
     for name, statistics in one.items():
         torch.testing.assert_close(other[name], statistics, rtol=1e-5, atol=1e-6)
@@ -271,13 +261,13 @@ def test_alone_without_the_course_and_a_kill_leaves_no_worker(tmp_path: Path, fo
     words = ["-I", "-c", "import sys, runpy; sys.modules['course_lib'] = None; "]
     words[-1] += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     words += [tmp_path / "mine.py", "--arch", "resnet18", "--amp", "--size", 32, "--batch-size", 4]
-    code, output, errors = typed(*words, "--data", folder, "--epochs", 1, "--workers", 1)
+    code, output, errors = typed(*words, "--data", folder, "--epochs", 1)
     assert (code, errors) == (0, "")
     assert re.fullmatch(LINE.format(1), output.strip()), output
 
     mark = "TEST_MARK", str(tmp_path)
     command = [sys.executable, str(SCRIPT), *SMALL, "--data", str(folder), "--epochs", "500"]
-    command += ["--workers", "2", "--checkpoint", str(tmp_path / "a.pt")]
+    command += ["--workers", "1", "--checkpoint", str(tmp_path / "a.pt")]
     environment = os.environ | dict([mark])
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for((tmp_path / "a.pt").exists, seconds=SECONDS)
@@ -293,9 +283,8 @@ def test_alone_without_the_course_and_a_kill_leaves_no_worker(tmp_path: Path, fo
     [
         (["--batch-size", "1"], "argument --batch-size: it is a number from 2 on, not 1"),
         (["--data", "."], "argument --data: '.' must have train and val, with a folder a class"),
-        (["--checkpoint", "no/such/a.pt"], "must be a file, in a folder that is there and can be written"),
     ],
-    ids=["batch", "data", "checkpoint"],
+    ids=["batch", "data"],
 )
 def test_a_wrong_argument_is_told(
     words: list[str],
@@ -312,14 +301,8 @@ def test_a_wrong_argument_is_told(
     assert capsys.readouterr().err.splitlines()[-1].endswith(said)
 
 
-def test_what_will_not_do_is_told_in_a_line(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "a.pt").write_text("Hello")
-    words = [SCRIPT, *SMALL, "--data", folder, "--epochs", 1]
-    code, output, errors = ended(*words, "--checkpoint", tmp_path / "a.pt")
-    assert (code, output) == (1, "")
-    assert "is no checkpoint of this program: " in errors
-    assert (tmp_path / "a.pt").read_text() == "Hello"
+def test_other_held_out_classes_are_told_in_a_line(folder: Path) -> None:
     shutil.rmtree(folder / "val" / "n02")
-    code, output, errors = ended(*words)
+    code, output, errors = ended(SCRIPT, *SMALL, "--data", folder, "--epochs", 1)
     assert (code, output) == (1, "")
     assert "other classes in val" in errors

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from course_lib import load_checkpoint, save_checkpoint
+from course_lib import load_checkpoint
 from tests.support.processes import free_port, wait_for
 from tests.support.warm import Warm, ended
 
@@ -53,24 +53,29 @@ def test_a_loss_that_is_not_finite_ends_it_and_is_not_saved(tmp_path: Path) -> N
     assert not (tmp_path / "run.pt").exists()
 
 
-def test_killed_twice_and_resumed_alone(tmp_path: Path) -> None:
-    """To the last digit: the losses, and all that the last checkpoint holds."""
+def test_killed_then_asked_to_end_and_resumed_alone(tmp_path: Path) -> None:
+    """To the last digit: the losses, and all that the last checkpoint holds. Asked to end, it saves first."""
     assert ended(SCRIPT, *files(tmp_path, "calm"), *ALONE) == (0, "done: 240 steps on 1 rank\n", "")
     first, second = random.randrange(8, 40), random.randrange(90, 120)
-    print(f"to be killed at steps {first} and {second}")
-    history = tmp_path / "killed.csv"
-    for step in (first, second):
+    print(f"to be killed at step {first}, and asked to end at step {second}")
+    history, said = tmp_path / "killed.csv", []
+    for step, sent, code in (
+        (first, signal.SIGKILL, -signal.SIGKILL),
+        (second, signal.SIGTERM, 128 + signal.SIGTERM),
+    ):
         process = Warm(SCRIPT, *files(tmp_path, "killed"), *ALONE)
         wait_for(lambda step=step: steps_in(history) >= step, 200, f"step {step}")
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "it was killed before its end"
+        process.send_signal(sent)
+        said.append(process.communicate()[0])
+        assert process.returncode == code, "before its end"
+    after = int(said[1].split()[3])
+    assert said[1].startswith(f"resumed after step {after} from killed.pt")
+    assert (after % 7, after > first - 14) == (0, True)
+    steps = steps_in(history)
     code, out, err = ended(SCRIPT, *files(tmp_path, "killed"), *ALONE)
 
     assert (code, err) == (0, "")
-    assert out.startswith("resumed after step ")
-    after = int(out.split()[3])
-    assert (after % 7, after > second - 14) == (0, True)
+    assert out.startswith(f"resumed after step {steps} from killed.pt\n"), "no step was lost"
     assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
     assert equal(load_checkpoint(tmp_path / "killed.pt"), load_checkpoint(tmp_path / "calm.pt"))
     losses = [float(line.split(",")[1]) for line in (tmp_path / "calm.csv").read_text().splitlines()]
@@ -136,53 +141,3 @@ def test_only_rank_0_sees_the_checkpoint(tmp_path: Path) -> None:
         said = [rank.communicate() for rank in ranks]
         assert said == [(f"{told} on 2 ranks\n", ""), ("", "")]
     assert os.listdir(tmp_path / "disk of 1") == []
-
-
-def test_asked_to_end_it_saves_first(tmp_path: Path) -> None:
-    ended(SCRIPT, *files(tmp_path, "calm"), *ALONE)
-    process = Warm(SCRIPT, *files(tmp_path, "asked"), *ALONE)
-    wait_for(lambda: steps_in(tmp_path / "asked.csv") >= 10, 200, "step 10")
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
-    steps = steps_in(tmp_path / "asked.csv")
-    code, out, _ = ended(SCRIPT, *files(tmp_path, "asked"), *ALONE)
-    assert code == 0
-    assert out.startswith(f"resumed after step {steps} from asked.pt\n"), "no step was lost"
-    assert (tmp_path / "asked.csv").read_bytes() == (tmp_path / "calm.csv").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ([], "the following arguments are required: --checkpoint"),
-        (
-            ["--checkpoint", "no/such/a.pt"],
-            "'no/such/a.pt' must be a file, in a folder that is there and can be written",
-        ),
-        (
-            ["--checkpoint", "a.pt", "--epochs", "0"],
-            "--epochs: it is a whole number from 1 to 1,000,000,000, not 0",
-        ),
-        (["--checkpoint", "a.pt", "--lr", "nan"], "--lr: it is a number above 0, not nan"),
-    ],
-    ids=["none", "no folder", "epochs", "lr"],
-)
-def test_a_wrong_argument_is_told(
-    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = ended(SCRIPT, *args)
-    assert (code, out) == (2, "")
-    assert err.splitlines()[-1].endswith(words)
-    assert "Traceback" not in err
-
-
-def test_another_programs_checkpoint_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    save_checkpoint(path, {"step": 3, "model": {}})
-    before = path.read_bytes()
-    code, out, err = ended(SCRIPT, "--checkpoint", path, *ALONE)
-    assert (code, out) == (1, "")
-    assert err == f"stopped: {path} is a checkpoint, but not one of this program: give another name\n"
-    assert path.read_bytes() == before

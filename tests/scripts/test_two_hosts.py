@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.needs import missing
+from tests.support.processes import alive, wait_for
 
 LESSONS = Path(__file__).parents[2] / "lessons"
 LISTEN = """
@@ -104,26 +104,16 @@ def test_a_command_there_has_no_colours(hosts: Any, monkeypatch: pytest.MonkeyPa
     assert raised.endswith("ZeroDivisionError: division by zero\n")
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def test_they_are_gone_when_the_process_that_made_them_is_killed(two_hosts: Any) -> None:
     command = [sys.executable, "-c", HOLD, str(LESSONS)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     inits = [int(pid) for pid in process.stdout.readline().split()]
     assert len(inits) == 2
-    assert not any(map(gone, inits))
+    assert all(map(alive, inits))
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    end = time.monotonic() + 10
-    while not all(map(gone, inits)) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert all(map(gone, inits))
+    wait_for(lambda: not any(map(alive, inits)), what="their end")
 
 
 def test_what_is_missing_is_said(two_hosts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
