@@ -12,7 +12,6 @@ import torch
 
 from course_lib.exercises import inputs
 from course_lib.exercises.inputs import (
-    flat,
     folder,
     machine,
     network,
