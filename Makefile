@@ -22,7 +22,7 @@ endef
 
 # What `make oldest` runs: the library's core, and the lessons that use most of it
 OLDEST_TESTS = tests/launcher/test_launch.py tests/run tests/report/test_failed.py tests/exercises/test_check.py \
-               tests/data tests/rank/test_recorder.py tests/rank/test_entry_function.py tests/test_by_value.py \
+               tests/data tests/rank/test_recorder.py tests/rank/test_entry_function.py tests/test_pickling.py \
                tests/test_compat.py
 OLDEST_LESSONS = $(foreach number,00 02 06 08 10 13,$(wildcard lessons/$(number)_*.ipynb))
 

@@ -20,7 +20,7 @@ from tests.support.tiers import TIERS, scope
 HOUSE = Path(course_lib.__file__).parent
 ROOT = Path(__file__).parents[1]
 GROUND = {
-    *("by_value", "cluster", "compat", "files", "hardware", "home", "kill", "learner_code", "notebook"),
+    *("pickling", "cluster", "compat", "files", "hardware", "home", "kill", "learner_code", "notebook"),
     "stack_dumps",
 }
 MAY_IMPORT = {

@@ -71,7 +71,7 @@ def class_at(folder: Path, now: float) -> str:
 def _table(exercise: str, learners: list[Learner], now: float) -> str:
     """Return an exercise's table: who is stuck comes first, then who has begun, then the others."""
     asked = {number: asked for number, asked in sorted(QUESTIONS.items()) if number.startswith(exercise)}
-    head = "".join(f"<th>{number} {each.form.partition('(')[0]}</th>" for number, each in asked.items())
+    head = "".join(f"<th>{number} {each.signature.partition('(')[0]}</th>" for number, each in asked.items())
     rows = []
     for name, known in learners:
         cells = "".join(_cell(known.get(number), each.most, now) for number, each in asked.items())

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..by_value import dumps
 from ..launcher import forkserver
 from ..launcher.forkserver import wait_until_loaded, warm_up
 from ..launcher.launch import Launch, start
+from ..pickling import dumps
 from ..report.facts import RankState, Report
 from ..report.failed import RankError, RankTimeout
 from . import questions
@@ -217,7 +217,8 @@ class RankRunner:
     def __call__(self, work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
         if self._pickled is None:
             self._pickled = pickled(self._answer)
-        given = (self._asked.takes, self._asked.form), work, self._pickled, json.loads(json.dumps(args))
+        kind = self._asked.accepts, self._asked.signature
+        given = kind, work, self._pickled, json.loads(json.dumps(args))
         warm_up()
         wait_until_loaded(threading.Event())  # for seconds, the first time: the answer's limit begins later
         if self._left is None:  # `METHOD` is known by now

@@ -44,7 +44,7 @@ class Ask(Protocol):
         Raises
         ------
         Refused
-            The answer is not of the kind that is asked for, as `Question.takes` or the work found.
+            The answer is not of the kind that is asked for, as `Question.accepts` or the work found.
         """
 
     def folder(self) -> contextlib.AbstractContextManager[Path]:
@@ -87,12 +87,12 @@ Judge = Callable[[Ask, random.Random], Iterator[Finding]]
 
 @dataclass
 class Question:
-    """A question: the form and properties of a right answer, the points for each, and the judge."""
+    """A question: the signature and properties of a right answer, the points for each, and the judge."""
 
-    form: str  # "pass_right(tensor)"
+    signature: str  # "pass_right(tensor)"
     properties: dict[str, float]
     judge: Judge
-    takes: Callable[[Any, str], None]
+    accepts: Callable[[Any, str], None]
     depends_on: Mapping[str, str] = field(default_factory=dict)  # as in `question`
     hints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # as in `question`
 
@@ -136,23 +136,23 @@ class Question:
 QUESTIONS: dict[str, Question] = {}
 
 
-def a_function(answer: Any, form: str) -> None:
+def a_function(answer: Any, signature: str) -> None:
     """Refuse an answer that cannot be called."""
     if not callable(answer):
-        raise Refused(f"{form} is a function; this is {shown(answer)}")
+        raise Refused(f"{signature} is a function; this is {shown(answer)}")
 
 
-def a_module(answer: Any, form: str) -> None:
+def a_module(answer: Any, signature: str) -> None:
     """Refuse an answer that is not a subclass of `torch.nn.Module`."""
     if not (isinstance(answer, type) and issubclass(answer, torch.nn.Module)):
-        raise Refused(f"{form} is a class, an nn.Module; this is {shown(answer)}")
+        raise Refused(f"{signature} is a class, an nn.Module; this is {shown(answer)}")
 
 
 def question(
     number: str,
-    form: str,
+    signature: str,
     properties: dict[str, float],
-    takes: Callable[[Any, str], None] = a_function,
+    accepts: Callable[[Any, str], None] = a_function,
     depends_on: Mapping[str, str] | None = None,
     hints: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Callable[[Judge], Judge]:
@@ -162,11 +162,11 @@ def question(
     ----------
     number
         The question's number, as in ``"05.1"``.
-    form
+    signature
         What is asked for, as a learner writes it: ``"pass_right(tensor)"``.
     properties
         What a right answer does, in words, and the points for each.
-    takes
+    accepts
         Refuses an answer of another kind, in the rank: `a_function` or `a_module`.
     depends_on
         For a property, an earlier one without which it does not count.
@@ -176,7 +176,7 @@ def question(
     """
 
     def register(judge: Judge) -> Judge:
-        QUESTIONS[number] = Question(form, properties, judge, takes, depends_on or {}, hints or {})
+        QUESTIONS[number] = Question(signature, properties, judge, accepts, depends_on or {}, hints or {})
         return judge
 
     return register

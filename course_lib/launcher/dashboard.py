@@ -27,7 +27,7 @@ from ..record.layout import PROGRAM
 from ..record.trace import as_shown
 from ..report.cause_words import mismatch_text
 from ..report.divergence import divergence
-from ..report.records import WARN_SECONDS
+from ..report.evidence import WARN_SECONDS
 from ..report.straggler import straggler
 from ..report.wait_cause import apart
 from ..report.waiting import stalled

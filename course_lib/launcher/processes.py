@@ -21,7 +21,7 @@ import psutil
 from ..kill import families, kill_families, kill_group, kill_group_of
 from ..rank import entry_function
 from ..record.layout import PROGRAM, RankFiles
-from ..report.records import failure_of
+from ..report.evidence import failure_of
 from ..run.run import Run
 from . import forkserver
 from .forkserver import uninterrupted, wait_until_loaded, without_main

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import by_value
+from .. import pickling
 from ..compat import WITHOUT_ZIP, adapt_torch, leave_fork_server, read_environment
 from ..files import whole_file
 from ..kill import end_with, end_with_parent
@@ -105,9 +105,9 @@ def _run(assignment: Assignment, changed: set[str]) -> Any:
         sys.modules["numpy"].random.seed()
     if assignment.environment.get(TRIAL) == NO_GRADIENT_SYNC:
         never_synchronize(was_made=lambda: note(ddp=True))
-    by_value.serve_multiprocessing()
-    by_value.GIVEN[:] = assignment.shared
-    function, args, kwargs = by_value.loads(assignment.call)
+    pickling.serve_multiprocessing()
+    pickling.GIVEN[:] = assignment.shared
+    function, args, kwargs = pickling.loads(assignment.call)
     names = getattr(inspect.unwrap(getattr(function, "func", function)), "__globals__", {})
     if names.get("__name__") == "__main__":  # pickle looks there for what a cell defines
         vars(sys.modules["__main__"]).update({k: v for k, v in names.items() if not k.startswith("__")})
@@ -143,11 +143,11 @@ def _save_result(result: Any, path: Path) -> None:
 
     try:
         with whole_file(path) as file:
-            torch.save(result, file, pickle_module=by_value, **WITHOUT_ZIP)
+            torch.save(result, file, pickle_module=pickling, **WITHOUT_ZIP)
     except Exception as error:
         if isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error):  # torch's lacks an errno
             raise OSError(f"what the function returned cannot be kept: {error}") from None
-        found = by_value.culprit("result", result)
+        found = pickling.culprit("result", result)
         why = f"{found[0]} is {found[1]}" if found else error
         raise TypeError(
             f"the function returned a {type(result).__name__} that cannot be sent back ({why}); {RETURN}"

@@ -1,4 +1,4 @@
-"""What went wrong in a run, as facts: `records` reads them, `words` puts them into words."""
+"""What went wrong in a run, as facts: `evidence` reads them, `words` puts them into words."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ Cause = Mismatch | Absence | Circle | OtherGroups | Apart  # why ranks wait
 class Report:
     """What went wrong in a run."""
 
-    cause: Failure | None = None  # the first failure; None if no rank failed
+    first_failure: Failure | None = None  # None if no rank failed
     states: list[RankState] = field(default_factory=list)  # by rank
-    mismatch: Cause | None = None  # why the ranks waited, if that led to the end and is known
+    wait_cause: Cause | None = None  # why the ranks waited, if that led to the end and is known
     timeout: float | None = None  # seconds after which the ranks were not done
     before: Failure | None = None  # what ended the attempt before a restart
     divergence: Divergence | None = None  # the first difference in what `track(…, same=…)` compares
@@ -172,4 +172,5 @@ class Report:
     def failures(self) -> list[Failure]:
         """Every failure that is known, by rank."""
         failures = [state.failure for state in self.states if state.failure]
-        return failures if self.cause is None or self.cause in failures else [self.cause, *failures]
+        first = self.first_failure
+        return failures if first is None or first in failures else [first, *failures]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ..files import read_json
 from ..record.layout import PROGRAM
 from .cause_words import ranks_text
+from .evidence import failure_in, failure_of
 from .facts import ExitCodes, Failure, Failures, Report
-from .records import failure_in, failure_of
 from .words import error_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RankError(RuntimeError):
     def __init__(self, run: Run, report: Report) -> None:
         super().__init__(error_text(run, report))
         self.run, self.report = run, report
-        self.rank = report.cause and report.cause.rank
+        self.rank = report.first_failure and report.first_failure.rank
 
     def _render_traceback_(self) -> list[str]:  # IPython shows this instead of the launcher's frames
         head, _, rest = str(self).partition("\n")

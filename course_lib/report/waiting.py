@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .cause_words import PRESENT, cause_text, mismatch_text
 from .divergence import divergence
+from .evidence import WARN_SECONDS, state_of
 from .facts import Absence, Circle, ExitCodes, Failure, Failures, RankState, Report
 from .failed import failure_before, first_failure
-from .records import WARN_SECONDS, state_of
 from .stacks import others_in, position_in
 from .wait_cause import apart, other_groups, wait_cause_of
 from .words import line_of, position_text, restart_text, state_lines, warning_text

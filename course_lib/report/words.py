@@ -77,18 +77,18 @@ ADVICE = {
 
 def error_text(run: Run, report: Report) -> str:
     """Return the text of a `RankError`."""
-    cause, parts, hint = report.cause, list[str](), ""
+    cause, parts, hint = report.first_failure, list[str](), ""
     if cause is None:
         parts = [_timeout_text(run, report)]
     else:
-        parts = [why] if (why := cause_text(report.mismatch, ())) else []
+        parts = [why] if (why := cause_text(report.wait_cause, ())) else []
         parts.append(f"{run.who(cause.rank)} {_failure_text(cause, run.folder)}")
         beside = [line for each in report.states if each.rank == cause.rank for line in beside_lines(each)]
         parts += [*beside, ""] if beside else []
         parts += map(show, cause.frames)
         hint = advice(run, cause)
     others = [state for state in report.states if cause is None or state.rank != cause.rank]
-    parts += [line for state in others for line in state_lines(run, state, report.mismatch)]
+    parts += [line for state in others for line in state_lines(run, state, report.wait_cause)]
     parts += ["", str(report.divergence)] if report.divergence else []
     parts += ["", restart_text(run, report.before)] if report.before else []
     text = "\n".join([parts[0], "", *parts[1:]]).rstrip()
@@ -98,10 +98,10 @@ def error_text(run: Run, report: Report) -> str:
 def _timeout_text(run: Run, report: Report) -> str:
     raised = [(run.who(state.rank), error) for state in report.states for error in state.thread_errors]
     # another thread's error explains more than what a rank waits for, and less than a mismatch
-    raised = [each for each in raised if not (each[1].thread and report.mismatch)]
+    raised = [each for each in raised if not (each[1].thread and report.wait_cause)]
     reasons = [f"{who}'s {thread_error_text(error)}" for who, error in raised[:1]]
-    if report.mismatch or not raised:
-        reasons.append(cause_text(report.mismatch, report.states))
+    if report.wait_cause or not raised:
+        reasons.append(cause_text(report.wait_cause, report.states))
     unseen = "no rank was seen: one shows once it calls place, track or log"
     ended = f"; {'the ranks were ended' if report.states else unseen}"
     why = "; ".join(filter(None, reasons))

@@ -226,7 +226,8 @@ def test_no_draw_hides_what_is_wrong_or_blames_what_is_right(number: str) -> Non
 
         def ask_here(work: Work, *args: Any, nprocs: int = 1) -> list[Any]:
             try:
-                return [read(run_work((asked.takes, asked.form), work, answer, json.loads(json.dumps(args))))]
+                kind = asked.accepts, asked.signature
+                return [read(run_work(kind, work, answer, json.loads(json.dumps(args))))]
             except SystemExit as end:
                 raise RuntimeError("it ends its process") from end
 

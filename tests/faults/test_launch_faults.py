@@ -85,12 +85,12 @@ def test_a_timeout_names_the_odd_one_out(how: str, monkeypatch: pytest.MonkeyPat
     assert_timed_out(caught.value, why, doing, Path(defined.filename).name)
     run, report = caught.value.run, caught.value.report
     assert isinstance(caught.value, TimeoutError)
-    assert (report.cause, report.timeout, report.failures) == (None, 120, [])
+    assert (report.first_failure, report.timeout, report.failures) == (None, 120, [])
     returned = [told == "had returned" for told in doing]
     assert [state.phase == "returned" for state in report.states] == returned
     assert run.results == ["early" if each else None for each in returned]
     if how == "a rank does not join":
-        assert report.mismatch == Absence([0], [1], Call("init_process_group"), returned=False)
+        assert report.wait_cause == Absence([0], [1], Call("init_process_group"), returned=False)
     if how == "a rank never calls the collective":
         waits, sleeps = stalls(run)
         assert (waits.doing, sleeps.doing) == ("waits in all_reduce", "is at a line of its own")

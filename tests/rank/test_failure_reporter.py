@@ -46,7 +46,7 @@ def test_no_handler_runs_after_the_last_line(what: str) -> None:
         with pytest.raises(RankError) as caught:
             quiet_launch(cell(HANDLED.replace("WHAT", what)).work, nprocs=1)
 
-        cause = caught.value.report.cause
+        cause = caught.value.report.first_failure
         assert cause is not None
         assert (cause.kind, cause.exception, cause.message) == ("raised", "ValueError", "the cause")
         assert cause.related == []

@@ -21,8 +21,8 @@ from course_lib.learner_code import with_source
 from course_lib.rank.failure import report_exception, write_failure
 from course_lib.record.layout import AT_WORK, PROGRAM, RankFiles, end_request, process_name
 from course_lib.report import failed
+from course_lib.report.evidence import failure_of, state_of
 from course_lib.report.facts import Failure, RankState, Report
-from course_lib.report.records import failure_of, state_of
 from course_lib.report.words import advice, error_text, state_text
 from tests.support.cells import cell, quiet_launch
 from tests.support.programs import Jump, running, timeless
@@ -96,7 +96,7 @@ def test_the_report_of_a_cell() -> None:
     assert error.rank == 1
     assert "site-packages" not in str(error)
 
-    cause, states = error.report.cause, error.report.states
+    cause, states = error.report.first_failure, error.report.states
     assert cause is not None
     assert (cause.rank, cause.kind, cause.exception, cause.signal) == (1, "raised", "RuntimeError", "")
     assert "mat1 and mat2 shapes" in cause.message
@@ -105,7 +105,7 @@ def test_the_report_of_a_cell() -> None:
     assert [state.rank for state in states] == [0, 1]
     assert (states[1].phase, states[1].failure) == ("failed", cause)
     assert error.report.failures[-1] == cause
-    assert error.report.mismatch is None, "what rank 1 did by itself needs no explanation"
+    assert error.report.wait_cause is None, "what rank 1 did by itself needs no explanation"
 
 
 EXECUTED = """

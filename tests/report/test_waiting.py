@@ -17,8 +17,8 @@ from course_lib.rank.failure import write_failure
 from course_lib.record.layout import ASKED, RankFiles
 from course_lib.report import words
 from course_lib.report.cause_words import MOST_RANKS, PAST, PRESENT, cause_text
+from course_lib.report.evidence import WARN_SECONDS, failure_of, state_of
 from course_lib.report.facts import Report
-from course_lib.report.records import WARN_SECONDS, failure_of, state_of
 from course_lib.report.wait_cause import wait_cause_of
 from course_lib.report.waiting import doubts, stalled
 
@@ -276,7 +276,7 @@ def test_ranks_that_never_answer_are_not_waited_for_long(monkeypatch: pytest.Mon
     for rank in (0, 1):
         RankFiles(run.folder, rank).facts.write_text(json.dumps({"pid": os.getpid()}))
     began = time.monotonic()
-    assert report_on(run, {0: None, 1: None}, {}).mismatch is None
+    assert report_on(run, {0: None, 1: None}, {}).wait_cause is None
     assert time.monotonic() - began < 5
     assert (run.folder / ASKED).exists()
 

@@ -114,7 +114,7 @@ def _ask_ranks(asked: Question, answer: Any, work: Work, args: tuple[Any, ...], 
 
 
 def _kind(asked: Question) -> tuple[Any, str]:
-    return asked.takes, asked.form
+    return asked.accepts, asked.signature
 
 
 def _be_a_rank(rank: int, count: int, port: int, writes: int, work: Any) -> None:

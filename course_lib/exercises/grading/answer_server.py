@@ -156,7 +156,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 def _pickled_answer(shell: Any, name: str, seconds: float) -> Message:
     """Pickle an answer as `check` does; this may run the answer's own code."""
-    from ...by_value import dumps
+    from ...pickling import dumps
 
     if name not in shell.user_ns:
         return {"refused": f"there is no {name} in the notebook: which cell should define it?"}

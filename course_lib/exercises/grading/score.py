@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from ...by_value import dumps
+from ...pickling import dumps
 from .. import questions
 from ..check import ALL_SECONDS, Feedback, Troubled, judged, seconds_for
 from ..in_rank.work import MOST_NUMBERS
@@ -75,7 +75,7 @@ class Score:
 def answer_names() -> dict[str, str]:
     """Return the name of each question's answer, by question."""
     questions.load()
-    return {number: asked.form.partition("(")[0] for number, asked in QUESTIONS.items()}
+    return {number: asked.signature.partition("(")[0] for number, asked in QUESTIONS.items()}
 
 
 def score_submission(submitted: Submission, seed: str, seconds: float, walls: Walls) -> Score:
@@ -296,6 +296,6 @@ def sent(asked: Question, work: Work) -> str:
     """Pickle a work for the sandbox, with the functions that it calls and no others."""
     cloudpickle.register_pickle_by_value(questions)
     try:
-        return base64.b64encode(dumps(((asked.takes, asked.form), work))).decode()
+        return base64.b64encode(dumps(((asked.accepts, asked.signature), work))).decode()
     finally:
         cloudpickle.unregister_pickle_by_value(questions)

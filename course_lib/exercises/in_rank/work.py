@@ -28,9 +28,9 @@ UNWAITED = (
 
 def run_work(asked: tuple[Callable[[Any, str], None], str], work: Work, answer: Any, args: Any) -> str:
     """In a rank, run a work on an answer; return as JSON what it saw or its refusal. Errors propagate."""
-    takes, form = asked
+    accepts, signature = asked
     try:
-        takes(answer, form)
+        accepts(answer, signature)
         seen = work(answer, *args)
         if not _is_small(seen):
             raise Refused(f"your code returned more than {MOST_NUMBERS:,} numbers; far fewer are asked for")

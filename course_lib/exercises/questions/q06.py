@@ -96,7 +96,7 @@ SHARE = 4  # samples of a rank in each step
     "06.2",
     "HandDDP(model)",
     {BEGINS: 1, DURING: 3, LATER: 1},
-    takes=a_module,
+    accepts=a_module,
     depends_on={DURING: BEGINS, LATER: DURING},
     hints={
         BEGINS: {"apart": "What has to be sent before the first step, and by whom? Frozen parameters, too."},

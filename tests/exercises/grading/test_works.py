@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from course_lib import by_value
+from course_lib import pickling
 from course_lib.exercises.grading import score
 from course_lib.exercises.question import QUESTIONS, Question
 
@@ -21,15 +21,15 @@ IN_WORDS = {"_some"}  # functions that put a result in words, for works and judg
 def crossing(asked: Question, function: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, set[str]]:
     """What crosses with a function of a question's file, and the names of that file's functions in it."""
     names = set()
-    reduces = by_value.Pickler.reducer_override
+    reduces = pickling.Pickler.reducer_override
 
-    def notes(self: by_value.Pickler, obj: Any) -> Any:
+    def notes(self: pickling.Pickler, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType) and obj.__module__ == asked.judge.__module__:
             names.add(obj.__qualname__)
         return reduces(self, obj)
 
     with monkeypatch.context() as patch:
-        patch.setattr(by_value.Pickler, "reducer_override", notes)
+        patch.setattr(pickling.Pickler, "reducer_override", notes)
         sent = base64.b64decode(score.sent(asked, function))
     return sent, {name for name in names if "<" not in name}
 

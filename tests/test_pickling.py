@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from course_lib.by_value import dumps, loads
+from course_lib.pickling import dumps, loads
 from tests.support.cells import cell
 
 # Each defines `work`, which raises at the line marked "# here".
