@@ -1,4 +1,4 @@
-"""Say what the ranks are doing, during a run and at its end: who waits where, since when, and for whom."""
+"""Make the report on ranks that hang or have failed, and the warning while they wait."""
 
 from __future__ import annotations
 
