@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
-import tempfile
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,27 +112,6 @@ def test_no_folder_and_a_folder_of_that_name(tmp_path: Path) -> None:
     assert "Not a directory" in refusal(save_checkpoint, tmp_path / "file/a.pt", {})
 
 
-def test_a_folder_that_cannot_be_written() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: another user cannot come into that
-        path = Path(folder, "a.pt")
-        save_checkpoint(path, {"step": 1})
-        os.chmod(folder, 0o555)
-        root = os.geteuid() == 0
-        try:
-            if root:  # for whom every folder can be written
-                os.seteuid(65534)
-            said = refusal(save_checkpoint, path, {"step": 2})
-        finally:
-            if root:
-                os.seteuid(0)
-            os.chmod(folder, 0o755)
-        assert said == (
-            f"the checkpoint {os.path.realpath(path)} cannot be written: Permission denied; "
-            "the previous file is unchanged"
-        )
-        assert load_checkpoint(path) == {"step": 1}
-
-
 def test_a_disk_that_is_full_in_the_middle_of_a_write(tmp_path: Path) -> None:
     """By the limit on a file's size, for which nobody needs a disk."""
     path = tmp_path / "a.pt"
@@ -151,25 +128,12 @@ def test_a_disk_that_is_full_in_the_middle_of_a_write(tmp_path: Path) -> None:
 
 
 WRITER = """
-    import sys, torch
-    from course_lib import save_checkpoint
-    weights = torch.full((int(sys.argv[3]),), float(sys.argv[2]))
-    print("ready", flush=True)
-    while True:
-        save_checkpoint(sys.argv[1], {"weights": weights, "number": float(sys.argv[2])})
-    """
+import sys, torch
+from course_lib import save_checkpoint
 
-
-def writer(path: Path, number: float, size: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WRITER), str(path), str(number), str(size)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def parts(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name.endswith(".part")]
+while True:
+    save_checkpoint(sys.argv[1], {"weights": torch.full((20_000_000,), 8.0), "number": 8.0})
+"""
 
 
 def test_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
@@ -178,25 +142,20 @@ def test_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
     save_checkpoint(path, {"weights": torch.full((1000,), 7.0), "number": 7.0})
 
     def half_written() -> bool:
-        return any(each.stat().st_size > 100_000 for each in parts(tmp_path) if each.exists())
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+            return any(part.stat().st_size > 100_000 for part in tmp_path.glob("*.part"))
+        return False
 
-    process = writer(path, 8.0, 20_000_000)
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
     try:
-        wait_for(lambda: safely(half_written), what="a part")
+        wait_for(half_written, what="a part")
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.wait()
     found = load_checkpoint(path)
     assert set(found["weights"].tolist()) == {found["number"]}, "the old one, or the new one, whole"
     save_checkpoint(path, {"number": 9.0})
     assert os.listdir(tmp_path) == ["a.pt"], "what the killed ones left is gone"
-
-
-def safely(condition: Callable[[], bool]) -> bool:
-    try:
-        return condition()
-    except FileNotFoundError:  # renamed between a look and the next
-        return False
 
 
 def save_on_ranks(path: Path) -> tuple[int, list[str]]:
@@ -321,8 +280,6 @@ def test_a_layer_of_the_name_module_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("lacks", "has", "words"),
     [
-        ("norm.bias", {}, "missing: norm.bias"),
-        ("", {"extra": torch.zeros(1)}, "unexpected: extra"),
         ("norm.bias", {"norm.beta": torch.zeros(3)}, "missing: norm.bias; unexpected: norm.beta"),
         ("", {"norm.bias": torch.zeros(5)}, "another shape: norm.bias is 5 in the checkpoint and 3 here"),
         ("", {"norm.bias": 3}, "another shape: norm.bias is no tensor in the checkpoint and 3 here"),
@@ -340,8 +297,3 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was(lacks: str, has: Any,
     weights = {name: value for name, value in Net().state_dict().items() if not lacks or lacks not in name}
     assert words in refusal(load_weights, model, weights | has)
     assert same(model.state_dict(), before)
-
-
-def test_a_whole_checkpoint_for_its_weights() -> None:
-    said = refusal(load_weights, Net(), {"model": Net().state_dict(), "optimizer": {}})
-    assert said.endswith("; unexpected: model, optimizer")

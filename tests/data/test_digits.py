@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import matplotlib
@@ -128,48 +127,3 @@ def test_a_missing_font_is_told_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "another"))
     with pytest.raises(RuntimeError, match=r"matplotlib lacks its font \w+\.ttf, .*: reinstall it"):
         digits()
-
-
-def test_plain_torchvision_loads_the_files():
-    for train in (True, False):
-        ours = digits(train, transform=None)
-        theirs = MNIST(ours.root, train=train, download=False)
-        assert same(theirs, ours)
-        assert theirs[5][0] == ours[5][0], "both PIL pictures"
-
-
-def test_it_can_be_sent_to_a_worker_process():
-    """A DataLoader's workers, where they are started afresh, get the dataset pickled."""
-    dataset = digits(False)
-    assert torch.equal(pickle.loads(pickle.dumps(dataset))[7][0], dataset[7][0])
-
-
-def test_a_small_cnn_learns_them_and_a_linear_model_less_well(one_thread):
-    """Two epochs: 97 to 98 % for the CNN, 87 % for the linear model, on the held-out typefaces."""
-    from torch import nn
-
-    def tensors(train):
-        dataset = digits(train)
-        return (dataset.data[:, None] / 255 - data.MEAN) / data.STD, dataset.targets
-
-    (images, labels), (test_images, test_labels) = tensors(True), tensors(False)
-
-    def accuracy(model):
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-        for _ in range(2):
-            for batch in torch.randperm(len(images)).split(64):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-                optimizer.step()
-        with torch.no_grad():
-            return (model(test_images).argmax(1) == test_labels).float().mean().item()
-
-    torch.manual_seed(0)
-    convolutions = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    convolutions += [nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    cnn = accuracy(
-        nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
-    )
-    linear = accuracy(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
-    assert cnn > 0.955
-    assert linear < cnn - 0.04

@@ -123,12 +123,3 @@ def test_a_write_that_fails_leaves_nothing_half_done(course_home: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert set(contents(course_home / "data" / "a")) == {".lock"}
     assert contents(once.made_once("a", make)) == DONE, "and with space again, it goes"
-
-
-def test_a_folder_that_cannot_be_made_is_named(course_home: Path) -> None:
-    course_home.mkdir()
-    (course_home / "data").write_text("mine")
-    with pytest.raises(CourseHomeError, match=rf"cannot keep its files in {course_home}/data/a") as caught:
-        once.made_once("a", make)
-    assert "\n" not in str(caught.value)
-    assert (course_home / "data").read_text() == "mine"

@@ -62,13 +62,6 @@ def test_a_line_that_lies_on_another_is_seen() -> None:
     assert formula.get_zorder() > counted.get_zorder()
 
 
-def test_the_y_axis_begins_where_it_is_told_to() -> None:
-    line = {"a": ([2, 3, 4], [1.0, 1.5, 2.0])}
-    told, free = (curves(line, "t", "x", "y", ymin=ymin).figure.axes[0].get_ylim() for ymin in (0, None))
-    assert told[0] == 0 < free[0]
-    assert told[1] == free[1]
-
-
 # --- bars of parts ---------------------------------------------------------------------------------------
 
 PARTS = ["parameters", "gradients", "optimizer state", "activations", "outputs"]

@@ -39,11 +39,3 @@ def test_it_reads_as_words() -> None:
 def test_the_legend_names_the_marks_that_are_there() -> None:
     picture = grid({"gloo": {"a": "works", "b": "refuses"}}, "T")
     assert picture.figure.axes[0].get_xlabel().split() == ["✓", "works", "✗", "refuses"]
-
-
-@pytest.mark.parametrize(
-    "columns", [{"gloo": {"a": "yes"}}, {"gloo": {"a": "works"}, "nccl": {"b": "works"}}]
-)
-def test_it_refuses_what_is_no_table_of_marks(columns: dict[str, dict[str, str]]) -> None:
-    with pytest.raises(KeyError):
-        grid(columns, "T")

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
 
 from course_lib import timeline
 from course_lib.figures.style import COLORS
-from tests.support.pictures import overlapping
+from tests.support.pictures import is_whole, overlapping
 
 PHASES = ["start", "import", "rendezvous", "work"]
 
@@ -45,9 +44,7 @@ def test_phases_of_pictures_that_belong_together_keep_their_colours() -> None:
 def test_a_legend_of_long_names_fits(length: int) -> None:
     picture = timeline(made(2, [f"{number}" * length for number in range(6)]), "t")
     picture.png()
-    (legend,) = picture.figure.legends
-    extent, figure = legend.get_window_extent(), picture.figure.bbox
-    assert figure.x0 <= extent.x0 < extent.x1 <= figure.x1
+    assert is_whole(picture.figure)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
@@ -62,14 +59,7 @@ def test_it_is_readable(rows: int) -> None:
     assert axes.get_xlabel() == "seconds"
     (legend,) = picture.figure.legends
     assert [each.get_text() for each in legend.get_texts()] == PHASES
-    figure = picture.figure.bbox
-    titles = [
-        text for text in axes.findobj(Text) if text.get_text() in (axes.get_title(loc="left"), "seconds")
-    ]
-    for text in [*titles, *axes.get_yticklabels(), *legend.get_texts()]:
-        box = text.get_window_extent()
-        assert figure.x0 <= box.x0 < box.x1 <= figure.x1, f"{text.get_text()!r} is cut off"
-        assert figure.y0 <= box.y0 < box.y1 <= figure.y1, f"{text.get_text()!r} is cut off"
+    assert is_whole(picture.figure)
 
 
 def test_bars_stand_where_they_were_measured() -> None:

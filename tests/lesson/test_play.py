@@ -24,11 +24,6 @@ def test_plain_python_gets_the_picture_of_the_defaults() -> None:
     assert picture.alt == rank_grid().alt
 
 
-def test_a_name_that_is_no_parameter_is_refused() -> None:
-    with pytest.raises(KeyError, match="hosts"):
-        play(rank_grid, nodes=(1, 8), hosts=(1, 8))
-
-
 def test_ones_own_default_comes_first() -> None:
     picture = play(functools.partial(memory_use, gpu_gib=80), gpu_gib=[24, 80])
     assert picture is not None

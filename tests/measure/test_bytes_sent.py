@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,18 +20,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         return one, listener.accept()[0]
-
-
-@linux
-def test_what_a_connection_sends_is_counted_once() -> None:
-    one, other = pair()
-    with one, other:
-        before = bytes_sent()
-        reader = threading.Thread(target=lambda: [other.recv(2**16, socket.MSG_WAITALL) for _ in range(16)])
-        reader.start()
-        one.sendall(bytes(2**20))
-        reader.join(60)
-        assert bytes_sent() - before == 2**20  # type: ignore[operator]
 
 
 @linux

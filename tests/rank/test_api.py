@@ -21,15 +21,7 @@ ONE_TASK = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "0", "SLURM_LO
     [
         pytest.param(8, SRUN | {"LOCAL_RANK": "3"}, "cuda:3 nccl", id="srun, a GPU for each rank"),
         pytest.param(8, SRUN, "cuda:3 nccl", id="srun, LOCAL_RANK not set"),
-        pytest.param(8, SRUN | {"LOCAL_WORLD_SIZE": "8"}, "cuda:3 nccl", id="srun, LOCAL_WORLD_SIZE set"),
         pytest.param(1, SRUN, "cuda:0 nccl", id="--gpus-per-task=1"),
-        pytest.param(1, SRUN | {"LOCAL_WORLD_SIZE": "8"}, "cuda:0 nccl", id="--gpus-per-task=1, both set"),
-        pytest.param(
-            3,
-            SRUN | {"SLURM_STEP_TASKS_PER_NODE": "8(x2),3,1", "SLURM_GPUS_ON_NODE": "3", "WORLD_SIZE": "20"},
-            "cuda:0 nccl",
-            id="srun, nodes that differ",
-        ),
         pytest.param(4, SRUN | {"SLURM_GPUS_ON_NODE": "4"}, "cuda:3 gloo", id="srun, two ranks on each GPU"),
         pytest.param(1, SRUN | {"SLURM_GPUS_ON_NODE": "1"}, "cuda:0 gloo", id="srun, one GPU for all"),
         pytest.param(0, SRUN, "cpu gloo", id="srun, no GPU"),

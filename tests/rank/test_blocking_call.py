@@ -43,10 +43,6 @@ def test_the_call_that_has_not_ended_is_told_as_it_is_written() -> None:
     assert call_of(of_two_lines) == "end.wait("
 
 
-def test_no_thread_and_no_line_of_the_learners() -> None:
-    assert blocking_call(None) == {}
-
-
 def test_functions_of_torch_distributed_tell_with_whom_they_meet() -> None:
     def work() -> list[Any]:
         dist.init_process_group("gloo")

@@ -130,11 +130,6 @@ def test_what_same_does_not_take(same: Any) -> None:
         track([1], same=same)
 
 
-def test_without_a_run_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COURSE_RUN", raising=False)
-    assert list(track(range(3), same=nn.Linear(1, 1))) == [0, 1, 2]
-
-
 class Rank:
     """A rank whose clock is moved by its steps and fingerprints alone."""
 

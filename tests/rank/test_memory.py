@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,12 +64,3 @@ def test_the_walk_over_the_pages_is_taken_often_at_the_start_and_seldom_in_a_lon
     assert sum(at < 10 for at in taken) == 3
     assert sum(cost for at in taken if at > 60) <= 0.0011 * 60 * (minutes - 1)
     assert len(taken) > 60 * minutes / (cost * memory.Memory.SELDOM + 1), "it goes on"
-
-
-def test_asking_for_memory_is_cheap() -> None:
-    mine = memory.Memory()
-    began, until, asked = time.process_time(), time.monotonic() + 0.5, 0
-    while time.monotonic() < until:
-        mine.read()
-        asked += 1
-    assert (time.process_time() - began) / asked < 0.001, "ten of them a second are under 1 % of a core"

@@ -41,18 +41,13 @@ def written(series: Series, tmp_path: Path) -> dict[str, np.ndarray]:
         (3, 3.0),
         (True, 1.0),
         (0.25, 0.25),
-        (10**300, 1e300),
         (torch.tensor(0.5), 0.5),
         (torch.tensor([[0.5]], dtype=torch.bfloat16), 0.5),
-        (torch.tensor(7), 7.0),
         (torch.tensor(2.0, requires_grad=True) * 2, 4.0),
         (torch.nn.Parameter(torch.ones(1)), 1.0),
         (np.float32(0.5), 0.5),
-        (np.int64(9), 9.0),
         (np.array(1.5), 1.5),
         (math.nan, math.nan),
-        (-math.inf, -math.inf),
-        (torch.tensor(math.nan), math.nan),
     ],
 )
 @pytest.mark.filterwarnings("error::UserWarning", "error::DeprecationWarning")
@@ -67,13 +62,9 @@ def test_a_number_of_any_kind_is_kept(value: Any, kept: float, series: Series, t
     [
         (None, "got None"),
         ("0.5", "got '0.5'"),
-        (b"1", "got b'1'"),
         ([1.0], r"got \[1.0\]"),
-        (1 + 2j, r"got \(1\+2j\)"),
-        (torch.tensor(1j), "got tensor"),
         (10**400, "got 1000"),
         (torch.zeros(3, 2), r"got a tensor of shape \(3, 2\).*mean"),
-        (torch.zeros(0), r"got a tensor of shape \(0,\)"),
         (np.zeros(3), "got array"),
         (lambda: 1, "got <function"),
     ],
@@ -166,31 +157,6 @@ def test_a_restarted_rank_goes_on_after_its_last_whole_row(series: Series, tmp_p
     assert (list(found["loss"]), list(found["accuracy"])) == ([1.0, 3.0], [2.0])
 
 
-def test_a_new_name_does_not_wait_for_the_gpu(series: Series, tmp_path: Path) -> None:
-    """The recorder's thread waits for the GPU to reach a value; training goes on, with other names too."""
-    asked, reached = threading.Event(), threading.Event()
-
-    class CudaEvent:
-        def synchronize(self) -> None:
-            asked.set()
-            assert reached.wait(60)
-
-    on_gpu(series, CudaEvent())
-    thread = threading.Thread(target=series.flush)
-    thread.start()
-    assert asked.wait(60)
-    logging = threading.Thread(target=series.point, args=("accuracy", 3.0, 0), daemon=True)
-    logging.start()
-    logging.join(20)
-    waited = logging.is_alive()
-    reached.set()
-    thread.join()
-
-    assert not waited
-    found = written(series, tmp_path)
-    assert (list(found["loss"]), list(found["accuracy"])) == ([2.0], [3.0])
-
-
 def on_gpu(series: Series, event: Any, value: float = 2.0) -> None:
     """Log a value that is there once an event has happened."""
     series.point("loss", 1.0, samples=0)
@@ -228,7 +194,7 @@ def test_nobody_waits_for_a_gpu_that_is_not_done(series: Series, tmp_path: Path)
     assert list((tmp_path / "rank-0.tensors").read_text().split()) == ["weight"]
 
 
-def test_nor_for_the_training_loop_that_waits_for_one(series: Series) -> None:
+def test_nor_for_the_training_loop_that_waits_for_one(series: Series, tmp_path: Path) -> None:
     asked, reached = threading.Event(), threading.Event()
     waits = SimpleNamespace(query=lambda: False, synchronize=lambda: asked.set() or reached.wait(60))
     on_gpu(series, waits)
@@ -236,6 +202,12 @@ def test_nor_for_the_training_loop_that_waits_for_one(series: Series) -> None:
     loop.start()
     assert asked.wait(60)
     assert series.flush(wait=False)
+    other = threading.Thread(target=series.point, args=("accuracy", 3.0, 0), daemon=True)  # a new name
+    other.start()
+    other.join(20)
+    waited = other.is_alive()
     reached.set()
     loop.join()
-    assert not series.flush(wait=False)
+    assert not waited
+    found = written(series, tmp_path)
+    assert (list(found["loss"]), list(found["accuracy"])) == ([2.0], [3.0])

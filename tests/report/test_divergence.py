@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from course_lib import Run, divergence, track
 from course_lib.launcher.ask import report_on
@@ -50,7 +49,6 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
     "one rank compares nothing": ([SAME, {}], ""),
     "from the start": ([SAME, steps(9, 2, 3, 4)], f"from the start: in bias; {TWO}"),
     "from one step on": ([SAME, steps(1, 2, 9, 9)], f"since step 2: in bias; {TWO}"),
-    "one of three": ([SAME, steps(1, 9, 9), SAME], "since step 1: in bias; rank 1 is the odd one out"),
     "two of five": (
         [SAME, steps(1, 9), steps(1, 8), SAME, SAME],
         "since step 1: in bias; ranks 1, 2 are the odd ones out",
@@ -67,17 +65,9 @@ CASES: dict[str, tuple[Sequence[Checks], str]] = {
         [{(1, 0): {"a": 1}, (1, 2): {"a": 2}, (1, 4): {"a": 3}}, {(1, 0): {"a": 1}, (1, 4): {"a": 4}}],
         f"since a step between the start and step 4: in a; {TWO}",
     ),
-    "in a later pass": (
-        [{**SAME, **steps(6, 7, number=2)}, {**SAME, **steps(6, 8, number=2)}],
-        f"since step 1 of pass 2: in bias; {TWO}",
-    ),
     "between two passes": (
         [{**SAME, **steps(6, number=2)}, {**SAME, **steps(7, number=2)}],
         f"since a step between step 3 and the start of pass 2: in bias; {TWO}",
-    ),
-    "with other numbers of batches": (
-        [{**SAME, **steps(6, 7, number=2)}, {**steps(1, 2), **steps(6, 9, number=2)}],
-        f"since step 1 of pass 2: in bias; {TWO}",
     ),
     "several": (
         [{(1, 3): {"x": 1, "a": 1, "b": 2, "c": 3}}, {(1, 3): {"x": 1, "a": 9, "b": 9, "c": 9}}],
@@ -140,27 +130,18 @@ def test_where_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ranks_that_diverge() -> None:
-    """In the second pass one changes what is its own."""
+    """In the first pass some have fewer batches; in the second one changes what is its own."""
 
     def train() -> None:
         fingerprints.FREE = 60.0  # seconds: each step is looked at on a slow machine, too
-        dist.init_process_group("gloo")
-        rank = dist.get_rank()
+        rank = int(os.environ["RANK"])
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
-        ddp = DDP(model)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)).requires_grad_(False)
         for number in range(2):
-            data = [torch.randn(8, 4) for _ in range(4 - (rank if number == 0 else 0))]
-            with ddp.join():  # in the first pass some have fewer batches
-                for i, x in enumerate(track(data, same=[model, optimizer])):
-                    optimizer.zero_grad()
-                    ddp(x).square().sum().backward()
-                    optimizer.step()
-                    if (number, i, rank) == (1, 1, 1):
-                        model[1].bias.data += 1e-3
-        dist.destroy_process_group()
+            model[1].bias.fill_(number)
+            for step in track(range(4 - (rank if number == 0 else 0)), same=model):
+                if (number, step, rank) == (1, 1, 1):
+                    model[1].bias += 1e-3
 
     found = divergence(quiet_launch(train, nprocs=3))
     assert found is not None

@@ -1,13 +1,10 @@
-"""The ranks' Python stacks: read, and asked for."""
+"""The ranks' Python stacks, read."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pytest
 import torch
 
 from course_lib import Run, compat
-from course_lib.launcher import ask
 from course_lib.learner_code import OURS
 from course_lib.record.layout import RankFiles
 from course_lib.report import stacks
@@ -83,23 +79,8 @@ def test_a_crash_is_found_wherever_it_was_written(tmp_path: Path) -> None:
     assert line_after(tmp_path / "own.log", CRASH + FILE.replace("line 12", "line 13")) == 13
     assert line_after(files.crash, CRASH + FILE.replace("line 12", "line 14")) == 14
     assert line_after(files.crash, CRASH + "Current thread 0xaa (most recent call first):\n") is None
-
-
-def test_only_who_listens_is_asked() -> None:
-    """A signal would end a process that does not; one that is gone does not hold up the report."""
-    deaf = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    try:
-        began = time.monotonic()
-        for facts in ({"pid": deaf.pid, "stack_signal": 64}, {"pid": gone.pid, "stack_signal": 64}, {}):
-            ask._ask_stacks(with_stack("", **facts), [0])
-        ask._ask_stacks(with_stack("", pid=deaf.pid, stack_signal=None), [0])
-        assert time.monotonic() - began < ask.STACK_SECONDS
-        assert deaf.poll() is None
-    finally:
-        deaf.kill()
-        deaf.wait()
+    files.crash.write_text(CRASH + FILE.replace("Current thread", "Thread"))
+    assert stacks.crash_position(run.trace(0))[1] == "in a thread that runs no Python code"
 
 
 # --- beside its main thread --------------------------------------------------------------------------------

@@ -30,12 +30,6 @@ def test_an_error_is_told_with_the_row_that_fits_and_no_other() -> None:
     for row in ROWS:
         said = " … ".join(re.findall(r"`([^`]+)`", row.seen))
         assert about(f"RuntimeError: {said}, it says") == (row if said else None)
-    for other in (
-        "KeyError: 'loss'",
-        "shapes cannot be multiplied (2x4 and 3x3)",
-        "Connection closed by peer",
-    ):
-        assert about(other) is None
     assert (
         Symptom("`a`", "", "Do `b`.", "[04, c](x.ipynb#d)").text()
         == "Do b. See lesson 04, c: lessons/x.ipynb#d"

@@ -9,7 +9,7 @@ import pytest
 
 from course_lib.report.cause_words import MOST_RANKS, cause_text
 from course_lib.report.facts import Call, RankState
-from course_lib.report.wait_cause import other_groups, wait_cause_of
+from course_lib.report.wait_cause import wait_cause_of
 
 ORDER = "; every rank has to call new_group for every group, in the same order"
 WORLD = "0"
@@ -124,22 +124,6 @@ CASES = {
         [state(Call("monitored_barrier", ranks=[0, 1])), state()],
         "rank 1 never called monitored_barrier of group [0, 1], in which rank 0 waited",
     ),
-    "different calls of a pair": (
-        [
-            state(collective(2, "reduce", "1"), groups=PAIRS[0]),
-            state(collective(2, "gather", "1"), groups=PAIRS[1]),
-            state(collective(1)),
-        ],
-        "the ranks do not match: collective 2 of group [0, 1] is reduce on rank 0 and gather on rank 1",
-    ),
-    "a shape with which one got through": (
-        [
-            state(collective(3, sizes=[[3]])),
-            state(collective(5, "barrier"), recent=[collective(3, sizes=[[2]]), collective(4)]),
-        ],
-        "the ranks do not match: collective 3 is all_reduce of shape [3] on rank 0 "
-        "and all_reduce of shape [2] on rank 1",
-    ),
     "a later difference is none yet": (
         [state(collective(3)), state(collective(3)), state(recent=[collective(4, "barrier")])],
         "rank 2 never called all_reduce (collective 3), in which ranks 0, 1 waited",
@@ -151,11 +135,6 @@ CASES = {
         ],
         "rank 1 never called barrier (collective 3), in which rank 0 waited; "
         "the last that they all called was at line 4 on rank 0 and at line 9 on rank 1",
-    ),
-    "another type": (
-        [state(collective(1, dtypes=["Double"])), state(collective(1))],
-        "the ranks do not match: collective 1 is all_reduce of shape [4] of float64 on rank 0 "
-        "and all_reduce of shape [4] of float32 on rank 1",
     ),
     "another type of one of many": (
         [state(collective(1, dtypes=["Float", "Long", each])) for each in ("Float", "Long")],
@@ -207,10 +186,3 @@ def test_many_ranks_are_not_all_named() -> None:
     ranks = list(range(MOST_RANKS + 3))
     states = [state(collective(1, group="1"), groups={"1": ranks})] + [state()] * (len(ranks) + 1)
     assert "of group [0, 1, 2, 3, 4, 5, 6, 7 and 3 more] (collective 1)" in why(*states)
-
-
-def test_groups_of_one_name_are_compared_by_rank() -> None:
-    told = other_groups([{"0": [0, 1], "1": [0, 1]}, {}, {"0": [0, 1], "1": [1, 2]}])
-    assert told is not None
-    assert (told.name, told.ranks) == ("1", {0: [0, 1], 2: [1, 2]})
-    assert other_groups([{"0": [0, 1]}, {"0": [0, 1], "2": [0, 1]}]) is None

@@ -86,16 +86,6 @@ def run_of(*records: dict[str, Any] | None, returned: tuple[int, ...] = ()) -> R
 
 ELSEWHERE = elsewhere({"0": 4})
 CASES = {
-    "one of two": (
-        [waits(5), ELSEWHERE],
-        (),
-        "rank 1 never called all_reduce (collective 5), in which rank 0 waited",
-    ),
-    "one that has returned": (
-        [waits(5), waits(5), {"called": {"0": 4}, "pending": [], "recent": []}],
-        (2,),
-        "rank 2 never called all_reduce (collective 5), in which ranks 0, 1 waited; it has returned",
-    ),
     "two that have returned": (
         [waits(5, "barrier"), ELSEWHERE, ELSEWHERE],
         (1, 2),
@@ -106,21 +96,10 @@ CASES = {
         (1,),
         "ranks 1, 2 never called all_reduce (collective 5), in which rank 0 waited",
     ),
-    "who never called any": (
-        [waits(1), elsewhere()],
-        (),
-        "rank 1 never called all_reduce (collective 1), in which rank 0 waited",
-    ),
     "who is a collective further does not count": (
         [waits(5), waits(6), ELSEWHERE],
         (),
         "rank 2 never called all_reduce (collective 5), in which rank 0 waited",
-    ),
-    "other sizes": (
-        [waits(5, sizes=[[4, 3]]), waits(5, sizes=[[4, 2]])],
-        (),
-        "the ranks do not match: collective 5 is all_reduce of shape [4, 3] on rank 0 "
-        "and all_reduce of shape [4, 2] on rank 1",
     ),
     "other numbers of tensors": (
         [waits(5, sizes=[[4], [2, 2]]), waits(5, sizes=[])],
@@ -374,14 +353,6 @@ def test_a_rank_outside_the_learners_code_has_not_moved() -> None:
     assert warning(run) == "rank 0 has not moved for 12.5 s"
 
 
-def test_a_rank_that_was_asked_to_end_stood_where_its_record_says() -> None:
-    run = run_of(waits(5, stood=3), None)
-    assert re.fullmatch(
-        r"waited in all_reduce for [3-9]\.\d s \(.*\) when it was asked to end", doing(run, 0, -15)
-    )
-    assert doing(run, 1, -15) == "then was asked to end (SIGTERM)"
-
-
 def test_only_a_long_standstill_is_told_and_only_of_who_is_still_there() -> None:
     assert stalled(run_of(waits(5, stood=WARN_SECONDS - 5), elsewhere({"0": 4}, stood=0)), {}) == ""
     assert stalled(run_of(elsewhere({"0": 4}), returned=(0,)), {}) == ""
@@ -427,10 +398,8 @@ AT_12 = ("/course/cell.py", 12, "train")
 @pytest.mark.parametrize(
     ("record", "doing"),
     [
-        ({"stack": stack("wrapper", "all_reduce")}, "waits in all_reduce"),
         ({"stack": [("/torch/_t.py", 3, "backward"), AT_12], "pending": [1]}, "waits in backward"),
         ({"stack": [("/torch/serialization.py", 3, "save"), AT_12]}, "is in save"),
-        ({"stack": [AT_12]}, "is at a line of its own"),
     ],
 )
 def test_where_a_rank_stood(record: dict[str, Any], doing: str) -> None:

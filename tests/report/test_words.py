@@ -13,18 +13,6 @@ from course_lib.report import words
 from course_lib.report.facts import Failure, Related
 
 
-def test_a_frame_is_shown_with_its_line_marked() -> None:
-    frame = {
-        "file": "/elsewhere/train.py",
-        "line": 2,
-        "function": "step",
-        "source": [[1, "def step():"], [2, "    1 / 0"], [3, ""]],
-    }
-    assert words.show(frame) == (
-        "train.py, line 2, in step\n         1 def step():\n---->    2     1 / 0\n         3\n"
-    )
-
-
 def test_files_are_named_from_the_current_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert words.label(str(tmp_path / "scripts" / "train.py")) == os.path.join("scripts", "train.py")

@@ -19,3 +19,10 @@ def overlapping(figure: Any) -> list[tuple[str, str]]:
         for other, another in boxes[i + 1 :]
         if box.width and another.width and box.overlaps(another)
     ]
+
+
+def is_whole(figure: Any) -> bool:
+    """Return whether nothing in a figure reaches beyond its edges."""
+    left, bottom, right, top = figure.get_tightbbox().extents
+    width, height = figure.get_size_inches()
+    return min(left, bottom, width - right, height - top) > -1e-3
