@@ -163,10 +163,10 @@ def test_what_a_file_makes_for_all_its_tests_is_made_once() -> None:
 # --- how large it is --------------------------------------------------------------------------------------
 
 MOST_LINES = {
-    "course_lib": 11_053,
-    "course_lib/exercises": 8_542,
-    "tests": 29_370,
-    ".ci": 682,
+    "course_lib": 10_970,
+    "course_lib/exercises": 8_390,
+    "tests": 26_758,
+    ".ci": 620,
     "lessons/scripts": 4_097,
 }
 

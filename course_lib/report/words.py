@@ -1,4 +1,4 @@
-"""Put the facts of a report into words: how it begins, and a line for each rank (`cause_words`: why ranks wait)."""
+"""Put a report into words: how it begins, and a line for each rank; `cause_words` says why ranks wait."""
 
 from __future__ import annotations
 
