@@ -142,7 +142,7 @@ def told_without(
     with open(folder / "said", "w") as said:
         program = subprocess.Popen(command, env=os.environ | environment, stdout=said, stderr=said)
         try:
-            wait_for(lambda: enough(told()) or program.poll() is not None)
+            wait_for(lambda: enough(told()) or program.poll() is not None, seconds=600)
         finally:
             program.kill()
             program.wait()
