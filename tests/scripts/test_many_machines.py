@@ -26,6 +26,6 @@ def test_a_listener_waits_for_words_and_knows_the_last_ones(module: Any) -> None
     listener = module.Listener(process, time.monotonic())
     assert listener.wait_for("one")
     assert not listener.wait_for("never printed"), "its end is the end of waiting"
-    assert listener.failure_reporter().endswith(": ValueError: two")
+    assert listener.last_words().endswith(": ValueError: two")
     assert [line for _, line in listener.with_words("o")] == ["one", "ValueError: two"]
     assert listener.ended[1] == 0
