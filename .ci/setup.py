@@ -147,5 +147,4 @@ if __name__ == "__main__":
     except (Fault, OSError, subprocess.CalledProcessError) as fault:
         sys.exit(f"Set-up stopped: {fault}")
     except KeyboardInterrupt:
-        print("\nSet-up interrupted: run the same command again and it goes on.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit("\nSet-up interrupted: run the same command again and it goes on.")

@@ -166,7 +166,7 @@ MOST_LINES = {
     "course_lib": 10_970,
     "course_lib/exercises": 8_390,
     "tests": 26_757,
-    ".ci": 620,
+    ".ci": 600,
     "lessons/scripts": 4_097,
 }
 

@@ -1,13 +1,11 @@
 """`make site`: build pages of the lessons (with their saved outputs), exercises and reference in .site/html.
 
-Nothing is executed. Sphinx reads a copy in .site/source, where pictures are files with alternative texts, and
-two pages list the notebooks, with what their first cells say: title, time, and what is assumed. The Chinese
-pages are a second site, in the folder `zh`; they link to an English page where there is no Chinese one.
+Nothing is executed. Sphinx reads a copy in .site/source, where pictures are files with alternative texts.
+The Chinese pages are a second site, in `zh`; where a page is missing there, they link to the English one.
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import html
 import json
@@ -47,31 +45,24 @@ own notebook: these pages only show what is asked."""
 FOLDS = {"source_hidden": ("hide-input", "code", "代码"), "outputs_hidden": ("hide-output", "output", "输出")}
 NEEDS = re.compile(r"You need(?::\*\*)? (.*)|· needs ([^·\n]*\S)")
 MINUTES = re.compile(r"\*\*(?:Time:\*\* )?(\d+) minutes")
-WRITTEN_OVER = re.compile(r".*\r")  # what a progress bar has overwritten in its line
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]*)(#[^)\s]*)?\)")
 TO_A_CELL = re.compile(r"\]\(([^)\s]+\.ipynb)#cell-id=([^)\s]+)\)")
 PICTURE = re.compile(r'<img src="([^"]+)" width="(\d+)" alt="([^"]+)">')
 
 
-def main() -> int:
+def main(folder: Path) -> int:
     """Build the pages and return the exit status of Sphinx, for which each warning is an error."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / ".site")
-    parser.add_argument("--as-it-is", action="store_true", help="build FOLDER/source as it is")
-    given = parser.parse_args()
-    source, doctrees, pages = (given.folder / name for name in ("source", "doctrees", "html"))
-    if not given.as_it_is:
-        for folder in (source, doctrees, pages):
-            shutil.rmtree(folder, ignore_errors=True)
-        assemble(source)
+    source, doctrees, pages = (folder / name for name in ("source", "doctrees", "html"))
+    for old in (source, doctrees, pages):
+        shutil.rmtree(old, ignore_errors=True)
+    assemble(source)
     static, status = source / "_static", 0
     chinese = [f"html_static_path={static / 'site.css'}", "language=zh_CN"]
     chinese += [f"project={CHINESE}", f"html_title={CHINESE}"]
     for site, settings in {".": [f"html_static_path={static}"], "zh": chinese}.items():
-        if (source / site).exists():
-            options = ["-b", "html", "-W", "--keep-going", "-q", "-c", HERE, "-d", doctrees / site]
-            options += [f"-D{setting}" for setting in settings]
-            status |= build_main([str(each) for each in (*options, source / site, pages / site)])
+        options = ["-b", "html", "-W", "--keep-going", "-q", "-c", HERE, "-d", doctrees / site]
+        options += [f"-D{setting}" for setting in settings]
+        status |= build_main([str(each) for each in (*options, source / site, pages / site)])
     return status
 
 
@@ -148,9 +139,6 @@ class Page:
                 if "image/png" in output.get("data", {}):
                     pictures += 1
                     self.put_picture_in_file(output, f"{Path(self.name).stem}_{pictures:02}.png")
-                elif output["output_type"] == "stream":
-                    lines = "".join(output["text"]).split("\n")
-                    output["text"] = "\n".join(WRITTEN_OVER.sub("", line) for line in lines)
         return json.dumps(notebook | {"cells": cells})
 
     def linked(self, text: str) -> str:
@@ -209,12 +197,10 @@ def contents(title: str, about: str, notebooks: list[Path], *others: str) -> str
             rows.append(f"| **{part}** | | |")
         names.append(str(path.relative_to(notebooks[0].parent).with_suffix("")))
         heading = first.splitlines()[0].removeprefix("# ")
-        minutes, needs = MINUTES.search(first), NEEDS.search(first)
-        if minutes is None:
-            raise ValueError(f"{path.name}: its first cell has to say how many minutes it takes")
+        minutes, needs = MINUTES.findall(first), NEEDS.search(first)
         lesson = next(ROOT.glob(f"lessons/{number}_*.ipynb"))
         assumed = needs[1] or needs[2] if needs else f"lesson [{number}](../lessons/{lesson.name})"
-        rows.append(f"| [{heading}]({names[-1]}.ipynb) | {minutes[1]} | {assumed} |")
+        rows.append(f"| [{heading}]({names[-1]}.ipynb) | {minutes[0]} | {assumed} |")
     return "\n".join([f"# {title}\n", about, "", *rows, tree([*names, *others])])
 
 
@@ -223,4 +209,4 @@ def tree(pages: list[str], options: str = "") -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1]) if sys.argv[1:] else ROOT / ".site"))

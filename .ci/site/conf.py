@@ -14,11 +14,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
-    "sphinx.ext.githubpages",  # adds .nojekyll, without which GitHub Pages leaves out _static
     "sphinx-mathjax-offline",  # a copy of MathJax beside the pages
 ]
 nb_execution_mode = "off"
-nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]  # outputs contain more than one language
@@ -26,7 +24,6 @@ exclude_patterns = ["lessons/scripts", "zh"]  # `zh` is a site of its own
 html_theme = "sphinx_book_theme"
 html_title = project
 html_css_files = ["site.css"]
-html_show_sourcelink = False
 html_copy_source = False
 html_search_language = "zh"  # `Words`: English pages contain Chinese words, too
 templates_path = ["."]  # language.html
@@ -40,13 +37,11 @@ html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
-    "use_issues_button": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
-napoleon_google_docstring = False
 
 
 class Words(SearchEnglish):
